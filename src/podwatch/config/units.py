@@ -1,0 +1,101 @@
+"""Human units: ``"2s"``, ``"35m"``, ``"47GB"``, ``"85%"``.
+
+Sizes follow the SI: ``47GB`` is 47e9 bytes, ``1GiB`` is 2**30. A bare number is taken in the base unit (seconds,
+bytes, or a ratio 0 to 1).
+"""
+
+import math
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+_TIME = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20}
+_SIZE |= {"gib": 1 << 30, "tib": 1 << 40}
+_PIECE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+def parse_duration(value: Any) -> float:
+    """Seconds from ``"1h30m"``, ``"2s"``, ``"250ms"`` or a bare number. Raises ValueError with an example."""
+    number = _bare(value)
+    if number is None:
+        text = str(value).strip()
+        pieces = _PIECE.findall(text)
+        if not pieces or _PIECE.sub("", text).strip():
+            raise ValueError(f'{value!r} is not a duration; write for example "2s", "35m" or "1h30m"')
+        unknown = [unit for _, unit in pieces if unit.lower() not in _TIME]
+        if unknown:
+            raise ValueError(f"unknown time unit {unknown[0]!r} in {value!r}; use ms, s, m, h or d")
+        number = sum(float(amount) * _TIME[unit.lower()] for amount, unit in pieces)
+    if number < 0 or not math.isfinite(number):
+        raise ValueError(f"a duration cannot be {value!r}")
+    return number
+
+
+def parse_size(value: Any) -> int:
+    """Bytes from ``"47GB"``, ``"1GiB"`` or a bare number. Raises ValueError with an example."""
+    number = _bare(value)
+    if number is None:
+        match = _PIECE.fullmatch(str(value).strip())
+        if match is None:
+            raise ValueError(f'{value!r} is not a size; write for example "47GB" or "1GiB"')
+        unit = match.group(2).lower()
+        if unit not in _SIZE:
+            raise ValueError(f"unknown size unit {match.group(2)!r} in {value!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB")
+        number = float(match.group(1)) * _SIZE[unit]
+    if number < 0 or not math.isfinite(number):
+        raise ValueError(f"a size cannot be {value!r}")
+    return int(number)
+
+
+def parse_ratio(value: Any) -> float:
+    """A ratio 0 to 1 from ``"85%"`` or ``0.85``. A bare number above 1 is refused, because 85 and 0.85 look alike."""
+    text = str(value).strip()
+    number = _bare(text.removesuffix("%").strip())
+    if number is None:
+        raise ValueError(f'{value!r} is not a share; write for example "85%"')
+    if text.endswith("%"):
+        number /= 100.0
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(f'{value!r} is not between 0% and 100%; write for example "85%"')
+    return number
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest exact form: ``90.0`` is ``"1m30s"``."""
+    if seconds < 1 and seconds > 0:
+        return f"{seconds * 1000:g}ms"
+    rest, parts = seconds, []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        whole = int(rest // size)
+        if whole:
+            parts.append(f"{whole}{unit}")
+            rest -= whole * size
+    if rest or not parts:
+        parts.append(f"{rest:g}s")
+    return "".join(parts)
+
+
+def format_size(size_bytes: int) -> str:
+    """SI units with three figures: ``47000000000`` is ``"47 GB"``."""
+    value, unit = float(size_bytes), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if abs(value) < 1000 or unit == "PB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
+
+
+def _bare(value: Any) -> float | None:
+    if isinstance(value, bool):
+        raise ValueError("expected a number, got true/false")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+Ratio = Annotated[float, BeforeValidator(parse_ratio)]

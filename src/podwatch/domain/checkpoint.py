@@ -1,0 +1,82 @@
+"""Checkpoint sets: all the parts of one step that must travel together."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Completeness(StrEnum):
+    COMPLETE = "complete"
+    WRITING = "writing"
+    """Not whole yet and still changing, or whole but not quiet for the settle time."""
+    INCOMPLETE = "incomplete"
+    """Something is missing and nothing changes any more: a save that was cut off."""
+    DAMAGED = "damaged"
+    """Every piece is there and at least one is structurally broken."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FileEntry:
+    """One regular file of a set. ``path`` is POSIX, relative to the layout's root, never absolute, never ``..``."""
+
+    path: str
+    part: str
+    size: int
+    mtime_ns: int
+    mode: int = 0o644
+    inode: int = 0
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SymlinkEntry:
+    """A symlink inside a set, with its target as text; relative and inside the set, or it is left out."""
+
+    path: str
+    part: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartState:
+    """One part of a set (``trainer``, ``orchestrator``, ``weights``, ``broadcast``, ``rollouts``...).
+
+    ``path`` is absolute. ``required`` parts are needed for a resume; the others are removed with the set but never
+    make it incomplete.
+    """
+
+    name: str
+    path: str
+    required: bool
+    complete: bool
+    size_bytes: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSet:
+    """What the catalogue knows of one step on this pod.
+
+    ``save_id`` identifies this very save (derived from paths, sizes, mtimes and the DCP save id): a step written
+    again after a rollback has another. It is empty until the set is complete. ``reason`` says why a set is not
+    complete. ``changed_wall`` is the newest mtime in epoch seconds. ``resumable`` means complete and all required parts
+    present.
+    """
+
+    step: int
+    layout: str
+    completeness: Completeness
+    parts: tuple[PartState, ...]
+    size_bytes: int
+    file_count: int
+    changed_wall: float
+    save_id: str = ""
+    reason: str = ""
+
+    @property
+    def complete(self) -> bool:
+        return self.completeness is Completeness.COMPLETE
+
+
+def newest_complete(sets: "tuple[CheckpointSet, ...] | list[CheckpointSet]") -> CheckpointSet | None:
+    """The complete set with the highest step, or None."""
+    return max((s for s in sets if s.complete), key=lambda s: s.step, default=None)

@@ -1,0 +1,80 @@
+"""Events and incidents: what is told, and kept in the journal. The catalogue of names is docs/events.md."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from podwatch.domain.finding import Severity
+
+
+class EventName(StrEnum):
+    """Every event podwatch can record. Stable: programs match on these."""
+
+    DAEMON_STARTED = "daemon-started"
+    DAEMON_STOPPING = "daemon-stopping"
+    CONFIG_RELOADED = "config-reloaded"
+    CONFIG_REFUSED = "config-refused"
+    SENSOR_CHANGED = "sensor-changed"
+    DETECTOR_ARMED = "detector-armed"
+    FINDING_RAISED = "finding-raised"
+    FINDING_CLEARED = "finding-cleared"
+    TRAINER_ADOPTED = "trainer-adopted"
+    TRAINER_ATTACHED = "trainer-attached"
+    TRAINER_STARTING = "trainer-starting"
+    TRAINER_STARTED = "trainer-started"
+    TRAINER_CONFIRMED = "trainer-confirmed"
+    TRAINER_EXITED = "trainer-exited"
+    TRAINER_FINISHED = "trainer-finished"
+    TRAINER_STOPPING = "trainer-stopping"
+    TRAINER_STOPPED = "trainer-stopped"
+    DESIRED_CHANGED = "desired-changed"
+    INCIDENT_OPENED = "incident-opened"
+    INCIDENT_CLOSED = "incident-closed"
+    RECOVERY_BLOCKED = "recovery-blocked"
+    RECOVERY_BACKOFF = "recovery-backoff"
+    STEPPED_BACK = "stepped-back"
+    GAVE_UP = "gave-up"
+    QUARANTINED = "quarantined"
+    CHECKPOINT_COMPLETE = "checkpoint-complete"
+    CHECKPOINT_DAMAGED = "checkpoint-damaged"
+    CHECKPOINT_GONE = "checkpoint-gone"
+    UPLOAD_STARTED = "upload-started"
+    UPLOAD_ABANDONED = "upload-abandoned"
+    PUBLISHED = "published"
+    SYNC_FAILED = "sync-failed"
+    STORE_RECOVERED = "store-recovered"
+    REMOTE_PRUNED = "remote-pruned"
+    RESTORED = "restored"
+    PRUNED = "pruned"
+    PRUNE_STUCK = "prune-stuck"
+    STATE_REBUILT = "state-rebuilt"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened. ``fields`` are JSON-safe scalars; ``id`` is the journal row (0 until stored)."""
+
+    name: EventName
+    wall: float
+    message: str
+    severity: Severity = Severity.INFO
+    fields: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One failure of the run and what was done about it. ``resolution`` is empty while it is open."""
+
+    id: int
+    kind: str
+    opened_wall: float
+    summary: str
+    evidence: str = ""
+    """The finding's evidence as JSON."""
+    bundle: str = ""
+    """Directory with logs and tables captured at the moment of death; empty if none was kept."""
+    closed_wall: float | None = None
+    resolution: str = ""
+    resumed_step: int | None = None
+    lost_steps: int | None = None

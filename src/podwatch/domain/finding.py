@@ -1,0 +1,83 @@
+"""What judgement says about a snapshot, with the evidence a person can check."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class FindingKind(StrEnum):
+    """Stable names; docs/events.md and docs/json.md list them."""
+
+    SILENT_DEATH = "silent-death"
+    TRAINER_EXITED = "trainer-exited"
+    REQUIRED_CHILD_EXITED = "required-child-exited"
+    HANG = "hang"
+    FINISHED = "finished"
+    GPU_LOST = "gpu-lost"
+    SENSOR_BLIND = "sensor-blind"
+    NO_SECOND_SIGNAL = "no-second-signal"
+    DISK_HIGH = "disk-high"
+    DISK_NO_ROOM = "disk-no-room"
+    INODES_LOW = "inodes-low"
+    NOT_BACKED_UP = "not-backed-up"
+    SYNC_LAGGING = "sync-lagging"
+    STORE_UNAVAILABLE = "store-unavailable"
+    GAVE_UP = "gave-up"
+    BLOCKED = "blocked"
+    RESUMED_WRONG = "resumed-wrong"
+    CONFIG_STALE = "config-stale"
+    FOREIGN_CHECKPOINTS = "foreign-checkpoints"
+    COMMAND_CHANGED = "command-changed"
+    AMBIGUOUS_TRAINERS = "ambiguous-trainers"
+    UNGUARDED = "unguarded"
+
+
+class Verdict(StrEnum):
+    """What a finding asks for. Only RESTART ever kills, and only when ``confirmed``."""
+
+    NONE = "none"
+    RESTART = "restart"
+    FINISH = "finish"
+
+
+class Agreement(StrEnum):
+    """What one signal says. UNAVAILABLE never counts as agreement (promise 3)."""
+
+    AGREES = "agrees"
+    DISAGREES = "disagrees"
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One signal behind a finding: its name, its value in words, the window in seconds it was seen over."""
+
+    signal: str
+    value: str
+    agreement: Agreement
+    window_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One judgement. ``since`` is the monotonic second at which the condition began."""
+
+    kind: FindingKind
+    severity: Severity
+    summary: str
+    since: float
+    suggestion: str = ""
+    verdict: Verdict = Verdict.NONE
+    confirmed: bool = False
+    evidence: tuple[Evidence, ...] = ()
+    subject: str = ""
+    """What it is about: ``gpu0``, ``step 40``; distinguishes findings of one kind."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}:{self.subject}" if self.subject else str(self.kind)

@@ -1,0 +1,85 @@
+"""The numbers judgement works with. Built from the settings in daemon/; each default carries its reason.
+
+All times are seconds, all sizes bytes, all ratios 0 to 1.
+"""
+
+from dataclasses import dataclass, field
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionPolicy:
+    """Thresholds of the detectors (DESIGN sections 3 and 7)."""
+
+    inference_gpus: tuple[int, ...] = ()
+    """NVML indices that hold the inference engine; empty turns the silent-death detector off."""
+    shared_gpus: tuple[int, ...] = ()
+    """Of those, the ones that also hold a trainer: a death is a drop of the inference share there, not to zero."""
+    required_roles: tuple[str, ...] = ("inference", "engine")
+    memory_floor_bytes: int = GIB
+    """A bare CUDA context and a driver take 0.3-0.7 GiB; a loaded model takes far more."""
+    baseline_min_bytes: int = 2 * GIB
+    """Below this nothing was ever loaded, so nothing can have died."""
+    hold_seconds: float = 8.0
+    """Four polls of 2 s: longer than any observed blink while weights are swapped, short against 15 s to a verdict."""
+    hang_floor_seconds: float = 25 * 60.0
+    """prime-rl waits up to 2 x 720 s for a weight update without a sign of life (facts/prime-rl.md section 4)."""
+    hang_k: float = 6.0
+    """A step five times slower than the median is slow, not hung."""
+    no_step_confirm_floor_seconds: float = 600.0
+    no_step_confirm_k: float = 3.0
+    idle_utilization_percent: float = 5.0
+    startup_patience_seconds: float = 70 * 60.0
+    """VLLM_ENGINE_READY_TIMEOUT_S is 4200 s at prime-rl's HEAD."""
+    blind_after_seconds: float = 30.0
+    max_steps: int | None = None
+    finish_linger_seconds: float = 15 * 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When to try again, when to step back, when to give up (DESIGN sections 4 and 7)."""
+
+    budget_restarts: int = 5
+    budget_seconds: float = 2 * 3600.0
+    """Giving up needs both the count and the time exhausted (facts/peers.md, bottom line 5)."""
+    never_worked_tries: int = 2
+    resume_attempts: int = 2
+    backoff_min_seconds: float = 10.0
+    backoff_max_seconds: float = 600.0
+    calm_seconds: float = 30 * 60.0
+    """After this long without a failure and with a new step, the counters start from zero."""
+    retry_after_give_up_seconds: float = 3600.0
+    """0 = never."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskPolicy:
+    """When the disk is too full and how far to go down (DESIGN section 6)."""
+
+    prune_above: float = 0.85
+    prune_to: float = 0.75
+    margin: float = 1.1
+    inodes_below: float = 0.05
+    """Act when less than this share of inodes is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePolicy:
+    """Retention in the store."""
+
+    keep_last: int = 3
+    keep_every: int = 10
+    """Every 10th save is a milestone and stays. 0 = no milestones."""
+    superseded_grace_seconds: float = 6 * 3600.0
+    """A restore may be under way from a set that has just been superseded."""
+    max_lag_seconds: float = 2 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    detection: DetectionPolicy = field(default_factory=DetectionPolicy)
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    disk: DiskPolicy = field(default_factory=DiskPolicy)
+    remote: RemotePolicy = field(default_factory=RemotePolicy)

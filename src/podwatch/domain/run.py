@@ -1,0 +1,51 @@
+"""The run: which one it is, what is wanted of it, where its line of descent stands."""
+
+from dataclasses import dataclass, field
+
+from podwatch.domain.snapshot import Desired
+
+RECORD_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """A line of training history (DESIGN section 2). A step back on purpose or a fresh start opens a new one.
+
+    ``id`` is random; ``parent`` and ``parent_step`` say where it left the older line (empty and None for a fresh run).
+    """
+
+    id: str
+    parent: str = ""
+    parent_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartRecord:
+    """One start of the trainer, as recorded before it happened.
+
+    ``config_digests`` maps the small files named in the command to their SHA-256; ``environment_names`` are names
+    only, never values (promise 11).
+    """
+
+    start_id: str
+    wall: float
+    argv: tuple[str, ...]
+    cwd: str
+    user: str = ""
+    step: int | None = None
+    environment_names: tuple[str, ...] = ()
+    config_digests: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The one small file beside output_dir: enough to go on from when the container's own disk is gone."""
+
+    run_id: str
+    lineage: Lineage
+    desired: Desired = Desired.RUNNING
+    last_start: StartRecord | None = None
+    first_seen_wall: float = 0.0
+    """When podwatch first guarded this output_dir; sets older than this go only once they are in the store."""
+    wandb: dict[str, str] = field(default_factory=dict)
+    schema_version: int = RECORD_SCHEMA_VERSION

@@ -1,0 +1,1 @@
+"""Finding, starting, adopting and stopping the trainer; the keeper that outlives podwatch."""

@@ -1,0 +1,104 @@
+"""The doors of this room: how the rest of podwatch starts, adopts, watches and stops a trainer."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
+from podwatch.domain.reading import Reading
+from podwatch.domain.snapshot import Supervision
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """One start, decided in full before anything happens. ``env`` may hold secrets: never logged, never in argv."""
+
+    start_id: str
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str] = field(repr=False)
+    user: str = ""
+    nofile: int = 65_536
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A process tree that looks like this run's training, and why."""
+
+    launcher: ProcessIdentity
+    command: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopReport:
+    """What stopping took. ``survivors`` are processes that even SIGKILL did not end (D state), as text."""
+
+    seconds: float
+    killed: int
+    survivors: tuple[str, ...] = ()
+    exit: ExitStatus | None = None
+
+
+class TrainerHandle(Protocol):
+    """One running (or just ended) trainer that is ours."""
+
+    start_id: str
+    supervision: Supervision
+    launcher: ProcessIdentity
+    started_wall: float
+
+    async def exit_status(self) -> ExitStatus | None:
+        """None while the launcher lives."""
+        ...
+
+    async def tree(self) -> Reading[tuple[ProcessSample, ...]]:
+        """Every living descendant ever seen, the launcher first, re-parented orphans included."""
+        ...
+
+    async def stop(
+        self, *, grace: float, save_grace: float, saving: Callable[[], bool], max_kill_wait: float = 30.0
+    ) -> StopReport:
+        """SIGTERM the whole tree, wait ``grace`` seconds (``save_grace`` while ``saving()``), SIGKILL what is left.
+
+        Idempotent. Returns when nothing of the tree is left, or the rest is stuck in the kernel.
+        """
+        ...
+
+    async def release(self) -> None:
+        """The tree is gone and its end is noted: let the keeper go, so that the run lock is free."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is on this pod right now. ``handle`` is a living (or ended, not yet released) keeper of this run."""
+
+    handle: TrainerHandle | None = None
+    candidates: tuple[Candidate, ...] = ()
+
+
+class Launcher(Protocol):
+    """Starts and finds trainers of one run."""
+
+    async def look(self) -> Look:
+        """A keeper of ours first, else candidates. Never starts anything."""
+        ...
+
+    async def attach(self, candidate: Candidate) -> TrainerHandle:
+        """Take over a trainer someone else started; its exit status will be unknown."""
+        ...
+
+    async def start(self, plan: StartPlan) -> TrainerHandle:
+        """Start under a new keeper. Raises Busy when another keeper holds the run lock, HostError when the command
+        does not exist or its directory is missing. Returns once the launcher has really been executed."""
+        ...
+
+    def log_path(self) -> str:
+        """The file the trainer's stdout and stderr go to (survives restarts; rotated)."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of sockets and threads. Never touches training."""
+        ...
