@@ -34,7 +34,7 @@ class PartFiles:
 class Judgement:
     """A layout's word on one step. ``whole`` = the completeness rule holds; ``damaged`` = a piece is structurally
     broken; ``reason`` says exactly what is missing or broken; ``strong`` = the layout has an explicit commit marker, so
-    the short settle time suffices; ``save_token`` = whatever identifies this very save from inside (the DCP save id)."""
+    the short settle time suffices; ``save_token`` = what identifies this very save from inside (the DCP save id)."""
 
     whole: bool
     reason: str = ""
