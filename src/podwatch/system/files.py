@@ -1,0 +1,235 @@
+"""File operations that survive a crash, a hostile symlink and a full disk.
+
+Everything that walks or removes goes by directory descriptors with ``O_NOFOLLOW``, so that a symlink swapped in by the
+trainer's own code (policies run there) can never lead outside (promise 9; facts/systemd.md, "Other traps").
+All functions block: never call them on the event loop.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_RENAME_NOREPLACE = 1
+_AT_FDCWD = -100
+_DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def fsync_dir(path: Path) -> None:
+    """Make renames and creations in ``path`` durable. Filesystems that cannot sync a directory are tolerated."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def atomic_write(path: Path, data: bytes | str, mode: int = 0o600) -> None:
+    """Replace ``path`` by ``data``: readers see the old file or the new one, and a power cut keeps one of the two.
+
+    The temporary file lies beside it, has ``mode`` from its first byte on, and is removed when anything fails.
+    Raises OSError.
+    """
+    raw = data.encode() if isinstance(data, str) else data
+    tmp = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        try:
+            os.fchmod(fd, mode)  # the umask may have taken bits away
+            view = memoryview(raw)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        tmp.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            tmp.unlink()
+        raise
+    fsync_dir(path.parent)
+
+
+def read_small(path: Path, limit: int = 1 << 20) -> bytes:
+    """The whole file. Raises OSError; ``EFBIG`` when it holds more than ``limit`` bytes, ``EINVAL`` when it is not a
+    regular file (a FIFO would block for ever)."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        chunks: list[bytes] = []
+        left = limit + 1
+        while left > 0 and (chunk := os.read(fd, left)):
+            chunks.append(chunk)
+            left -= len(chunk)
+        if left <= 0:
+            raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
+        return b"".join(chunks)
+    finally:
+        os.close(fd)
+
+
+def rename_noreplace(source: Path, target: Path) -> None:
+    """Rename, but never over something that exists (FileExistsError). Atomic where the filesystem knows
+    ``RENAME_NOREPLACE``; elsewhere (NFS, some FUSE) checked first, which leaves a gap of microseconds."""
+    renameat2 = getattr(_libc, "renameat2", None)
+    if renameat2 is not None:
+        done = renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
+        if done == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise OSError(code, os.strerror(code), str(source), None, str(target))
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(source), None, str(target))
+    source.rename(target)
+
+
+def can_rename(source_dir: Path, target_dir: Path) -> bool:
+    """Whether a directory can be renamed from ``source_dir`` into ``target_dir``, found out by trying.
+
+    Devices are not compared: two ReadWritePaths entries of one filesystem fail with EXDEV although ``st_dev`` is equal
+    (facts/systemd.md, "Exposure"). A directory from an overlay's lower layer can still fail later although this
+    succeeded, because the scratch directory is new: callers of rename must handle EXDEV anyway.
+    Raises OSError when the scratch directory itself cannot be made (no permission, read-only, full).
+    """
+    name = f".podwatch-probe-{os.getpid()}-{secrets.token_hex(4)}"
+    scratch, moved = source_dir / name, target_dir / name
+    scratch.mkdir(0o700)
+    try:
+        scratch.rename(moved)
+    except OSError:
+        return False
+    finally:
+        for leftover in (moved, scratch):
+            with contextlib.suppress(OSError):
+                leftover.rmdir()
+    return True
+
+
+def split_relative(relative: str) -> tuple[str, ...]:
+    """The segments of a path that must stay below a root. Raises ValueError for absolute, empty, ``.``, ``..``,
+    doubled or trailing slashes and NUL: names from a store are never trusted as paths (promise 9)."""
+    parts = tuple(relative.split("/"))
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise ValueError(f"not a plain relative path: {relative!r}")
+    return parts
+
+
+def open_root(path: Path) -> int:
+    """A descriptor of a trusted directory (configured or made by us). Its own last segment may not be a symlink."""
+    return os.open(path, _DIR_FLAGS)
+
+
+def open_dir_below(root_fd: int, relative: str, *, create: bool = False, mode: int = 0o755) -> int:
+    """Open the directory ``relative`` below ``root_fd`` without following a symlink in any segment.
+
+    With ``create`` the missing segments are made with ``mode``. Raises OSError (ELOOP or ENOTDIR for a symlink).
+    """
+    fd = os.dup(root_fd)
+    try:
+        for part in split_relative(relative) if relative else ():
+            if create:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, mode, dir_fd=fd)
+            below = os.open(part, _DIR_FLAGS, dir_fd=fd)
+            os.close(fd)
+            fd = below
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_below(root_fd: int, relative: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+    """Open the file ``relative`` below ``root_fd`` without following a symlink in any segment. Raises OSError."""
+    parent, _, name = relative.rpartition("/")
+    split_relative(relative)
+    parent_fd = open_dir_below(root_fd, parent)
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=parent_fd)
+    finally:
+        os.close(parent_fd)
+
+
+@dataclass(slots=True)
+class Removed:
+    """What ``remove_tree`` did. ``problems`` are texts with path and reason; empty means all of it is gone."""
+
+    files: int = 0
+    directories: int = 0
+    bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def remove_tree(root: Path, relative: str, *, tick: Callable[[Removed], None] | None = None) -> Removed:
+    """Remove the file or tree ``relative`` below ``root``.
+
+    Never follows a symlink (links are removed, not their targets), never leaves ``root``, never crosses into another
+    mount. ``tick`` is called after every removed entry: the caller sleeps there to yield, or raises to stop. Goes on
+    after an entry that cannot be removed and reports it. A path that is already gone is not a problem.
+    Raises OSError when ``root`` cannot be opened, ValueError when ``relative`` is not plain.
+    """
+    done = Removed()
+    parts = split_relative(relative)
+    root_fd = open_root(root)
+    try:
+        try:
+            parent_fd = open_dir_below(root_fd, "/".join(parts[:-1]))
+        except FileNotFoundError:
+            return done
+        try:
+            _remove_entry(parent_fd, parts[-1], relative, os.fstat(parent_fd).st_dev, done, tick or (lambda _: None))
+        finally:
+            os.close(parent_fd)
+    finally:
+        os.close(root_fd)
+    return done
+
+
+def _remove_entry(
+    parent_fd: int, name: str, shown: str, device: int, done: Removed, tick: Callable[[Removed], None]
+) -> None:
+    try:
+        status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            if status.st_dev != device:
+                done.problems.append(f"{shown}: another filesystem is mounted here")
+                return
+            _empty_directory(parent_fd, name, shown, device, done, tick)
+            os.rmdir(name, dir_fd=parent_fd)
+            done.directories += 1
+        else:
+            os.unlink(name, dir_fd=parent_fd)
+            done.files += 1
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                done.bytes += status.st_blocks * 512  # what the disk really gets back
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY or not done.problems:  # what made it not empty is reported already
+            done.problems.append(f"{shown}: {os.strerror(error.errno or 0)}")
+        return
+    tick(done)
+
+
+def _empty_directory(
+    parent_fd: int, name: str, shown: str, device: int, done: Removed, tick: Callable[[Removed], None]
+) -> None:
+    fd = os.open(name, _DIR_FLAGS, dir_fd=parent_fd)
+    try:
+        with os.scandir(fd) as entries:
+            names = [entry.name for entry in entries]
+        for entry_name in names:
+            _remove_entry(fd, entry_name, f"{shown}/{entry_name}", device, done, tick)
+    finally:
+        os.close(fd)

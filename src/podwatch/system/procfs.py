@@ -1,0 +1,205 @@
+"""Reading /proc: one process, its children, what it holds open.
+
+Every function takes pids as they are now and answers None (or nothing) when the process is gone; whoever needs to be
+sure of *which* process compares start ticks (identity.py). "Denied" is told apart from "nothing": without
+CAP_SYS_PTRACE even root may not read fd links of a full-capability process (facts/systemd.md, "Exposure").
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_NVIDIA = re.compile(r"/dev/nvidia(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcStat:
+    """The fields of ``/proc/PID/stat`` that podwatch needs. ``start_ticks`` are clock ticks since boot."""
+
+    pid: int
+    name: str
+    state: str
+    parent_pid: int
+    group: int
+    session: int
+    tty: int
+    start_ticks: int
+
+
+def parse_stat(text: str) -> ProcStat:
+    """Parse one stat line. The name may hold spaces and parentheses: it ends at the *last* ``)``. Raises ValueError."""
+    opening, closing = text.index("("), text.rindex(")")
+    rest = text[closing + 2 :].split()
+    if len(rest) < 20:
+        raise ValueError("a stat line with too few fields")
+    return ProcStat(
+        pid=int(text[:opening]),
+        name=text[opening + 1 : closing],
+        state=rest[0],
+        parent_pid=int(rest[1]),
+        group=int(rest[2]),
+        session=int(rest[3]),
+        tty=int(rest[4]),
+        start_ticks=int(rest[19]),
+    )
+
+
+def read_stat(pid: int) -> ProcStat | None:
+    """None when there is no such process (or it went away while we read)."""
+    raw = _read(f"/proc/{pid}/stat")
+    if not raw:
+        return None
+    try:
+        return parse_stat(raw.decode("utf-8", "replace"))
+    except ValueError:
+        return None
+
+
+def all_pids() -> list[int]:
+    """Every process of this pid namespace that /proc shows."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - cheaper than Path.iterdir
+
+
+def children(pid: int) -> list[int]:
+    """Direct children. From ``/proc/PID/task/*/children``, 5 times cheaper than a scan (facts/systemd.md, "Memory");
+    a kernel without it (CONFIG_PROC_CHILDREN) gets the scan."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+    except OSError:
+        return []
+    found: list[int] = []
+    seen_file = False
+    for thread in threads:
+        raw = _read(f"/proc/{pid}/task/{thread}/children")
+        if raw is not None:
+            seen_file = True
+            found.extend(int(word) for word in raw.split())
+    if seen_file or not threads or Path("/proc/self/task").joinpath(str(os.getpid()), "children").exists():
+        return found
+    return [p for p in all_pids() if (status := read_stat(p)) is not None and status.parent_pid == pid]
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children, and so on, in breadth-first order, ``pid`` itself left out."""
+    order: list[int] = []
+    seen = {pid}
+    queue = [pid]
+    while queue:
+        for child in children(queue.pop(0)):
+            if child not in seen:
+                seen.add(child)
+                order.append(child)
+                queue.append(child)
+    return order
+
+
+def command(pid: int) -> tuple[str, ...]:
+    """argv; empty for a kernel thread, a zombie, or a process that is gone."""
+    raw = _read(f"/proc/{pid}/cmdline")
+    if not raw:
+        return ()
+    return tuple(part.decode("utf-8", "replace") for part in raw.rstrip(b"\0").split(b"\0"))
+
+
+def environment_names(pid: int) -> frozenset[str] | None:
+    """Names only: values may be secrets. None when denied or gone. This is the environment at exec time."""
+    raw = _read(f"/proc/{pid}/environ")
+    if raw is None:
+        return None
+    return frozenset(item.partition(b"=")[0].decode("utf-8", "replace") for item in raw.split(b"\0") if item)
+
+
+def environment_value(pid: int, name: str) -> str | None:
+    """One variable, for markers of our own. None when unset, denied or gone."""
+    raw = _read(f"/proc/{pid}/environ")
+    prefix = name.encode() + b"="
+    for item in (raw or b"").split(b"\0"):
+        if item.startswith(prefix):
+            return item[len(prefix) :].decode("utf-8", "replace")
+    return None
+
+
+def working_directory(pid: int) -> str | None:
+    """None when denied or gone."""
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115
+    except OSError:
+        return None
+
+
+def open_files(pid: int) -> dict[int, str] | None:
+    """Descriptor -> link target. None when denied or gone; a descriptor closed while we read is left out."""
+    base = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(base)  # noqa: PTH208
+    except OSError:
+        return None
+    links: dict[int, str] = {}
+    denied = False
+    for name in names:
+        try:
+            links[int(name)] = os.readlink(f"{base}/{name}")  # noqa: PTH115
+        except PermissionError:
+            denied = True
+        except OSError:
+            continue
+    return None if denied and not links else links
+
+
+def open_for_writing(pid: int, links: dict[int, str]) -> list[str]:
+    """Those of ``links`` (from ``open_files``) that are open for writing."""
+    writable: list[str] = []
+    for fd, target in links.items():
+        for line in (_read(f"/proc/{pid}/fdinfo/{fd}") or b"").splitlines():
+            if line.startswith(b"flags:"):
+                with contextlib.suppress(ValueError, IndexError):
+                    if int(line.split()[1], 8) & (os.O_WRONLY | os.O_RDWR):
+                        writable.append(target)
+                break
+    return writable
+
+
+@dataclass(frozen=True, slots=True)
+class CudaUse:
+    """``context``: ``/dev/nvidia-uvm`` is open, so a CUDA context exists. ``gpus``: minors of ``/dev/nvidiaN``."""
+
+    context: bool
+    gpus: frozenset[int] = frozenset()
+
+
+def cuda_use(pid: int) -> CudaUse | None:
+    """None when it cannot be read: that is not "no CUDA" (promise 3)."""
+    links = open_files(pid)
+    return None if links is None else cuda_use_of(links.values())
+
+
+def cuda_use_of(targets: Iterable[str]) -> CudaUse:
+    """The same from link targets already read."""
+    context = False
+    gpus: set[int] = set()
+    for target in targets:
+        if target.startswith("/dev/nvidia-uvm"):
+            # nvidia-uvm-tools is a profiler's door, not a context
+            context = context or target == "/dev/nvidia-uvm"
+        elif match := _NVIDIA.fullmatch(target):
+            gpus.add(int(match[1]))
+    return CudaUse(context, frozenset(gpus))
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        chunks: list[bytes] = []
+        while chunk := os.read(fd, 65_536):
+            chunks.append(chunk)
+        return b"".join(chunks)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)

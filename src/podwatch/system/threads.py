@@ -1,0 +1,137 @@
+"""Blocking calls that may hang, each in a daemon thread of its own: the loop goes on and exit is never blocked.
+
+asyncio's default executor is not used for these: its threads are joined at interpreter exit, so one hung NFS or NVML
+call would hold the process for ever, and on two cores it has six threads in all (facts/systemd.md, "Other traps").
+"""
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class WorkerStuck(TimeoutError):  # noqa: N818
+    """An earlier call has not come back; nothing new is queued behind it."""
+
+
+class _Job:
+    __slots__ = ("args", "done", "dropped", "fn")  # dropped: its caller waits no longer
+
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        self.fn, self.args, self.done, self.dropped = fn, args, done, False
+
+
+class _Lane:
+    """One thread with its queue. A lane that hangs is abandoned whole, so that its late results hit nobody."""
+
+    def __init__(self, name: str) -> None:
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.current: _Job | None = None
+        self.running_since: float | None = None
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            if job.dropped:
+                continue
+            self.running_since = time.monotonic()
+            self.current = job
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = job.fn(*job.args)
+            except BaseException as caught:  # handed to the caller, whatever it is
+                error = caught
+            self.current = self.running_since = None
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                job.done(result, error)
+            del job, result, error
+
+
+class Worker:
+    """One named daemon thread that does one call after the other."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.abandoned = 0
+        """Threads given up because a call never came back."""
+        self._lane: _Lane | None = None
+        self._closed = False
+
+    @property
+    def stuck(self) -> bool:
+        """A call whose caller gave up (timeout or cancel) has not come back yet. Clears itself when it does."""
+        job = self._lane.current if self._lane is not None else None
+        return job is not None and job.dropped
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the present call has been running; 0 when idle."""
+        since = self._lane.running_since if self._lane is not None else None
+        return 0.0 if since is None else time.monotonic() - since
+
+    async def call(self, fn: Callable[..., T], *args: Any, timeout: float | None = None) -> T:
+        """Run ``fn(*args)`` in the thread and return its result or raise its exception.
+
+        After ``timeout`` seconds (waiting in the queue included) TimeoutError is raised; a call that was still queued
+        is dropped, one that runs leaves the worker ``stuck``. Raises WorkerStuck at once while it is.
+        """
+        if self._closed:
+            raise RuntimeError(f"worker {self.name} is closed")
+        if self.stuck:
+            raise WorkerStuck(f"{self.name}: an earlier call has not come back for {self.busy_seconds:.0f} s")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        def done(result: Any, error: BaseException | None) -> None:
+            loop.call_soon_threadsafe(settle, result, error)
+
+        job = _Job(fn, args, done)
+        lane = self._lane or self._new_lane()
+        lane.jobs.put(job)
+        try:
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            if future.done() and not future.cancelled():
+                raise  # the call itself raised TimeoutError
+            job.dropped = True
+            raise TimeoutError(f"{self.name}: no answer within {timeout:g} s") from None
+        except asyncio.CancelledError:
+            job.dropped = True
+            raise
+
+    def renew(self) -> None:
+        """Give up the present thread (it stays, asleep in the kernel) and take a fresh one for the next call."""
+        if self._lane is not None:
+            if self.busy_seconds > 0:
+                self.abandoned += 1
+            self._lane.jobs.put(None)
+        self._lane = None
+
+    def close(self) -> None:
+        """Take no more calls. A hung one is left behind; the interpreter can still exit."""
+        self._closed = True
+        if self._lane is not None:
+            self._lane.jobs.put(None)
+            self._lane = None
+
+    def _new_lane(self) -> _Lane:
+        self._lane = _Lane(f"podwatch-{self.name}")
+        return self._lane

@@ -1,0 +1,177 @@
+# ruff: noqa: PTH208
+"""Atomic writes, renames that never overwrite, removal that never leaves its root."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from podwatch.system import files
+
+
+def test_atomic_write_replaces_whole_and_sets_the_mode(tmp_path: Path) -> None:
+    target = tmp_path / "record.json"
+    target.write_text("old")
+    old_umask = os.umask(0o077)
+    try:
+        files.atomic_write(target, "new", mode=0o644)
+    finally:
+        os.umask(old_umask)
+    assert target.read_text() == "new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o644
+    assert os.listdir(tmp_path) == ["record.json"]
+
+
+def test_atomic_write_default_mode_is_private(tmp_path: Path) -> None:
+    files.atomic_write(tmp_path / "secret", b"x")
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+
+
+def test_atomic_write_that_fails_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "record"
+    target.mkdir()  # a rename over a directory fails at the last moment
+    with pytest.raises(OSError, match=r"directory|Is a"):
+        files.atomic_write(target, "new")
+    assert os.listdir(tmp_path) == ["record"]
+
+
+def test_read_small(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"x" * 100)
+    assert files.read_small(path, 100) == b"x" * 100
+    with pytest.raises(OSError) as caught:
+        files.read_small(path, 99)
+    assert caught.value.errno == errno.EFBIG
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError) as caught:
+        files.read_small(tmp_path / "fifo", 99)
+    assert caught.value.errno == errno.EINVAL
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_rename_noreplace(tmp_path: Path, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+
+        class OldLibc:
+            pass
+
+        monkeypatch.setattr(files, "_libc", OldLibc())
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with pytest.raises(FileExistsError):
+        files.rename_noreplace(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "a").exists()
+    files.rename_noreplace(tmp_path / "a", tmp_path / "c")
+    assert sorted(os.listdir(tmp_path)) == ["b", "c"]
+    with pytest.raises(FileNotFoundError):
+        files.rename_noreplace(tmp_path / "missing", tmp_path / "d")
+
+
+def test_can_rename_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert files.can_rename(tmp_path / "a", tmp_path / "b")
+    assert not files.can_rename(tmp_path / "a", tmp_path / "missing")
+    assert os.listdir(tmp_path / "a") == []
+    assert os.listdir(tmp_path / "b") == []
+
+
+def test_can_rename_across_filesystems_is_false(tmp_path: Path) -> None:
+    other = Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no second filesystem here")
+    assert not files.can_rename(tmp_path, other)
+    assert not [name for name in os.listdir(other) if name.startswith(".podwatch-probe")]
+
+
+@pytest.mark.parametrize("bad", ["", "/", "/etc", "a//b", "a/", "../x", "a/../b", "./a", "a\0b", "."])
+def test_split_relative_refuses(bad: str) -> None:
+    with pytest.raises(ValueError, match="plain relative"):
+        files.split_relative(bad)
+
+
+def test_open_below_does_not_follow_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("s")
+    root = tmp_path / "root"
+    (root / "d").mkdir(parents=True)
+    (root / "d" / "f").write_text("fine")
+    (root / "link").symlink_to(outside)
+    (root / "d" / "filelink").symlink_to(outside / "secret")
+    fd = files.open_root(root)
+    try:
+        opened = files.open_below(fd, "d/f")
+        assert os.read(opened, 10) == b"fine"
+        os.close(opened)
+        for hostile in ("link/secret", "d/filelink"):
+            with pytest.raises(OSError) as caught:
+                files.open_below(fd, hostile)
+            assert caught.value.errno in (errno.ELOOP, errno.ENOTDIR)
+        made = files.open_dir_below(fd, "x/y", create=True)
+        os.close(made)
+        assert (root / "x" / "y").is_dir()
+    finally:
+        os.close(fd)
+
+
+def test_remove_tree_stays_inside(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("p")
+    root = tmp_path / "root"
+    (root / "step_1" / "sub").mkdir(parents=True)
+    (root / "step_1" / "sub" / "f").write_bytes(b"x" * 8192)
+    (root / "step_1" / "away").symlink_to(outside)
+    (root / "step_1" / "sub" / "file").symlink_to(outside / "precious")
+    (root / "step_2").mkdir()
+    ticks: list[int] = []
+    done = files.remove_tree(root, "step_1", tick=lambda d: ticks.append(d.files))
+    assert done.problems == []
+    assert (done.files, done.directories) == (3, 2)
+    assert done.bytes >= 8192
+    assert len(ticks) == 5
+    assert os.listdir(root) == ["step_2"]
+    assert (outside / "precious").read_text() == "p"
+
+
+def test_remove_tree_through_a_linked_parent_is_refused(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (outside / "step_1").mkdir(parents=True)
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "checkpoints").symlink_to(outside)
+    with pytest.raises(OSError):
+        files.remove_tree(root, "checkpoints/step_1")
+    assert (outside / "step_1").exists()
+    done = files.remove_tree(root, "checkpoints")  # the link itself may go, its target stays
+    assert done.files == 1
+    assert (outside / "step_1").exists()
+
+
+def test_remove_tree_of_nothing_and_stopping_midway(tmp_path: Path) -> None:
+    assert files.remove_tree(tmp_path, "gone/deeper").problems == []
+    (tmp_path / "t").mkdir()
+    for n in range(5):
+        (tmp_path / "t" / str(n)).write_text("")
+
+    class StopError(Exception):
+        pass
+
+    def tick(done: files.Removed) -> None:
+        if done.files == 2:
+            raise StopError
+
+    with pytest.raises(StopError):
+        files.remove_tree(tmp_path, "t", tick=tick)
+    assert len(os.listdir(tmp_path / "t")) == 3
+
+
+def test_remove_tree_counts_hardlinked_files_as_no_bytes(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "f").write_bytes(b"x" * 8192)
+    (tmp_path / "kept").hardlink_to(tmp_path / "t" / "f")
+    assert files.remove_tree(tmp_path, "t").bytes == 0
+    assert (tmp_path / "kept").stat().st_size == 8192

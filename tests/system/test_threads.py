@@ -1,0 +1,95 @@
+"""Worker: results, deadlines, a hung call, interpreter exit."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from podwatch.system.threads import Worker, WorkerStuck
+
+
+async def test_results_errors_and_order() -> None:
+    worker = Worker("t")
+    seen: list[int] = []
+
+    def add(n: int) -> int:
+        seen.append(n)
+        return n * 2
+
+    assert await asyncio.gather(*(worker.call(add, n) for n in range(5))) == [0, 2, 4, 6, 8]
+    assert seen == [0, 1, 2, 3, 4]
+    with pytest.raises(ZeroDivisionError):
+        await worker.call(lambda: 1 / 0)
+    with pytest.raises(TimeoutError, match="mine"):
+        await worker.call(_raise_timeout, timeout=5)
+    assert not worker.stuck
+    worker.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await worker.call(add, 1)
+
+
+def _raise_timeout() -> None:
+    raise TimeoutError("mine")
+
+
+async def test_a_hung_call_is_noticed_and_clears_when_it_returns() -> None:
+    worker = Worker("hang")
+    gate = threading.Event()
+    with pytest.raises(TimeoutError):
+        await worker.call(gate.wait, timeout=0.05)
+    assert worker.stuck
+    assert worker.busy_seconds > 0
+    started = time.monotonic()
+    with pytest.raises(WorkerStuck):
+        await worker.call(int, timeout=5)
+    assert time.monotonic() - started < 1
+    gate.set()
+    while worker.stuck:
+        await asyncio.sleep(0.005)
+    assert await worker.call(int) == 0
+    worker.close()
+
+
+async def test_a_queued_call_that_times_out_never_runs() -> None:
+    worker = Worker("queue")
+    gate = threading.Event()
+    first = asyncio.create_task(worker.call(gate.wait))
+    await asyncio.sleep(0.01)
+    ran: list[int] = []
+    with pytest.raises(TimeoutError):
+        await worker.call(ran.append, 1, timeout=0.03)
+    assert not worker.stuck  # the one that runs still has its caller
+    gate.set()
+    await first
+    assert await worker.call(int) == 0
+    assert ran == []
+    worker.close()
+
+
+async def test_renew_gives_a_fresh_thread() -> None:
+    worker = Worker("renew")
+    gate = threading.Event()
+    with pytest.raises(TimeoutError):
+        await worker.call(gate.wait, timeout=0.03)
+    worker.renew()
+    assert worker.abandoned == 1
+    assert not worker.stuck
+    assert await worker.call(threading.get_ident) != threading.get_ident()
+    gate.set()
+    worker.close()
+
+
+def test_a_hung_call_does_not_hold_the_interpreter() -> None:
+    code = (
+        "import asyncio, time\n"
+        "from podwatch.system.threads import Worker\n"
+        "async def main():\n"
+        "    try: await Worker('x').call(time.sleep, 3600, timeout=0.05)\n"
+        "    except TimeoutError: print('late')\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout) == (0, "late\n"), done.stderr
