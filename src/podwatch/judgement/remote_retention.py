@@ -1,0 +1,92 @@
+"""Which saves may leave the store (DESIGN section 5, "Remote retention"; promise 2).
+
+Saves are ordered by ``seq``, never by step: after a step back the newest save can have a lower step than an older one.
+
+Milestones must stay the same ones over time, although the list loses its removed members, and although seq numbers
+are also spent on pointer moves that save nothing. So a milestone is not "each tenth entry of the list" but **the
+first save at or after each multiple of keep_every in seq numbers**. It is fixed the moment it is published: later
+saves have higher numbers, and removing others never makes another one the first.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from podwatch.domain.policy import RemotePolicy
+
+FOREIGN_GENERATION_GRACE_SECONDS = 24 * 3600.0
+"""A save of another generation may belong to a pod that still restores from it (DESIGN section 4 (e))."""
+
+
+class StoredSave(Protocol):
+    """What is needed of a published save; ``journal.records.PublishedSave`` is one. ``wall`` is its publishing time."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def save_id(self) -> str: ...
+    @property
+    def lineage(self) -> str: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def wall(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRemoval:
+    step: int
+    save_id: str
+    reason: str
+
+
+def plan_remote(
+    published: Iterable[StoredSave],
+    pointer_save_ids: Collection[str],
+    pins: Mapping[int, str],
+    policy: RemotePolicy,
+    now_wall: float,
+    *,
+    own_generation: int | None = None,
+) -> tuple[RemoteRemoval, ...]:
+    """Saves to remove, oldest first.
+
+    Kept are: the newest save always, the last ``keep_last``, milestones, pinned steps, every save that a pointer
+    names, and any save superseded less than ``superseded_grace_seconds`` ago (its successor's publishing time counts;
+    a time in the future counts as just now, so a clock that was set back only delays). With ``own_generation``, saves
+    of another generation wait 24 h.
+    """
+    newest_record: dict[tuple[int, str], StoredSave] = {}
+    for save in published:
+        key = (save.step, save.save_id)
+        if key not in newest_record or save.seq > newest_record[key].seq:
+            newest_record[key] = save
+    saves = sorted(newest_record.values(), key=lambda s: (s.seq, s.generation, s.step, s.save_id))
+    milestones = _milestones(saves, policy.keep_every)
+    keep_last = max(1, policy.keep_last)
+    removals: list[RemoteRemoval] = []
+    for position, save in enumerate(saves[:-keep_last] if len(saves) > keep_last else []):
+        if save.save_id in pointer_save_ids or save.step in pins or (save.step, save.save_id) in milestones:
+            continue
+        superseded_for = now_wall - max(save.wall, saves[position + 1].wall)
+        grace = policy.superseded_grace_seconds
+        if own_generation is not None and save.generation != own_generation:
+            grace = max(grace, FOREIGN_GENERATION_GRACE_SECONDS)
+        if superseded_for < grace:
+            continue
+        newer = len(saves) - position - 1
+        removals.append(RemoteRemoval(save.step, save.save_id, f"{newer} newer saves are kept or safe in the store"))
+    return tuple(removals)
+
+
+def _milestones(saves: list[StoredSave], keep_every: int) -> frozenset[tuple[int, str]]:
+    if keep_every <= 0:
+        return frozenset()
+    first: dict[int, tuple[int, str]] = {}
+    for save in saves:
+        block = save.seq // keep_every
+        if block > 0:  # before the first multiple there is no milestone yet
+            first.setdefault(block, (save.step, save.save_id))
+    return frozenset(first.values())

@@ -1,0 +1,277 @@
+"""Start again, wait, step back, or give up (DESIGN section 4, "Failures are told apart"; promise 12).
+
+**Giving up needs a count and a time.** The worst bugs of mature restarters are false recoveries: one blip became 24
+recoveries in 19 hours, a healthy job was killed every 30 minutes, because a clock or a counter was not reset after a
+recovery (facts/peers.md, bottom line 5). So a run that has worked is given up only when, *in the current streak of
+failures*, at least ``budget_restarts`` failures were counted **and** ``budget_seconds`` have passed since the first
+of them. A count alone would give up after a five-minute storm at the store; a time alone would give up at the second
+death of a night. The count is taken over the streak and not over a sliding window: a start that needs 40 minutes to
+fail never fits five times into two hours and would be tried for ever, on a rented GPU. A streak ends by a *calm
+period*: steps were made over ``calm_seconds`` without a failure. It is measured from the first step to the newest
+step, not to the next failure, because a run that makes one step and hangs is seen to fail only after the hang
+detector's floor (25 min), which is nearly a calm period by itself.
+
+**A command that never worked** is given up after ``never_worked_tries``: nothing says it can work. Only a proven failed
+load gives it one step back with tries of its own (a new pod whose newest checkpoint is damaged).
+
+**A deterministic line** (unknown argument, validation error...) in the output of a start that made no step needs a
+person: at once.
+
+**Step back** needs ``resume_attempts`` *proven* failed loads of the same step: the trainer had loaded (or its error
+names the checkpoint) and made no step. A start that never loaded says nothing about the checkpoint; nor does an
+inference engine that died. When two different steps in one streak have been left like this, the checkpoints are not
+what is wrong, and stepping back stops.
+
+After giving up, one try every ``retry_after_give_up_seconds``. Times are seconds of any one clock that the caller
+keeps to.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from podwatch.domain.finding import FindingKind
+from podwatch.domain.policy import RestartPolicy
+
+MAX_STEP_BACKS_PER_STREAK = 2
+"""A second damaged set can be chance (one bad write burst); a third failure in the same way is another cause."""
+JITTER_SHARE = 0.2
+"""A delay varies by this share up and down, so that pods that died together do not come back together."""
+LOG_LINES_KEPT = 30
+"""Lines of the trainer's last output that a person is shown after giving up (DESIGN section 4)."""
+
+_DETERMINISTIC: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), meaning)
+    for pattern, meaning in (
+        (r"unrecognized arguments?:|unknown (argument|option)|unexpected (argument|option)", "unknown argument"),
+        (r"no such option|error: no such command", "unknown option"),
+        (r"extra inputs? (is|are) not permitted|extra_forbidden", "the trainer's configuration has an unknown key"),
+        (r"\bvalidation errors? for\b|pydantic_core\S*ValidationError", "the trainer's configuration is not valid"),
+        (
+            r"(wandb|w&b).{0,80}(api.?key (not|is not|isn't)|no api.?key)|no API key configured",
+            "the W&B key is missing",
+        ),
+        (r"max_(completion_)?tokens.{0,60}(too large|exceeds)", "max_tokens is larger than the model allows"),
+        (r"command not found|No module named ", "the command or one of its modules is not installed"),
+    )
+)
+_LOAD_ERROR = re.compile(
+    r"error|exception|corrupt|truncated|cannot|could not|fail|unexpected|missing key|size mismatch", re.IGNORECASE
+)
+_LOAD_FAILURE_KINDS = frozenset({FindingKind.TRAINER_EXITED, FindingKind.HANG, FindingKind.RESUMED_WRONG})
+"""Kinds of failure that can come from a checkpoint. An engine that died or a GPU that was lost cannot."""
+
+
+class Action(StrEnum):
+    START = "start"
+    """Now."""
+    WAIT = "wait"
+    """After ``delay_seconds``."""
+    GIVE_UP = "give-up"
+    """A person is needed; one more try after ``delay_seconds`` unless that is 0 (never)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How one attempt ended. ``at`` is the moment of the failure.
+
+    ``loaded``: the load was proven (GPU memory rose, or the checkpoint was read). ``made_step``: a new step was seen
+    in this attempt. ``resumed_from``: the step it was started with, None for a fresh start. ``last_lines``: its last
+    output, oldest first.
+    """
+
+    kind: FindingKind
+    at: float
+    loaded: bool
+    made_step: bool
+    resumed_from: int | None
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RestartHistory:
+    """All that the decision remembers. ``to_dict``/``from_dict`` make it JSON-safe for the journal."""
+
+    ever_worked: bool = False
+    """This command has made a step at least once."""
+    streak_count: int = 0
+    streak_started_at: float | None = None
+    tries_without_step: int = 0
+    """Attempts in a row without a step of a command that never worked."""
+    failed_loads: tuple[tuple[int, int], ...] = ()
+    """(step, proven failed loads) since the last step that was made."""
+    step_backs: int = 0
+    working_since: float | None = None
+    """First step after the last failure."""
+    last_step_at: float | None = None
+    gave_up_at: float | None = None
+
+    @property
+    def gave_up(self) -> bool:
+        return self.gave_up_at is not None
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "ever_worked": self.ever_worked,
+            "streak_count": self.streak_count,
+            "streak_started_at": self.streak_started_at,
+            "tries_without_step": self.tries_without_step,
+            "failed_loads": [list(pair) for pair in self.failed_loads],
+            "step_backs": self.step_backs,
+            "working_since": self.working_since,
+            "last_step_at": self.last_step_at,
+            "gave_up_at": self.gave_up_at,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> "RestartHistory":
+        """The inverse of ``to_dict``; anything it cannot read becomes an empty history (that only delays giving up)."""
+        try:
+            loads = data.get("failed_loads", [])
+            if not isinstance(loads, list):
+                raise TypeError("failed_loads is not a list")
+            return cls(
+                ever_worked=bool(data.get("ever_worked", False)),
+                streak_count=int(_number(data.get("streak_count")) or 0),
+                streak_started_at=_number(data.get("streak_started_at")),
+                tries_without_step=int(_number(data.get("tries_without_step")) or 0),
+                failed_loads=tuple((int(step), int(count)) for step, count in loads),
+                step_backs=int(_number(data.get("step_backs")) or 0),
+                working_since=_number(data.get("working_since")),
+                last_step_at=_number(data.get("last_step_at")),
+                gave_up_at=_number(data.get("gave_up_at")),
+            )
+        except (TypeError, ValueError):
+            return cls()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``step_back``: the next start must come from a step below the one that failed."""
+
+    action: Action
+    delay_seconds: float
+    step_back: bool
+    reason: str
+    history: RestartHistory
+
+
+def succeeded(history: RestartHistory, at: float, policy: RestartPolicy) -> RestartHistory:
+    """A new step was made at ``at``. Call it for every new step; it is what ends a streak after a calm period."""
+    since = history.working_since if history.working_since is not None else at
+    if at - since >= policy.calm_seconds:
+        return RestartHistory(ever_worked=True, working_since=since, last_step_at=at)
+    return replace(
+        history, ever_worked=True, tries_without_step=0, failed_loads=(), working_since=since, last_step_at=at
+    )
+
+
+def after_failure(history: RestartHistory, failure: Failure, policy: RestartPolicy, jitter: float) -> Decision:
+    """Decide what follows one failure. ``jitter`` is a random number from 0 to 1.
+
+    Not for: a stop that a person asked for, and ``blocked`` (GPU memory still held), which is not counted against the
+    budget.
+    """
+    if failure.made_step and history.last_step_at is None:
+        history = succeeded(history, failure.at, policy)
+    worked = history.ever_worked or failure.made_step
+    loads = {} if failure.made_step else dict(history.failed_loads)
+    proven = _proven_failed_load(failure)
+    if proven is not None:
+        loads[proven] = loads.get(proven, 0) + 1
+    history = replace(
+        history,
+        ever_worked=worked,
+        streak_count=history.streak_count + 1,
+        streak_started_at=failure.at if history.streak_started_at is None else history.streak_started_at,
+        tries_without_step=0 if worked else history.tries_without_step + 1,
+        failed_loads=tuple(sorted(loads.items())),
+        working_since=None,
+        last_step_at=None,
+    )
+    allowed = MAX_STEP_BACKS_PER_STREAK if worked else 1
+    step_back = proven is not None and history.step_backs < allowed
+    step_back = step_back and (
+        failure.kind is FindingKind.RESUMED_WRONG or loads.get(proven or 0, 0) >= policy.resume_attempts
+    )
+    if step_back:
+        # The older step is a new situation: it gets its own two tries.
+        history = replace(history, step_backs=history.step_backs + 1, tries_without_step=0)
+    return _decide(history, failure, policy, jitter, step_back)
+
+
+def _decide(
+    history: RestartHistory, failure: Failure, policy: RestartPolicy, jitter: float, step_back: bool
+) -> Decision:
+    if not failure.made_step and failure.kind is FindingKind.TRAINER_EXITED:
+        meaning = deterministic(failure.last_lines)
+        if meaning:
+            return _give_up(history, failure, policy, f"{meaning}; the same command would fail again", False)
+    if history.gave_up:
+        return _give_up(history, failure, policy, "the try after giving up failed too", step_back)
+    if not history.ever_worked and history.tries_without_step >= policy.never_worked_tries:
+        tries = history.tries_without_step
+        return _give_up(history, failure, policy, f"the command never made a step in {tries} tries", step_back)
+    started = failure.at if history.streak_started_at is None else history.streak_started_at
+    lasting = failure.at - started
+    if history.streak_count >= policy.budget_restarts and lasting >= policy.budget_seconds:
+        calm = policy.calm_seconds / 60
+        reason = f"{history.streak_count} failures in {lasting / 3600:.1f} h without {calm:.0f} calm minutes"
+        return _give_up(history, failure, policy, reason, step_back)
+    delay = _backoff(history.streak_count, policy, jitter)
+    reason = f"failure {history.streak_count} of this streak"
+    if step_back:
+        reason += f"; step {failure.resumed_from} did not load, going back"
+    return Decision(Action.WAIT if delay > 0 else Action.START, delay, step_back, reason, history)
+
+
+def _give_up(
+    history: RestartHistory, failure: Failure, policy: RestartPolicy, reason: str, step_back: bool
+) -> Decision:
+    delay = policy.retry_after_give_up_seconds
+    return Decision(Action.GIVE_UP, delay, step_back, reason, replace(history, gave_up_at=failure.at))
+
+
+def _backoff(count: int, policy: RestartPolicy, jitter: float) -> float:
+    """The first failure of a streak starts again at once: every waiting second is a GPU paid for nothing."""
+    if count <= 1:
+        return 0.0
+    doubled = policy.backoff_min_seconds * 2.0 ** min(count - 2, 30)
+    varied = min(doubled, policy.backoff_max_seconds) * (1 - JITTER_SHARE + 2 * JITTER_SHARE * jitter)
+    return min(max(varied, policy.backoff_min_seconds), policy.backoff_max_seconds)
+
+
+def _proven_failed_load(failure: Failure) -> int | None:
+    """The step whose load provably failed, or None."""
+    step = failure.resumed_from
+    if step is None or (failure.made_step and failure.kind is not FindingKind.RESUMED_WRONG):
+        return None
+    if failure.kind not in _LOAD_FAILURE_KINDS:
+        return None
+    if failure.loaded or failure.kind is FindingKind.RESUMED_WRONG:
+        return step
+    return step if names_checkpoint(failure.last_lines, step) else None
+
+
+def names_checkpoint(lines: Iterable[str], step: int) -> bool:
+    """True if an error line names the checkpoint of ``step`` (``step_40``, ``checkpoint-40``...)."""
+    name = re.compile(rf"(step|checkpoint)[_-]0*{step}(?!\d)", re.IGNORECASE)
+    return any(name.search(line) and _LOAD_ERROR.search(line) for line in lines)
+
+
+def deterministic(lines: Iterable[str]) -> str:
+    """What a person has to mend, if the last lines of output say so; else empty."""
+    for line in reversed(list(lines)[-LOG_LINES_KEPT:]):
+        for pattern, meaning in _DETERMINISTIC:
+            if pattern.search(line):
+                return meaning
+    return ""
+
+
+def _number(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    return float(value)
