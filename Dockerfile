@@ -1,0 +1,29 @@
+# podwatch on top of a trainer's image, in an environment of its own (never in the trainer's site-packages):
+#     docker build -t my-run --build-arg BASE=<the trainer's image> .
+# As PID 1 it reaps, passes a preemption's SIGTERM on in time, and restarts its own daemon if that should die.
+ARG BASE=python:3.12-slim-bookworm
+FROM ${BASE}
+
+# Some trainer images run as a user of their own; installing needs root, running does not.
+USER root
+COPY pyproject.toml README.md LICENSE /tmp/podwatch/
+COPY src /tmp/podwatch/src
+COPY config /tmp/podwatch/config
+COPY systemd /tmp/podwatch/systemd
+COPY tools /tmp/podwatch/tools
+RUN set -eu; \
+    if ! python3 -c 'import venv, ensurepip' 2>/dev/null; then \
+        apt-get update && apt-get install --yes --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*; \
+    fi; \
+    sh /tmp/podwatch/tools/make-venv /opt/podwatch; \
+    /opt/podwatch/bin/pip install --quiet --no-cache-dir --disable-pip-version-check /tmp/podwatch; \
+    ln -s /opt/podwatch/bin/podwatch /usr/local/bin/podwatch; \
+    rm -rf /tmp/podwatch; \
+    podwatch --version
+
+# Put the state on a volume if you have one; the run itself can be rebuilt from the store.
+VOLUME ["/var/lib/podwatch"]
+EXPOSE 9477
+HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD ["podwatch", "status", "--plugin"]
+ENTRYPOINT ["podwatch"]
+CMD ["run"]

@@ -1,0 +1,61 @@
+# The two commands of the README: `make demo` and `make test`. Each sets up all it needs in .venv first.
+# Needs only git, make and python3 (with venv). Where python3 is older than 3.11, uv brings one.
+
+VENV     := .venv
+BIN      := $(VENV)/bin
+STAMP    := $(VENV)/.installed
+LINT     := $(VENV)/.lint-installed
+TORCH    := .venv-torch
+CRASH    := $(or $(N),100)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-torch test-systemd test-container test-gpu crash lint bench clean
+
+help:            ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
+
+$(STAMP): pyproject.toml
+	@sh tools/make-venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+$(LINT): $(STAMP)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	@touch $@
+
+$(TORCH)/.installed: pyproject.toml
+	@sh tools/make-venv $(TORCH)
+	@$(TORCH)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 numpy -e '.[test]'
+	@touch $@
+
+setup: $(STAMP)  ## only set up .venv
+
+demo: $(STAMP)   ## a simulated pod whose inference engine dies silently, and what podwatch does about it
+	@$(BIN)/podwatch demo $(ARGS)
+
+test: $(STAMP)   ## the default test suite
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-torch: $(TORCH)/.installed  ## a real torch run, interrupted and uninterrupted, compared bit by bit
+	@$(TORCH)/bin/python -m pytest tests/suites/torch $(ARGS)
+
+test-systemd: $(STAMP)  ## under a real systemd, booted in a container (root, systemd-container)
+	@$(BIN)/python -m pytest tests/suites/systemd $(ARGS)
+
+test-container: $(STAMP)  ## the Dockerfile really built, and podwatch as PID 1 (root, buildah, debootstrap)
+	@$(BIN)/python -m pytest tests/suites/container $(ARGS)
+
+test-gpu: $(STAMP)  ## the GPU sensor and detector on real NVML
+	@$(BIN)/python -m pytest tests/suites/gpu $(ARGS)
+
+crash: $(STAMP)  ## kill -9 at N random points (default 100): make crash N=1000
+	@PODWATCH_CRASH_ROUNDS=$(CRASH) $(BIN)/python -m pytest tests -k crash --timeout 3600 $(ARGS)
+
+lint: $(LINT)    ## ruff, mypy --strict, import contracts
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+bench: $(STAMP)  ## every benchmark, as ratios (benchmarks/README.md)
+	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+clean:           ## remove the virtual environments and caches
+	rm -rf $(VENV) $(TORCH) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
