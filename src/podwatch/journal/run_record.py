@@ -1,0 +1,182 @@
+"""The run record: one small file beside output_dir, enough to go on from when the pod's own disk is gone.
+
+Replaced by rename, so that it is always the old one or the new one. A spare file of the same size lies beside it: the
+next version is written into blocks that exist already, so that "training was stopped on purpose" can be recorded on a
+full disk too.
+"""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from podwatch.domain.errors import HostError, PermissionDenied
+from podwatch.domain.run import RECORD_SCHEMA_VERSION, Lineage, RunRecord, StartRecord
+from podwatch.domain.snapshot import Desired
+
+SPARE_BYTES: Final = 16_384
+"""A record is 1-4 KiB; the rest is for long commands."""
+MAX_BYTES: Final = 1 << 20
+
+
+def load_run_record(path: Path) -> RunRecord | None:
+    """The record, or None if there is none. An unreadable one is moved to ``<name>.corrupt-<n>``: then also None.
+
+    Raises HostError if a newer podwatch wrote it, PermissionDenied if it may not be read.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as error:
+        raise PermissionDenied("the run record may not be read", where=str(path), fix=_OWN) from error
+    except OSError as error:
+        raise HostError(f"the run record cannot be read: {error.strerror}", where=str(path)) from error
+    try:
+        document = json.loads(data)
+        if not isinstance(document, dict):
+            raise TypeError("not an object")
+        version = document["schema_version"]
+        if isinstance(version, int) and version > RECORD_SCHEMA_VERSION:
+            raise HostError(
+                f"the run record has schema {version}, this podwatch knows {RECORD_SCHEMA_VERSION}",
+                where=str(path),
+                fix="use the newer podwatch again",
+            )
+        return _record(document)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        _move_aside(path)
+        return None
+
+
+def save_run_record(path: Path, record: RunRecord) -> None:
+    """Durable when it returns (file and directory are synced). Raises HostError or PermissionDenied."""
+    data = (json.dumps(_document(record), indent=1, sort_keys=True) + "\n").encode()
+    spare = path.with_name(path.name + ".spare")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            _write_all(descriptor, data)
+            os.ftruncate(descriptor, len(data))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        spare.replace(path)
+        _sync_directory(path.parent)
+    except PermissionError as error:
+        raise PermissionDenied("the run record may not be written", where=str(path), fix=_OWN) from error
+    except OSError as error:
+        raise HostError(
+            f"the run record cannot be written: {error.strerror}", where=str(path), fix="free some space on its disk"
+        ) from error
+    _make_spare(spare)
+
+
+_OWN: Final = "make its directory belong to the user podwatch runs as"
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], done)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_spare(spare: Path) -> None:
+    """Best effort: without a spare the next save needs free space, that is all."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, SPARE_BYTES)
+        finally:
+            os.close(descriptor)
+
+
+def _move_aside(path: Path) -> None:
+    number = 1
+    while path.with_name(f"{path.name}.corrupt-{number}").exists():
+        number += 1
+    with contextlib.suppress(OSError):
+        path.rename(path.with_name(f"{path.name}.corrupt-{number}"))
+
+
+def _document(record: RunRecord) -> dict[str, Any]:
+    start = record.last_start
+    return {
+        "schema_version": record.schema_version,
+        "kind": "podwatch-run",
+        "run_id": record.run_id,
+        "lineage": {
+            "id": record.lineage.id,
+            "parent": record.lineage.parent,
+            "parent_step": record.lineage.parent_step,
+        },
+        "desired": str(record.desired),
+        "first_seen_wall": record.first_seen_wall,
+        "wandb": record.wandb,
+        "last_start": None
+        if start is None
+        else {
+            "start_id": start.start_id,
+            "wall": start.wall,
+            "argv": list(start.argv),
+            "cwd": start.cwd,
+            "user": start.user,
+            "step": start.step,
+            "environment_names": list(start.environment_names),
+            "config_digests": [list(pair) for pair in start.config_digests],
+        },
+    }
+
+
+def _record(doc: dict[str, Any]) -> RunRecord:
+    if doc["kind"] != "podwatch-run":
+        raise ValueError("not a run record")
+    start = doc.get("last_start")
+    lineage = doc["lineage"]
+    return RunRecord(
+        run_id=_text(doc["run_id"]),
+        lineage=Lineage(_text(lineage["id"]), _text(lineage.get("parent", "")), _step(lineage.get("parent_step"))),
+        desired=Desired(doc["desired"]),
+        last_start=None if start is None else _start(start),
+        first_seen_wall=float(doc.get("first_seen_wall", 0.0)),
+        wandb={_text(k): _text(v) for k, v in doc.get("wandb", {}).items()},
+        schema_version=RECORD_SCHEMA_VERSION,
+    )
+
+
+def _start(doc: dict[str, Any]) -> StartRecord:
+    return StartRecord(
+        start_id=_text(doc["start_id"]),
+        wall=float(doc["wall"]),
+        argv=tuple(_text(a) for a in doc["argv"]),
+        cwd=_text(doc["cwd"]),
+        user=_text(doc.get("user", "")),
+        step=_step(doc.get("step")),
+        environment_names=tuple(_text(n) for n in doc.get("environment_names", [])),
+        config_digests=tuple((_text(name), _text(digest)) for name, digest in doc.get("config_digests", [])),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("expected text")
+    return value
+
+
+def _step(value: object) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError("expected a step number")
+    return value

@@ -1,0 +1,256 @@
+"""The journal keeps what it was told, over restarts, threads, damage and version changes."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from podwatch.domain.errors import HostError, InternalError
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Severity
+from podwatch.domain.intent import IntentKind, IntentState
+from podwatch.journal import Journal, PublishedSave, UploadedObject
+from podwatch.journal import journal as journal_module
+from podwatch.journal.schema import SCHEMA_VERSION
+
+
+def event(n: int, wall: float = 100.0) -> Event:
+    return Event(EventName.PRUNED, wall, f"event {n}", Severity.WARNING, {"step": n, "ok": True, "none": None})
+
+
+def obj(path: str, size: int = 3) -> UploadedObject:
+    return UploadedObject(path, "trainer", size, 123456789, 0o644, 11, 22, f"run/{path}", "id-1", ("a" * 40,))
+
+
+def saved(step: int, seq: int, generation: int = 1) -> PublishedSave:
+    return PublishedSave(step, f"s{seq}", "lin", generation, seq, f"k{step}", "fid", "b" * 40, 10, 1000, 5.0)
+
+
+def test_everything_survives_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "journal.sqlite"
+    journal = Journal.open(path, wall=lambda: 42.0)
+    stored = journal.add_event(event(1))
+    intent = journal.open_intent(IntentKind.STOP, {"pid": 12, "names": ["a"]})
+    other = journal.open_intent(IntentKind.PRUNE, {})
+    journal.settle(other.id, IntentState.DONE, "removed")
+    incident = journal.open_incident("silent-death", "engine died", '{"gpu": 0}')
+    journal.update_incident(incident.id, resumed_step=10, lost_steps=2)
+    journal.save_object(10, "s1", obj("trainer/a"))
+    journal.save_object(10, "s1", obj("trainer/b", 0))
+    journal.note_published(saved(10, 1))
+    journal.learn("gpu_base", {"0": 5})
+    journal.pin(10, "milestone")
+    journal.close()
+    journal.close()
+
+    again = Journal.open(path)
+    assert again.rebuilt == ""
+    assert again.events() == [stored]
+    assert stored.id > 0
+    assert [(i.id, i.kind, i.data, i.wall) for i in again.open_intents()] == [
+        (intent.id, IntentKind.STOP, {"pid": 12, "names": ["a"]}, 42.0)
+    ]
+    assert again.open_intents(IntentKind.PRUNE) == []
+    current = again.current_incident()
+    assert current is not None
+    assert (current.resumed_step, current.lost_steps, current.evidence) == (10, 2, '{"gpu": 0}')
+    assert again.objects(10, "s1") == {"trainer/a": obj("trainer/a"), "trainer/b": obj("trainer/b", 0)}
+    assert again.published() == [saved(10, 1)]
+    assert again.learned("gpu_base") == {"0": 5}
+    assert again.learned("absent", 7) == 7
+    assert again.pins() == {10: "milestone"}
+    again.forget_save(10, "s1")
+    assert again.objects(10, "s1") == {}
+    assert again.published() == []
+    again.unpin(10)
+    assert again.pins() == {}
+    again.close()
+
+
+def test_published_is_ordered_by_generation_and_seq_not_by_step(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "j.sqlite")
+    for save in (saved(30, 2), saved(10, 3), saved(20, 1), saved(5, 1, generation=2)):
+        journal.note_published(save)
+    assert [p.step for p in journal.published()] == [20, 30, 10, 5]
+    journal.close()
+
+
+def test_amending_an_intent_keeps_what_it_had(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "j.sqlite")
+    intent = journal.open_intent(IntentKind.START, {"a": 1, "b": 1})
+    journal.amend_intent(intent.id, {"b": 2})
+    assert journal.open_intents()[0].data == {"a": 1, "b": 2}
+    journal.close()
+
+
+def test_an_unknown_incident_field_is_our_bug(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "j.sqlite")
+    incident = journal.open_incident("hang", "x")
+    with pytest.raises(InternalError):
+        journal.update_incident(incident.id, colour="red")
+    journal.update_incident(incident.id, closed_wall=9.0, resolution="restarted")
+    assert journal.current_incident() is None
+    assert journal.incidents()[0].resolution == "restarted"
+    journal.close()
+
+
+def test_events_are_bounded_and_page_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MAX_EVENTS", 20)
+    monkeypatch.setattr(journal_module, "MAX_SETTLED_INTENTS", 5)
+    monkeypatch.setattr(journal_module, "ROTATE_EVERY", 10)
+    journal = Journal.open(tmp_path / "j.sqlite")
+    kept = journal.open_intent(IntentKind.PUBLISH, {})
+    for n in range(100):
+        journal.add_event(event(n, wall=float(n)))
+        journal.settle(journal.open_intent(IntentKind.PRUNE, {}).id, IntentState.DONE)
+    events = journal.events()
+    assert 20 <= len(events) <= 30
+    assert events[-1].fields["step"] == 99
+    assert [e.fields["step"] for e in journal.events(after_id=events[-3].id)] == [98, 99]
+    assert [e.fields["step"] for e in journal.events(limit=2)] == [98, 99]
+    assert [e.fields["step"] for e in journal.events(since_wall=98.0)] == [98, 99]
+    assert len(journal.intents(1000)) < 20
+    assert journal.open_intents() == [kept]
+    journal.close()
+
+
+@pytest.mark.parametrize("damage", ["garbage", "middle", "header"])
+def test_a_corrupt_database_is_moved_aside_and_rebuilt(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "j.sqlite"
+    journal = Journal.open(path)
+    for n in range(200):
+        journal.add_event(event(n))
+    journal.close()
+    if damage == "garbage":
+        path.write_bytes(b"this is not a database at all" * 200)
+    elif damage == "header":
+        with path.open("r+b") as file:
+            file.write(b"\0" * 16)
+    else:
+        with path.open("r+b") as file:
+            file.seek(4096)
+            file.write(os.urandom(4096 * 20))
+    again = Journal.open(path)
+    assert "j.sqlite.corrupt-1" in again.rebuilt
+    assert (tmp_path / "j.sqlite.corrupt-1").exists()
+    assert again.events() == []
+    assert again.add_event(event(1)).id > 0
+    again.close()
+
+
+def test_only_a_few_corrupt_copies_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    for _ in range(6):
+        path.write_bytes(b"garbage" * 1000)
+        Journal.open(path).close()
+    assert sorted(p.name for p in tmp_path.glob("*.corrupt-*")) == [f"j.sqlite.corrupt-{n}" for n in (4, 5, 6)]
+
+
+def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    Journal.open(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    before = path.read_bytes()
+    for read_only in (False, True):
+        with pytest.raises(HostError, match=f"schema {SCHEMA_VERSION + 1}.*newer podwatch"):
+            Journal.open(path, read_only=read_only)
+    assert path.read_bytes() == before
+    assert not list(tmp_path.glob("*.corrupt-*"))
+
+
+def test_a_migration_that_was_cut_off_is_finished(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    connection.close()
+    journal = Journal.open(path)
+    assert journal.add_event(event(1)).id == 1
+    journal.close()
+
+
+def test_an_impossible_place_is_a_clear_error(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("x")
+    with pytest.raises(HostError, match="cannot create the state directory"):
+        Journal.open(blocker / "state" / "j.sqlite")
+    (tmp_path / "dir.sqlite").mkdir()
+    with pytest.raises(HostError, match=r"dir\.sqlite"):
+        Journal.open(tmp_path / "dir.sqlite")
+
+
+def test_reading_beside_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    writer = Journal.open(path)
+    writer.add_event(event(1))
+    reader = Journal.open(path, read_only=True)
+    assert len(reader.events()) == 1
+    writer.add_event(event(2))
+    assert len(reader.events()) == 2
+    assert reader.add_event(event(3)).id == 0
+    with pytest.raises(HostError):
+        reader.open_intent(IntentKind.STOP, {})
+    reader.close()
+    writer.close()
+    with pytest.raises(HostError, match="cannot be opened"):
+        Journal.open(tmp_path / "absent.sqlite", read_only=True)
+
+
+def test_many_threads_share_one_journal(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "j.sqlite")
+
+    def work(base: int) -> None:
+        for n in range(25):
+            journal.add_event(event(base + n))
+
+    threads = [threading.Thread(target=work, args=(base,)) for base in range(0, 400, 100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(journal.events()) == 100
+    assert journal.dropped == 0
+    journal.close()
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from podwatch.domain.intent import IntentKind
+from podwatch.journal import Journal
+journal = Journal.open(Path(sys.argv[1]))
+n = 0
+while True:
+    n += 1
+    journal.open_intent(IntentKind.STOP, {"n": n})
+    print(n, flush=True)
+"""
+
+
+def test_an_intent_is_durable_once_it_returned(tmp_path: Path) -> None:
+    """SIGKILL the writer at a random moment: every intent it reported is there, in order, and the file is sound."""
+    path = tmp_path / "j.sqlite"
+    for round_number in range(3):
+        child = subprocess.Popen([sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(0.02 * (round_number + 1))
+        child.send_signal(signal.SIGKILL)
+        reported = [int(line) for line in child.stdout.read().split("\n") if line.strip()]
+        child.stdout.close()
+        child.wait()
+        journal = Journal.open(path)
+        assert journal.rebuilt == ""
+        numbers = [int(str(i.data["n"])) for i in journal.open_intents()]
+        last = max(reported, default=1)
+        assert numbers[:last] == list(range(1, last + 1))
+        for intent in journal.open_intents():
+            journal.settle(intent.id, IntentState.UNDONE)
+        journal.close()
