@@ -1,0 +1,105 @@
+"""Child processes of ours: a scrubbed environment, and short commands that cannot hang us."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.domain.errors import HostError
+
+_SERVICE = frozenset(
+    {"NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY", "JOURNAL_STREAM", "INVOCATION_ID", "MAINPID", "SYSTEMD_EXEC_PID",
+     "MANAGERPID", "RUNTIME_DIRECTORY", "STATE_DIRECTORY", "CACHE_DIRECTORY", "LOGS_DIRECTORY",
+     "CONFIGURATION_DIRECTORY", "FDSTORE"}
+)  # fmt: skip
+_PREFIXES = ("B2_", "PODWATCH_", "WATCHDOG_", "LISTEN_")
+# The lock of a Python launcher that runs us must not reach training: it would import from our environment.
+_PYTHON = frozenset({"PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "__PYVENV_LAUNCHER__"})
+
+
+def scrubbed_environment(environ: Mapping[str, str], *, keep_python: bool = True) -> dict[str, str]:
+    """``environ`` without what only podwatch may know (DESIGN section 2, "The keeper").
+
+    Store credentials and podwatch's own settings are secrets or would configure a podwatch inside training; a child
+    that inherits NOTIFY_SOCKET or WATCHDOG_* speaks in our name (measured: systemctl did, facts/systemd.md).
+    ``keep_python=False`` also drops the variables that make a Python child import our packages.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _SERVICE and not name.startswith(_PREFIXES) and (keep_python or name not in _PYTHON)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """How a short command ended. ``code`` is negative for a signal; ``output`` is stdout and stderr together."""
+
+    argv: tuple[str, ...]
+    code: int
+    output: str
+    timed_out: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0 and not self.timed_out
+
+
+async def run_child(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: bytes = b"",
+    limit: int = 1 << 20,
+) -> Completed:
+    """Run a short command in a session of its own and wait at most ``timeout`` seconds, then kill its whole group.
+
+    ``env`` defaults to our own, scrubbed. Output beyond ``limit`` bytes is read and dropped. Raises HostError when the
+    program does not exist or cannot be executed.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=scrubbed_environment(os.environ) if env is None else dict(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise HostError(
+            f"cannot run {argv[0]}: {error.strerror}", where=str(cwd or ""), fix="install it or correct its path"
+        ) from error
+    output = bytearray()
+
+    async def talk() -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(ConnectionError):
+            process.stdin.write(stdin)
+            await process.stdin.drain()
+        process.stdin.close()
+        while chunk := await process.stdout.read(65_536):
+            output.extend(chunk[: max(0, limit - len(output))])
+        await process.wait()
+
+    timed_out = False
+    try:
+        await asyncio.wait_for(talk(), timeout)
+    except TimeoutError:
+        timed_out = True
+    finally:
+        if process.returncode is None or timed_out:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 5.0)
+        process._transport.close()  # type: ignore[attr-defined]  # a grandchild may still hold the pipe
+    code = process.returncode if process.returncode is not None else -signal.SIGKILL
+    return Completed(tuple(argv), code, output.decode("utf-8", "replace"), timed_out)

@@ -1,0 +1,72 @@
+"""A lock that says who holds it, and that no crash can leave behind (flock dies with its holder)."""
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+from pathlib import Path
+
+from podwatch.domain.errors import Busy, PermissionDenied
+
+
+class FileLock:
+    """An exclusive flock on ``path``. Not inherited by children that exec. The file is never removed: removing it
+    would let two holders lock two different files of one name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._fd is not None
+
+    def acquire(self, *, what: str = "podwatch") -> None:
+        """Take it now. Raises Busy naming the holder, PermissionDenied when the file cannot be opened."""
+        if self._fd is not None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except PermissionError as error:
+            raise PermissionDenied(
+                f"may not open the lock of {what}", where=str(self.path), fix="run as the user that owns it"
+            ) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _describe(os.pread(fd, 4096, 0))
+            os.close(fd)
+            raise Busy(f"{what} is already held by {holder}", where=str(self.path), fix="stop it first") from None
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+        # Who holds it is a courtesy: on a full disk the lock holds all the same.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            info = {"pid": os.getpid(), "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:500]}
+            os.pwrite(fd, json.dumps(info).encode(), 0)
+
+    def release(self) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> "FileLock":
+        self.acquire()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+def _describe(raw: bytes) -> str:
+    try:
+        info = json.loads(raw)
+        return f"process {int(info['pid'])} ({info['command']})"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
