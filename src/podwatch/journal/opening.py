@@ -38,8 +38,9 @@ def prepare(path: Path) -> sqlite3.Connection:
     try:
         return _prepare(path)
     except sqlite3.Error as error:
-        if not room.is_full(error) or not room.Ballast(path).drop():
+        if not room.is_full(error):
             raise
+        room.Ballast(path).drop()
     return _prepare(path, lenient=True)
 
 
