@@ -23,7 +23,10 @@ class Section(BaseModel):
 
 
 class TrainerSettings(Section):
-    layout: LayoutName = Field("prime-rl", description="how the trainer lays out its checkpoints")
+    layout: LayoutName = Field(
+        "prime-rl",
+        description="how the trainer lays out its checkpoints; prime-rl's two generations are told apart by themselves",
+    )
     output_dir: Path = Field(..., description="the trainer's output directory (it need not exist yet)")
     checkpoint_dir: Path | None = Field(
         None, description="where checkpoints/ lies if not under output_dir (prime-rl: ckpt.output_dir)"
@@ -62,7 +65,9 @@ class GpuSettings(Section):
     hold: Duration = Field(8.0, gt=0, description="memory must stay gone this long before it is called a death")
     floor: Size = Field(GIB, description="below this a GPU of its own counts as empty: a bare context is 0.3-0.7 GiB")
     deadline: Duration = Field(5.0, gt=0, description="an NVML call slower than this makes the sensor blind")
-    release_wait: Duration = Field(60.0, description="wait for GPU memory to fall after a stop, then 'blocked'")
+    release_wait: Duration = Field(
+        60.0, description="wait for GPU memory to fall after a stop, then 'blocked': a start on a full GPU fails"
+    )
     release_margin: Size = Field(GIB, description="this much above the memory used before training counts as free")
 
 
@@ -98,16 +103,20 @@ class CheckpointSettings(Section):
     rescan: Duration = Field(10.0, gt=0, description="a rescan is the truth; events only make it come sooner")
     settle: Duration = Field(5.0, ge=0, description="a set with a strong marker must be unchanged this long")
     settle_weak: Duration = Field(60.0, ge=0, description="the same where the layout has no marker")
-    custom: CustomLayoutSettings | None = Field(None, description='needed for layout = "custom"')
+    custom: CustomLayoutSettings | None = Field(None, description='a section; needed for layout = "custom"')
 
 
 class SyncSettings(Section):
     store: str = Field("", description='"b2://bucket[/prefix]" or "file:///path"; empty: NOT BACKED UP')
     part_size: Size = Field(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
-    connections: int = Field(4, ge=1, le=32, description="parallel connections")
+    connections: int = Field(
+        4, ge=1, le=32, description="parallel connections; more only help where each one is bound by its latency"
+    )
     sweep: Duration = Field(600.0, description="look for anything not stored yet; completions are sent at once")
     max_lag: Duration = Field(2 * 3600.0, description="nothing new in the store for this long is critical")
-    keep_last: int = Field(3, ge=1, description="newest sets kept in the store")
+    keep_last: int = Field(
+        3, ge=1, description="newest sets kept in the store: one to resume from, two to step back to"
+    )
     keep_every: int = Field(10, ge=0, description="every n-th save is a milestone and stays; 0: none")
     heartbeat: Duration = Field(60.0, ge=30, description="sign of life in the store; B2 punishes faster")
     extra: tuple[str, ...] = Field((), description="globs under output_dir sent along with each set")
@@ -128,7 +137,9 @@ class SyncSettings(Section):
 
 
 class DiskSettings(Section):
-    prune_above: Ratio = Field(0.85, description="start to remove")
+    prune_above: Ratio = Field(
+        0.85, description="start to remove: prime-rl never looks at free space, and a full disk kills the run"
+    )
     prune_to: Ratio = Field(0.75, description="stop removing: ten points of hysteresis")
     margin: float = Field(1.1, ge=1.0, description="room for the next save = its predicted size x this")
     capacity: Size | None = Field(None, description="real capacity where an overlay shows the host's disk")
@@ -143,8 +154,8 @@ class DiskSettings(Section):
 class RecoverySettings(Section):
     budget_restarts: int = Field(5, ge=1, description="give up only when this count and budget_time are both used up")
     budget_time: Duration = Field(2 * 3600.0, description="see budget_restarts")
-    backoff_min: Duration = Field(10.0, description="first pause between restarts")
-    backoff_max: Duration = Field(600.0, description="longest pause between restarts")
+    backoff_min: Duration = Field(10.0, description="first pause between restarts, so that a passing fault can pass")
+    backoff_max: Duration = Field(600.0, description="longest pause between restarts: an idle pod costs money")
     calm: Duration = Field(1800.0, description="after this long without a failure the counters start from zero")
     retry_after_give_up: Duration = Field(3600.0, description="one try this often after giving up; 0: never")
     on_give_up: Literal["stay", "exit"] = Field(
@@ -153,7 +164,7 @@ class RecoverySettings(Section):
 
 
 class HttpSettings(Section):
-    enabled: bool = True
+    enabled: bool = Field(True, description="health, status and metrics for probes, and the trainer's progress pings")
     host: str = Field("127.0.0.1", description="no control goes through HTTP, but nobody outside needs it either")
     port: int = Field(9477, ge=0, le=65535, description="if taken, the next free one; 0: any")
 
@@ -162,7 +173,7 @@ class LogSettings(Section):
     format: Literal["auto", "console", "json", "journal"] = Field(
         "auto", description="journal under systemd, console on a terminal, JSON lines otherwise"
     )
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
 
 
 class Settings(Section):

@@ -6,6 +6,7 @@ bytes, or a ratio 0 to 1).
 
 import math
 import re
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -35,6 +36,8 @@ def parse_duration(value: Any) -> float:
 
 def parse_size(value: Any) -> int:
     """Bytes from ``"47GB"``, ``"1GiB"`` or a bare number. Raises ValueError with an example."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
     number = _bare(value)
     if number is None:
         match = _PIECE.fullmatch(str(value).strip())
@@ -43,7 +46,10 @@ def parse_size(value: Any) -> int:
         unit = match.group(2).lower()
         if unit not in _SIZE:
             raise ValueError(f"unknown size unit {match.group(2)!r} in {value!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB")
-        number = float(match.group(1)) * _SIZE[unit]
+        amount = match.group(1)
+        if amount.isdigit():
+            return int(amount) * _SIZE[unit]  # exact also beyond 2**53
+        number = float(amount) * _SIZE[unit]
     if number < 0 or not math.isfinite(number):
         raise ValueError(f"a size cannot be {value!r}")
     return int(number)
@@ -63,9 +69,10 @@ def parse_ratio(value: Any) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest exact form: ``90.0`` is ``"1m30s"``."""
-    if seconds < 1 and seconds > 0:
-        return f"{seconds * 1000:g}ms"
+    """The shortest exact form: ``90.0`` is ``"1m30s"``. parse_duration gives the same number back."""
+    if 0 < seconds < 1:
+        text = f"{_plain(seconds * 1000)}ms"
+        return text if parse_duration(text) == seconds else f"{_plain(seconds)}s"
     rest, parts = seconds, []
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         whole = int(rest // size)
@@ -73,8 +80,24 @@ def format_duration(seconds: float) -> str:
             parts.append(f"{whole}{unit}")
             rest -= whole * size
     if rest or not parts:
-        parts.append(f"{rest:g}s")
-    return "".join(parts)
+        parts.append(f"{_plain(rest)}s")
+    text = "".join(parts)
+    return text if parse_duration(text) == seconds else f"{_plain(seconds)}s"
+
+
+def exact_size(size_bytes: int) -> str:
+    """The shortest exact form for a configuration file: ``"1GiB"``, ``"47GB"``, ``"1234567B"``."""
+    units = (("TiB", 1 << 40), ("TB", 10**12), ("GiB", 1 << 30), ("GB", 10**9), ("MiB", 1 << 20), ("MB", 10**6))
+    for unit, factor in (*units, ("KiB", 1 << 10), ("KB", 10**3)):
+        if size_bytes and size_bytes % factor == 0 and size_bytes // factor < 10_000:
+            return f"{size_bytes // factor}{unit}"
+    return f"{size_bytes}B"
+
+
+def format_ratio(ratio: float) -> str:
+    """The shortest exact form: ``0.85`` is ``"85%"``."""
+    text = f"{ratio * 100:g}%"
+    return text if parse_ratio(text) == ratio else _plain(ratio)
 
 
 def format_size(size_bytes: int) -> str:
@@ -87,12 +110,20 @@ def format_size(size_bytes: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
 
 
+def _plain(number: float) -> str:
+    """A float without an exponent that reads back as the same float."""
+    text = repr(float(number))
+    if "e" in text:
+        text = format(Decimal(text), "f")
+    return text.removesuffix(".0")
+
+
 def _bare(value: Any) -> float | None:
     if isinstance(value, bool):
         raise ValueError("expected a number, got true/false")
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -1,0 +1,266 @@
+"""Look at this machine for ``podwatch config init``: GPUs, a running trainer, where it writes.
+
+Which of the trainer's environment is copied: names that steer training (prefixes in ``KEEP_PREFIXES`` and the names in
+``KEEP``) go into the TOML; names or values that look like a secret, and store credentials, go into the env file;
+everything else is left out.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from podwatch.config.keys import looks_secret
+from podwatch.domain.errors import HostError, PermissionDenied
+from podwatch.domain.remote import valid_run_id
+
+KEEP = frozenset({"PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "XDG_CACHE_HOME", "HOME"})
+KEEP_PREFIXES: tuple[str, ...] = (
+    "WANDB_",
+    "HF_",
+    "CUDA_",
+    "NCCL_",
+    "VLLM_",
+    "PYTORCH_",
+    "TORCH_",
+    "TOKENIZERS_",
+    "TRANSFORMERS_",
+)
+KEEP_PREFIXES += ("UV_", "PRIME_", "PRL_", "RAY_", "TRITON_", "GLOO_")
+STORE_NAMES = ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT")
+_NOT_COPIED = ("PODWATCH_", "SSH_", "SUDO_", "DBUS_", "XDG_SESSION", "GPG_", "AWS_SESSION_TOKEN_EXPIRY")
+_HF_TOOLS = {"torchrun", "accelerate", "deepspeed", "axolotl", "llamafactory-cli", "swift", "trl"}
+_HF_MODULES = ("torch.distributed", "accelerate", "deepspeed", "axolotl", "trl")
+_RESUME_FLAGS: tuple[str, ...] = (
+    "--ckpt.resume-step",
+    "--resume",
+    "--resume.step",
+    "--resume.dir",
+    "--resume_from_checkpoint",
+)
+_RESUME_FLAGS += ("--ckpt.resume_step", "--resume-from-checkpoint")
+_OUTPUT_FLAGS = ("--output-dir", "--output_dir")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    index: int
+    name: str
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """A running trainer as found. ``secrets`` never go into the TOML or onto a screen."""
+
+    pid: int
+    layout: str
+    argv: tuple[str, ...]
+    cwd: Path
+    env: Mapping[str, str]
+    secrets: Mapping[str, str] = field(repr=False)
+    removed: tuple[str, ...] = ()
+
+
+def find_gpus() -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs, and a sentence when there are none to see."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return (), f"no GPU seen: {error}"
+    try:
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            try:
+                memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                used: int | None = int(memory.used)
+                total: int | None = int(memory.total)
+            except pynvml.NVMLError:
+                used = total = None
+            found.append(Gpu(index, str(pynvml.nvmlDeviceGetName(handle)), used, total))
+        return tuple(found), "" if found else "no GPU seen: NVML lists no device"
+    except pynvml.NVMLError as error:
+        return (), f"GPUs cannot be read: {error}"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def layout_of(argv: Sequence[str]) -> str:
+    """The layout of a known trainer command, else an empty string. Only the program counts, not words in arguments,
+    so that an editor or a pager on ``rl.toml`` is no trainer."""
+    words = list(argv)
+    if words and Path(words[0]).name in ("uv", "uvx") and "run" in words[1:3]:
+        words = words[words.index("run") + 1 :]
+        while words and words[0].startswith("-"):
+            takes_value = words[0] in ("--env-file", "--extra", "--group", "--with", "--python", "-p", "--project")
+            words = words[2 if takes_value else 1 :]
+    module = ""
+    if words and re.fullmatch(r"python[0-9.]*", Path(words[0]).name):
+        words = words[1:]
+        while words and words[0].startswith("-") and words[0] != "-m":
+            words = words[1:]
+        if len(words) > 1 and words[0] == "-m":
+            module = words[1]
+    program = Path(words[0]).name if words else ""
+    if module.startswith("prime_rl.") or (program == "rl" and any(w == "@" or w.startswith("--") for w in words[1:])):
+        return "prime-rl"
+    if program in _HF_TOOLS or module.startswith(_HF_MODULES):
+        return "prime-rl" if any(word.startswith("prime_rl.") for word in words) else "hf"
+    return ""
+
+
+def find_trainers() -> tuple[tuple[int, str], ...]:
+    """Pids and commands of the topmost processes that look like a trainer, oldest first."""
+    import psutil
+
+    matching: dict[int, tuple[float, str, int]] = {}
+    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    for process in psutil.process_iter(["pid", "ppid", "cmdline", "create_time"]):
+        argv = process.info["cmdline"] or []
+        if process.info["pid"] not in mine and layout_of(argv):
+            matching[process.info["pid"]] = (process.info["create_time"], " ".join(argv), process.info["ppid"])
+    found = []
+    for pid, (created, command, parent) in matching.items():
+        try:
+            above = {ancestor.pid for ancestor in psutil.Process(pid).parents()}
+        except psutil.Error:
+            above = {parent}
+        if not above & matching.keys():
+            found.append((created, pid, command))
+    return tuple((pid, command) for _, pid, command in sorted(found))
+
+
+def read_trainer(pid: int) -> Trainer:
+    """Everything a fresh start of that process would need. Raises HostError or PermissionDenied."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        argv, cwd, environment = process.cmdline(), process.cwd(), process.environ()
+    except psutil.NoSuchProcess as error:
+        raise HostError("no such process", where=f"pid {pid}", fix="name a living trainer with --pid") from error
+    except psutil.AccessDenied as error:
+        raise PermissionDenied(
+            "cannot read the trainer's command and environment",
+            where=f"pid {pid}",
+            fix="run as the same user or as root",
+        ) from error
+    if not argv:
+        raise HostError("the process has no command line", where=f"pid {pid}", fix="name its launcher with --pid")
+    command, removed = without_resume(argv)
+    env, secrets = split_environment(environment)
+    return Trainer(pid, layout_of(argv) or "prime-rl", command, Path(cwd), env, secrets, removed)
+
+
+def without_resume(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """argv without resume flags, and what was taken out: podwatch adds its own, with the step it has checked."""
+    kept: list[str] = []
+    removed: list[str] = []
+    skip = False
+    for position, word in enumerate(argv):
+        following = argv[position + 1] if position + 1 < len(argv) else ""
+        if skip:
+            removed.append(word)
+            skip = False
+        elif word.partition("=")[0] in _RESUME_FLAGS:
+            removed.append(word)
+            skip = "=" not in word and bool(following) and not re.match(r"--|@$", following)
+        else:
+            kept.append(word)
+    return tuple(kept), tuple(removed)
+
+
+def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What goes into the TOML and what into the env file; the rest is dropped."""
+    env: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    for name, value in sorted(environment.items()):
+        if name in STORE_NAMES:
+            secrets[name] = value
+        elif name.startswith(_NOT_COPIED) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            continue
+        elif looks_secret(name, value):
+            secrets[name] = value
+        elif name in KEEP or name.startswith(KEEP_PREFIXES):
+            env[name] = value
+    return env, secrets
+
+
+def trainer_config(argv: Sequence[str], cwd: Path) -> dict[str, object]:
+    """The trainer's own TOML named by ``@ FILE`` (prime-rl), merged in order; unreadable ones are left out."""
+    merged: dict[str, object] = {}
+    for position, word in enumerate(argv[:-1]):
+        if word == "@":
+            try:
+                merged |= tomllib.loads((cwd / argv[position + 1]).read_text())
+            except (OSError, ValueError):
+                continue
+    return merged
+
+
+def output_dir_of(argv: Sequence[str], cwd: Path) -> tuple[Path, str]:
+    """The likely output directory, absolute, and how it was found."""
+    for position, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name in _OUTPUT_FLAGS:
+            text = value if equals else (argv[position + 1] if position + 1 < len(argv) else "")
+            if text:
+                return _absolute(cwd / text), f"from {name} in the command"
+    configured = trainer_config(argv, cwd).get("output_dir")
+    if isinstance(configured, str):
+        return _absolute(cwd / configured), "from output_dir in the trainer's config"
+    exists = "which exists" if (cwd / "outputs").is_dir() else "a guess: correct it"
+    return _absolute(cwd / "outputs"), f"outputs under the working directory, {exists}"
+
+
+def run_id_of(argv: Sequence[str], cwd: Path, env: Mapping[str, str], output_dir: Path) -> str:
+    """A name for the run: W&B's or the trainer's own, else from the directories."""
+    candidates: list[str] = []
+    for position, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name in ("--run.name", "--wandb.name", "--run_name", "--run-name"):
+            candidates.append(value if equals else (argv[position + 1] if position + 1 < len(argv) else ""))
+    config = trainer_config(argv, cwd)
+    for section in ("run", "wandb"):
+        table = config.get(section)
+        if isinstance(table, dict) and isinstance(table.get("name"), str):
+            candidates.append(table["name"])
+    candidates += [env.get("WANDB_NAME", ""), f"{output_dir.parent.name}-{output_dir.name}", output_dir.name, "run"]
+    for candidate in candidates:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", candidate).strip("-._")[:128]
+        if name and valid_run_id(name):
+            return name
+    return "run"
+
+
+def gpu_split(gpus: Sequence[Gpu], config: Mapping[str, object]) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+    """Inference and trainer GPUs, and how sure that is (facts/prime-rl.md section 4, "GPU map")."""
+    indices = tuple(gpu.index for gpu in gpus)
+    inference, trainer = config.get("inference_gpu_ids"), config.get("trainer_gpu_ids")
+    if _indices(inference):
+        return _as_indices(inference), _as_indices(trainer), "from the trainer's config"
+    deployment = config.get("deployment")
+    count = deployment.get("num_infer_gpus") if isinstance(deployment, dict) else None
+    if isinstance(count, int) and 0 < count <= len(indices):
+        return indices[:count], indices[count:], "from num_infer_gpus in the trainer's config"
+    if len(indices) == 1:
+        return indices, indices, "one GPU for both"
+    return indices[:1], indices[1:], "prime-rl's default: the first GPU for inference; correct it if yours differs"
+
+
+def _indices(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, int) for item in value)
+
+
+def _as_indices(value: object) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, list) and _indices(value) else ()
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.normpath(path))

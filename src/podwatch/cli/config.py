@@ -1,0 +1,199 @@
+"""``podwatch config show | validate | init``."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from podwatch.config.loading import LoadedSettings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _where(function: F) -> F:
+    function = click.option("--run", "run", default="", metavar="NAME", help="use /etc/podwatch/NAME.toml")(function)
+    return click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="configuration file")(function)
+
+
+@click.group()
+def config() -> None:
+    """Look at, check or write the configuration."""
+
+
+@config.command()
+@_where
+@click.option("--json", "as_json", is_flag=True, help="machine-readable")
+def show(path: Path | None, run: str, as_json: bool) -> None:
+    """Print the effective settings: value, reason, and where each came from. Secrets are masked."""
+    from podwatch.config.explain import render_toml, to_json
+
+    loaded = _load(path, run)
+    if as_json:
+        click.echo(json.dumps(to_json(loaded.settings, loaded.sources, loaded.path), indent=2))
+    else:
+        click.echo(f"# from {loaded.path or 'environment and flags only'}; commented lines show defaults\n")
+        click.echo(render_toml(loaded.settings, loaded.sources), nl=False)
+
+
+@config.command()
+@_where
+@click.option("--json", "as_json", is_flag=True, help="machine-readable")
+def validate(path: Path | None, run: str, as_json: bool) -> None:
+    """Check the configuration; every problem is listed at once. Exit 78 if it cannot be used."""
+    from podwatch.config.problems import ConfigurationProblems
+    from podwatch.domain.errors import ConfigurationError
+
+    try:
+        loaded = _load(path, run)
+    except ConfigurationError as error:
+        if not as_json:
+            raise
+        several = isinstance(error, ConfigurationProblems)
+        problems = [str(problem) for problem in error.problems] if several else [str(error)]  # type: ignore[attr-defined]
+        click.echo(json.dumps({"schema_version": 1, "ok": False, "problems": problems}, indent=2))
+        raise SystemExit(int(error.exit_code)) from error
+    warnings = [*loaded.warnings, *_look_around(loaded)]
+    if as_json:
+        report = {"schema_version": 1, "ok": True, "path": str(loaded.path) if loaded.path else None}
+        click.echo(json.dumps({**report, "run_id": loaded.settings.run_id, "warnings": warnings}, indent=2))
+        return
+    click.echo(f"ok: {loaded.path or 'environment'} (run {loaded.settings.run_id})")
+    for warning in warnings:
+        click.echo(f"warning: {warning}")
+
+
+@config.command()
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("podwatch.toml"), help="file to write")
+@click.option("--force", is_flag=True, help="overwrite existing files")
+@click.option("--pid", type=int, help="take the command, directory and environment of this process")
+def init(output: Path, force: bool, pid: int | None) -> None:
+    """Look at this machine and write a commented configuration.
+
+    A running trainer's command, working directory and relevant environment are copied; its secrets go to a 0600 file
+    beside the configuration, never into it.
+    """
+    from podwatch.cli import _detect
+    from podwatch.config.explain import render_toml
+    from podwatch.config.loading import load_settings, load_text
+    from podwatch.domain.errors import UsageError
+
+    output = output.absolute()
+    env_file = output.with_suffix(".env")
+    for file in (output, env_file):
+        if os.path.lexists(file) and not force:
+            raise UsageError("the file exists", where=str(file), fix="choose another with -o, or pass --force")
+    found = _detect.find_trainers() if pid is None else ((pid, ""),)
+    if len(found) > 1:
+        listing = "; ".join(f"{number}: {command[:80]}" for number, command in found)
+        raise UsageError("several trainers are running", where=listing, fix="choose one with --pid")
+    gpus, no_gpu = _detect.find_gpus()
+    trainer = _detect.read_trainer(found[0][0]) if found else None
+    overrides, notes = _proposal(trainer, gpus, no_gpu)
+    if trainer is not None and trainer.secrets:
+        overrides["trainer.env_file"] = str(env_file)
+        notes["trainer.env_file"] = f"names inside: {', '.join(trainer.secrets)}"
+    proposal = load_text("", output, environ={}, overrides=overrides)
+    header = (
+        "# Written by `podwatch config init`. Commented lines show the defaults; docs/configuration.md has the reasons."
+    )
+    text = f"{header}\n\n{render_toml(proposal.settings, mask=False, notes=notes)}"
+    load_text(text, output, environ={})
+    if trainer is not None and trainer.secrets:
+        _write(env_file, _env_lines(trainer.secrets), 0o600)
+        click.echo(f"wrote {env_file} (mode 0600; {len(trainer.secrets)} secrets)")
+    _write(output, text, 0o644)
+    loaded = load_settings(output, environ={})
+    click.echo(f"wrote {output} (run {loaded.settings.run_id}, layout {loaded.settings.trainer.layout})")
+    if trainer is None:
+        click.echo("no running trainer seen: fill in [trainer] command, or start training and run this again")
+    elif trainer.removed:
+        click.echo(f"left out of the command: {' '.join(trainer.removed)} (podwatch passes the step it has checked)")
+    if no_gpu:
+        click.echo(no_gpu)
+    click.echo(f"next: read it, set [sync] store, then `podwatch config validate -c {output}`")
+
+
+def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], dict[str, str]]:
+    from podwatch.cli import _detect
+
+    argv: tuple[str, ...] = trainer.argv if trainer else ()
+    cwd: Path = trainer.cwd if trainer else Path.cwd()
+    env: Mapping[str, str] = trainer.env if trainer else {}
+    output_dir, how = _detect.output_dir_of(argv, cwd)
+    inference, training, sure = _detect.gpu_split(gpus, _detect.trainer_config(argv, cwd))
+    overrides: dict[str, object] = {
+        "run_id": _detect.run_id_of(argv, cwd, env, output_dir),
+        "trainer.layout": trainer.layout if trainer else "prime-rl",
+        "trainer.output_dir": str(output_dir),
+        "trainer.cwd": str(cwd),
+    }
+    notes = {"trainer.output_dir": how}
+    if trainer:
+        overrides |= {"trainer.command": list(argv), "trainer.env": dict(env)}
+        notes["trainer.command"] = f"copied from pid {trainer.pid}"
+    if gpus:
+        overrides |= {"gpu.inference": list(inference), "gpu.trainer": list(training)}
+        notes["gpu.inference"] = sure
+        notes["gpu.trainer"] = "; ".join(f"GPU {gpu.index}: {gpu.name}" for gpu in gpus)
+    else:
+        notes["gpu.inference"] = no_gpu
+    notes["sync.store"] = "without a store checkpoints exist on this pod only"
+    return overrides, notes
+
+
+def _load(path: Path | None, run: str) -> "LoadedSettings":
+    from podwatch.config.loading import load_settings
+
+    return load_settings(path, environ=os.environ, run=run)
+
+
+def _look_around(loaded: "LoadedSettings") -> list[str]:
+    """What the models cannot know: whether the paths exist and the secrets are kept well."""
+    trainer = loaded.settings.trainer
+    found: list[str] = []
+    cwd = trainer.cwd or trainer.output_dir.parent
+    if trainer.command and not cwd.is_dir():
+        found.append(f"[trainer] cwd {cwd} does not exist")
+    if trainer.env_file is not None:
+        try:
+            if trainer.env_file.stat().st_mode & 0o077:
+                found.append(
+                    f"[trainer] env_file {trainer.env_file} can be read by others: chmod 600 {trainer.env_file}"
+                )
+        except OSError as error:
+            found.append(f"[trainer] env_file {trainer.env_file}: {error.strerror}")
+    return found
+
+
+def _env_lines(secrets: Mapping[str, str]) -> str:
+    """NAME=value lines; a value with blanks or quotes is put in double quotes with backslashes, as systemd reads it."""
+    lines = ["# Secrets of the training, written by `podwatch config init`. Keep the mode at 0600."]
+    for name, value in secrets.items():
+        if "\n" in value:
+            continue
+        plain = bool(value) and all(character.isalnum() or character in "_-./:+=,@%" for character in value)
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        lines.append(f"{name}={value}" if plain else f'{name}="{escaped}"')
+    return "\n".join(lines) + "\n"
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    from podwatch.domain.errors import HostError
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise HostError(
+            f"cannot write: {error.strerror}", where=str(path), fix="choose another place with -o"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,183 @@
+"""Settings as a commented TOML file, as JSON and as a reference page, all from the models."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BeforeValidator
+from pydantic.fields import FieldInfo
+
+from podwatch.config.keys import env_name, looks_secret, walk
+from podwatch.config.settings import Settings
+from podwatch.config.units import exact_size, format_duration, format_ratio, parse_duration, parse_ratio, parse_size
+
+MASK = "***"
+_SECTION_NOTES = {
+    "trainer": "the training that podwatch starts, watches and resumes",
+    "gpu": "GPU memory is what tells a silent death",
+    "inference": "the second signal for a silent death, and for a hang",
+    "hang": "training that lives but makes no step",
+    "checkpoints": "when a checkpoint counts as whole",
+    "checkpoints.custom": 'only for layout = "custom"',
+    "sync": "copies outside this pod",
+    "disk": "room for the next checkpoint",
+    "recovery": "how often and how patiently to restart",
+    "http": "health, status and metrics",
+    "log": "what podwatch says about itself",
+}
+
+
+def value_of(settings: Settings, key: str) -> object:
+    """The effective value; None also for a key in a section that is not there."""
+    value: object = settings
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def plain(field: FieldInfo, value: object) -> object:
+    """A value in the form a person writes: units as text, paths as text, tuples as lists."""
+    parser = next((item.func for item in field.metadata if isinstance(item, BeforeValidator)), None)
+    parser = parser or _unit_inside(field)
+    if value is None:
+        return None
+    if parser is parse_duration and isinstance(value, int | float):
+        return format_duration(value)
+    if parser is parse_size and isinstance(value, int):
+        return exact_size(value)
+    if parser is parse_ratio and isinstance(value, float):
+        return format_ratio(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return list(value)
+    return value
+
+
+def masked(key: str, value: object) -> object:
+    """What may be shown of a value: names yes, secrets no (promise 11)."""
+    if isinstance(value, Mapping):
+        return {name: MASK if looks_secret(str(name), str(text)) else text for name, text in value.items()}
+    if isinstance(value, str) and looks_secret("", value):
+        return MASK
+    if key.endswith("command") and isinstance(value, Sequence) and not isinstance(value, str):
+        return mask_argv([str(argument) for argument in value])
+    return value
+
+
+def mask_argv(argv: Sequence[str]) -> list[str]:
+    """argv with the values of ``--api-key X``, ``--api-key=X`` and ``API_KEY=X`` hidden."""
+    shown: list[str] = []
+    hide_next = False
+    for argument in argv:
+        name, equals, value = argument.partition("=")
+        if hide_next and not argument.startswith("-"):
+            shown.append(MASK)
+        elif equals and looks_secret(name.lstrip("-")):
+            shown.append(f"{name}={MASK}")
+        else:
+            shown.append(MASK if looks_secret("", value or argument) else argument)
+        hide_next = argument.startswith("-") and not equals and looks_secret(argument.lstrip("-"))
+    return shown
+
+
+def to_toml(value: object) -> str:
+    """A TOML literal."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{to_toml(str(name))} = {to_toml(item)}" for name, item in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(to_toml(item) for item in value) + "]"
+    raise TypeError(f"no TOML form for {type(value).__name__}")
+
+
+def render_toml(
+    settings: Settings,
+    sources: Mapping[str, str] | None = None,
+    *,
+    mask: bool = True,
+    notes: Mapping[str, str] | None = None,
+) -> str:
+    """The effective settings as TOML that loads again, each with its description and where it came from.
+
+    Values at their default are commented out, so that a file made of it stays small in meaning. ``notes`` are further
+    comments by key.
+    """
+    lines: list[str] = []
+    section = ""
+    for key, field in walk():
+        home, _, name = key.rpartition(".")
+        value = value_of(settings, key)
+        if home != section:
+            absent = home and value_of(settings, home) is None
+            lines += ["", f"# {_SECTION_NOTES.get(home, home)}", f"{'# ' if absent else ''}[{home}]"]
+            section = home
+        source = (sources or {}).get(key, "default" if _is_default(field, value) else "file")
+        shown = plain(field, value)
+        shown = masked(key, shown) if mask else shown
+        lines.append(f"# {field.description}" + (f" ({source})" if source in ("environment", "flag") else ""))
+        if notes and key in notes:
+            lines.append(f"# {notes[key]}")
+        if shown is None:
+            lines.append(f"# {name} =")
+        else:
+            lines.append(f"{'# ' if source == 'default' else ''}{name} = {to_toml(shown)}")
+    return "\n".join(lines) + "\n"
+
+
+def to_json(settings: Settings, sources: Mapping[str, str], path: Path | None) -> dict[str, Any]:
+    """What ``config show --json`` prints."""
+    values = {}
+    for key, field in walk():
+        value = value_of(settings, key)
+        values[key] = {
+            "value": masked(key, plain(field, value)),
+            "source": sources.get(key, "default"),
+            "description": field.description or "",
+        }
+    return {"schema_version": 1, "path": str(path) if path else None, "settings": values}
+
+
+def render_reference() -> str:
+    """The table part of docs/configuration.md: every key with its default and its reason."""
+    lines: list[str] = []
+    section: str | None = None
+    for key, field in walk():
+        home, _, name = key.rpartition(".")
+        if home != section:
+            title = f"[{home}]" if home else "Top of the file"
+            lines += ["", f"## {title}", ""]
+            if home in _SECTION_NOTES:
+                lines += [f"{_SECTION_NOTES[home].capitalize()}.", ""]
+            lines += ["| key | default | what, and why this default | environment |", "|---|---|---|---|"]
+            section = home
+        default = (
+            "required" if field.is_required() else _code(plain(field, field.get_default(call_default_factory=True)))
+        )
+        why = (field.description or "").replace("|", "\\|")
+        lines.append(f"| `{name}` | {default} | {why} | `{env_name(key)}` |")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _code(value: object) -> str:
+    return "not set" if value is None else f"`{to_toml(value)}`"
+
+
+def _is_default(field: FieldInfo, value: object) -> bool:
+    return not field.is_required() and value == field.get_default(call_default_factory=True)
+
+
+def _unit_inside(field: FieldInfo) -> Any:
+    """The unit of ``Size | None``: pydantic leaves the marker inside the union."""
+    for member in getattr(field.annotation, "__args__", ()):
+        for item in getattr(member, "__metadata__", ()):
+            if isinstance(item, BeforeValidator):
+                return item.func
+    return None

@@ -1,0 +1,132 @@
+"""The keys the models know, as dotted names, and which names smell of a secret."""
+
+import difflib
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from podwatch.config.settings import Settings
+
+ENV_PREFIX = "PODWATCH_"
+OPERATIONAL = frozenset(
+    {
+        "PODWATCH_CONFIG",
+        "PODWATCH_RUN",
+        "PODWATCH_RUNTIME_DIR",
+        "PODWATCH_DEBUG",
+        "PODWATCH_STEP",
+        "PODWATCH_CHECKPOINT",
+        "PODWATCH_RESUME_ARGS",
+        "PODWATCH_START_ID",
+    }
+)
+"""Names that begin like a setting but steer programs instead; exported to training or read by the command line."""
+
+_SECRET = re.compile(
+    r"(?:^|[_.-])(?:API_?KEY|KEY|KEY_?ID|TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:$|[_.-])", re.I
+)
+_SECRET_TOML = re.compile(r"^(?:b2_)?(?:application|account)_?key(?:_?id)?$|^(?:secret|access)_?key(?:_?id)?$", re.I)
+_USERINFO = re.compile(r"^[a-z][a-z0-9+.-]*://[^/\s@]*:[^/\s@]+@", re.I)
+
+
+def looks_secret(name: str, value: str = "") -> bool:
+    """Whether an environment variable or flag of this name (or with this value) must never be written or shown."""
+    return bool(_SECRET.search(name) or (value and _USERINFO.match(value)))
+
+
+def is_credential_key(name: str) -> bool:
+    """Whether a TOML key is an attempt to put store credentials into the file."""
+    return bool(_SECRET_TOML.match(name) or (name.isupper() and looks_secret(name)))
+
+
+def submodel(field: FieldInfo) -> type[BaseModel] | None:
+    """The section a field holds, also behind ``| None``."""
+    for candidate in (field.annotation, *get_args(field.annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def walk(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every leaf setting with its dotted name, sections in the order of the model, plain keys first."""
+    sections: list[tuple[str, type[BaseModel]]] = []
+    for name, field in model.model_fields.items():
+        section = submodel(field)
+        if section is not None:
+            sections.append((name, section))
+        else:
+            yield f"{prefix}{name}", field
+    for name, section in sections:
+        yield from walk(section, f"{prefix}{name}.")
+
+
+@cache
+def known_keys() -> tuple[str, ...]:
+    return tuple(name for name, _ in walk())
+
+
+@cache
+def known_sections() -> tuple[str, ...]:
+    """Dotted section names, a section before those inside it."""
+    found: dict[str, None] = {}
+    for name in known_keys():
+        parts = name.split(".")
+        for length in range(1, len(parts)):
+            found.setdefault(".".join(parts[:length]))
+    return tuple(found)
+
+
+def env_name(key: str) -> str:
+    return ENV_PREFIX + key.upper().replace(".", "__")
+
+
+def suggest_key(path: tuple[str, ...]) -> str:
+    """A sentence for an unknown key: the nearest of its own section first, then the same name elsewhere."""
+    section, name = ".".join(path[:-1]), path[-1].replace("-", "_").lower()
+    siblings = _names_in(section)
+    if name in siblings:
+        return f'write "{name}"'
+    if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
+        return f'did you mean "{close[0]}"?'
+    leaves: dict[str, list[str]] = {}
+    for key in known_keys():
+        leaves.setdefault(key.rpartition(".")[2], []).append(key)
+    if close := difflib.get_close_matches(name, list(leaves), n=1, cutoff=0.75):
+        home, _, leaf = leaves[close[0]][0].rpartition(".")
+        return f'did you mean "{leaf}" in [{home}]?' if home else f'did you mean "{leaf}" at the top of the file?'
+    return "remove it" + (f"; [{section}] knows {', '.join(siblings)}" if section and siblings else "")
+
+
+def suggest_env(name: str) -> str:
+    """A sentence for an unknown PODWATCH_* variable."""
+    names = [env_name(key) for key in known_keys()] + sorted(OPERATIONAL)
+    upper = name.upper()
+    if upper in names:
+        return f"write it in capitals: {upper}"
+    flat = {candidate.replace("__", "_"): candidate for candidate in names}
+    if upper.replace("__", "_") in flat:
+        return f"did you mean {flat[upper.replace('__', '_')]}? (two underscores between section and key)"
+    close = difflib.get_close_matches(upper, names, n=1, cutoff=0.7)
+    return f"did you mean {close[0]}?" if close else "unset it, or see docs/configuration.md for the names"
+
+
+def _names_in(section: str) -> list[str]:
+    prefix = f"{section}." if section else ""
+    inside = [key[len(prefix) :].split(".")[0] for key in known_keys() if key.startswith(prefix)]
+    return list(dict.fromkeys(inside))
+
+
+def flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mapping to dotted leaves; a mapping that is itself a setting (``trainer.env``) stays one leaf."""
+    leaves: dict[str, Any] = {}
+    for name, value in data.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and key not in known_keys():
+            leaves |= flatten(value, f"{key}.")
+        else:
+            leaves[key] = value
+    return leaves

@@ -1,0 +1,341 @@
+"""From a file, the environment and flags to one checked Settings, or to every problem at once.
+
+Order (DESIGN section 7): ``-c``, ``$PODWATCH_CONFIG``, ``./podwatch.toml``, ``/etc/podwatch/podwatch.toml`` (or
+``/etc/podwatch/NAME.toml`` with ``--run NAME``); then the environment, then flags, each stronger than the one before.
+"""
+
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from podwatch.config.keys import ENV_PREFIX, OPERATIONAL, env_name, flatten, known_keys, known_sections, suggest_env
+from podwatch.config.problems import ConfigurationProblems, Problem, Sources, explain_errors, find_secrets
+from podwatch.config.settings import Settings
+from podwatch.config.toml_lines import key_lines
+from podwatch.domain.errors import ConfigurationError
+
+Source = Literal["default", "file", "environment", "flag"]
+FILE_NAME = "podwatch.toml"
+ETC = Path("/etc/podwatch")
+_MAX_FILE = 1 << 20
+_AT = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """The effective settings and where each came from. ``path`` is None when environment and flags were enough.
+
+    ``refused`` is set when the file could not be used and the last good copy stands in for it (last_good.py).
+    """
+
+    settings: Settings
+    path: Path | None
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    text: str = field(default="", repr=False)
+    """The file as it was read, for the last good copy."""
+    refused: str = ""
+
+
+def load_settings(
+    path: Path | None,
+    *,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, object] | None = None,
+    search: bool = True,
+    run: str = "",
+) -> LoadedSettings:
+    """Load and check everything. Raises ConfigurationError (exit 78) naming every problem with file and line.
+
+    ``overrides`` are flags by dotted key. Without ``search`` only ``path`` (or nothing) is read.
+    """
+    found = find_file(path, environ=environ, run=run) if search or path else None
+    text = read_trusted(found) if found is not None else ""
+    return load_text(text, found, environ=environ, overrides=overrides or {}, run=run)
+
+
+def load_text(
+    text: str,
+    path: Path | None,
+    *,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, object] | None = None,
+    run: str = "",
+) -> LoadedSettings:
+    """As load_settings, for a text that was read already; ``path`` is only named in messages."""
+    data = parse_toml(text, path)
+    lines = key_lines(text)
+    flags = _nest(overrides or {})
+    variables, problems = _variables(environ)
+    problems += find_secrets(data, lines, path)
+    inputs = _Inputs(flags=flags, variables=variables, data=data)
+    token = _INPUTS.set(inputs)
+    try:
+        loaded = _FromSources()
+    except ValidationError as error:
+        where = Sources(
+            path=path, lines=lines, file=flatten(data), environment=inputs.environment, flags=flatten(flags)
+        )
+        problems += explain_errors(error, where)
+        if path is None and all(problem.missing for problem in problems):
+            raise ConfigurationError(
+                "no configuration file",
+                where=", ".join(str(place) for place in search_path(environ, run)),
+                fix="write one with `podwatch config init`, or name one with -c FILE",
+            ) from error
+    finally:
+        _INPUTS.reset(token)
+    if problems:
+        raise ConfigurationProblems(problems)
+    settings = Settings.model_validate({name: getattr(loaded, name) for name in Settings.model_fields})
+    sources: dict[str, Source] = dict.fromkeys(known_keys(), "default")
+    sources |= dict.fromkeys(flatten(data), "file")
+    sources |= dict.fromkeys(inputs.environment, "environment")
+    sources |= dict.fromkeys(flatten(flags), "flag")
+    return LoadedSettings(settings, path, sources, _warnings(settings, sources), text)
+
+
+def search_path(environ: Mapping[str, str], run: str = "") -> tuple[Path, ...]:
+    """Where a configuration is looked for, in order."""
+    if run:
+        return (ETC / f"{run}.toml",)
+    named = environ.get("PODWATCH_CONFIG", "")
+    return (*((Path(named),) if named else ()), Path(FILE_NAME), ETC / FILE_NAME)
+
+
+def find_file(path: Path | None, *, environ: Mapping[str, str], run: str = "") -> Path | None:
+    """The file to use, absolute. A file that was named must exist; the usual places may be empty (None)."""
+    if path is not None:
+        return _must_exist(path, "-c/--config")
+    if run:
+        return _must_exist(ETC / f"{run}.toml", f"--run {run}")
+    if environ.get("PODWATCH_CONFIG"):
+        return _must_exist(Path(environ["PODWATCH_CONFIG"]), "PODWATCH_CONFIG")
+    for place in search_path({}):
+        try:
+            place.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise ConfigurationError(f"cannot look for {place}: {error.strerror}", where=str(place.parent)) from error
+        return place.absolute()
+    return None
+
+
+def read_trusted(path: Path) -> str:
+    """The text of a file that only root or the caller could have written; everything in it decides what is run."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigurationError("the configuration is not a regular file", where=str(path))
+            if status.st_uid not in (0, os.geteuid()):
+                raise ConfigurationError(
+                    f"the configuration belongs to uid {status.st_uid}, who could make podwatch run anything",
+                    where=str(path),
+                    fix=f"chown {os.geteuid()} {path}",
+                )
+            if status.st_mode & 0o022:
+                raise ConfigurationError(
+                    f"the configuration can be written by others (mode {stat.S_IMODE(status.st_mode):04o})",
+                    where=str(path),
+                    fix=f"chmod go-w {path}",
+                )
+            raw = file.read(_MAX_FILE + 1)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read the configuration: {error.strerror}", where=str(path), fix="check its path and permissions"
+        ) from error
+    if len(raw) > _MAX_FILE:
+        raise ConfigurationError("the configuration is larger than 1 MiB", where=str(path), fix="is it the right file?")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ConfigurationError(
+            "the configuration is not UTF-8", where=f"{path}:{line}", fix="save it as UTF-8"
+        ) from error
+
+
+def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
+    """Raises ConfigurationError with line and column."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = str(error)
+        at = _AT.search(message)
+        line, column = (at[1], at[2]) if at and at[1] else (str(len(text.splitlines()) or 1), "1")
+        raise ConfigurationError(
+            f"this is not TOML: {_AT.sub('', message)}", where=f"{path}:{line}:{column}", fix="correct that line"
+        ) from error
+
+
+def changes_needing_restart(old: Settings, new: Settings) -> tuple[str, ...]:
+    """Dotted keys that differ and that a running podwatch cannot take over (DESIGN section 4, SIGHUP)."""
+    fixed: tuple[str, ...] = ("run_id", "state_dir", "trainer.layout", "trainer.output_dir", "trainer.checkpoint_dir")
+    fixed += ("checkpoints.custom", "sync.store", "http.enabled", "http.host", "http.port")
+    return tuple(key for key in fixed if _get(old, key) != _get(new, key))
+
+
+@dataclass(slots=True)
+class _Inputs:
+    flags: dict[str, Any]
+    variables: dict[str, str]
+    data: dict[str, Any]
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+_INPUTS: ContextVar[_Inputs] = ContextVar("podwatch_settings_inputs")
+
+
+class _FromSources(Settings, BaseSettings):
+    """Settings, fed by pydantic-settings from the inputs of the current load."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        inputs = _INPUTS.get()
+        return (_Flags(settings_cls, inputs), _Environment(settings_cls, inputs), _File(settings_cls, inputs))
+
+
+class _Flags(PydanticBaseSettingsSource):
+    def __init__(self, settings_cls: type[BaseSettings], inputs: _Inputs) -> None:
+        super().__init__(settings_cls)
+        self._flags = inputs.flags
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return self._flags.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return self._flags
+
+
+class _Environment(EnvSettingsSource):
+    """PODWATCH_* of the mapping that was passed in; lists as JSON or with commas."""
+
+    def __init__(self, settings_cls: type[BaseSettings], inputs: _Inputs) -> None:
+        self._inputs = inputs
+        super().__init__(settings_cls)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return dict(self._inputs.variables)
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        text = str(value).strip()
+        if text.startswith(("[", "{")):
+            return json.loads(text)
+        if str in get_args(field.annotation) and getattr(field.annotation, "__origin__", None) is not tuple:
+            raise ValueError("a plain word is meant")
+        if getattr(field.annotation, "__origin__", None) is tuple:
+            return [piece.strip() for piece in text.split(",") if piece.strip()]
+        return value
+
+    def __call__(self) -> dict[str, Any]:
+        values = super().__call__()
+        self._inputs.environment = flatten(values)
+        return values
+
+
+class _File(TomlConfigSettingsSource):
+    """The text was read and parsed before, from a descriptor whose owner was checked; it is not opened again."""
+
+    def __init__(self, settings_cls: type[BaseSettings], inputs: _Inputs) -> None:
+        self._data = inputs.data
+        super().__init__(settings_cls, toml_file=Path(os.devnull))
+        self.init_kwargs = self._data
+
+
+def _variables(environ: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:
+    """The settings among the environment, by the lower-case names pydantic-settings looks for."""
+    variables: dict[str, str] = {}
+    problems: list[Problem] = []
+    names = {env_name(key) for key in known_keys()} | {env_name(section) for section in known_sections()}
+    extra_env = env_name("trainer.env") + "__"
+    for name, value in environ.items():
+        if not name.startswith(ENV_PREFIX) or name in OPERATIONAL:
+            continue
+        if name.startswith(extra_env):
+            variables[extra_env.lower() + name[len(extra_env) :]] = value
+        elif name not in names:
+            problems.append(Problem(f"unknown setting {name}", where="environment", fix=suggest_env(name)))
+        elif value.strip().startswith(("[", "{")) and not _is_json(value):
+            problems.append(Problem(f"{name} is not valid JSON", where="environment", fix='for example ["a", "b"]'))
+        else:
+            variables[name.lower()] = value
+    return variables, problems
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _nest(dotted: Mapping[str, object]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in dotted.items():
+        *sections, leaf = key.split(".")
+        target = nested
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[leaf] = value
+    return nested
+
+
+def _must_exist(path: Path, named_by: str) -> Path:
+    if not path.is_file():
+        what = "is a directory" if path.is_dir() else "does not exist"
+        raise ConfigurationError(
+            f"the configuration named by {named_by} {what}",
+            where=str(path),
+            fix=f"correct the path, or write the file with `podwatch config init -o {path}`",
+        )
+    return path.absolute()
+
+
+def _warnings(settings: Settings, sources: Mapping[str, Source]) -> tuple[str, ...]:
+    found: list[str] = []
+    if not settings.sync.store:
+        found.append("NOT BACKED UP: [sync] store is not set, checkpoints exist on this pod only")
+    if not settings.gpu.inference:
+        found.append("[gpu] inference is empty: a silent death of the inference engine cannot be seen by GPU memory")
+    if not settings.trainer.command:
+        found.append("[trainer] command is empty: podwatch can attach to a trainer but never start one")
+    both = set(settings.gpu.inference) & set(settings.gpu.trainer)
+    if both:
+        found.append(f"GPU {', '.join(map(str, sorted(both)))} is shared by inference and trainer: judged by its share")
+    return tuple(found)
+
+
+def _get(settings: Settings, key: str) -> object:
+    value: object = settings
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,147 @@
+"""What is wrong with a configuration, said so that a person can correct all of it in one go."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from podwatch.config.keys import env_name, is_credential_key, known_keys, known_sections, looks_secret, suggest_key
+from podwatch.config.toml_lines import line_of
+from podwatch.domain.errors import ConfigurationError
+
+_EXAMPLES = {"run_id": 'run_id = "my-run"', "trainer": "[trainer]", "trainer.output_dir": 'output_dir = "/app/outputs"'}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to correct. ``missing`` marks a value that simply is not there."""
+
+    what: str
+    where: str = ""
+    fix: str = ""
+    missing: bool = False
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}: {self.fix}" if self.fix else text
+
+
+class ConfigurationProblems(ConfigurationError):  # noqa: N818 - several, so not "Error"
+    """All problems of one configuration together, in the order of the file."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(dict.fromkeys(problems))
+        first = self.problems[0]
+        if len(self.problems) == 1:
+            super().__init__(first.what, where=first.where, fix=first.fix)
+        else:
+            super().__init__(f"{len(self.problems)} problems in the configuration", fix="correct each of them")
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return str(self.problems[0])
+        return f"{self.what}:\n" + "\n".join(f"  {problem}" for problem in self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Which source holds which key, to name the right place in a message."""
+
+    path: Path | None
+    lines: dict[tuple[str, ...], int]
+    file: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+    def where(self, key: str) -> str:
+        if any(_covers(key, flag) for flag in self.flags):
+            return "command line"
+        for name in self.environment:
+            if _covers(key, name):
+                return env_name(name)
+        if self.path is None:
+            return "configuration"
+        line = line_of(self.lines, tuple(key.split(".")))
+        return f"{self.path}:{line}" if line else str(self.path)
+
+
+def explain_errors(error: ValidationError, sources: Sources) -> list[Problem]:
+    """One problem per key, sorted as they stand in the file."""
+    problems: dict[str, Problem] = {}
+    for detail in error.errors(include_url=False):
+        path = tuple(str(piece) for piece in detail["loc"])
+        key = _setting_of(path)
+        if detail["type"] == "extra_forbidden" and is_credential_key(path[-1]):
+            continue  # told by find_secrets, with the better fix
+        if detail["type"] == "extra_forbidden":
+            key = ".".join(path)
+            problems[key] = Problem(f"unknown key {_name(key)}", where=sources.where(key), fix=suggest_key(path))
+        elif detail["type"] == "missing":
+            problems[key] = Problem(
+                f"{_name(key)} is missing", where=sources.where(key), fix=f"add {_EXAMPLES.get(key, key)}", missing=True
+            )
+        elif key not in problems:
+            problems[key] = Problem(_message(key, dict(detail)), where=sources.where(key))
+    order = {key: sources.lines.get(tuple(key.split(".")), 1 << 30) for key in problems}
+    return [problems[key] for key in sorted(problems, key=lambda name: order[name])]
+
+
+def find_secrets(data: dict[str, Any], lines: dict[tuple[str, ...], int], path: Path | None) -> list[Problem]:
+    """Secrets do not belong into the file: it is shown, copied and committed (DESIGN section 7)."""
+    found: list[Problem] = []
+
+    def at(key: tuple[str, ...]) -> str:
+        line = line_of(lines, key)
+        return f"{path}:{line}" if line else str(path)
+
+    def visit(table: dict[str, Any], prefix: tuple[str, ...]) -> None:
+        for name, value in table.items():
+            key = (*prefix, name)
+            if prefix == ("trainer", "env") or is_credential_key(name):
+                text = value if isinstance(value, str) else ""
+                if is_credential_key(name) or looks_secret(name, text):
+                    fix = f"move it to the file named by trainer.env_file as {name.upper()}=..., mode 0600"
+                    found.append(Problem(f"a secret in the configuration: {'.'.join(key)}", where=at(key), fix=fix))
+            elif isinstance(value, dict):
+                visit(value, key)
+            elif name == "store" and isinstance(value, str) and "@" in value.partition("://")[2].partition("/")[0]:
+                fix = "write b2://bucket only; the key goes into B2_APPLICATION_KEY_ID and B2_APPLICATION_KEY"
+                found.append(Problem(f"a secret in the configuration: {'.'.join(key)}", where=at(key), fix=fix))
+
+    visit(data, ())
+    return found
+
+
+def _covers(key: str, name: str) -> bool:
+    return key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.")
+
+
+def _setting_of(path: tuple[str, ...]) -> str:
+    """The setting a pydantic location lies in: list indices and union members are cut off."""
+    names = set(known_keys()) | set(known_sections())
+    for length in range(len(path), 0, -1):
+        if ".".join(path[:length]) in names:
+            return ".".join(path[:length])
+    return ".".join(path)
+
+
+def _name(key: str) -> str:
+    if key in known_sections():
+        return f"[{key}]"
+    section, _, leaf = key.rpartition(".")
+    return f'"{leaf}" in [{section}]' if section else f'"{leaf}"'
+
+
+def _message(key: str, detail: dict[str, Any]) -> str:
+    text = str(detail["msg"]).removeprefix("Value error, ")
+    if key == "trainer.resume_args":
+        text = 'must be "auto", "none" or a list of arguments'
+    if not key:
+        return text
+    value = detail.get("input")
+    if isinstance(value, str | int | float) and not isinstance(value, bool) and repr(value) not in text:
+        secret = looks_secret(key) or looks_secret("", str(value))
+        text = f"{text[0].lower()}{text[1:]}" + ("" if secret else f" (it is {value!r})")
+    return f"{_name(key)}: {text}"

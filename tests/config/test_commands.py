@@ -1,0 +1,192 @@
+"""The `config` commands, against a real process that looks like prime-rl's launcher."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from podwatch.cli._detect import layout_of, read_trainer, run_id_of, split_environment, without_resume
+from podwatch.cli.config import config
+from podwatch.config.loading import load_settings
+from podwatch.domain.errors import ConfigurationError, HostError, UsageError
+
+MINIMAL = 'run_id = "r1"\n[trainer]\noutput_dir = "/data/out"\n'
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(config, list(arguments))
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """`python .../rl @ train.toml --ckpt --resume.step 40` in a directory of its own."""
+    cwd = tmp_path / "app"
+    cwd.mkdir()
+    (cwd / "train.toml").write_text('output_dir = "runs/one"\n[wandb]\nname = "My Run!"\n')
+    program = tmp_path / "rl"
+    program.write_text("import sys, time\nprint('up', flush=True)\ntime.sleep(120)\n")
+    process = subprocess.Popen(
+        [sys.executable, str(program), "@", "train.toml", "--ckpt", "--resume.step", "40", "--max-steps", "99"],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        env={
+            "PATH": os.environ["PATH"],
+            "WANDB_MODE": "offline",
+            "WANDB_API_KEY": "hush-1",
+            "HF_TOKEN": 'hush "2"',
+            "B2_APPLICATION_KEY": "hush-3",
+            "EDITOR": "vi",
+            "SSH_AUTH_TOKEN": "hush-4",
+        },
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_init_copies_a_running_trainer(trainer: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
+    target = tmp_path / "etc.toml"
+    result = run("init", "-o", str(target), "--pid", str(trainer.pid))
+    assert result.exit_code == 0, result.output
+    settings = load_settings(target, environ={}).settings
+    assert settings.run_id == "My-Run"
+    assert settings.trainer.layout == "prime-rl"
+    assert settings.trainer.output_dir == tmp_path / "app" / "runs" / "one"
+    assert settings.trainer.cwd == tmp_path / "app"
+    assert settings.trainer.command[2:] == ("@", "train.toml", "--ckpt", "--max-steps", "99")
+    assert settings.trainer.env == {"PATH": os.environ["PATH"], "WANDB_MODE": "offline"}
+    env_file = tmp_path / "etc.env"
+    assert settings.trainer.env_file == env_file
+    assert env_file.stat().st_mode & 0o777 == 0o600
+    lines = env_file.read_text().splitlines()
+    assert "WANDB_API_KEY=hush-1" in lines
+    assert 'HF_TOKEN="hush \\"2\\""' in lines
+    assert "B2_APPLICATION_KEY=hush-3" in lines
+    assert "hush" not in target.read_text() + result.output
+    assert "hush-4" not in env_file.read_text()
+    assert "left out of the command: --resume.step 40" in result.output
+    assert run("validate", "-c", str(target)).exit_code == 0
+
+
+def test_init_never_overwrites_without_force(tmp_path: Path) -> None:
+    target = tmp_path / "p.toml"
+    target.write_text("mine")
+    result = run("init", "-o", str(target), "--pid", str(os.getpid()))
+    assert isinstance(result.exception, UsageError)
+    assert target.read_text() == "mine"
+    assert run("init", "-o", str(target), "--pid", str(os.getpid()), "--force").exit_code == 0
+    assert target.read_text() != "mine"
+    assert sorted(path.suffix for path in tmp_path.iterdir()) in ([".toml"], [".env", ".toml"])
+
+
+def test_init_without_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("podwatch.cli._detect.find_trainers", lambda: ())
+    monkeypatch.chdir(tmp_path)
+    result = run("init")
+    assert result.exit_code == 0, result.output
+    assert "no running trainer seen" in result.output
+    assert load_settings(tmp_path / "podwatch.toml", environ={}).settings.trainer.output_dir == tmp_path / "outputs"
+
+
+def test_the_search_sees_the_process_and_only_its_top(trainer: "subprocess.Popen[bytes]") -> None:
+    from podwatch.cli._detect import find_trainers
+
+    deadline = time.monotonic() + 10
+    while trainer.pid not in dict(find_trainers()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert os.getpid() not in dict(find_trainers())
+
+
+def test_a_process_that_is_gone_is_named() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    with pytest.raises(HostError, match=f"pid {process.pid}"):
+        read_trainer(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("argv", "layout"),
+    [
+        (["uv", "run", "rl", "@", "x.toml"], "prime-rl"),
+        (["/usr/bin/uv", "run", "--env-file", ".env", "rl", "--ckpt"], "prime-rl"),
+        (["/v/bin/python3.12", "/v/bin/rl", "@", "x.toml"], "prime-rl"),
+        (["python", "-u", "-m", "prime_rl.entrypoints.rl"], "prime-rl"),
+        (["torchrun", "--nproc", "2", "train.py"], "hf"),
+        (["torchrun", "-m", "prime_rl.trainer.rl.train"], "prime-rl"),
+        (["/v/bin/python", "/v/bin/accelerate", "launch", "t.py"], "hf"),
+        (["python", "-m", "torch.distributed.run", "t.py"], "hf"),
+        (["vim", "rl.toml"], ""),
+        (["tail", "-f", "rl"], ""),
+        (["rl"], ""),
+        (["python", "serve.py", "--name", "torchrun"], ""),
+        ([], ""),
+    ],
+)
+def test_what_is_a_trainer(argv: list[str], layout: str) -> None:
+    assert layout_of(argv) == layout
+
+
+def test_resume_flags_are_taken_out() -> None:
+    assert without_resume(["rl", "--resume", "--ckpt", "--ckpt.resume-step=5"]) == (
+        ("rl", "--ckpt"),
+        ("--resume", "--ckpt.resume-step=5"),
+    )
+    assert without_resume(["rl", "--ckpt.resume-step", "-1", "x"]) == (("rl", "x"), ("--ckpt.resume-step", "-1"))
+
+
+def test_only_relevant_environment_is_kept() -> None:
+    env, secrets = split_environment(
+        {"HF_HOME": "/h", "LS_COLORS": "x", "WANDB_BASE_URL": "https://a:b@c", "A_KEY": "k"}
+    )
+    assert env == {"HF_HOME": "/h"}
+    assert secrets == {"WANDB_BASE_URL": "https://a:b@c", "A_KEY": "k"}
+
+
+def test_a_run_id_is_always_valid() -> None:
+    assert run_id_of([], Path("/"), {"WANDB_NAME": "//"}, Path("/app/outputs")) == "app-outputs"
+    assert run_id_of(["--run.name=a b"], Path("/"), {}, Path("/o")) == "a-b"
+
+
+def test_validate_lists_problems_and_ends_with_78(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(MINIMAL + "colour = 1\n[gpu]\npoll = 'x'\n")
+    file.chmod(0o644)
+    result = run("validate", "-c", str(file))
+    assert isinstance(result.exception, ConfigurationError)
+    assert int(result.exception.exit_code) == 78
+    result = run("validate", "-c", str(file), "--json")
+    assert result.exit_code == 78
+    assert len(json.loads(result.output)["problems"]) == 2
+
+
+def test_validate_looks_at_the_env_file(tmp_path: Path) -> None:
+    env_file = tmp_path / "x.env"
+    env_file.write_text("A=1\n")
+    env_file.chmod(0o644)
+    file = tmp_path / "p.toml"
+    file.write_text(MINIMAL + f'env_file = "{env_file}"\n')
+    file.chmod(0o644)
+    assert f"chmod 600 {env_file}" in run("validate", "-c", str(file)).output
+
+
+def test_show(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(MINIMAL)
+    file.chmod(0o644)
+    assert 'run_id = "r1"' in run("show", "-c", str(file)).output
+    shown = json.loads(run("show", "-c", str(file), "--json").output)
+    assert shown["settings"]["run_id"] == {
+        "value": "r1",
+        "source": "file",
+        "description": shown["settings"]["run_id"]["description"],
+    }

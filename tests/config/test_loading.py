@@ -1,0 +1,226 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from podwatch.config.keys import looks_secret
+from podwatch.config.loading import changes_needing_restart, load_settings, load_text
+from podwatch.config.problems import ConfigurationProblems
+from podwatch.domain.errors import ConfigurationError, ExitCode
+
+MINIMAL = 'run_id = "r1"\n[trainer]\noutput_dir = "/data/out"\n'
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def problems(text: str, environ: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigurationProblems) as caught:
+        load_text(text, Path("/etc/p.toml"), environ=environ or {})
+    assert caught.value.exit_code == ExitCode.CONFIGURATION
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    file = write(tmp_path / "p.toml", MINIMAL + '[gpu]\npoll = "1s"\nhold = "9s"\nfloor = "2GiB"\n')
+    loaded = load_settings(
+        file,
+        environ={"PODWATCH_GPU__HOLD": "10s", "PODWATCH_GPU__FLOOR": "3GiB", "UNRELATED": "x"},
+        overrides={"gpu.floor": "4GiB"},
+    )
+    gpu = loaded.settings.gpu
+    assert (gpu.poll, gpu.hold, gpu.floor, gpu.deadline) == (1.0, 10.0, 4 << 30, 5.0)
+    assert [loaded.sources[f"gpu.{key}"] for key in ("poll", "hold", "floor", "deadline")] == [
+        "file",
+        "environment",
+        "flag",
+        "default",
+    ]
+    assert loaded.path == file
+
+
+def test_lists_and_mappings_from_the_environment() -> None:
+    loaded = load_text(
+        MINIMAL,
+        None,
+        environ={
+            "PODWATCH_GPU__INFERENCE": "0, 1",
+            "PODWATCH_TRAINER__COMMAND": '["uv", "run", "a,b"]',
+            "PODWATCH_TRAINER__RESUME_ARGS": "none",
+            "PODWATCH_TRAINER__ENV__Mixed_Case": "1",
+            "PODWATCH_DISK__CAPACITY": "100GB",
+        },
+    )
+    trainer = loaded.settings.trainer
+    assert loaded.settings.gpu.inference == (0, 1)
+    assert trainer.command == ("uv", "run", "a,b")
+    assert trainer.resume_args == "none"
+    assert trainer.env == {"Mixed_Case": "1"}
+    assert loaded.settings.disk.capacity == 100 * 10**9
+    assert loaded.sources["trainer.env"] == "environment"
+
+
+def test_resume_args_may_be_a_json_list_in_the_environment() -> None:
+    loaded = load_text(MINIMAL, None, environ={"PODWATCH_TRAINER__RESUME_ARGS": '["--from", "{step}"]'})
+    assert loaded.settings.trainer.resume_args == ("--from", "{step}")
+
+
+def test_environment_alone_is_enough() -> None:
+    loaded = load_settings(None, environ={"PODWATCH_RUN_ID": "r", "PODWATCH_TRAINER__OUTPUT_DIR": "/o"}, search=False)
+    assert loaded.path is None
+    assert loaded.settings.run_id == "r"
+
+
+def test_every_problem_is_listed_at_once_with_its_line() -> None:
+    found = problems(
+        'run_id = "a b"\nmode = "acts"\n[trainer]\nlayuot = "hf"\noutput_dir = "/o"\ncommand = "rl"\n'
+        '[gpu]\npoll = "2 parsec"\n[disk]\nprune-above = "90%"\n[gpuu]\nx = 1\n',
+        {"PODWATCH_GPU_POLL": "1s", "PODWATCH_GPU__HOLD": "x"},
+    )
+    text = "\n".join(found)
+    for expected in (
+        '/etc/p.toml:1: "run_id": use 1 to 128 letters',
+        '/etc/p.toml:2: "mode": input should be',
+        '/etc/p.toml:4: unknown key "layuot" in [trainer]: did you mean "layout"?',
+        '/etc/p.toml:6: "command" in [trainer]: must be a list of arguments',
+        "/etc/p.toml:8: \"poll\" in [gpu]: unknown time unit 'parsec'",
+        '/etc/p.toml:10: unknown key "prune-above" in [disk]: write "prune_above"',
+        '/etc/p.toml:11: unknown key "gpuu": did you mean "gpu"?',
+        "environment: unknown setting PODWATCH_GPU_POLL: did you mean PODWATCH_GPU__POLL?",
+        'PODWATCH_GPU__HOLD: "hold" in [gpu]',
+    ):
+        assert expected in text
+    assert len(found) == 9
+
+
+def test_a_key_in_the_wrong_section_is_sent_home() -> None:
+    assert problems('store = "b2://x"\n' + MINIMAL) == [
+        '/etc/p.toml:1: unknown key "store": did you mean "store" in [sync]?'
+    ]
+
+
+def test_lines_are_right_after_multi_line_values() -> None:
+    text = 'run_id = "r"\n[trainer]\noutput_dir = "/o"\ncommand = [\n  "a", # ]\n  "b = [",\n]\n'
+    text += 'logs = ["""\nx = 1\n"""]\nbad = 1\n'
+    assert problems(text) == ['/etc/p.toml:11: unknown key "bad" in [trainer]: remove it; ' + _knows("trainer")]
+
+
+def _knows(section: str) -> str:
+    from podwatch.config.settings import TrainerSettings
+
+    return f"[{section}] knows {', '.join(TrainerSettings.model_fields)}"
+
+
+def test_toml_syntax_names_line_and_column() -> None:
+    with pytest.raises(ConfigurationError, match=r"/etc/p.toml:2:5") as caught:
+        load_text('run_id = "r"\n[gpu\n', Path("/etc/p.toml"), environ={})
+    assert "not TOML" in str(caught.value)
+
+
+def test_contradictions() -> None:
+    assert "prune_to must be below" in problems(MINIMAL + '[disk]\nprune_to = "90%"\n')[0]
+    assert "[checkpoints.custom]" in problems(MINIMAL + 'layout = "custom"\n')[0]
+    assert "state_dir must not lie under" in problems('state_dir = "/data/out/x"\n' + MINIMAL)[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'b2_application_key = "hush"\n' + MINIMAL,
+        MINIMAL + 'env = { WANDB_API_KEY = "hush" }\n',
+        MINIMAL + '[trainer.env]\nHF_TOKEN = "hush"\n',
+        MINIMAL + '[trainer.env]\nPROXY = "http://me:hush@host"\n',
+        MINIMAL + '[sync]\nstore = "b2://id:hush@bucket"\n',
+        MINIMAL + '[sync]\napplication_key_id = "hush"\n',
+    ],
+)
+def test_secrets_in_the_file_are_refused_and_not_repeated(text: str) -> None:
+    found = problems(text)
+    assert len(found) == 1
+    assert "a secret in the configuration" in found[0]
+    assert "hush" not in found[0]
+
+
+def test_harmless_names_are_no_secrets() -> None:
+    assert not any(looks_secret(name) for name in ("TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY", "PATH", "KEEP"))
+    assert all(looks_secret(name) for name in ("WANDB_API_KEY", "HF_TOKEN", "MY_PASSWORD", "B2_APPLICATION_KEY_ID"))
+
+
+def test_operational_variables_are_not_settings() -> None:
+    environ = {"PODWATCH_DEBUG": "1", "PODWATCH_STEP": "5", "PODWATCH_RUNTIME_DIR": "/run/x"}
+    assert load_text(MINIMAL, None, environ=environ).settings.run_id == "r1"
+
+
+def test_bad_json_in_the_environment_is_one_problem() -> None:
+    assert problems(MINIMAL, {"PODWATCH_GPU__INFERENCE": "[0,"}) == [
+        'environment: PODWATCH_GPU__INFERENCE is not valid JSON: for example ["a", "b"]'
+    ]
+
+
+def test_the_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    monkeypatch.setattr("podwatch.config.loading.ETC", etc)
+    monkeypatch.chdir(tmp_path)
+    for place, run_id in ((etc / "podwatch.toml", "etc"), (etc / "night.toml", "night")):
+        write(place, MINIMAL.replace("r1", run_id))
+    assert load_settings(None, environ={}).settings.run_id == "etc"
+    write(tmp_path / "podwatch.toml", MINIMAL.replace("r1", "here"))
+    assert load_settings(None, environ={}).settings.run_id == "here"
+    named = write(tmp_path / "named.toml", MINIMAL.replace("r1", "named"))
+    assert load_settings(None, environ={"PODWATCH_CONFIG": str(named)}).settings.run_id == "named"
+    flag = write(tmp_path / "flag.toml", MINIMAL.replace("r1", "flag"))
+    assert load_settings(flag, environ={"PODWATCH_CONFIG": str(named)}).settings.run_id == "flag"
+    assert load_settings(None, environ={}, run="night").settings.run_id == "night"
+
+
+def test_nothing_found_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("podwatch.config.loading.ETC", tmp_path / "etc")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"no configuration file.*config init"):
+        load_settings(None, environ={})
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        load_settings(tmp_path / "nope.toml", environ={})
+    with pytest.raises(ConfigurationError, match="PODWATCH_CONFIG is a directory"):
+        load_settings(None, environ={"PODWATCH_CONFIG": str(tmp_path)})
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    file = write(tmp_path / "p.toml", MINIMAL, mode)
+    with pytest.raises(ConfigurationError, match=f"chmod go-w {file}"):
+        load_settings(file, environ={})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="chown needs root")
+def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "p.toml", MINIMAL)
+    os.chown(file, 12345, 12345)
+    with pytest.raises(ConfigurationError, match=f"chown 0 {file}"):
+        load_settings(file, environ={})
+
+
+def test_what_a_reload_cannot_change() -> None:
+    old = load_text(MINIMAL, None, environ={}).settings
+    new = load_text(
+        MINIMAL, None, environ={}, overrides={"run_id": "r2", "sync.store": "file:///x", "gpu.poll": "3s"}
+    ).settings
+    assert changes_needing_restart(old, new) == ("run_id", "sync.store")
+    assert changes_needing_restart(old, old) == ()
+
+
+def test_warnings_say_what_is_not_guarded() -> None:
+    warnings = "\n".join(load_text(MINIMAL, None, environ={}).warnings)
+    assert "NOT BACKED UP" in warnings
+    assert "[trainer] command is empty" in warnings
+
+
+@pytest.mark.parametrize("name", ["prime-rl", "hf", "custom"])
+def test_the_examples_load(name: str) -> None:
+    file = Path(__file__).parents[2] / "config" / f"{name}.toml"
+    loaded = load_text(file.read_text(), file, environ={})
+    assert loaded.settings.trainer.layout == name
+    assert loaded.warnings == ()
