@@ -1,0 +1,108 @@
+"""An incident bundle: one small directory with what a person needs to understand a death the next morning."""
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from podwatch.domain.finding import Finding
+from podwatch.domain.process import ProcessSample
+from podwatch.domain.snapshot import Snapshot
+from podwatch.evidence.plain import plain
+from podwatch.evidence.scrub import scrub
+
+KEEP: Final = 30
+"""Bundles; the oldest goes first. With MAX_BYTES that is at most 30 MiB of state."""
+MAX_BYTES: Final = 1 << 20
+MAX_LINES: Final = 400
+MAX_LINE: Final = 2_000
+
+
+def capture(
+    bundle_dir: Path,
+    *,
+    snapshots: Sequence[Snapshot] = (),
+    finding: Finding | None = None,
+    tree: Sequence[ProcessSample] = (),
+    log_tails: Mapping[str, Sequence[str]] | None = None,
+    gpu_state: object = None,
+    environment_names: Iterable[str] = (),
+    secrets: Iterable[str] = (),
+    max_bytes: int = MAX_BYTES,
+    keep: int = KEEP,
+) -> Path:
+    """Write the bundle ``bundle_dir`` (``<state_dir>/<run_id>/incidents/<id>``) and return its path.
+
+    It appears whole, by rename; a bundle that is there already is left alone and its path returned. Everything is
+    scrubbed and cut: log tails share what ``max_bytes`` leaves, newest lines kept. ``log_tails`` maps a file name to
+    its last lines. Older bundles beside it are removed beyond ``keep``. Blocks. Raises OSError (a full disk): the
+    caller goes on without evidence.
+    """
+    if bundle_dir.is_dir():
+        return bundle_dir
+    known = frozenset(secrets)
+    files: dict[str, str] = {
+        "snapshot.json": _json([plain(s) for s in snapshots]),
+        "finding.json": _json(plain(finding)),
+        "processes.txt": _processes(tree),
+        "gpus.json": _json(plain(gpu_state)),
+        "environment.txt": "".join(f"{name}\n" for name in sorted(set(environment_names))),
+    }
+    files = {name: scrub(text, known)[: max_bytes // 8] for name, text in files.items()}
+    left = max(0, max_bytes - sum(len(text.encode(errors="replace")) for text in files.values()))
+    tails = log_tails or {}
+    for name, lines in tails.items():
+        files[_safe_name(name)] = _tail(lines, left // max(1, len(tails)), known)
+    bundle_dir.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = bundle_dir.with_name(f".{bundle_dir.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(mode=0o700)
+        for name, text in files.items():
+            path = partial / name
+            path.write_text(text, errors="replace")
+            path.chmod(0o600)
+        partial.rename(bundle_dir)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _trim(bundle_dir.parent, keep)
+    return bundle_dir
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=1, default=str) + "\n"
+
+
+def _processes(tree: Sequence[ProcessSample]) -> str:
+    lines = [f"{'PID':>8} {'PPID':>8} S CUDA ROLE         COMMAND"]
+    for p in tree:
+        cuda = {True: "yes", False: "no", None: "?"}[p.cuda]
+        lines.append(f"{p.identity.pid:>8} {p.parent_pid:>8} {p.state} {cuda:<4} {p.role:<12} {p.command[:MAX_LINE]}")
+    return "\n".join(lines) + "\n"
+
+
+def _tail(lines: Sequence[str], budget: int, secrets: frozenset[str]) -> str:
+    """The newest lines that fit, oldest first. Scrubbed before they are cut: half a key is no longer recognised."""
+    kept: list[str] = []
+    for line in reversed(list(lines)[-MAX_LINES:]):
+        clean = scrub(line.rstrip("\n"), secrets)[:MAX_LINE]
+        budget -= len(clean.encode(errors="replace")) + 1
+        if budget < 0:
+            break
+        kept.append(clean)
+    return "".join(f"{line}\n" for line in reversed(kept))
+
+
+def _safe_name(name: str) -> str:
+    clean = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(name).name).lstrip(".")
+    return clean or "log.txt"
+
+
+def _trim(directory: Path, keep: int) -> None:
+    """Remove the oldest bundles; failing to is not worth an error."""
+    bundles = [p for p in directory.iterdir() if p.is_dir() and not p.is_symlink() and not p.name.startswith(".")]
+    bundles.sort(key=lambda p: (int(p.name) if p.name.isdecimal() else -1, p.name))
+    for old in bundles[: max(0, len(bundles) - keep)]:
+        shutil.rmtree(old, ignore_errors=True)

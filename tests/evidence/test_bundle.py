@@ -1,0 +1,66 @@
+"""Bundles are whole, small, few and without secrets."""
+
+import json
+from pathlib import Path
+
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
+from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.reading import observed
+from podwatch.domain.snapshot import GpuSample, Snapshot
+from podwatch.evidence import capture
+
+KEY = "hf_" + "a1B2" * 8
+FINDING = Finding(
+    FindingKind.SILENT_DEATH,
+    Severity.CRITICAL,
+    "engine died",
+    12.0,
+    evidence=(Evidence("gpu0", "0.4 GiB", Agreement.AGREES, 8.0),),
+)
+SNAPSHOT = Snapshot(at=12.0, wall=100.0, gpus=observed((GpuSample(0, "GPU-1", "H100", memory_used_bytes=5),), 11.0))
+TREE = (ProcessSample(ProcessIdentity(7, 70), 1, "rl", f"rl --token {KEY}", ProcessRole.LAUNCHER),)
+
+
+def test_a_bundle_has_everything_and_no_secret(tmp_path: Path) -> None:
+    path = capture(
+        tmp_path / "incidents" / "3",
+        snapshots=[SNAPSHOT],
+        finding=FINDING,
+        tree=TREE,
+        log_tails={"trainer.log": ["starting", f"login with {KEY}", "given s3cr3t-value"]},
+        gpu_state={"0": "ok"},
+        environment_names=["HF_TOKEN", "HOME"],
+        secrets=["s3cr3t-value"],
+    )
+    assert json.loads((path / "snapshot.json").read_text())[0]["gpus"]["value"][0]["memory_used_bytes"] == 5
+    assert json.loads((path / "finding.json").read_text())["evidence"][0]["agreement"] == "agrees"
+    assert (path / "environment.txt").read_text() == "HF_TOKEN\nHOME\n"
+    assert "rl --token [removed]" in (path / "processes.txt").read_text()
+    assert (path / "trainer.log").read_text().splitlines()[0] == "starting"
+    everything = "".join(f.read_text() for f in path.iterdir())
+    assert KEY not in everything
+    assert "s3cr3t-value" not in everything
+    assert all(f.stat().st_mode & 0o777 == 0o600 for f in path.iterdir())
+    assert capture(tmp_path / "incidents" / "3") == path
+
+
+def test_size_and_number_are_bounded(tmp_path: Path) -> None:
+    for number in range(1, 8):
+        path = capture(
+            tmp_path / str(number),
+            finding=FINDING,
+            log_tails={"../../evil.log": [f"{n} " + "x" * 900 for n in range(3000)]},
+            max_bytes=50_000,
+            keep=3,
+        )
+        assert sum(f.stat().st_size for f in path.iterdir()) <= 50_000
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["5", "6", "7"]
+    assert (path / "evil.log").read_text().splitlines()[-1].startswith("2999 ")
+
+
+def test_a_bundle_cut_off_by_a_crash_is_written_again(tmp_path: Path) -> None:
+    (tmp_path / ".4.partial").mkdir()
+    (tmp_path / ".4.partial" / "snapshot.json").write_text("half")
+    path = capture(tmp_path / "4", finding=FINDING)
+    assert json.loads((path / "finding.json").read_text())["kind"] == "silent-death"
+    assert not (tmp_path / ".4.partial").exists()
