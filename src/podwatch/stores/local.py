@@ -1,0 +1,351 @@
+"""``file://``: a directory as object store, for a second disk or a network mount.
+
+Objects lie under their key. Our writer tag lies apart, in ``<root>/.podwatch-store/info/<key>.json``, because extended
+attributes do not exist on every filesystem: the last two versions written by us, each known by size and mtime (which
+survive ``cp -a`` and ``rsync -a``), so that a crash between tag and object leaves whichever object is there recognised,
+and a file put there by someone else is not taken for ours. Unfinished writes lie in ``.podwatch-store/tmp``, each held
+by a lock of its writer, so that what a killed writer left is known and removed.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import stat as stat_module
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from podwatch.domain.errors import IntegrityError, RemoteError
+from podwatch.domain.remote import WRITER_TAG, check_relative_path, sha1_hex
+from podwatch.stores.base import Progress, StoredObject
+from podwatch.stores.parts import part_spans
+
+PRIVATE = ".podwatch-store"
+_BLOCK = 1 << 20
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class LocalStore:
+    """Every write: temporary file, fsync, rename, fsync of the directory. Symlinks below the root are never followed."""
+
+    versioned = False
+
+    def __init__(self, root: Path, *, writer_id: str, wall: Callable[[], float] = time.time) -> None:
+        self.root = root
+        self.url = f"file://{root}"
+        self._writer_id = writer_id
+        self._wall = wall
+        self._swept = False
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def put_bytes(self, key: str, data: bytes) -> StoredObject:
+        def fill(out: int) -> tuple[str, ...]:
+            _write(out, data)
+            return (sha1_hex(data),) if data else ()
+
+        return self._put(key, fill)
+
+    def put_file(
+        self, key: str, source: BinaryIO, size: int, *, part_size: int, progress: Progress | None = None
+    ) -> StoredObject:
+        def fill(out: int) -> tuple[str, ...]:
+            hashes = []
+            for offset, length in part_spans(size, part_size):
+                digest = hashlib.sha1(usedforsecurity=False)
+                source.seek(offset)
+                left = length
+                while left:
+                    data = source.read(min(_BLOCK, left))
+                    if not data:
+                        raise IntegrityError(
+                            "a file became shorter while it was read", where=key, fix="the set is taken up again later"
+                        )
+                    digest.update(data)
+                    _write(out, data)
+                    left -= len(data)
+                    if progress is not None:
+                        progress(len(data))
+                hashes.append(digest.hexdigest())
+            return tuple(hashes)
+
+        return self._put(key, fill)
+
+    def _put(self, key: str, fill: Callable[[int], tuple[str, ...]]) -> StoredObject:
+        check_relative_path(key)
+        with self._errors(key):
+            self._sweep()
+            scratch, name = self._scratch()
+            try:
+                hashes = fill(scratch)
+                os.fsync(scratch)
+                found = os.fstat(scratch)
+                wall = self._wall()
+                self._tag(key, found, wall)
+                self._rename(f"{PRIVATE}/tmp/{name}", key)
+            except BaseException:
+                with suppress(OSError):
+                    (self.root / PRIVATE / "tmp" / name).unlink()
+                raise
+            finally:
+                os.close(scratch)
+        return StoredObject(
+            key, found.st_size, "", hashes, True, self._writer_id, wall, {"mtime_ns": str(found.st_mtime_ns)}
+        )
+
+    def _scratch(self) -> tuple[int, str]:
+        """A new temporary file, locked by us. A sweep may catch it before it is locked: then take another."""
+        directory = self._open_directory(f"{PRIVATE}/tmp", create=True)
+        try:
+            while True:
+                name = secrets.token_hex(8)
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open(name, flags, 0o644, dir_fd=directory)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.fstat(descriptor).st_nlink:
+                        return descriptor, name
+                except BlockingIOError:
+                    pass
+                os.close(descriptor)
+        finally:
+            os.close(directory)
+
+    def _sweep(self) -> None:
+        """Once per process: remove what writers that are no more have left."""
+        if self._swept:
+            return
+        self._swept = True
+        with suppress(FileNotFoundError), os.scandir(self.root / PRIVATE / "tmp") as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                    try:
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        Path(entry.path).unlink()
+                    finally:
+                        os.close(descriptor)
+
+    def _tag(self, key: str, found: os.stat_result, wall: float) -> None:
+        mine = {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "writer_id": self._writer_id, "wall": wall}
+        document = json.dumps({"versions": [mine, *self._tags(key)[:1]]}).encode()
+        scratch, name = self._scratch()
+        try:
+            _write(scratch, document)
+            os.fsync(scratch)
+            self._rename(f"{PRIVATE}/tmp/{name}", _info(key))
+        finally:
+            os.close(scratch)
+
+    def _rename(self, source: str, target: str) -> None:
+        for attempt in range(3):  # a delete may take an empty directory away between our mkdir and our rename
+            directory = self._open_directory(os.path.dirname(target), create=True)  # noqa: PTH120 - a key, not a path
+            try:
+                os.rename(self.root / source, os.path.basename(target), dst_dir_fd=directory)  # noqa: PTH119
+                os.fsync(directory)
+                return
+            except FileNotFoundError:
+                if attempt == 2:
+                    raise
+            finally:
+                os.close(directory)
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def stat(self, key: str, file_id: str = "") -> StoredObject | None:
+        with self._errors(key):
+            try:
+                descriptor = self._open(key)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            try:
+                return self._describe(key, os.fstat(descriptor))
+            finally:
+                os.close(descriptor)
+
+    def get_bytes(self, key: str, file_id: str = "", *, limit: int = 64 << 20) -> bytes | None:
+        with self._errors(key):
+            try:
+                descriptor = self._open(key)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            with os.fdopen(descriptor, "rb") as file:
+                data = file.read(limit + 1)
+        if len(data) > limit:
+            raise IntegrityError("object is larger than it can be", where=f"{self.url}/{key}")
+        return data
+
+    def get_file(
+        self, key: str, target: BinaryIO, *, file_id: str = "", offset: int = 0, progress: Progress | None = None
+    ) -> None:
+        with self._errors(key):
+            try:
+                descriptor = self._open(key)
+            except (FileNotFoundError, NotADirectoryError):
+                raise RemoteError("object is not in the store", where=f"{self.url}/{key}", transient=False) from None
+            with os.fdopen(descriptor, "rb") as file:
+                file.seek(offset)
+                while data := file.read(_BLOCK):
+                    target.write(data)
+                    if progress is not None:
+                        progress(len(data))
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """In key order. Names that could not be keys of ours are left out."""
+        base = prefix.rpartition("/")[0]
+        found: list[str] = []
+        with self._errors(prefix):
+            start = self.root / check_relative_path(base) if base else self.root
+            for directory, names, files in os.walk(start, followlinks=False):
+                if Path(directory) == self.root and PRIVATE in names:
+                    names.remove(PRIVATE)
+                for name in files:
+                    key = (Path(directory) / name).relative_to(self.root).as_posix()
+                    if key.startswith(prefix):
+                        found.append(key)
+        for key in sorted(found):
+            try:
+                item = self.stat(key)
+            except IntegrityError:
+                continue
+            if item is not None:
+                yield item
+
+    def delete(self, obj: StoredObject) -> None:
+        current = self.stat(obj.key)
+        if current is None:
+            return
+        if not current.ours:
+            raise RemoteError(
+                "object does not carry podwatch's mark and is left alone",
+                where=f"{self.url}/{obj.key}",
+                fix="delete it yourself if it is not needed",
+                transient=False,
+            )
+        if obj.info.get("mtime_ns") not in (None, current.info["mtime_ns"]) or obj.size != current.size:
+            return  # this version has been replaced, so it is gone
+        with self._errors(obj.key):
+            for name in (obj.key, _info(obj.key)):
+                self._unlink(name)
+
+    def _unlink(self, name: str) -> None:
+        folder, _, base = name.rpartition("/")
+        try:
+            directory = self._open_directory(folder)
+        except FileNotFoundError:
+            return
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(base, dir_fd=directory)
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        while folder:
+            try:
+                (self.root / folder).rmdir()
+            except OSError:
+                return
+            folder = folder.rpartition("/")[0]
+
+    def check(self) -> tuple[str, ...]:
+        key = f"{PRIVATE}-check-{secrets.token_hex(4)}"
+        with self._errors(key):
+            self.root.mkdir(parents=True, exist_ok=True)
+        probe = self.put_bytes(key, b"podwatch")
+        if self.get_bytes(key) != b"podwatch":
+            raise IntegrityError("store returns other bytes than were written", where=self.url)
+        self.delete(probe)
+        return ()
+
+    def close(self) -> None:
+        pass
+
+    # -- below ------------------------------------------------------------------------------------------------------
+
+    def _describe(self, key: str, found: os.stat_result) -> StoredObject:
+        tag = next(
+            (t for t in self._tags(key) if (t.get("size"), t.get("mtime_ns")) == (found.st_size, found.st_mtime_ns)),
+            None,
+        )
+        info = {"mtime_ns": str(found.st_mtime_ns)}
+        if tag is None:
+            return StoredObject(key, found.st_size, uploaded_wall=found.st_mtime, info=info)
+        writer = str(tag.get("writer_id", ""))
+        wall = float(tag.get("wall", 0.0))
+        info[WRITER_TAG] = writer
+        return StoredObject(key, found.st_size, ours=True, writer_id=writer, uploaded_wall=wall, info=info)
+
+    def _tags(self, key: str) -> tuple[dict[str, Any], ...]:
+        try:
+            descriptor = self._open(_info(key))
+        except OSError:
+            return ()
+        with os.fdopen(descriptor, "rb") as file:
+            try:
+                return tuple(t for t in json.load(file)["versions"] if isinstance(t, dict))
+            except (ValueError, KeyError, TypeError):
+                return ()
+
+    def _open(self, key: str) -> int:
+        check_relative_path(key)
+        folder, _, base = key.rpartition("/")
+        directory = self._open_directory(folder)
+        try:
+            descriptor = os.open(base, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        finally:
+            os.close(directory)
+        if not stat_module.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise FileNotFoundError(key)
+        return descriptor
+
+    def _open_directory(self, folder: str, *, create: bool = False) -> int:
+        """Walk down from the root without following a symlink. The caller closes the descriptor."""
+        if create:
+            self.root.mkdir(parents=True, exist_ok=True)
+        current = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for segment in folder.split("/") if folder else ():
+                if create:
+                    with suppress(FileExistsError):
+                        os.mkdir(segment, dir_fd=current)
+                        os.fsync(current)
+                below = os.open(segment, _DIRECTORY, dir_fd=current)
+                os.close(current)
+                current = below
+        except BaseException:
+            os.close(current)
+            raise
+        return current
+
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except PermissionError as error:
+            raise RemoteError(
+                f"store refuses access: {error.strerror}",
+                where=f"{self.url}/{key}",
+                fix="give podwatch's user the right to read and write there",
+                transient=False,
+            ) from error
+        except OSError as error:
+            raise RemoteError(
+                f"store cannot be used: {error.strerror or error}",
+                where=f"{self.url}/{key}",
+                fix="check that the directory is mounted, writable and has room",
+            ) from error
+
+
+def _info(key: str) -> str:
+    return f"{PRIVATE}/info/{key}.json"
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,126 @@
+"""The directory store's own promises: links, foreign files, what a killed writer leaves."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from podwatch.domain.errors import RemoteError
+from podwatch.stores.base import StoredObject
+from podwatch.stores.local import PRIVATE, LocalStore
+
+
+def test_symlinks_are_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    root = tmp_path / "store"
+    root.mkdir()
+    (root / "link").symlink_to(outside)
+    (root / "file").symlink_to(outside / "secret")
+    store = LocalStore(root, writer_id="w")
+    with pytest.raises(RemoteError):
+        store.put_bytes("link/x", b"1")
+    assert list(outside.iterdir()) == [outside / "secret"]
+    for key in ("link/secret", "file"):
+        try:
+            assert store.get_bytes(key) is None
+        except RemoteError:
+            pass
+    store.put_bytes("file", b"replaces the link, not its target")
+    assert (outside / "secret").read_bytes() == b"secret"
+    assert [o.key for o in LocalStore(root, writer_id="w").list("")] == ["file"]
+
+
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, writer_id="w")
+    (tmp_path / "theirs").write_bytes(b"x")
+    mine = store.put_bytes("mine", b"12")
+    with pytest.raises(RemoteError, match="mark"):
+        store.delete(StoredObject("theirs", 1, ours=True))
+    assert (tmp_path / "theirs").exists()
+    (tmp_path / "mine").write_bytes(b"34")  # someone writes over ours, same size
+    os.utime(tmp_path / "mine", ns=(1, 1))
+    seen = store.stat("mine")
+    assert seen is not None
+    assert not seen.ours
+    with pytest.raises(RemoteError, match="mark"):
+        store.delete(mine)
+
+
+def test_a_copied_store_is_still_ours(tmp_path: Path) -> None:
+    LocalStore(tmp_path / "a", writer_id="w").put_bytes("x/y", b"1")
+    subprocess.run(["cp", "-a", str(tmp_path / "a"), str(tmp_path / "b")], check=True)
+    seen = LocalStore(tmp_path / "b", writer_id="other").stat("x/y")
+    assert seen is not None
+    assert (seen.ours, seen.writer_id) == (True, "w")
+
+
+def test_replaced_version_is_not_deleted(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, writer_id="w")
+    old = store.put_bytes("k", b"1")
+    store.put_bytes("k", b"22")
+    store.delete(old)
+    assert store.get_bytes("k") == b"22"
+
+
+WRITER = """
+import io, sys, time
+from pathlib import Path
+from podwatch.stores.local import LocalStore
+class Slow(io.BytesIO):
+    def read(self, n=-1):
+        data = super().read(n)
+        print("reading", flush=True)
+        time.sleep(60)
+        return data
+LocalStore(Path(sys.argv[1]), writer_id="w").put_file("run/f", Slow(b"x" * 100), 100, part_size=50)
+"""
+
+
+def test_a_killed_writer_leaves_nothing_visible_and_is_swept(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        left = list((tmp_path / PRIVATE / "tmp").iterdir())
+        assert len(left) == 1
+        LocalStore(tmp_path, writer_id="w").put_bytes("other", b"1")
+        assert left[0].exists(), "a living writer's file must not be swept"
+        process.send_signal(signal.SIGKILL)
+    store = LocalStore(tmp_path, writer_id="w")
+    assert store.stat("run/f") is None
+    store.put_bytes("other", b"2")
+    assert list((tmp_path / PRIVATE / "tmp").iterdir()) == []
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    store = LocalStore(tmp_path, writer_id="w")
+    with pytest.raises(RemoteError, match="Input/output error"):
+        store.put_file("f", Broken(b"x"), 1, part_size=50)
+    assert list((tmp_path / PRIVATE / "tmp").iterdir()) == []
+    assert store.stat("f") is None
+
+
+def test_a_root_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RemoteError) as caught:
+        LocalStore(tmp_path / "file" / "store", writer_id="w").check()
+    assert "directory" in str(caught.value)
+
+
+def test_time_is_recorded(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, writer_id="w", wall=lambda: 1234.5)
+    assert store.put_bytes("a", b"").uploaded_wall == 1234.5
+    seen = store.stat("a")
+    assert seen is not None
+    assert seen.uploaded_wall == 1234.5
+    assert time.time() > 1234.5

@@ -1,0 +1,281 @@
+"""HTTP in front of the state: authorization, faults, uploads, downloads, and the admin endpoint."""
+
+import base64
+import hashlib
+import json
+import re
+import socket
+import struct
+import time
+import urllib.parse
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.support.b2server.api import CALLS, authorize, describe, need
+from tests.support.b2server.state import ApiError, Fault, Key, State
+
+
+class Cut(Exception):  # noqa: N818
+    """End the connection without an answer."""
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    state: State
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed is normal here."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+    disable_nagle_algorithm = True
+    fault: Fault | None = None
+    unread = 0
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        pass
+
+    @property
+    def state(self) -> State:
+        return self.server.state
+
+    @property
+    def base(self) -> str:
+        host, port = self.server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_HEAD(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def _serve(self) -> None:
+        path, _, query = self.path.partition("?")
+        self.unread = int(self.headers.get("Content-Length") or 0)
+        self.fault = None
+        try:
+            if path.startswith("/admin/"):
+                self._answer(200, self._admin(path[7:], json.loads(self._body() or b"{}")))
+            elif path.startswith("/file/") or path.endswith("/b2_download_file_by_id"):
+                self._faulty("b2_download")
+                self._download(path, dict(urllib.parse.parse_qsl(query)))
+            else:
+                ep = path.split("/")[3] if path.count("/") >= 3 else path
+                self._faulty(ep)
+                self._answer(200, self._call(ep, path))
+        except ApiError as error:
+            while self.unread and self._read(min(self.unread, 1 << 20)):
+                pass
+            body = {"status": error.status, "code": error.code, "message": error.message}
+            self._answer(error.status, body, error.headers)
+        except (Cut, ConnectionError):
+            self._cut()
+
+    def _faulty(self, ep: str) -> None:
+        rule = self.fault = self.state.fault(ep)
+        if rule is None:
+            return
+        self.state.happened("fault", ep, action=rule.action)
+        if rule.after_bytes:
+            self._read(min(self.unread, rule.after_bytes))
+        if rule.action == "status":
+            headers = {"Retry-After": rule.retry_after} if rule.retry_after else {}
+            raise ApiError(rule.status, rule.code, f"injected {rule.code}", headers)
+        if rule.action == "reset":
+            raise Cut
+        if rule.action in ("hang", "slow"):
+            time.sleep(rule.seconds)
+            if rule.action == "hang":
+                raise Cut
+
+    def _read(self, size: int) -> bytes:
+        data = self.rfile.read(size)
+        self.unread -= len(data)
+        if len(data) < size:
+            raise Cut  # the client died in the middle of its request
+        return data
+
+    def _body(self) -> bytes:
+        return self._read(self.unread) if self.unread else b""
+
+    def _answer(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
+        if self.fault and self.fault.action == "lost":
+            raise Cut
+        if self.fault and self.fault.action == "late":
+            status, body = self.fault.status, {"status": self.fault.status, "code": self.fault.code, "message": "late"}
+        data = json.dumps(body).encode()
+        self.send_response(status)  # adds Date, which b2sdk's clock check needs
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _cut(self) -> None:
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def _call(self, ep: str, path: str) -> Any:
+        if ep in ("b2_upload_file", "b2_upload_part"):
+            return self._upload(ep, path.rsplit("/", 1)[1])
+        raw = self._body()
+        if ep == "b2_authorize_account":
+            key_id, _, secret = base64.b64decode(self.headers["Authorization"].split(" ")[1]).decode().partition(":")
+            key = self.state.keys.get(key_id)
+            if key is None or key.key != secret:
+                raise ApiError(401, "unauthorized", "invalid application key")
+            self.state.happened(ep)
+            return authorize(self.state, key, self.base)
+        call = CALLS.get(ep)
+        if call is None:
+            raise ApiError(400, "bad_request", f"unknown endpoint {ep}")
+        key, body = self._key(), json.loads(raw)
+        with self.state.lock:
+            result = call(self.state, key, body, self.base)
+            self.state.happened(ep, result.get("fileName", ""), file_id=result.get("fileId", ""))
+        return result
+
+    def _key(self) -> Key:
+        key = self.state.tokens.get(self.headers.get("Authorization", ""))
+        if key is None:
+            raise ApiError(401, "expired_auth_token", "authorization token expired")
+        return key
+
+    def _upload(self, ep: str, token: str) -> Any:
+        state = self.state
+        with state.lock:
+            if token not in state.upload_tokens or self.headers["Authorization"] != token:
+                raise ApiError(401, "expired_auth_token", "upload token expired")
+            if token in state.busy:
+                raise ApiError(400, "auth_token_limit", f"more than one upload using auth token {token}")
+            state.busy.add(token)
+            key, file_id = state.upload_tokens[token]
+        try:
+            return self._small(key) if ep == "b2_upload_file" else self._part(file_id)
+        finally:
+            with state.lock:
+                state.busy.discard(token)
+
+    def _content(self) -> tuple[bytes, str]:
+        """The body without a trailing hash, checked against the hash that came with it."""
+        data, announced = self._body(), self.headers["X-Bz-Content-Sha1"]
+        if announced == "hex_digits_at_end":
+            data, announced = data[:-40], data[-40:].decode()
+        digest = hashlib.sha1(data).hexdigest()
+        if digest != announced or (self.fault and self.fault.action == "flip"):
+            raise ApiError(400, "bad_request", "Sha1 did not match data received")
+        return data, digest
+
+    def _small(self, key: Key) -> Any:
+        name = urllib.parse.unquote_plus(self.headers["X-Bz-File-Name"])
+        need(self.state, key, "writeFiles", name)
+        info = {n[10:].lower(): urllib.parse.unquote_plus(v) for n, v in self.headers.items() if _is_info(n)}
+        data, digest = self._content()
+        with self.state.lock:
+            version = self.state.add(name, "upload", info, self.headers["Content-Type"])
+            version.size, version.sha1 = len(data), digest
+            self.state.body(version).write_bytes(data)
+            self.state.save(version)
+            self.state.happened("b2_upload_file", name, file_id=version.file_id)
+        return describe(self.state, version)
+
+    def _part(self, file_id: str) -> Any:
+        number = int(self.headers["X-Bz-Part-Number"])
+        data, digest = self._content()
+        with self.state.lock:
+            version = self.state.versions.get(file_id)
+            if version is None or version.action != "start":
+                raise ApiError(400, "bad_request", f"No active upload for: {file_id}")
+            self.state.part(file_id, number).write_bytes(data)
+            self.state.happened("b2_upload_part", version.name, part=number)
+        return {"fileId": file_id, "partNumber": number, "contentLength": len(data), "contentSha1": digest}
+
+    def _download(self, path: str, query: dict[str, str]) -> None:
+        state, key = self.state, self._key()
+        if path.startswith("/file/"):
+            bucket, _, name = path[6:].partition("/")
+            name = urllib.parse.unquote_plus(name)
+            version = state.newest(name) if bucket == state.bucket else None
+        else:
+            version = state.versions.get(query["fileId"])
+            version = version if version and version.action == "upload" else None
+        if version is None:
+            raise ApiError(404, "not_found", "file not present")
+        need(state, key, "readFiles", version.name)
+        state.happened("b2_download", version.name)
+        start, status = 0, 200
+        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            start, status = int(match[1]), 206
+            if start >= version.size:
+                raise ApiError(416, "range_not_satisfiable")
+        self.send_response(status)
+        self.send_header("Content-Length", str(version.size - start))
+        self.send_header("Content-Type", version.content_type)
+        self.send_header("X-Bz-File-Id", version.file_id)
+        self.send_header("X-Bz-File-Name", urllib.parse.quote(version.name))
+        self.send_header("X-Bz-Content-Sha1", version.sha1)
+        self.send_header("X-Bz-Upload-Timestamp", str(version.timestamp_ms))
+        for name, value in version.info.items():
+            self.send_header(f"X-Bz-Info-{name}", urllib.parse.quote(value))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        cut_at = self.fault.after_bytes if self.fault and self.fault.action == "lost" else None
+        with state.body(version).open("rb") as body:
+            body.seek(start)
+            sent = 0
+            while data := body.read(1 << 18):
+                if cut_at is not None and sent + len(data) > cut_at:
+                    self.wfile.write(data[: cut_at - sent])
+                    self.wfile.flush()
+                    time.sleep(0.05)  # what was sent must reach the client before the reset does
+                    raise Cut
+                self.wfile.write(data)
+                sent += len(data)
+
+    # -- admin ------------------------------------------------------------------------------------------------------
+
+    def _admin(self, what: str, body: Any) -> Any:
+        state = self.state
+        with state.lock:
+            if what == "fault":
+                state.faults.append(Fault(**body))
+            elif what == "clear":
+                state.faults.clear()
+            elif what == "key":
+                key = Key(**{**body, "capabilities": tuple(body.get("capabilities", Key("", "").capabilities))})
+                state.keys[key.key_id] = key
+            elif what == "expire":
+                state.tokens.clear()
+                state.upload_tokens.clear()
+            elif what == "damage":
+                version = state.versions[body["file_id"]]
+                data = bytearray(state.body(version).read_bytes())
+                data[body.get("at", 0)] ^= 0xFF
+                state.body(version).write_bytes(data)
+            elif what == "drop":
+                state.drop(state.versions[body["file_id"]])
+            elif what != "state":
+                raise ApiError(404, "not_found")
+            return {
+                "events": state.events,
+                "violations": state.violations + state.invariant(),
+                "versions": [asdict(v) for v in sorted(state.versions.values(), key=lambda v: v.number)],
+            }
+
+
+def _is_info(name: str) -> bool:
+    return name.lower().startswith("x-bz-info-")
