@@ -1,0 +1,152 @@
+"""What podwatch itself cannot see, and devices that are gone (promises 3 and 6). Warnings only: nothing here
+restarts.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
+from podwatch.domain.policy import DetectionPolicy
+from podwatch.domain.process import ProcessRole
+from podwatch.domain.reading import Reading, SensorState
+from podwatch.domain.snapshot import GpuState, Snapshot
+from podwatch.judgement.learned import Learned
+
+STALE_FACTOR = {"gpus": 1.0, "trainer": 1.0, "disk": 10.0, "inference": 4.0, "progress": 4.0}
+"""An answer older than ``blind_after`` times this is no answer: slow sensors are asked less often."""
+SECOND_SIGNAL_AFTER_SECONDS = 60.0
+"""From the first minute on a person is told that nothing could confirm a death (DESIGN section 3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SensorsState:
+    watching_since: float | None = None
+    troubled: tuple[tuple[str, float], ...] = ()
+    """Sensor -> since when it gives no answer."""
+
+
+def advance(
+    state: SensorsState, snapshot: Snapshot, learned: Learned, policy: DetectionPolicy
+) -> tuple[SensorsState, tuple[Finding, ...]]:
+    watching_since = snapshot.at if state.watching_since is None else state.watching_since
+    since = dict(state.troubled)
+    findings: list[Finding] = []
+    for name, reading in _readings(snapshot):
+        trouble = _trouble(name, reading, snapshot.at, policy)
+        if not trouble:
+            since.pop(name, None)
+            continue
+        begun = since.setdefault(name, min(reading.at, snapshot.at) if reading.at > 0 else snapshot.at)
+        if reading.state is SensorState.PENDING:
+            begun = since[name] = max(begun, watching_since)
+        lasting = snapshot.at - begun
+        if reading.state not in (SensorState.DENIED, SensorState.ABSENT) and lasting < policy.blind_after_seconds:
+            continue
+        findings.append(
+            Finding(
+                FindingKind.SENSOR_BLIND,
+                Severity.WARNING,
+                f"the {name} sensor sees nothing: {trouble}",
+                begun,
+                suggestion=reading.detail,
+                evidence=(Evidence(name, str(reading.state), Agreement.UNAVAILABLE, lasting),),
+                subject=name,
+            )
+        )
+    findings.extend(_devices(snapshot, policy))
+    second = _no_second_signal(snapshot, watching_since, learned, policy)
+    if second is not None:
+        findings.append(second)
+    return SensorsState(watching_since, tuple(sorted(since.items()))), tuple(findings)
+
+
+def _readings(snapshot: Snapshot) -> Iterable[tuple[str, Reading[Any]]]:
+    return (
+        ("gpus", snapshot.gpus),
+        ("trainer", snapshot.trainer),
+        ("disk", snapshot.disk),
+        ("inference", snapshot.inference),
+        ("progress", snapshot.progress),
+    )
+
+
+def _trouble(name: str, reading: Reading[Any], at: float, policy: DetectionPolicy) -> str:
+    if reading.state is SensorState.OK:
+        age = at - reading.at
+        if age > policy.blind_after_seconds * STALE_FACTOR[name]:
+            return f"its newest answer is {age:.0f} s old"
+        return ""
+    if reading.state is SensorState.ABSENT:
+        # Only where something was expected: no URL and no step source are choices; no NVML is not.
+        return reading.detail or "not there" if name == "gpus" and policy.inference_gpus else ""
+    return reading.detail or str(reading.state)
+
+
+def _devices(snapshot: Snapshot, policy: DetectionPolicy) -> list[Finding]:
+    if not snapshot.gpus.ok or snapshot.gpus.value is None:
+        return []
+    findings = []
+    present = {g.index for g in snapshot.gpus.value}
+    for gpu in snapshot.gpus.value:
+        if gpu.state is GpuState.LOST:
+            findings.append(
+                Finding(
+                    FindingKind.GPU_LOST,
+                    Severity.CRITICAL,
+                    f"GPU {gpu.index} fell off the bus",
+                    snapshot.gpus.at,
+                    suggestion="a restart cannot help: reboot the pod or move to another machine",
+                    evidence=(Evidence(f"gpu{gpu.index}", gpu.detail or "lost", Agreement.AGREES),),
+                    subject=f"gpu{gpu.index}",
+                )
+            )
+        elif gpu.index in policy.inference_gpus and (gpu.state is not GpuState.OK or gpu.memory_used_bytes is None):
+            findings.append(_unreadable(gpu.index, gpu.detail or str(gpu.state), snapshot.gpus.at))
+    for index in policy.inference_gpus:
+        if index not in present:
+            findings.append(_unreadable(index, "NVML does not list it", snapshot.gpus.at))
+    return findings
+
+
+def _unreadable(index: int, why: str, at: float) -> Finding:
+    return Finding(
+        FindingKind.SENSOR_BLIND,
+        Severity.WARNING,
+        f"the memory of GPU {index} cannot be read: {why}",
+        at,
+        suggestion="check [gpu] inference against `nvidia-smi -L`; silent death cannot be seen there",
+        evidence=(Evidence(f"gpu{index} memory", why, Agreement.UNAVAILABLE),),
+        subject=f"gpu{index}",
+    )
+
+
+def _no_second_signal(
+    snapshot: Snapshot, watching_since: float, learned: Learned, policy: DetectionPolicy
+) -> Finding | None:
+    if not policy.inference_gpus or snapshot.at - watching_since < SECOND_SIGNAL_AFTER_SECONDS:
+        return None
+    trainer = snapshot.trainer.value if snapshot.trainer.ok else None
+    if trainer is None or not trainer.alive:
+        return None
+    roles = {p.role for p in trainer.descendants}
+    possible = (
+        any(p.cuda is not None for p in trainer.descendants)
+        or bool(roles & {ProcessRole.ENGINE, ProcessRole.INFERENCE})
+        or snapshot.inference.state not in (SensorState.ABSENT, SensorState.DENIED)
+        or (snapshot.progress.ok and bool(snapshot.progress.value or "progress" in learned.seen))
+    )
+    if possible:
+        return None
+    return Finding(
+        FindingKind.NO_SECOND_SIGNAL,
+        Severity.WARNING,
+        "no second signal can be observed: a silent death would be seen but not acted on",
+        watching_since,
+        suggestion="set the inference URL, or let podwatch read the trainer's processes (same user or root)",
+        evidence=(
+            Evidence("processes", "not readable or not recognised", Agreement.UNAVAILABLE),
+            Evidence("health", snapshot.inference.detail or "not configured", Agreement.UNAVAILABLE),
+            Evidence("steps", snapshot.progress.detail or "none seen", Agreement.UNAVAILABLE),
+        ),
+    )
