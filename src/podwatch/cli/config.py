@@ -2,21 +2,16 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from podwatch.cli.common import Where, common, json_option
+
 if TYPE_CHECKING:
     from podwatch.config.loading import LoadedSettings
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _where(function: F) -> F:
-    function = click.option("--run", "run", default="", metavar="NAME", help="use /etc/podwatch/NAME.toml")(function)
-    return click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="configuration file")(function)
 
 
 @click.group()
@@ -25,13 +20,13 @@ def config() -> None:
 
 
 @config.command()
-@_where
-@click.option("--json", "as_json", is_flag=True, help="machine-readable")
-def show(path: Path | None, run: str, as_json: bool) -> None:
+@common
+@json_option
+def show(where: Where, as_json: bool) -> None:
     """Print the effective settings: value, reason, and where each came from. Secrets are masked."""
     from podwatch.config.explain import render_toml, to_json
 
-    loaded = _load(path, run)
+    loaded = _load(where)
     if as_json:
         click.echo(json.dumps(to_json(loaded.settings, loaded.sources, loaded.path), indent=2))
     else:
@@ -40,15 +35,15 @@ def show(path: Path | None, run: str, as_json: bool) -> None:
 
 
 @config.command()
-@_where
-@click.option("--json", "as_json", is_flag=True, help="machine-readable")
-def validate(path: Path | None, run: str, as_json: bool) -> None:
+@common
+@json_option
+def validate(where: Where, as_json: bool) -> None:
     """Check the configuration; every problem is listed at once. Exit 78 if it cannot be used."""
     from podwatch.config.problems import ConfigurationProblems
     from podwatch.domain.errors import ConfigurationError
 
     try:
-        loaded = _load(path, run)
+        loaded = _load(where)
     except ConfigurationError as error:
         if not as_json:
             raise
@@ -145,10 +140,10 @@ def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], 
     return overrides, notes
 
 
-def _load(path: Path | None, run: str) -> "LoadedSettings":
+def _load(where: Where) -> "LoadedSettings":
     from podwatch.config.loading import load_settings
 
-    return load_settings(path, environ=os.environ, run=run)
+    return load_settings(Path(where.config) if where.config else None, environ=os.environ, run=where.run)
 
 
 def _look_around(loaded: "LoadedSettings") -> list[str]:

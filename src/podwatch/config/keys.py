@@ -22,9 +22,11 @@ OPERATIONAL = frozenset(
         "PODWATCH_CHECKPOINT",
         "PODWATCH_RESUME_ARGS",
         "PODWATCH_START_ID",
+        "PODWATCH_UNDER_INIT",
     }
 )
 """Names that begin like a setting but steer programs instead; exported to training or read by the command line."""
+OPERATIONAL_PREFIXES = ("PODWATCH_HEARTBEAT_",)
 
 _SECRET = re.compile(
     r"(?:^|[_.-])(?:API_?KEY|KEY|KEY_?ID|TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:$|[_.-])", re.I

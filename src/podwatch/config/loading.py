@@ -25,7 +25,16 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from podwatch.config.keys import ENV_PREFIX, OPERATIONAL, env_name, flatten, known_keys, known_sections, suggest_env
+from podwatch.config.keys import (
+    ENV_PREFIX,
+    OPERATIONAL,
+    OPERATIONAL_PREFIXES,
+    env_name,
+    flatten,
+    known_keys,
+    known_sections,
+    suggest_env,
+)
 from podwatch.config.problems import ConfigurationProblems, Problem, Sources, explain_errors, find_secrets
 from podwatch.config.settings import Settings
 from podwatch.config.toml_lines import key_lines
@@ -277,7 +286,7 @@ def _variables(environ: Mapping[str, str]) -> tuple[dict[str, str], list[Problem
     names = {env_name(key) for key in known_keys()} | {env_name(section) for section in known_sections()}
     extra_env = env_name("trainer.env") + "__"
     for name, value in environ.items():
-        if not name.startswith(ENV_PREFIX) or name in OPERATIONAL:
+        if not name.startswith(ENV_PREFIX) or name in OPERATIONAL or name.startswith(OPERATIONAL_PREFIXES):
             continue
         if name.startswith(extra_env):
             variables[extra_env.lower() + name[len(extra_env) :]] = value
