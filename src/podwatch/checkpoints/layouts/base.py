@@ -1,6 +1,6 @@
 """What podwatch must know about one trainer's way of keeping checkpoints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -42,6 +42,14 @@ class Judgement:
     strong: bool = True
     save_token: str = ""
     world_size: int | None = None
+    pending: bool = False
+    """The main part has not been begun: what is there belongs to a save that comes later, nothing is in flight."""
+    unreadable: bool = False
+    """Something could not be observed (permission, I/O error): says nothing about the set, and nobody may remove it."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Part name -> what is wrong with it, for the parts that are not in order."""
+    leftovers: tuple[str, ...] = ()
+    """``<part>/<path>`` of files that lie there but do not belong to this save; never uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +75,12 @@ class Layout(Protocol):
     the event loop. A directory that vanishes meanwhile is normal and never an error."""
 
     name: str
-    variant: str
-    """``A`` or ``B`` for prime-rl, else empty. May become known only when the trainer has written something."""
     output_dir: Path
+
+    @property
+    def variant(self) -> str:
+        """``A`` or ``B`` for prime-rl, else empty. May become known only when the trainer has written something."""
+        ...
 
     def watch_roots(self) -> tuple[Path, ...]:
         """Directories whose entries are step directories: where events are worth listening to."""
@@ -80,7 +91,23 @@ class Layout(Protocol):
         ...
 
     def part_dir(self, part: str, step: int) -> Path:
-        """Where ``part`` of ``step`` belongs; used by restore, so it must work in an empty output_dir."""
+        """Where ``part`` of ``step`` belongs; used by restore, so it must work in an empty output_dir.
+
+        ConfigurationError for a part this layout does not have.
+        """
+        ...
+
+    def expect_parts(self, parts: Collection[str]) -> None:
+        """Tell the layout which parts a set to be restored has, so that it knows its variant in an empty output_dir."""
+        ...
+
+    def step_paths(self, step: int) -> tuple[Path, ...]:
+        """The topmost directories that belong to ``step`` and exist: what is renamed when the whole set goes."""
+        ...
+
+    def spare_paths(self, below: int) -> tuple[tuple[int, Path], ...]:
+        """(step, directory) of by-products of steps lower than ``below`` that belong to no checkpoint: prime-rl's old
+        broadcasts and rollouts, which it never removes itself. Oldest first."""
         ...
 
     def judge(self, step: int, parts: Sequence[PartFiles]) -> Judgement:

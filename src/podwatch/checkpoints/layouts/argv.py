@@ -1,0 +1,154 @@
+"""Small tools for training commands: read flags, take resume flags out, fill placeholders, read the TOML they name.
+
+Only whole arguments are understood; what stands inside one ``sh -c`` text is left alone.
+"""
+
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from podwatch.checkpoints.layouts.base import ResumeCommand
+
+PLACEHOLDERS = ("{step}", "{checkpoint}", "{resume_args}")
+_TRUTH = frozenset({"true", "false", "1", "0", "yes", "no"})
+_TOML_LIMIT = 4 * 1024 * 1024
+
+
+def flag_value(command: Sequence[str], names: Sequence[str]) -> str | None:
+    """The last value given for any of ``names``, as ``--x v`` or ``--x=v``; ``-`` and ``_`` are the same in names."""
+    wanted = {_plain(n) for n in names}
+    value: str | None = None
+    for position, argument in enumerate(command):
+        name, equals, inline = argument.partition("=")
+        if _plain(name) in wanted:
+            if equals:
+                value = inline
+            elif position + 1 < len(command):
+                value = command[position + 1]
+    return value
+
+
+def has_flag(command: Sequence[str], names: Sequence[str]) -> bool:
+    wanted = {_plain(n) for n in names}
+    return any(_plain(a.partition("=")[0]) in wanted for a in command)
+
+
+def strip_flags(
+    command: Sequence[str], valued: Sequence[str], bare: Sequence[str] = ()
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(command without these flags, what was taken out). A flag whose value holds one of our placeholders stays: the
+    person has said there where the step belongs. ``bare`` flags take at most a truth value with them."""
+    with_value, alone = {_plain(n) for n in valued}, {_plain(n) for n in bare}
+    kept: list[str] = []
+    removed: list[str] = []
+    position = 0
+    while position < len(command):
+        argument = command[position]
+        name, equals, _ = argument.partition("=")
+        following = command[position + 1] if position + 1 < len(command) else None
+        taken = [argument]
+        if _plain(name) in with_value:
+            if not equals and following is not None and not following.startswith("--"):
+                taken.append(following)
+        elif _plain(name) in alone:
+            if not equals and following is not None and following.lower() in _TRUTH:
+                taken.append(following)
+        else:
+            taken = []
+        if not taken:
+            kept.append(argument)
+            position += 1
+            continue
+        ours = any(p in a for p in PLACEHOLDERS for a in taken)
+        (kept if ours else removed).extend(taken)
+        position += len(taken)
+    return tuple(kept), tuple(removed)
+
+
+def build(
+    command: Sequence[str],
+    *,
+    step: int | None,
+    checkpoint: Path | None,
+    output_dir: Path,
+    resume_args: Sequence[str],
+    environment: Mapping[str, str],
+    removed: Sequence[str],
+) -> ResumeCommand:
+    """Fill the placeholders and add the resume arguments.
+
+    ``{resume_args}`` alone becomes the arguments, inside a longer text their shell-quoted form. Without it they are
+    appended, unless the command itself says with ``{step}`` or ``{checkpoint}`` how it resumes. At a fresh start an
+    argument with ``{step}`` or ``{checkpoint}`` is left out, with the flag before it if that takes it as its value.
+    The same is exported as ``PODWATCH_STEP``, ``PODWATCH_CHECKPOINT`` and ``PODWATCH_RESUME_ARGS`` for scripts.
+    """
+    own_way = any(p in a for p in ("{step}", "{checkpoint}") for a in command)
+    values = {
+        "{step}": "" if step is None else str(step),
+        "{checkpoint}": "" if checkpoint is None else str(checkpoint),
+        "{output_dir}": str(output_dir),
+    }
+
+    def fill(text: str) -> str:
+        for name, value in values.items():
+            text = text.replace(name, value)
+        return text
+
+    extra = [fill(a) for a in resume_args]
+    argv: list[str] = []
+    placed = False
+    for argument in command:
+        if argument == "{resume_args}":
+            argv.extend(extra)
+            placed = True
+            continue
+        if step is None and ("{step}" in argument or "{checkpoint}" in argument):
+            if argv and argv[-1].startswith("-") and "=" not in argv[-1] and not argument.startswith("-"):
+                argv.pop()
+            continue
+        placed = placed or "{resume_args}" in argument
+        argv.append(fill(argument).replace("{resume_args}", shlex.join(extra)))
+    if not placed and not own_way:
+        argv.extend(extra)
+    exported = {
+        "PODWATCH_STEP": values["{step}"],
+        "PODWATCH_CHECKPOINT": values["{checkpoint}"],
+        "PODWATCH_RESUME_ARGS": shlex.join(extra),
+    }
+    return ResumeCommand(tuple(argv), {**environment, **exported}, tuple(removed))
+
+
+def toml_documents(command: Sequence[str], cwd: Path | None) -> list[Mapping[str, Any]]:
+    """The TOML files a command names as ``@ file.toml`` or ``@file.toml``, in order. Unreadable ones are left out: the
+    trainer itself will say so better."""
+    documents: list[Mapping[str, Any]] = []
+    for position, argument in enumerate(command):
+        name = argument[1:] if argument.startswith("@") else ""
+        if argument == "@" and position + 1 < len(command):
+            name = command[position + 1]
+        if not name.endswith(".toml"):
+            continue
+        path = Path(name) if cwd is None else cwd / name
+        try:
+            if path.stat().st_size <= _TOML_LIMIT:
+                documents.append(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            continue
+    return documents
+
+
+def positive(text: str | None) -> int | None:
+    """A step count from a flag, or None if it is absent or not a positive number."""
+    if text is None:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        return None
+    return value if value > 0 else None
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,26 @@
+"""Step directories by name. Names that are not exactly a step (``step_5.bad``, a ``step_latest`` link) are foreign."""
+
+import os
+import re
+from pathlib import Path
+
+STEP = re.compile(r"^step_(0|[1-9]\d{0,17})$")
+
+
+def step_names(root: Path, pattern: re.Pattern[str] = STEP) -> dict[int, str]:
+    """Step -> directory name below ``root``. Empty if root is absent; symlinks are never steps. OSError: unreadable."""
+    found: dict[int, str] = {}
+    try:
+        with os.scandir(root) as entries:
+            for entry in entries:
+                match = pattern.match(entry.name)
+                if match is not None and entry.is_dir(follow_symlinks=False):
+                    found[int(match.group(1))] = entry.name
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return found
+
+
+def is_plain_dir(path: Path) -> bool:
+    """A real directory, no symlink. False also if it cannot be seen."""
+    return path.is_dir() and not path.is_symlink()

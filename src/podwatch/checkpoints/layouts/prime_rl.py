@@ -1,0 +1,245 @@
+"""prime-rl's two layouts (facts/prime-rl.md sections 1 to 3).
+
+A (v0.2 to v0.8.0): the trainer's tree ``checkpoints/step_N/trainer`` and the orchestrator's own below ``run_default/``;
+a resume also needs ``run_default/broadcasts/step_N``. B (from 289562d2e, 2026-08): both halves in
+``checkpoints/step_N``, nothing else is needed. In B prime-rl nests every run in a directory of its own: output_dir must
+be that run directory. ``checkpoint_dir`` is prime-rl's ``ckpt.output_dir``: it moves the trainer's half (and
+``weights``) only, the orchestrator's half always stays below output_dir.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from podwatch.checkpoints.layouts import prime_rl_command
+from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen
+from podwatch.checkpoints.layouts.names import is_plain_dir, step_names
+from podwatch.checkpoints.layouts.prime_rl_command import Hints
+from podwatch.checkpoints.layouts.prime_rl_judge import judge_set
+from podwatch.domain.errors import ConfigurationError
+
+_FRESH = (
+    "checkpoints",
+    "weights",
+    "broadcasts",
+    "rollouts",
+    "run_default",
+    "logs",
+    "wandb",
+    "torchrun",
+    "evals",
+    "metrics.jsonl",
+)
+"""What prime-rl writes into output_dir. Newer versions refuse a fresh start beside any of it, even an empty directory;
+the launcher's own files (configs, rl.sbatch, job_*.log) are exempt there (pathing.py, LAUNCHER_ARTIFACTS)."""
+
+
+class PrimeRLLayout:
+    """One prime-rl run. Tells A from B by what lies on disk, else by the command and the trainer's source."""
+
+    name = "prime-rl"
+    finish_lines: tuple[str, ...] = ("RL trainer finished!", "Orchestrator finished.")
+
+    def __init__(
+        self,
+        output_dir: Path,
+        *,
+        checkpoint_dir: Path | None = None,
+        cwd: Path | None = None,
+        command: Sequence[str] = (),
+    ) -> None:
+        self.output_dir = output_dir
+        self.cwd = cwd if cwd is not None else output_dir.parent
+        self._command = tuple(command)
+        self._trainer_root = checkpoint_dir or output_dir
+        self._expected = ""
+        self._parts: dict[int, tuple[PartDir, ...]] = {}
+        self._parts_for: tuple[str, bool] = ("", False)
+
+    # -- which variant ------------------------------------------------------------------------------------------
+
+    @property
+    def variant(self) -> str:
+        """``A``, ``B``, or empty while nothing is written and nothing tells."""
+        return self._seen() or self._expected or self.hints().variant
+
+    def hints(self) -> Hints:
+        return prime_rl_command.hints(self._command, self.cwd, self.output_dir, self._seen())
+
+    def expect_parts(self, parts: Collection[str]) -> None:
+        """Only sets of layout A carry a broadcast to the store."""
+        if "trainer" in parts:
+            self._expected = "A" if "broadcast" in parts else "B"
+
+    def _seen(self) -> str:
+        """Evidence on disk. The orchestrator's half inside checkpoints/ is B's alone, and B came after A."""
+        shared = self.output_dir / "checkpoints"
+        newest = sorted(step_names(shared), reverse=True)[:3]
+        if any(is_plain_dir(shared / f"step_{n}" / "orchestrator") for n in newest):
+            return "B"
+        return "A" if is_plain_dir(self.output_dir / "run_default") else ""
+
+    # -- where things lie ---------------------------------------------------------------------------------------
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self._trainer_root / "checkpoints"
+
+    def _own(self, variant: str) -> Path:
+        """Where the orchestrator keeps its things."""
+        return self.output_dir / "run_default" if variant != "B" else self.output_dir
+
+    def watch_roots(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys((self._checkpoints, self._own(self.variant) / "checkpoints")))
+
+    def part_dir(self, part: str, step: int) -> Path:
+        for candidate in self._build(step, self.variant, self._nccl):
+            if candidate.name == part:
+                return candidate.path
+        raise ConfigurationError(
+            f"prime-rl has no part {part!r} in layout {self.variant or 'A'}",
+            where=str(self.output_dir),
+            fix="the set was saved by another layout: restore it to a directory of its own with --to",
+        )
+
+    def _build(self, step: int, variant: str, nccl: bool) -> tuple[PartDir, ...]:
+        name, own = f"step_{step}", self._own(variant)
+        halves = (
+            PartDir("trainer", self._checkpoints / name / "trainer", required=True),
+            PartDir("orchestrator", own / "checkpoints" / name / "orchestrator", required=True),
+        )
+        weights = PartDir("weights", self._trainer_root / "weights" / name, required=False, uploaded=False)
+        rollouts = PartDir("rollouts", own / "rollouts" / name, required=False, uploaded=False)
+        broadcast = own / "broadcasts" / name
+        if variant == "B":
+            return (*halves, PartDir("broadcast", broadcast, required=False, uploaded=False), rollouts, weights)
+        batches = PartDir("batches", self.output_dir / "rollouts" / name, required=False, uploaded=False)
+        needed = not nccl
+        return (*halves, PartDir("broadcast", broadcast, needed, uploaded=needed), weights, rollouts, batches)
+
+    @cached_property
+    def _nccl(self) -> bool:
+        return prime_rl_command.broadcasts_by_nccl(self._command, self.cwd)
+
+    def steps(self) -> Mapping[int, tuple[PartDir, ...]]:
+        variant = self.variant
+        found = set(step_names(self._checkpoints)) | set(step_names(self._trainer_root / "weights"))
+        found |= set(step_names(self._own(variant) / "checkpoints"))
+        kind = (variant, self._nccl)
+        if kind != self._parts_for:
+            self._parts, self._parts_for = {}, kind
+        known = self._parts
+        self._parts = {n: known[n] if n in known else self._build(n, *kind) for n in sorted(found)}
+        return self._parts
+
+    def _step_roots(self, variant: str) -> dict[str, Path]:
+        own = self._own(variant)
+        roots = {
+            "checkpoints": self._checkpoints,
+            "orchestrator": own / "checkpoints",
+            "weights": self._trainer_root / "weights",
+            "broadcasts": own / "broadcasts",
+            "rollouts": own / "rollouts",
+        }
+        if variant != "B":
+            roots["batches"] = self.output_dir / "rollouts"
+        return roots
+
+    def step_paths(self, step: int) -> tuple[Path, ...]:
+        candidates = dict.fromkeys(root / f"step_{step}" for root in self._step_roots(self.variant).values())
+        return tuple(p for p in candidates if is_plain_dir(p))
+
+    def spare_paths(self, below: int) -> tuple[tuple[int, Path], ...]:
+        roots, kept = self._step_roots(self.variant), set(self.steps())
+        found = {
+            (step, roots[kind] / name)
+            for kind in ("broadcasts", "rollouts", "batches")
+            if kind in roots
+            for step, name in step_names(roots[kind]).items()
+            if step < below and step not in kept
+        }
+        return tuple(sorted(found))
+
+    # -- judging ------------------------------------------------------------------------------------------------
+
+    def judge(self, step: int, parts: Sequence[PartFiles]) -> Judgement:
+        return judge_set(step, parts)
+
+    # -- before a start -----------------------------------------------------------------------------------------
+
+    def ahead_of(self, step: int | None) -> tuple[Path, ...]:
+        """Section 3, last point, of facts/prime-rl.md: it removes the desync, stale policies and half-written steps.
+
+        Whole ``step_M`` directories. In A rollouts go wholly; in B the broadcast of N itself goes too, because the
+        trainer rewrites it in place at start-up while the orchestrator may read it already.
+        """
+        variant = self.variant
+        roots = self._step_roots(variant)
+        found: dict[Path, None] = {}
+        for kind, root in roots.items():
+            if variant != "B" and kind in ("rollouts", "batches"):
+                if is_plain_dir(root):
+                    found[root] = None
+                continue
+            first = -1 if step is None else step if variant == "B" and kind == "broadcasts" else step + 1
+            for number, name in sorted(step_names(root).items()):
+                if number >= first:
+                    found[root / name] = None
+        if step is None:
+            for path in (self._checkpoints, *(self.output_dir / name for name in _FRESH)):
+                if not path.is_symlink() and path.exists():
+                    found[path] = None
+        return tuple(p for p in found if not any(parent in found for parent in p.parents))
+
+    def resume_command(
+        self, command: Sequence[str], step: int | None, override: str | Sequence[str], wandb: Mapping[str, str]
+    ) -> ResumeCommand:
+        checkpoint = None if step is None else self._checkpoints / f"step_{step}"
+        seen = self._seen() or self._expected
+        known = prime_rl_command.hints(command, self.cwd, self.output_dir, seen)
+        return prime_rl_command.resume_command(
+            command, step, override, wandb, known, checkpoint=checkpoint, output_dir=self.output_dir, cwd=self.cwd
+        )
+
+    def first_step_after(self, step: int) -> int:
+        """A: checkpoint N may be saved at the top of step N (v0.2 to v0.6 count from 0), so N can come first; from
+        v0.7.0 it is N + 1, and the lower bound covers both. B: N is finished, N + 1 comes first."""
+        return step + 1 if self.variant == "B" else step
+
+    def target_step(self, command: Sequence[str]) -> int | None:
+        return prime_rl_command.target_step(command, self.cwd)
+
+    def wandb_identity(self) -> Mapping[str, str]:
+        return prime_rl_command.wandb_identity(self.output_dir, self.variant)
+
+    # -- progress -----------------------------------------------------------------------------------------------
+
+    def progress(self) -> tuple[StepSeen, ...]:
+        """Newest broadcast with STABLE (written every step), newest rollouts, newest trainer checkpoint."""
+        own = self._own(self.variant)
+        sources = (
+            ("trainer", own / "broadcasts", "STABLE"),
+            ("orchestrator", own / "rollouts", ""),
+            ("checkpoint", self._checkpoints, "trainer/.metadata"),
+        )
+        seen = []
+        for role, root, marker in sources:
+            for step in sorted(step_names(root), reverse=True)[:5]:
+                try:
+                    status = (root / f"step_{step}" / marker).stat()
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                seen.append(StepSeen(role, step, status.st_mtime))
+                break
+        return tuple(seen)
+
+    def log_globs(self) -> tuple[str, ...]:
+        """v0.2 to v0.5, v0.6 to v0.8, and HEAD with its attempts, in this order (facts/prime-rl.md section 4)."""
+        return (
+            "logs/*.stdout",
+            "logs/*.log",
+            "logs/trainer/*.log",
+            "run_default/logs/*.log",
+            "logs/latest/*.log",
+            "logs/latest/trainer/*.log",
+        )

@@ -1,0 +1,164 @@
+"""prime-rl's command line by version: resume flags, target step, W&B continuity (facts/prime-rl.md sections 2, 6)."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.checkpoints.layouts import argv
+from podwatch.checkpoints.layouts.base import ResumeCommand
+from podwatch.checkpoints.layouts.names import is_plain_dir
+from podwatch.domain.errors import ConfigurationError
+
+_OLD = ("--ckpt.resume-step", "--trainer.ckpt.resume-step", "--orchestrator.ckpt.resume-step")
+_NEW = ("--resume.step", "--resume.dir")
+_WANDB_ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+_RUN_LINK = re.compile(r"^(?:offline-)?run-\d{8}_\d{6}-(.+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """``variant`` is A, B or empty; ``new_flags``: ``--resume.step N`` (2026-08-13 on) instead of
+    ``--ckpt.resume-step N``. The two changed five days apart, so a layout-B trainer can still take the old flag."""
+
+    variant: str
+    new_flags: bool
+
+
+def hints(command: Sequence[str], cwd: Path, output_dir: Path, seen: str) -> Hints:
+    """``seen`` is what lies on disk. Then, in this order: the command's own flags, the trainer's source in ``cwd``."""
+    old = argv.has_flag(command, _OLD)
+    new = argv.has_flag(command, ("--resume", *_NEW, "--run.name", "--run.dir", "--clean"))
+    source = cwd / "src" / "prime_rl"
+    installed = is_plain_dir(source)
+    variant = seen
+    if not variant and new:
+        variant = "B"
+    if not variant and installed:
+        variant = "A" if (source / "trainer" / "runs.py").exists() else "B"
+    if not variant and old:
+        variant = "A"
+    if old != new:
+        return Hints(variant, new)
+    if installed:
+        return Hints(variant, variant != "A" and _mentions(source / "trainer" / "ckpt.py", "ResumeConfig"))
+    if variant == "B" and seen == "B":
+        # Both the flag and logs/attempt_<n> came on the same day; without logs the newer flag is the likelier one.
+        logs = output_dir / "logs"
+        return Hints(variant, is_plain_dir(logs / "attempt_1") or not any(logs.glob("*.log")))
+    return Hints(variant, variant == "B")
+
+
+def resume_command(
+    command: Sequence[str],
+    step: int | None,
+    override: str | Sequence[str],
+    wandb: Mapping[str, str],
+    known: Hints,
+    *,
+    checkpoint: Path | None,
+    output_dir: Path,
+    cwd: Path,
+) -> ResumeCommand:
+    """A start from ``step`` (None: fresh). ConfigurationError if "auto" cannot know which flag this version takes."""
+    kept, removed = argv.strip_flags(command, (*_OLD, *_NEW), ("--resume",))
+    extra: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    if step is not None:
+        says_itself = any(p in a for p in ("{step}", "{checkpoint}") for a in kept)
+        if override == "auto" and not says_itself:
+            if not known.variant:
+                raise ConfigurationError(
+                    "cannot tell which prime-rl version this is, so not how it resumes",
+                    where="trainer.resume_args",
+                    fix='set it to ["--ckpt.resume-step", "{step}"] or, for versions from August 2026, '
+                    '["--resume.step", "{step}"]',
+                )
+            extra = ("--resume.step", "{step}") if known.new_flags else ("--ckpt.resume-step", "{step}")
+        elif not isinstance(override, str):
+            extra = tuple(override)
+        arguments, environment = _wandb(kept, wandb, known, cwd)
+        if override != "none":
+            extra = (*extra, *arguments)
+    return argv.build(
+        kept,
+        step=step,
+        checkpoint=checkpoint,
+        output_dir=output_dir,
+        resume_args=extra,
+        environment=environment,
+        removed=removed,
+    )
+
+
+def _wandb(
+    command: Sequence[str], wandb: Mapping[str, str], known: Hints, cwd: Path
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Arguments and environment that let the W&B run go on. Never one WANDB_RUN_ID for a version with two runs."""
+    ids = {n: i for n, i in wandb.items() if _WANDB_ID.match(i)}
+    if known.variant == "B":
+        shared = ids.get("shared") or ids.get("orchestrator") or ids.get("trainer")
+        return (), {"PRL_RUN_ID": shared} if shared else {}
+    if "trainer" in ids and "orchestrator" in ids:
+        # --wandb.shared exists from v0.5.0 on, exactly where wandb.id does not: passing the id there aborts the start.
+        later = argv.has_flag(command, ("--wandb.shared",)) or any(
+            isinstance(w := d.get("wandb"), dict) and "shared" in w for d in argv.toml_documents(command, cwd)
+        )
+        if later or argv.has_flag(command, ("--trainer.wandb.id", "--orchestrator.wandb.id")):
+            return (), {}
+        return ("--trainer.wandb.id", ids["trainer"], "--orchestrator.wandb.id", ids["orchestrator"]), {}
+    return (), {"WANDB_SHARED_RUN_ID": ids["shared"]} if "shared" in ids else {}
+
+
+def wandb_identity(output_dir: Path, variant: str) -> Mapping[str, str]:
+    """``{"trainer": id, "orchestrator": id}`` where two runs exist, else ``{"shared": id}``, else nothing."""
+    trainer = _latest_run(output_dir / "wandb")
+    if variant == "B":
+        return {"shared": trainer} if trainer else {}
+    orchestrator = _latest_run(output_dir / "run_default" / "wandb")
+    if trainer and orchestrator and trainer != orchestrator:
+        return {"trainer": trainer, "orchestrator": orchestrator}
+    either = trainer or orchestrator
+    return {"shared": either} if either else {}
+
+
+def _latest_run(directory: Path) -> str:
+    try:
+        name = (directory / "latest-run").readlink().name
+    except OSError:
+        return ""
+    match = _RUN_LINK.match(name)
+    return match.group(1) if match and _WANDB_ID.match(match.group(1)) else ""
+
+
+def target_step(command: Sequence[str], cwd: Path) -> int | None:
+    """``--max-steps`` on the command line, else top-level ``max_steps`` of the TOML files it names (the last wins)."""
+    direct = argv.positive(argv.flag_value(command, ("--max-steps", "--trainer.max-steps")))
+    if direct is not None:
+        return direct
+    found = None
+    for document in argv.toml_documents(command, cwd):
+        value = document.get("max_steps")
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            found = value
+    return found
+
+
+def broadcasts_by_nccl(command: Sequence[str], cwd: Path) -> bool:
+    """Weights go to the engine without the file system: then no broadcast directory is needed for a resume."""
+    names = ("--weight-broadcast.type", "--trainer.weight-broadcast.type", "--orchestrator.weight-broadcast.type")
+    kind = argv.flag_value(command, names)
+    if kind is None:
+        for document in argv.toml_documents(command, cwd):
+            section = document.get("weight_broadcast")
+            if isinstance(section, dict) and isinstance(section.get("type"), str):
+                kind = section["type"]
+    return kind is not None and kind.lower() == "nccl"
+
+
+def _mentions(path: Path, word: str) -> bool:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return word in file.read(500_000)
+    except OSError:
+        return False

@@ -1,0 +1,116 @@
+"""When is a prime-rl step whole? (facts/prime-rl.md section 1, and "must therefore do" 3 and 4)
+
+The trainer's half is a DCP directory; the orchestrator's is ``progress.pt``; in layout A the broadcast with ``STABLE``
+is needed too. There is no marker for the step as a whole, so all required halves must stand.
+"""
+
+from collections.abc import Sequence
+
+from podwatch.checkpoints.layouts.base import Judgement, PartFiles
+from podwatch.checkpoints.scan import is_temporary
+from podwatch.checkpoints.structure import dcp, torch_zip
+from podwatch.checkpoints.structure.files import check_file
+
+PROGRESS = "progress.pt"
+STABLE = "STABLE"
+
+
+class Fault(Exception):  # noqa: N818 - internal, never shown as an error
+    """Why a part is not in order. ``damaged``: nothing is missing, something is broken."""
+
+    def __init__(self, reason: str, *, damaged: bool = False, unreadable: bool = False) -> None:
+        self.reason, self.damaged, self.unreadable = reason, damaged, unreadable
+        super().__init__(reason)
+
+
+def judge_set(step: int, parts: Sequence[PartFiles]) -> Judgement:
+    by_name = {p.part.name: p for p in parts}
+    trainer = by_name["trainer"]
+    if not trainer.files:
+        begun = by_name["orchestrator"].present
+        reason = (
+            f"waiting for the trainer: only the orchestrator has saved step {step}"
+            if begun
+            else "the trainer has saved nothing"
+        )
+        return Judgement(False, reason, pending=begun, problems={"trainer": reason})
+    faults: dict[str, Fault] = {}
+    verdict = _verdict(trainer)
+    try:
+        _trainer(trainer, verdict)
+    except Fault as fault:
+        faults["trainer"] = fault
+    for name, rule in (("orchestrator", _orchestrator), ("broadcast", _broadcast)):
+        part = by_name.get(name)
+        if part is None or not part.part.required:
+            continue
+        try:
+            rule(part)
+        except Fault as fault:
+            faults[name] = fault
+    problems = {n: f.reason for n, f in faults.items()}
+    missing = [f for f in faults.values() if not f.damaged]
+    return Judgement(
+        whole=not faults,
+        reason="; ".join(f"{n}: {r}" for n, r in problems.items()),
+        damaged=bool(faults) and not missing,
+        save_token=verdict.save_id,
+        world_size=verdict.world_size,
+        unreadable=any(f.unreadable for f in faults.values()),
+        problems=problems,
+        leftovers=tuple(f"trainer/{n}" for n in verdict.leftovers),
+    )
+
+
+def _verdict(part: PartFiles) -> dcp.DcpVerdict:
+    return dcp.check(part.part.path, {f.path: dcp.Shard(f.size, f.mtime_ns) for f in part.files})
+
+
+def _trainer(part: PartFiles, verdict: dcp.DcpVerdict) -> None:
+    if not verdict.whole:
+        raise Fault(verdict.reason, damaged=verdict.damaged, unreadable=verdict.unreadable)
+    _sound(part)
+
+
+def _orchestrator(part: PartFiles) -> None:
+    if not any(f.path == PROGRESS for f in part.files):
+        raise Fault(f"{PROGRESS} is missing")
+    try:
+        problem = torch_zip.check(part.part.path / PROGRESS)
+    except OSError as error:
+        raise _read_fault(PROGRESS, error) from error
+    if problem:
+        raise Fault(f"{PROGRESS} {problem}", damaged=True)
+
+
+def _broadcast(part: PartFiles) -> None:
+    """STABLE is touched last, so it must not be older than the weights it speaks for."""
+    stable = next((f for f in part.files if f.path == STABLE), None)
+    if stable is None:
+        raise Fault(f"{STABLE} is missing" if part.present else "the directory is missing")
+    weights = [f for f in part.files if f.path not in (STABLE, "NCCL_READY") and not is_temporary(f.path)]
+    if not weights:
+        raise Fault(f"{STABLE} stands alone, without weights")
+    newer = [f.path for f in weights if f.mtime_ns > stable.mtime_ns + dcp.MTIME_TOLERANCE_NS]
+    if newer:
+        raise Fault(f"{min(newer)} is newer than {STABLE}: being rewritten, or that was cut off")
+    _sound(part)
+
+
+def _sound(part: PartFiles) -> None:
+    """Headers and tails of every file whose kind is known."""
+    for file in part.files:
+        if is_temporary(file.path):
+            continue
+        try:
+            problem = check_file(part.part.path / file.path)
+        except OSError as error:
+            raise _read_fault(file.path, error) from error
+        if problem:
+            raise Fault(f"{file.path} {problem}", damaged=True)
+
+
+def _read_fault(path: str, error: OSError) -> Fault:
+    if isinstance(error, FileNotFoundError):
+        return Fault(f"{path} vanished")
+    return Fault(f"{path} cannot be read: {error.strerror}", unreadable=True)

@@ -1,0 +1,102 @@
+"""Look at one part directory: its files, its harmless symlinks, and when it last changed. Follows no symlink."""
+
+import os
+import posixpath
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.checkpoints.layouts.base import PartDir, PartFiles
+from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
+
+_MAX_DEPTH = 12
+_TEMPORARY = re.compile(r"^\.tmp\w{6}$|\.tmp$")
+"""safetensors 0.8 leaves ``.tmpXXXXXX`` files of full size behind when killed (facts/checkpoints.md section 0.8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """``directories`` are (path, mtime_ns, inode) of every directory looked at: while these stay the same no entry
+    came, went or was renamed. ``changed_ns`` is the newest ctime, which copies cannot set back. ``error``: not
+    everything could be seen."""
+
+    found: PartFiles
+    directories: tuple[tuple[str, int, int], ...] = ()
+    changed_ns: int = 0
+    error: str = ""
+
+
+def is_temporary(path: str) -> bool:
+    """A writer's half-done file: it shows that something is going on, and never belongs to a set."""
+    return _TEMPORARY.search(posixpath.basename(path)) is not None
+
+
+def scan_part(part: PartDir) -> Scan:
+    """Read one part's tree. A directory that is absent, vanishes or is a symlink gives ``present=False``."""
+    try:
+        status = os.lstat(part.path)
+    except (FileNotFoundError, NotADirectoryError):
+        return Scan(PartFiles(part, present=False))
+    except OSError as error:
+        return Scan(PartFiles(part, present=False), error=f"{part.name}: {error.strerror}")
+    if not stat.S_ISDIR(status.st_mode):
+        return Scan(PartFiles(part, present=False))
+    walk = _Walk(part.name)
+    walk.enter(str(part.path), "", status, 0)
+    found = PartFiles(part, True, tuple(sorted(walk.files)), tuple(sorted(walk.symlinks)))
+    return Scan(found, tuple(walk.directories), walk.changed_ns, walk.error)
+
+
+class _Walk:
+    def __init__(self, part: str) -> None:
+        self.part = part
+        self.files: list[FileEntry] = []
+        self.symlinks: list[SymlinkEntry] = []
+        self.directories: list[tuple[str, int, int]] = []
+        self.changed_ns = 0
+        self.error = ""
+
+    def enter(self, path: str, inside: str, status: os.stat_result, depth: int) -> None:
+        self.directories.append((path, status.st_mtime_ns, status.st_ino))
+        self.changed_ns = max(self.changed_ns, status.st_ctime_ns)
+        try:
+            with os.scandir(path) as entries:
+                listed = list(entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            self.error = self.error or f"{self.part}: {error.strerror}"
+            return
+        for entry in listed:
+            try:
+                self._look(entry, inside + entry.name, depth)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # gone since it was listed: the next rescan sees the rest
+            except OSError as error:
+                self.error = self.error or f"{self.part}: {error.strerror}"
+
+    def _look(self, entry: "os.DirEntry[str]", relative: str, depth: int) -> None:
+        if entry.is_symlink():
+            target = Path(entry.path).readlink().as_posix()
+            resolved = posixpath.normpath(posixpath.join(posixpath.dirname(relative), target))
+            if not target.startswith("/") and resolved != ".." and not resolved.startswith("../"):
+                self.symlinks.append(SymlinkEntry(relative, self.part, target))
+            return
+        status = entry.stat(follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            if depth < _MAX_DEPTH:
+                self.enter(entry.path, relative + "/", status, depth + 1)
+        elif stat.S_ISREG(status.st_mode):
+            self.changed_ns = max(self.changed_ns, status.st_ctime_ns)
+            self.files.append(
+                FileEntry(
+                    relative,
+                    self.part,
+                    status.st_size,
+                    status.st_mtime_ns,
+                    status.st_mode & 0o7777,
+                    status.st_ino,
+                    status.st_dev,
+                )
+            )

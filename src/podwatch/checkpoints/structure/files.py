@@ -1,0 +1,37 @@
+"""Check any single file by what its name says it is. Files of unknown kinds have nothing to be checked."""
+
+import json
+from pathlib import Path
+
+from podwatch.checkpoints.structure import safetensors, torch_zip
+
+_TORCH = (".pt", ".pth", ".ckpt")
+_JSON_LIMIT = 64 * 1024 * 1024
+
+
+def check_file(path: Path) -> str:
+    """Empty if sound or of a kind that cannot be checked, else what is wrong. OSError is the caller's."""
+    name = path.name
+    if name.endswith(".safetensors"):
+        return safetensors.read_header(path).problem
+    if name.endswith(_TORCH):
+        return torch_zip.check(path)
+    if name.endswith(".bin"):
+        # Any program may call its data .bin: only what begins like a torch file is judged as one.
+        with path.open("rb") as file:
+            head = file.read(4)
+        return torch_zip.check(path) if head == b"PK\x03\x04" else ("is empty" if not head else "")
+    if name.endswith(".json"):
+        return check_json(path)
+    return ""
+
+
+def check_json(path: Path) -> str:
+    """Empty if the file parses as JSON (a larger one than any trainer writes is not read)."""
+    if path.stat().st_size > _JSON_LIMIT:
+        return ""
+    try:
+        json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return "is not valid JSON (being written, or cut off)"
+    return ""

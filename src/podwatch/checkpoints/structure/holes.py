@@ -1,0 +1,24 @@
+"""Has a file ranges that nobody ever wrote?
+
+safetensors 0.8.0rc0 and downloaders preallocate a file at full size and fill it later, so size and header look right
+mid-write (facts/checkpoints.md sections 0.8 and 2.6). A hit means "suspect", never "bad": sparse copies and compressing
+filesystems have holes too, and some FUSE filesystems always answer "no hole".
+"""
+
+import os
+from pathlib import Path
+
+
+def has_hole(path: Path) -> bool:
+    """True if the kernel knows of an unwritten range, False also where it cannot tell. OSError: cannot be opened."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        size = os.fstat(fd).st_size
+        if size == 0:
+            return False
+        try:
+            return os.lseek(fd, 0, os.SEEK_HOLE) < size
+        except OSError:
+            return False
+    finally:
+        os.close(fd)

@@ -1,0 +1,74 @@
+"""``torch.save`` files: .pt, .pth, .bin, .ckpt (facts/checkpoints.md section 2.2).
+
+The central directory is written at the very end, so any truncation or zero-filled tail fails to open. CRCs are never
+checked here: that reads the whole file, and files saved without CRC are valid.
+"""
+
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from podwatch.checkpoints.structure import isolated
+
+_ZIP = b"PK\x03\x04"
+_END = b"PK\x05\x06"
+LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f920")
+"""First bytes of the pre-1.6 format: it has no trailer, so only a stable size speaks for it."""
+
+
+def check(path: Path) -> str:
+    """Empty if sound, else what is wrong. OSError (vanished, permission) is the caller's to judge."""
+    with path.open("rb") as file:
+        head = file.read(len(LEGACY_MAGIC))
+        size = file.seek(0, os.SEEK_END)
+        if head == LEGACY_MAGIC:
+            return "" if size > 64 else "truncated legacy file"
+        if head[:4] != _ZIP:
+            return "is empty" if size == 0 else "is not a torch file (no zip signature)"
+        return _check_zip(file)
+
+
+def is_legacy(path: Path) -> bool:
+    """True for the old format, whose truncation cannot be seen from the file alone."""
+    with path.open("rb") as file:
+        return file.read(len(LEGACY_MAGIC)) == LEGACY_MAGIC
+
+
+def _check_zip(file: BinaryIO) -> str:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries, directory = archive.infolist(), archive.start_dir
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, ValueError, NotImplementedError, OverflowError):
+        return "truncated or damaged: no readable zip directory at its end"
+    if not any(e.filename.endswith("/data.pkl") for e in entries):
+        return "has no data.pkl"
+    position = 0
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+            return f"entry {entry.filename!r} is compressed: not written by torch"
+        if entry.header_offset < position:
+            return f"entry {entry.filename!r} overlaps the one before"
+        position = entry.header_offset + 30 + len(entry.orig_filename) + entry.file_size
+    if position > directory:
+        return "its entries run into its directory"
+    if os.fstat(file.fileno()).st_size < directory:
+        return "truncated"
+    return ""
+
+
+def is_zip_record(file: BinaryIO, offset: int, length: int) -> bool:
+    """Is this range a whole ``torch.save`` archive? Finds preallocated and zero-filled ranges inside DCP shards."""
+    if length < 26:
+        return False
+    file.seek(offset)
+    if file.read(4) != _ZIP:
+        return False
+    file.seek(offset + length - 22)
+    return file.read(4) == _END
+
+
+def read_values(path: Path) -> Mapping[str, object] | None:
+    """Small values inside (``{"progress.step": 5}``), read in a child that imports nothing; None if unreadable."""
+    return isolated.parse("values", path).answer
