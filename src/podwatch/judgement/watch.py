@@ -6,7 +6,7 @@ A recorded night can be replayed through ``advance``: it reads no clock and reme
 from dataclasses import dataclass, field, replace
 
 from podwatch.domain.finding import Finding, Severity
-from podwatch.domain.policy import Policies
+from podwatch.domain.policy import DetectionPolicy, DiskPolicy
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.judgement.detectors import exits, hang, resources, sensors, silent_death
 from podwatch.judgement.detectors.exits import ExitState
@@ -16,6 +16,7 @@ from podwatch.judgement.detectors.silent_death import SilentDeathState
 from podwatch.judgement.learned import Learned
 from podwatch.judgement.progress import Progress, follow
 
+_DEFAULT_DISK = DiskPolicy()
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
@@ -38,31 +39,32 @@ class WatchState:
         return tuple(gpus) + (("hang",) if self.progress.active_at is not None else ())
 
 
-def initial(policy: Policies, learned: Learned | None = None) -> WatchState:
+def initial(policy: DetectionPolicy, learned: Learned | None = None) -> WatchState:
     """The state of a podwatch that has seen nothing yet. Baselines of GPUs no longer configured are dropped."""
     if learned is None:
         return WatchState()
-    kept = tuple(p for p in learned.gpu_baseline_bytes if p[0] in policy.detection.inference_gpus)
+    kept = tuple(p for p in learned.gpu_baseline_bytes if p[0] in policy.inference_gpus)
     return WatchState(learned=replace(learned, gpu_baseline_bytes=kept))
 
 
-def advance(state: WatchState, snapshot: Snapshot, policy: Policies) -> tuple[WatchState, tuple[Finding, ...]]:
+def advance(
+    state: WatchState, snapshot: Snapshot, policy: DetectionPolicy, disk: DiskPolicy = _DEFAULT_DISK
+) -> tuple[WatchState, tuple[Finding, ...]]:
     """One turn of the sensing loop. Findings come worst first; the same condition keeps its ``key`` and ``since``."""
     state = _at_boundary(state, snapshot)
-    detection = policy.detection
     progress, learned = follow(
         state.progress, snapshot.progress, at=snapshot.at, saving=snapshot.saving, learned=state.learned
     )
     trainer = snapshot.trainer.value if snapshot.trainer.ok else None
     wanted = snapshot.desired is Desired.RUNNING
-    ending = not wanted or (trainer is not None and (trainer.finish_line or exits.target_reached(progress, detection)))
+    ending = not wanted or (trainer is not None and (trainer.finish_line or exits.target_reached(progress, policy)))
     death_state, learned, deaths = silent_death.advance(
-        state.silent_death, snapshot, progress, learned, detection, ending=ending
+        state.silent_death, snapshot, progress, learned, policy, ending=ending
     )
-    exit_state, exit_learned, ends = exits.advance(state.exits, snapshot, progress, learned, detection)
-    hang_state, hangs = hang.advance(state.hang, snapshot, progress, learned, detection)
-    sensor_state, blind = sensors.advance(state.sensors, snapshot, learned, detection)
-    findings = [*deaths, *blind, *resources.advance(snapshot, policy.disk)]
+    exit_state, exit_learned, ends = exits.advance(state.exits, snapshot, progress, learned, policy)
+    hang_state, hangs = hang.advance(state.hang, snapshot, progress, learned, policy)
+    sensor_state, blind = sensors.advance(state.sensors, snapshot, learned, policy)
+    findings = [*deaths, *blind, *resources.advance(snapshot, disk)]
     if wanted:
         # A run that is to be stopped, or is finished, may end and may stand still.
         learned = exit_learned

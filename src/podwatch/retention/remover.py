@@ -1,0 +1,262 @@
+"""Carry a removal plan out: journal, rename into the trash, then delete (DESIGN section 6; promises 2, 9, 10).
+
+A crash at any point leaves a set either whole under its own name or never again complete: the part that decides
+completeness is renamed first, and what is left of the set is finished at the next start, if it still is what the
+intent meant.
+"""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Severity
+from podwatch.domain.intent import Intent, IntentKind, IntentState
+from podwatch.journal.journal import Journal
+from podwatch.judgement.retention import Removal, RemovalKind, RemovalPlan
+from podwatch.retention.trash import Moved, inode_of, move_to_trash, trash_entries
+from podwatch.system.clock import Clock
+from podwatch.system.files import Removed, remove_tree
+from podwatch.system.workspace import Workspace
+
+YIELD_EVERY_ENTRIES = 32
+YIELD_SECONDS = 0.002
+"""A pause after every so many unlinks lets a trainer's own writes through; 100,000 files then take about 6 s longer."""
+_LOWEST_PRIORITY = 19
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalReport:
+    """``done`` are the removals that left their place; ``freed_bytes`` is what the disk really got back."""
+
+    done: tuple[Removal, ...]
+    freed_bytes: int
+    problems: tuple[str, ...]
+
+
+class Remover:
+    """All methods block: call them on a thread of their own, never on the event loop, and one at a time.
+
+    ``output_roots`` are the only directories anything is removed from, besides podwatch's own quarantine and trash.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        output_roots: tuple[Path, ...],
+        journal: Journal,
+        clock: Clock,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._workspace = workspace
+        self._roots = output_roots
+        self._journal = journal
+        self._clock = clock
+        self._emit = emit
+        self._unjournaled = 0
+
+    def carry_out(self, plan: RemovalPlan, paths_of: Callable[[int], Sequence[Path]]) -> RemovalReport:
+        """Do the removals in order. ``paths_of(step)`` gives every path of a step's set, **the part that decides
+        completeness first**.
+
+        Goes on after a removal that fails; problems are told by one ``prune-stuck`` event.
+        """
+        done: list[Removal] = []
+        problems: list[str] = []
+        freed = self._empty_trash(problems)
+        for removal in plan.removals:
+            if removal.kind is RemovalKind.TRASH:
+                done.append(removal)
+                continue
+            try:
+                moved = self._set_aside(removal, paths_of)
+            except (OSError, PodwatchError) as error:
+                problems.append(_explain(removal, error))
+                continue
+            if not moved:
+                continue  # someone else removed it: that is what was wanted
+            freed += self._empty_trash(problems)
+            done.append(removal)
+            self._tell(removal)
+        if problems:
+            self._emit(
+                Event(
+                    EventName.PRUNE_STUCK,
+                    self._clock.wall(),
+                    f"not everything could be removed: {problems[0]}",
+                    Severity.WARNING,
+                    {"problems": len(problems), "first": problems[0]},
+                )
+            )
+        return RemovalReport(tuple(done), freed, tuple(problems))
+
+    def sweep_trash(self) -> RemovalReport:
+        """Finish what an earlier podwatch began: half-moved sets, then everything in the trash."""
+        problems: list[str] = []
+        for intent in self._open_intents():
+            try:
+                self._finish(intent)
+            except (OSError, PodwatchError) as error:
+                problems.append(f"removal {intent.id}: {error}")
+        return RemovalReport((), self._empty_trash(problems), tuple(problems))
+
+    def _set_aside(self, removal: Removal, paths_of: Callable[[int], Sequence[Path]]) -> list[Moved]:
+        roots: tuple[Path, ...] = self._roots
+        if removal.kind is RemovalKind.QUARANTINE:
+            paths: Sequence[Path] = (Path(removal.path),)
+            roots = (self._workspace.quarantine,)
+        elif removal.path:
+            paths = (Path(removal.path),)
+        elif removal.step is not None:
+            paths = paths_of(removal.step)
+        else:
+            raise HostError("a removal names neither step nor path", where=removal.reason, fix="please report it")
+        inodes = [inode_of(path, roots) for path in paths]
+        wanted = [(path, inode) for path, inode in zip(paths, inodes, strict=True) if inode is not None]
+        if not wanted:
+            return []
+        intent = self._open_intent(removal, wanted)
+        prefix = (
+            f"{intent.id if intent is not None else self._name()}.{removal.step if removal.step is not None else 'x'}"
+        )
+        moved: list[Moved] = []
+        try:
+            for n, (path, inode) in enumerate(wanted):
+                one = move_to_trash(path, roots, self._workspace.trash, f"{prefix}.{n}", expected=inode)
+                if one is not None:
+                    moved.append(one)
+        except (OSError, PodwatchError):
+            # Nothing moved: undone. Something moved: left open, so that the next sweep finishes it.
+            if not moved:
+                self._settle(intent, IntentState.FAILED, "the rename was refused")
+                raise
+            raise
+        self._settle(intent, IntentState.DONE, f"{len(moved)} paths in the trash")
+        return moved
+
+    def _finish(self, intent: Intent) -> None:
+        """Go on with a half-moved set. A path that is not the same directory any more was written anew: it stays."""
+        rows = _rows(intent.data)
+        roots = (*self._roots, self._workspace.quarantine)
+        begun = any(inode_of(path, roots) is None for path, _ in rows[:1])
+        if not begun:
+            self._settle(intent, IntentState.UNDONE, "nothing had been moved; planned anew")
+            return
+        step = intent.data.get("step")
+        prefix = f"{intent.id}.{step if isinstance(step, int) else 'x'}"
+        for n, (path, inode) in enumerate(rows):
+            move_to_trash(path, roots, self._workspace.trash, f"{prefix}.{n}", expected=inode)
+        self._settle(intent, IntentState.DONE, "finished after a restart")
+
+    def _empty_trash(self, problems: list[str]) -> int:
+        """Delete everything in the trash on a thread of the lowest priority; bytes the disk got back."""
+        names = trash_entries(self._workspace.trash)
+        if not names:
+            return 0
+        freed: list[int] = []
+        worker = threading.Thread(
+            target=_delete, args=(self._workspace.trash, names, freed, problems), name="podwatch-trash", daemon=True
+        )
+        worker.start()
+        worker.join()
+        return sum(freed)
+
+    def _open_intent(self, removal: Removal, wanted: Iterable[tuple[Path, tuple[int, int]]]) -> Intent | None:
+        data: dict[str, object] = {
+            "kind": str(removal.kind),
+            "step": removal.step,
+            "reason": removal.reason,
+            "paths": [[str(path), device, inode] for path, (device, inode) in wanted],
+        }
+        try:
+            return self._journal.open_intent(IntentKind.PRUNE, data)
+        except Exception as error:  # a full or broken state disk must not stop what frees it: the rename is the intent
+            self._emit(
+                Event(
+                    EventName.PRUNE_STUCK,
+                    self._clock.wall(),
+                    f"the journal cannot record a removal, which goes on: {error}",
+                    Severity.WARNING,
+                    {"step": removal.step},
+                )
+            )
+            return None
+
+    def _settle(self, intent: Intent | None, state: IntentState, note: str) -> None:
+        if intent is None:
+            return
+        try:
+            self._journal.settle(intent.id, state, note)
+        except Exception as error:  # as above; the next sweep finds it open and sees that nothing is left to do
+            self._emit(
+                Event(
+                    EventName.PRUNE_STUCK,
+                    self._clock.wall(),
+                    f"the journal cannot settle removal {intent.id}: {error}",
+                    Severity.WARNING,
+                )
+            )
+
+    def _open_intents(self) -> list[Intent]:
+        return self._journal.open_intents(IntentKind.PRUNE)
+
+    def _name(self) -> str:
+        self._unjournaled += 1
+        return f"n{int(self._clock.wall())}-{self._unjournaled}"
+
+    def _tell(self, removal: Removal) -> None:
+        what = f"step {removal.step}" if removal.step is not None else removal.path
+        part = f" ({removal.part})" if removal.part else ""
+        self._emit(
+            Event(
+                EventName.PRUNED,
+                self._clock.wall(),
+                f"removed {what}{part}: {removal.reason}",
+                Severity.WARNING if removal.kind is RemovalKind.UNSTORED_SET else Severity.INFO,
+                {"step": removal.step, "kind": str(removal.kind), "bytes": removal.bytes, "reason": removal.reason},
+            )
+        )
+
+
+def _delete(trash: Path, names: Iterable[str], freed: list[int], problems: list[str]) -> None:
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)  # Linux: this thread only
+    except OSError:
+        pass
+    entries = 0
+
+    def tick(_: Removed) -> None:
+        nonlocal entries
+        entries += 1
+        if entries % YIELD_EVERY_ENTRIES == 0:
+            time.sleep(YIELD_SECONDS)
+
+    for name in names:
+        try:
+            removed = remove_tree(trash, name, tick=tick)
+        except (OSError, ValueError) as error:
+            problems.append(f"{trash / name}: {error}")
+            continue
+        freed.append(removed.bytes)
+        problems.extend(f"{trash}/{problem}" for problem in removed.problems)
+
+
+def _rows(data: Mapping[str, object]) -> list[tuple[Path, tuple[int, int]]]:
+    rows = data.get("paths")
+    if not isinstance(rows, list):
+        raise HostError("a removal in the journal has no paths", where=str(dict(data)), fix="it is left alone")
+    return [(Path(str(path)), (int(device), int(inode))) for path, device, inode in rows]
+
+
+def _explain(removal: Removal, error: Exception) -> str:
+    what = f"step {removal.step}" if removal.step is not None else removal.path
+    if isinstance(error, OSError) and error.errno == errno.EXDEV:
+        return (
+            f"{what}: cannot be renamed into the trash (another filesystem); move output_dir off the image's own layer"
+        )
+    return f"{what}: {error}"
