@@ -1,0 +1,109 @@
+"""GPU memory, use and temperature by device, through a reader that may hang."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from podwatch.domain.reading import Reading, SensorState, observed, unobserved
+from podwatch.domain.snapshot import GpuSample
+from podwatch.sensors.polling import Poller
+from podwatch.system.clock import Clock
+
+REOPEN_MIN = 2.0
+REOPEN_MAX = 60.0
+"""Seconds between tries to open the library again: a driver that is being reloaded takes about this long."""
+
+
+class ReaderUnavailable(Exception):  # noqa: N818 - reads better at the raise site
+    """The whole library cannot be used now. ``state`` tells how to report it; ``fix`` what a person can do."""
+
+    def __init__(self, state: SensorState, what: str, fix: str = "") -> None:
+        super().__init__(f"{what}: {fix}" if fix else what)
+        self.state = state
+
+
+class GpuReader(Protocol):
+    """Where GPU figures come from. Every method may block or hang and is called in a thread of its own.
+
+    After a hang another thread may call while the first still has not come back.
+    """
+
+    def open(self) -> None:
+        """Get ready. Raises ReaderUnavailable. Also called again after a failure."""
+        ...
+
+    def read(self) -> tuple[GpuSample, ...]:
+        """All devices, in index order. Raises ReaderUnavailable when the library as a whole failed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _Look:
+    """One look: opens the reader if need be. Lives for one turn, so a late thread leaves nothing behind."""
+
+    def __init__(self, reader: GpuReader, opened: bool) -> None:
+        self._reader = reader
+        self._opened = opened
+
+    def __call__(self) -> "tuple[GpuSample, ...] | ReaderUnavailable":
+        try:
+            if not self._opened:
+                self._reader.open()
+            return self._reader.read()
+        except ReaderUnavailable as error:
+            if self._opened:
+                self._reader.close()
+            return error
+
+
+class GpuSensor:
+    """Reads the GPUs every ``poll`` seconds; BLIND when an answer takes longer than ``deadline`` seconds.
+
+    One hung device hangs the whole look (NVML has one lock), so it blinds all; a lost device does not.
+    """
+
+    name = "gpu"
+
+    def __init__(self, reader: GpuReader, clock: Clock, poll: float = 2.0, deadline: float = 5.0) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._opened = False
+        self._reopen_at = 0.0
+        self._reopen_delay = REOPEN_MIN
+        self._failure: Reading[tuple[GpuSample, ...]] | None = None
+        self._poller: Poller[tuple[GpuSample, ...] | ReaderUnavailable | None, tuple[GpuSample, ...]] = Poller(
+            self.name, clock, poll=poll, deadline=deadline, prepare=self._prepare, absorb=self._absorb,
+            close=self._close,
+        )  # fmt: skip
+
+    async def start(self) -> None:
+        self._poller.start()
+
+    async def stop(self) -> None:
+        await self._poller.stop()
+
+    def latest(self) -> Reading[tuple[GpuSample, ...]]:
+        return self._poller.latest()
+
+    def _prepare(self) -> "Callable[[], tuple[GpuSample, ...] | ReaderUnavailable | None]":
+        if self._failure is not None and self._clock.monotonic() < self._reopen_at:
+            return lambda: None  # too early to open again; the thread's pulse is kept all the same
+        return _Look(self._reader, self._opened)
+
+    def _absorb(self, result: "tuple[GpuSample, ...] | ReaderUnavailable | None") -> Reading[tuple[GpuSample, ...]]:
+        now = self._clock.monotonic()
+        if isinstance(result, ReaderUnavailable):
+            self._opened = False
+            self._reopen_at = now + self._reopen_delay
+            self._reopen_delay = min(self._reopen_delay * 2, REOPEN_MAX)
+            self._failure = unobserved(result.state, now, str(result))
+        elif result is not None:
+            self._opened = True
+            self._reopen_delay = REOPEN_MIN
+            self._failure = None
+            return observed(result, now)
+        return self._failure or unobserved(SensorState.PENDING, now, "not observed yet")
+
+    def _close(self) -> None:
+        if self._opened:
+            self._reader.close()

@@ -1,0 +1,207 @@
+"""NVML through ``pynvml`` (nvidia-ml-py): the real GpuReader.
+
+Judged by device memory only: inside containers NVML shows host PIDs or none (facts/prime-rl.md section 5).
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from podwatch.domain.reading import SensorState
+from podwatch.domain.snapshot import GpuSample, GpuState
+from podwatch.sensors.gpu import ReaderUnavailable
+
+T = TypeVar("T")
+
+_NO_LIBRARY_FIX = (
+    "install the NVIDIA driver, or give the container its GPUs (--gpus all, NVIDIA_DRIVER_CAPABILITIES with 'utility')"
+)
+_NO_PERMISSION_FIX = (
+    "let podwatch's user read /dev/nvidiactl and /dev/nvidia*; in a systemd unit: DeviceAllow=char-nvidia* rw"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """One device as found at open. ``handle`` is None where not even the handle could be had; ``error`` says why."""
+
+    index: int
+    handle: Any
+    uuid: str
+    name: str
+    error: Exception | None = None
+
+
+class NvmlReader:
+    """Reads every device NVML shows. ``pynvml`` is imported by the thread that opens, never earlier.
+
+    Memory comes from ``nvmlDeviceGetMemoryInfo_v2`` where the driver has it, because its ``used`` leaves the driver's
+    own reserved memory out; else from version 1.
+    """
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._devices: tuple[_Device, ...] = ()
+        self._identity: dict[int, tuple[str, str]] = {}
+        self._plain_memory: set[int] = set()  # devices that know only version 1 of the memory call
+        self._temperature_v = True
+
+    def open(self) -> None:
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError as error:
+            raise ReaderUnavailable(
+                SensorState.ABSENT, f"the Python module pynvml cannot be imported ({error})", "reinstall podwatch"
+            ) from error
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            raise self._library_failure(nvml, error) from error
+        try:
+            devices = tuple(self._device(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        except nvml.NVMLError as error:
+            self._shutdown(nvml)
+            raise self._library_failure(nvml, error) from error
+        if not devices:
+            self._shutdown(nvml)
+            raise ReaderUnavailable(
+                SensorState.ABSENT,
+                "NVML works but shows no GPU",
+                "check NVIDIA_VISIBLE_DEVICES and the pod's GPU count",
+            )
+        self._plain_memory = set()
+        self._temperature_v = True
+        self._devices = devices
+        self._nvml = nvml
+
+    def read(self) -> tuple[GpuSample, ...]:
+        nvml = self._nvml
+        if nvml is None:
+            raise ReaderUnavailable(SensorState.BLIND, "NVML is not open")
+        return tuple(self._sample(nvml, device) for device in self._devices)
+
+    def close(self) -> None:
+        nvml, self._nvml = self._nvml, None
+        self._devices = ()
+        if nvml is not None:
+            self._shutdown(nvml)
+
+    @staticmethod
+    def _shutdown(nvml: Any) -> None:
+        with contextlib.suppress(nvml.NVMLError):  # e.g. "uninitialized": it is shut already
+            nvml.nvmlShutdown()
+
+    def _device(self, nvml: Any, index: int) -> _Device:
+        """The handle and the names of one device; the names of an earlier open serve when it fell off the bus."""
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        except nvml.NVMLError as error:
+            uuid, name = self._identity.get(index, ("", ""))
+            return _Device(index, None, uuid, name, error)
+        known = self._identity.get(index, ("", ""))
+        uuid = self._optional(nvml, lambda: str(nvml.nvmlDeviceGetUUID(handle)), known[0])
+        name = self._optional(nvml, lambda: str(nvml.nvmlDeviceGetName(handle)), known[1])
+        self._identity[index] = (uuid, name)
+        return _Device(index, handle, uuid, name)
+
+    def _sample(self, nvml: Any, device: _Device) -> GpuSample:
+        try:
+            if device.error is not None:
+                raise device.error
+            used, total = self._memory(nvml, device)
+        except nvml.NVMLError as error:
+            return self._failed_sample(nvml, device, error)
+        utilization = self._optional(nvml, lambda: float(nvml.nvmlDeviceGetUtilizationRates(device.handle).gpu), None)
+        temperature = self._optional(nvml, lambda: self._temperature(nvml, device.handle), None)
+        return GpuSample(
+            device.index,
+            device.uuid,
+            device.name,
+            memory_used_bytes=used,
+            memory_total_bytes=total,
+            utilization_percent=utilization,
+            temperature_celsius=temperature,
+        )
+
+    def _failed_sample(self, nvml: Any, device: _Device, error: Any) -> GpuSample:
+        """What a device shows whose memory cannot be read. Raises ReaderUnavailable if it is not the device's fault."""
+        if error.value in (
+            nvml.NVML_ERROR_UNINITIALIZED,
+            nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        ):
+            raise self._library_failure(nvml, error) from error
+        if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+            state, detail = GpuState.LOST, "fell off the bus: only a reboot or another machine helps"
+        elif error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
+            state, detail = GpuState.NOT_SUPPORTED, "this device does not report its memory"
+        elif error.value == nvml.NVML_ERROR_NO_PERMISSION:
+            state, detail = GpuState.ERROR, f"no permission: {_NO_PERMISSION_FIX}"
+        elif error.value == nvml.NVML_ERROR_RESET_REQUIRED:
+            state, detail = GpuState.ERROR, "needs a reset (nvidia-smi --gpu-reset) or a reboot"
+        else:
+            state, detail = GpuState.ERROR, f"NVML: {error}"
+        return GpuSample(device.index, device.uuid, device.name, state=state, detail=detail)
+
+    def _memory(self, nvml: Any, device: _Device) -> tuple[int, int]:
+        """(used, total) in bytes; ``used`` without the driver's reserve where the driver tells it apart."""
+        if device.index not in self._plain_memory:
+            try:
+                info = nvml.nvmlDeviceGetMemoryInfo(device.handle, version=nvml.nvmlMemory_v2)
+                return int(info.used), int(info.total)
+            except nvml.NVMLError as error:
+                if not self._too_old(nvml, error):
+                    raise
+        # Either the driver is older than that call, or the device has no memory figures at all: version 1 tells.
+        info = nvml.nvmlDeviceGetMemoryInfo(device.handle)
+        self._plain_memory.add(device.index)
+        return int(info.used), int(info.total)
+
+    def _temperature(self, nvml: Any, handle: Any) -> float:
+        if self._temperature_v:
+            try:
+                return float(nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU))
+            except nvml.NVMLError as error:
+                if not self._too_old(nvml, error):
+                    raise
+                self._temperature_v = False
+        return float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+
+    @staticmethod
+    def _too_old(nvml: Any, error: Any) -> bool:
+        """The driver does not know this version of a call."""
+        return error.value in (
+            nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+            nvml.NVML_ERROR_INVALID_ARGUMENT,
+            nvml.NVML_ERROR_NOT_SUPPORTED,
+        )
+
+    @staticmethod
+    def _optional(nvml: Any, call: Callable[[], T], otherwise: T) -> T:
+        """A figure that is nice to have: none of its errors matters (MIG and vGPU devices refuse several)."""
+        try:
+            return call()
+        except nvml.NVMLError:
+            return otherwise
+
+    @staticmethod
+    def _library_failure(nvml: Any, error: Any) -> ReaderUnavailable:
+        value = error.value
+        if value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            return ReaderUnavailable(SensorState.ABSENT, "libnvidia-ml.so.1 was not found", _NO_LIBRARY_FIX)
+        if value == nvml.NVML_ERROR_DRIVER_NOT_LOADED:
+            return ReaderUnavailable(
+                SensorState.ABSENT, "the NVIDIA driver is not loaded", "load it (nvidia-smi must work), or reboot"
+            )
+        if value == nvml.NVML_ERROR_NO_PERMISSION:
+            return ReaderUnavailable(SensorState.DENIED, "no permission to use the GPU driver", _NO_PERMISSION_FIX)
+        if value == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+            return ReaderUnavailable(
+                SensorState.BLIND,
+                "the NVIDIA library and the loaded driver have different versions",
+                "reboot, or start the container again",
+            )
+        return ReaderUnavailable(SensorState.BLIND, f"NVML failed: {error}", "see whether nvidia-smi works")
