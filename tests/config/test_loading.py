@@ -68,6 +68,19 @@ def test_resume_args_may_be_a_json_list_in_the_environment() -> None:
     assert loaded.settings.trainer.resume_args == ("--from", "{step}")
 
 
+def test_flags_are_read_as_text_too() -> None:
+    flags = {"gpu.inference": "0,1", "trainer.command": '["a", "b"]', "disk.prune_to": "70%", "trainer.user": "[x"}
+    settings = load_text(MINIMAL, None, environ={}, overrides=flags).settings
+    assert settings.gpu.inference == (0, 1)
+    assert settings.trainer.command == ("a", "b")
+    assert settings.disk.prune_to == 0.7
+    assert settings.trainer.user == "[x"
+    with pytest.raises(ConfigurationError, match=r'command line: unknown key "pol".*"poll"'):
+        load_text(MINIMAL, None, environ={}, overrides={"gpu.pol": "1s"})
+    with pytest.raises(ConfigurationError):
+        load_text(MINIMAL, None, environ={}, overrides={"gpu": "1s", "gpu.poll": "1s"})
+
+
 def test_environment_alone_is_enough() -> None:
     loaded = load_settings(None, environ={"PODWATCH_RUN_ID": "r", "PODWATCH_TRAINER__OUTPUT_DIR": "/o"}, search=False)
     assert loaded.path is None

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -34,6 +34,7 @@ from podwatch.config.keys import (
     known_keys,
     known_sections,
     suggest_env,
+    walk,
 )
 from podwatch.config.problems import ConfigurationProblems, Problem, Sources, explain_errors, find_secrets
 from podwatch.config.settings import Settings
@@ -91,7 +92,7 @@ def load_text(
     """As load_settings, for a text that was read already; ``path`` is only named in messages."""
     data = parse_toml(text, path)
     lines = key_lines(text)
-    flags = _nest(overrides or {})
+    flags = _flags(overrides or {})
     variables, problems = _variables(environ)
     problems += find_secrets(data, lines, path)
     inputs = _Inputs(flags=flags, variables=variables, data=data)
@@ -258,9 +259,10 @@ class _Environment(EnvSettingsSource):
         text = str(value).strip()
         if text.startswith(("[", "{")):
             return json.loads(text)
-        if str in get_args(field.annotation) and getattr(field.annotation, "__origin__", None) is not tuple:
+        is_list = get_origin(field.annotation) is tuple
+        if str in get_args(field.annotation) and not is_list:
             raise ValueError("a plain word is meant")
-        if getattr(field.annotation, "__origin__", None) is tuple:
+        if is_list:
             return [piece.strip() for piece in text.split(",") if piece.strip()]
         return value
 
@@ -307,15 +309,35 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _nest(dotted: Mapping[str, object]) -> dict[str, Any]:
+def _flags(dotted: Mapping[str, object]) -> dict[str, Any]:
+    """Flags as the nested mapping the models take. Text for a list is read as in the environment: JSON or commas."""
+    fields = dict(walk())
     nested: dict[str, Any] = {}
-    for key, value in dotted.items():
+    for key, given in dotted.items():
+        value = given
+        if isinstance(given, str) and key in fields:
+            annotation = fields[key].annotation
+            text = given.strip()
+            if text.startswith(("[", "{")) and annotation is not str:
+                value = _json_or_text(text)
+            elif get_origin(annotation) is tuple:
+                value = [piece.strip() for piece in text.split(",") if piece.strip()]
         *sections, leaf = key.split(".")
         target = nested
         for section in sections:
-            target = target.setdefault(section, {})
+            inner = target.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise ConfigurationError(f"{section} is a setting and a section at once", where=f"command line, {key}")
+            target = inner
         target[leaf] = value
     return nested
+
+
+def _json_or_text(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _must_exist(path: Path, named_by: str) -> Path:
