@@ -1,0 +1,57 @@
+"""What this room needs from others, as types: so that a test can hand in something small and real."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from podwatch.checkpoints.catalogue import SetContents
+from podwatch.domain.checkpoint import CheckpointSet
+
+
+class SetSource(Protocol):
+    """The catalogue, as far as uploading needs it."""
+
+    @property
+    def sets(self) -> tuple[CheckpointSet, ...]: ...
+
+    def contents(self, step: int) -> SetContents:
+        """Blocking. Raises PodwatchError or OSError when the step is gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """Who we are, at this moment: goes into every manifest and pointer.
+
+    ``writer_id`` is this podwatch's own, kept with the run's state. ``generation`` is 0 until this writer has claimed
+    one by its first publication (the journal remembers it afterwards).
+    """
+
+    run_id: str
+    lineage: str
+    writer_id: str
+    host: str
+    train_command: tuple[str, ...] = ()
+    wandb: Mapping[str, str] = field(default_factory=dict)
+    layout: str = ""
+    config_digest: str = ""
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SyncState:
+    """What status shows. ``ok`` is None until the store has answered or failed for the first time."""
+
+    store_url: str = ""
+    ok: bool | None = None
+    error: str = ""
+    last_step: int | None = None
+    last_published_wall: float | None = None
+    uploading_step: int | None = None
+    uploaded_bytes: int = 0
+    total_bytes: int = 0
+    superseded: bool = False
+    stored: frozenset[tuple[int, str]] = frozenset()
+    """(step, save_id) of every save that is whole in the store."""
+    abandoned_in_a_row: int = 0
+    warnings: tuple[str, ...] = ()

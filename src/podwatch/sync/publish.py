@@ -1,0 +1,336 @@
+"""Publishing: verify every object by id, write the manifest, then move the pointer (DESIGN section 5, promise 1).
+
+Blocking; runs in a thread of the daemon. Each write to the store is an intent first. After a crash ``recover`` asks
+the store what really happened, re-confirms that the run is still ours, and finishes or undoes.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
+from podwatch.domain.intent import Intent, IntentKind, IntentState
+from podwatch.domain.remote import Keys, Manifest, ManifestFile, Pointer, sha1_hex
+from podwatch.journal.journal import Journal
+from podwatch.journal.records import PublishedSave
+from podwatch.judgement.ownership import next_pointer
+from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.sync.doors import RunIdentity
+
+_POINTER_LIMIT = 1 << 20
+GENERATION, SEQ = "sync.generation", "sync.seq"
+"""Names under which the journal remembers what this writer has claimed and published."""
+
+
+class Superseded(PodwatchError):  # noqa: N818
+    """Another pod owns the run in the store now: publish nothing more (DESIGN section 4)."""
+
+
+class SaveGone(IntegrityError):  # noqa: N818
+    """What a pointer or manifest names is not in the store (any more)."""
+
+
+class ObjectsMissing(IntegrityError):  # noqa: N818
+    """Objects that the journal says are in the store are not, or are not what was sent. ``paths`` names them."""
+
+    def __init__(self, paths: Sequence[str], *, where: str) -> None:
+        super().__init__(
+            f"{len(paths)} uploaded object(s) are missing or differ in the store",
+            where=where,
+            fix="they are sent again",
+        )
+        self.paths = tuple(paths)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A manifest as the store holds it."""
+
+    key: str
+    file_id: str
+    sha1: str
+    size: int
+
+
+def rfc3339(wall: float) -> str:
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def read_pointer(store: ObjectStore, keys: Keys) -> Pointer | None:
+    """None if there is none. Raises IntegrityError for one that cannot be understood: it is not written over."""
+    data = store.get_bytes(keys.latest, limit=_POINTER_LIMIT)
+    if data is None:
+        return None
+    pointer = Pointer.from_bytes(data, where=f"{store.url}/{keys.latest}")
+    if pointer.run_id != keys.run_id:
+        raise IntegrityError("pointer belongs to another run", where=f"{store.url}/{keys.latest}")
+    return pointer
+
+
+def read_manifest(store: ObjectStore, keys: Keys, pointer: Pointer) -> Manifest:
+    """The manifest a pointer names, checked against it and against its own place. Raises IntegrityError, SaveGone when
+    it is not there."""
+    where = f"{store.url}/{pointer.manifest_key}"
+    if pointer.step is None or pointer.manifest_key != keys.manifest(pointer.step, pointer.save_id):
+        raise IntegrityError("pointer names a manifest outside its run", where=f"{store.url}/{keys.latest}")
+    data = store.get_bytes(pointer.manifest_key, pointer.manifest_file_id)
+    if data is None:
+        raise SaveGone("manifest is not in the store", where=where)
+    if len(data) != pointer.manifest_size or not hmac.compare_digest(sha1_hex(data), pointer.manifest_sha1):
+        raise IntegrityError("manifest is not the one the pointer names", where=where)
+    return checked_manifest(keys, data, pointer.step, pointer.save_id, where=where)
+
+
+def checked_manifest(keys: Keys, data: bytes, step: int, save_id: str, *, where: str) -> Manifest:
+    """Parse, and refuse a manifest that speaks of another place than its own (promise 9)."""
+    manifest = Manifest.from_bytes(data, where=where)
+    if (manifest.run_id, manifest.step, manifest.save_id) != (keys.run_id, step, save_id):
+        raise IntegrityError("manifest belongs to another save", where=where)
+    for file in manifest.files:
+        if not file.path.startswith(f"{file.part}/") or file.key != keys.data(step, save_id, file.path):
+            raise IntegrityError("manifest names an object outside its save", where=where)
+    for link in manifest.symlinks:
+        if not link.path.startswith(f"{link.part}/"):
+            raise IntegrityError("manifest names a link outside its part", where=where)
+    return manifest
+
+
+class Publisher:
+    """One per opened store. ``identity`` is asked at every publication: lineage and W&B ids may have changed."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        keys: Keys,
+        journal: Journal,
+        identity: Callable[[], RunIdentity],
+        wall: Callable[[], float],
+    ) -> None:
+        self.store, self.keys = store, keys
+        self._journal, self._identity, self._wall = journal, identity, wall
+
+    # -- publishing -------------------------------------------------------------------------------------------------
+
+    def publish(self, manifest: Manifest, *, move_pointer: bool = True) -> PublishedSave:
+        """Raises ObjectsMissing, Superseded or RemoteError; nothing is visible to readers until the very last write.
+
+        ``move_pointer=False`` keeps an older set in the store without making it the newest.
+        """
+        self._own(self._current())
+        self._verify(manifest.files)
+        named = self._put_manifest(manifest)
+        if move_pointer:
+            pointer = self._move(manifest, named)
+        else:
+            current = self._current()
+            pointer = _pointer_for(
+                manifest, named, self._identity(), *(current.order if current else (0, 0)), self._wall()
+            )
+        return self._note(pointer, restored=False)
+
+    def repoint(self, save: PublishedSave | None) -> None:
+        """Make an older save the newest, as at a step back; None names nothing, as at a deliberate fresh start."""
+        if save is None:
+            self._move(None, None)
+            return
+        named = _Named(save.manifest_key, save.manifest_file_id, save.manifest_sha1, save.manifest_size)
+        manifest = self._read_named(named, save.step, save.save_id)
+        self._verify(manifest.files)
+        self._note(self._move(manifest, named), restored=save.restored)
+
+    def _current(self) -> Pointer | None:
+        return read_pointer(self.store, self.keys)
+
+    def _own(self, current: Pointer | None) -> tuple[int, int]:
+        """The next (generation, seq), or Superseded."""
+        identity = self._identity()
+        claimed = max(identity.generation, int(self._journal.learned(GENERATION, 0))) or None
+        decision = next_pointer(
+            current,
+            writer_id=identity.writer_id,
+            own_generation=claimed,
+            own_seq=int(self._journal.learned(SEQ, 0)),
+        )
+        if not decision.ok:
+            raise Superseded(
+                f"another pod owns this run in the store: {decision.reason}",
+                where=f"{self.store.url}/{self.keys.latest}",
+                fix="stop training here, or take the run over on purpose",
+            )
+        return decision.generation, decision.seq
+
+    def _verify(self, files: Sequence[ManifestFile]) -> None:
+        broken = [f.path for f in files if not _is(self.store.stat(f.key, f.file_id), f)]
+        if broken:
+            raise ObjectsMissing(broken, where=self.store.url)
+
+    def _put_manifest(self, manifest: Manifest) -> _Named:
+        key = self.keys.manifest(manifest.step, manifest.save_id)
+        if (reused := self._reusable(key, manifest)) is not None:
+            return reused
+        data = manifest.to_bytes()
+        named = _Named(key, "", sha1_hex(data), len(data))
+        intent = self._journal.open_intent(
+            IntentKind.PUBLISH, {"act": "manifest", "step": manifest.step, "save_id": manifest.save_id, **asdict(named)}
+        )
+        stored = self.store.put_bytes(key, data)
+        named = _Named(key, stored.file_id, named.sha1, named.size)
+        self._read_named(named, manifest.step, manifest.save_id)
+        self._journal.settle(intent.id, IntentState.DONE, stored.file_id)
+        return named
+
+    def _reusable(self, key: str, manifest: Manifest) -> _Named | None:
+        """A manifest of ours from before a crash, if it says the same about every file."""
+        found = self.store.stat(key)
+        if found is None or not found.ours:
+            return None
+        data = self.store.get_bytes(key, found.file_id)
+        if data is None:
+            return None
+        try:
+            old = checked_manifest(self.keys, data, manifest.step, manifest.save_id, where=key)
+        except IntegrityError:
+            return None
+        same = (old.files, old.symlinks, old.lineage, old.part_size) == (
+            manifest.files,
+            manifest.symlinks,
+            manifest.lineage,
+            manifest.part_size,
+        )
+        return _Named(key, found.file_id, sha1_hex(data), len(data)) if same else None
+
+    def _read_named(self, named: _Named, step: int, save_id: str) -> Manifest:
+        where = f"{self.store.url}/{named.key}"
+        data = self.store.get_bytes(named.key, named.file_id)
+        if data is None:
+            raise RemoteError("manifest is not in the store", where=where, fix="it is tried again")
+        if sha1_hex(data) != named.sha1 or len(data) != named.size:
+            raise IntegrityError("store returns another manifest than was written", where=where)
+        return checked_manifest(self.keys, data, step, save_id, where=where)
+
+    def _move(self, manifest: Manifest | None, named: _Named | None) -> Pointer:
+        generation, seq = self._own(self._current())
+        pointer = _pointer_for(manifest, named, self._identity(), generation, seq, self._wall())
+        data = pointer.to_bytes()
+        intent = self._journal.open_intent(
+            IntentKind.PUBLISH, {"act": "pointer", "pointer": data.decode(), "sha1": hashlib.sha1(data).hexdigest()}
+        )
+        self.store.put_bytes(self.keys.latest, data)
+        seen = self._current()
+        if seen != pointer:
+            self._journal.settle(intent.id, IntentState.FAILED, "another pointer was read back")
+            self._own(seen)  # raises Superseded when someone newer was faster
+            raise RemoteError(
+                "another pointer was read back than was written",
+                where=f"{self.store.url}/{self.keys.latest}",
+                fix="it is tried again",
+            )
+        self._remember(pointer)
+        self._journal.settle(intent.id, IntentState.DONE)
+        return pointer
+
+    def _remember(self, pointer: Pointer) -> None:
+        self._journal.learn(GENERATION, pointer.generation)
+        self._journal.learn(SEQ, max(pointer.seq, int(self._journal.learned(SEQ, 0))))
+
+    def _note(self, pointer: Pointer, *, restored: bool) -> PublishedSave:
+        saved = published_from(pointer, self._wall(), restored=restored)
+        self._journal.note_published(saved)
+        return saved
+
+    # -- after a crash ----------------------------------------------------------------------------------------------
+
+    def recover(self) -> tuple[str, ...]:
+        """Finish or undo every open publish intent, and take note of what the pointer names, should the journal have
+        been lost. Returns a line for each. Raises Superseded or RemoteError, with the intents left open: they are
+        looked at again."""
+        intents = self._journal.open_intents(IntentKind.PUBLISH)
+        current = self._current()
+        if intents:
+            self._own(current)  # ownership first: an intent of a superseded writer is not carried on
+        lines = [self._recover(intent, current) for intent in intents]
+        if current is not None and current.step is not None:
+            known = {(p.step, p.save_id) for p in self._journal.published()}
+            if (current.step, current.save_id) not in known:
+                try:
+                    self._verify(read_manifest(self.store, self.keys, current).files)
+                except IntegrityError as error:
+                    lines.append(f"the store's newest save is damaged: {error.what}")
+                else:
+                    self._note(current, restored=current.writer_id != self._identity().writer_id)
+                    lines.append(f"step {current.step} was found in the store")
+        return tuple(lines)
+
+    def _recover(self, intent: Intent, current: Pointer | None) -> str:
+        if intent.data.get("act") != "pointer":
+            # A manifest nobody names has no effect; the next publication of the set takes it over if it is whole.
+            return self._undo(intent, "manifest was being written: the set is published anew")
+        wanted = Pointer.from_bytes(str(intent.data["pointer"]).encode())
+        if current != wanted:
+            return self._undo(intent, "pointer was not written")
+        self._remember(wanted)
+        if wanted.step is not None:
+            try:
+                self._verify(read_manifest(self.store, self.keys, wanted).files)
+            except IntegrityError as error:
+                return self._undo(intent, f"pointer was written, but the set is damaged: {error.what}")
+            self._note(wanted, restored=False)
+        self._journal.settle(intent.id, IntentState.DONE, "found written after a restart")
+        return f"step {wanted.step} was published just before podwatch ended"
+
+    def _undo(self, intent: Intent, note: str) -> str:
+        self._journal.settle(intent.id, IntentState.UNDONE, note)
+        return note
+
+
+def published_from(pointer: Pointer, wall: float, *, restored: bool) -> PublishedSave:
+    assert pointer.step is not None
+    return PublishedSave(
+        step=pointer.step,
+        save_id=pointer.save_id,
+        lineage=pointer.lineage,
+        generation=pointer.generation,
+        seq=pointer.seq,
+        manifest_key=pointer.manifest_key,
+        manifest_file_id=pointer.manifest_file_id,
+        manifest_sha1=pointer.manifest_sha1,
+        manifest_size=pointer.manifest_size,
+        total_bytes=pointer.total_bytes,
+        wall=wall,
+        restored=restored,
+    )
+
+
+def _is(found: StoredObject | None, file: ManifestFile) -> bool:
+    return found is not None and found.ours and found.size == file.size
+
+
+def _pointer_for(
+    manifest: Manifest | None, named: _Named | None, identity: RunIdentity, generation: int, seq: int, wall: float
+) -> Pointer:
+    details: dict[str, Any] = {}
+    if manifest is not None and named is not None:
+        details = {
+            "save_id": manifest.save_id,
+            "manifest_key": named.key,
+            "manifest_file_id": named.file_id,
+            "manifest_sha1": named.sha1,
+            "manifest_size": named.size,
+            "total_bytes": manifest.total_bytes,
+            "layout": manifest.layout,
+        }
+    return Pointer(
+        generation=generation,
+        seq=seq,
+        run_id=identity.run_id,
+        lineage=identity.lineage,
+        step=manifest.step if manifest else None,
+        writer_id=identity.writer_id,
+        created_at=rfc3339(wall),
+        host=identity.host,
+        wandb=dict(identity.wandb),
+        **details,
+    )

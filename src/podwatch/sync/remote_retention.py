@@ -1,0 +1,90 @@
+"""Removing old saves from the store: the manifest before its objects, only ours, each removal an intent.
+
+What may go is judged elsewhere (judgement/remote_retention.py); here it is carried out, and after a crash finished.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from podwatch.domain.errors import IntegrityError, RemoteError
+from podwatch.domain.intent import IntentKind, IntentState
+from podwatch.domain.policy import RemotePolicy
+from podwatch.domain.remote import Keys
+from podwatch.journal.journal import Journal
+from podwatch.judgement.remote_retention import plan_remote
+from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.sync.publish import read_pointer
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePruned:
+    """``removed`` are (step, save_id, reason); ``warning`` says why nothing more could be removed, if so."""
+
+    removed: tuple[tuple[int, str, str], ...] = ()
+    warning: str = ""
+
+
+class RemoteRetention:
+    """Blocking. Never touches a save that the pointer names at this moment."""
+
+    def __init__(
+        self, store: ObjectStore, keys: Keys, journal: Journal, policy: RemotePolicy, wall: Callable[[], float]
+    ) -> None:
+        self._store, self._keys, self._journal, self._policy, self._wall = store, keys, journal, policy, wall
+
+    def carry_out(self, *, own_generation: int | None = None) -> RemotePruned:
+        """Finish what a crash interrupted, then remove what may go. Raises RemoteError for store trouble; a key that
+        may not delete is not an error."""
+        removed: list[tuple[int, str, str]] = []
+        try:
+            for intent in self._journal.open_intents(IntentKind.REMOTE_DELETE):
+                step, save_id = int(str(intent.data["step"])), str(intent.data["save_id"])
+                if save_id in self._named():
+                    self._journal.settle(intent.id, IntentState.UNDONE, "the pointer names it again")
+                    continue
+                self._remove(step, save_id)
+                self._journal.settle(intent.id, IntentState.DONE, "finished after a restart")
+                removed.append((step, save_id, str(intent.data.get("reason", ""))))
+            plan = plan_remote(
+                self._journal.published(),
+                self._named(),
+                self._journal.pins(),
+                self._policy,
+                self._wall(),
+                own_generation=own_generation,
+            )
+            for item in plan:
+                if item.save_id in self._named():
+                    continue
+                data = {"step": item.step, "save_id": item.save_id, "reason": item.reason}
+                intent = self._journal.open_intent(IntentKind.REMOTE_DELETE, data)
+                try:
+                    self._remove(item.step, item.save_id)
+                except RemoteError as error:
+                    if not error.transient:
+                        self._journal.settle(intent.id, IntentState.FAILED, error.what)
+                    raise
+                self._journal.settle(intent.id, IntentState.DONE)
+                removed.append((item.step, item.save_id, item.reason))
+        except RemoteError as error:
+            if error.transient or isinstance(error, IntegrityError):
+                raise
+            return RemotePruned(tuple(removed), f"old saves stay in the store: {error.what}")
+        return RemotePruned(tuple(removed))
+
+    def _named(self) -> frozenset[str]:
+        pointer = read_pointer(self._store, self._keys)
+        return frozenset() if pointer is None or not pointer.save_id else frozenset({pointer.save_id})
+
+    def _remove(self, step: int, save_id: str) -> None:
+        """Everything of ours under the save's own prefix; without the manifest first, a reader would trust a ruin."""
+        manifest_key = self._keys.manifest(step, save_id)
+        known = next((p for p in self._journal.published() if (p.step, p.save_id) == (step, save_id)), None)
+        if known is not None:
+            self._store.delete(
+                StoredObject(manifest_key, known.manifest_size, file_id=known.manifest_file_id, ours=True)
+            )
+        objects = [o for o in self._store.list(self._keys.save(step, save_id)) if o.ours]
+        for item in sorted(objects, key=lambda o: o.key != manifest_key):
+            self._store.delete(item)
+        self._journal.forget_save(step, save_id)
