@@ -1,0 +1,125 @@
+"""The environment training starts with: ours scrubbed, then the configured names, then the secrets' file."""
+
+import os
+import pwd
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from podwatch.domain.errors import ConfigurationError
+from podwatch.system.child import scrubbed_environment
+from podwatch.system.files import read_small
+
+ALLOWED = frozenset(
+    {"PODWATCH_START_ID", "PODWATCH_RUN", "PODWATCH_STEP", "PODWATCH_CHECKPOINT", "PODWATCH_RESUME_ARGS"}
+)
+"""The only ``PODWATCH_*`` names training may see; heartbeat URLs start with ``PODWATCH_HEARTBEAT_``."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def for_training(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` without what only podwatch may know. The last gate before the keeper, wherever the values came from."""
+    kept = scrubbed_environment(env)
+    kept.update((k, v) for k, v in env.items() if k in ALLOWED or k.startswith("PODWATCH_HEARTBEAT_"))
+    return kept
+
+
+def build_environment(
+    base: Mapping[str, str], env: Mapping[str, str], env_file: Path | None, *, user: str = ""
+) -> dict[str, str]:
+    """base (usually os.environ) scrubbed, then ``env``, then ``env_file``; later ones win.
+
+    With ``user`` HOME, USER, LOGNAME and SHELL are that user's unless configured; a missing HOME (systemd gives none
+    to system services, facts/systemd.md) is filled in. Raises ConfigurationError for a bad file or name.
+    """
+    result = scrubbed_environment(base)
+    given = {**env, **(read_env_file(env_file) if env_file is not None else {})}
+    for name, value in given.items():
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"{name!r} is not a name for an environment variable", where="trainer.env", fix="use A-Z, 0-9 and _"
+            )
+        if "\0" in value:
+            raise ConfigurationError(f"the value of {name} holds a NUL character", where="trainer.env", fix="remove it")
+    try:
+        entry = pwd.getpwnam(user) if user else pwd.getpwuid(os.geteuid())
+    except KeyError:
+        entry = None  # a user that does not exist is the keeper's error to report
+    if entry is not None and (user or not result.get("HOME")):
+        names = {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name, "SHELL": entry.pw_shell}
+        result.update({name: value for name, value in names.items() if value})
+    result.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    result.update(given)
+    return for_training(result)
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """NAME=value lines; blank lines, ``#`` comments, an ``export`` prefix and quotes are understood; nothing is
+    expanded. The file must belong to root or to us and be closed to others: it holds secrets, and policies written by
+    a model run on this machine. Raises ConfigurationError; values never appear in its text."""
+    try:
+        status = path.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            raise ConfigurationError(
+                "the environment file belongs to another user",
+                where=str(path),
+                fix="chown it to the user podwatch runs as",
+            )
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise ConfigurationError(
+                f"the environment file can be read by others (mode {stat.S_IMODE(status.st_mode):04o})",
+                where=str(path),
+                fix=f"chmod 600 {path}",
+            )
+        text = read_small(path).decode("utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read the environment file: {error.strerror}", where=str(path), fix="create it with mode 0600"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            "the environment file is not UTF-8 text", where=str(path), fix="save it as UTF-8"
+        ) from error
+    return parse_env(text, where=str(path))
+
+
+def parse_env(text: str, *, where: str) -> dict[str, str]:
+    """The pure part of ``read_env_file``. Raises ConfigurationError naming the line, never its content."""
+    result: dict[str, str] = {}
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        name, separator, value = line.removeprefix("export ").lstrip().partition("=")
+        name, value = name.rstrip(), value.strip()
+        if not separator or not _NAME.fullmatch(name):
+            raise ConfigurationError("not a NAME=value line", where=f"{where} line {number}", fix="write NAME=value")
+        if value[:1] in ("'", '"'):
+            quote = value[0]
+            end = _closing(value, quote)
+            tail = value[end + 1 :].strip() if end > 0 else ""
+            if end < 0 or (tail and not tail.startswith("#")):
+                raise ConfigurationError(
+                    f"the quotes of {name} do not close", where=f"{where} line {number}", fix=f"end it with {quote}"
+                )
+            value = value[1:end]
+            if quote == '"':
+                value = re.sub(r'\\(["\\$`])', r"\1", value)
+        else:
+            value = re.split(r"\s+#", value, maxsplit=1)[0].rstrip()
+        result[name] = value
+    return result
+
+
+def _closing(value: str, quote: str) -> int:
+    n = 1
+    while n < len(value):
+        if value[n] == "\\" and quote == '"':
+            n += 2
+            continue
+        if value[n] == quote:
+            return n
+        n += 1
+    return -1

@@ -1,0 +1,228 @@
+"""Trainers that are ours: under a keeper, or attached to. One way to stop them all."""
+
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from podwatch.domain.errors import Busy
+from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
+from podwatch.domain.reading import Reading, SensorState, observed, unobserved
+from podwatch.domain.snapshot import Supervision
+from podwatch.system.clock import Clock
+from podwatch.system.identity import is_alive
+from podwatch.system.threads import Worker
+from podwatch.trainer.base import StopReport
+from podwatch.trainer.keeper_client import KeeperClient, KeeperSilent
+from podwatch.trainer.records import KeeperRecord, read_exit, read_record, retire_record
+from podwatch.trainer.tree import LocalTree
+
+_PROC_DEADLINE = 10.0
+_SWEEP_EVERY = 10.0
+"""Looking for the marker reads every process of the pod: now and then is enough while nothing is being stopped."""
+_EXIT_RECORD_WAIT = 5.0
+"""A living keeper records its child's end within milliseconds; after this it is taken to be stuck."""
+
+
+class _Trainer(ABC):
+    """What keeper and attach have in common."""
+
+    def __init__(
+        self,
+        *,
+        start_id: str,
+        supervision: Supervision,
+        launcher: ProcessIdentity,
+        started_wall: float,
+        local: LocalTree,
+        worker: Worker,
+        clock: Clock,
+    ) -> None:
+        self.start_id = start_id
+        self.supervision = supervision
+        self.launcher = launcher
+        self.started_wall = started_wall
+        self._local = local
+        self._worker = worker
+        self._clock = clock
+        self._swept_at = float("-inf")
+
+    @abstractmethod
+    async def exit_status(self) -> ExitStatus | None: ...
+
+    @abstractmethod
+    async def release(self) -> None: ...
+
+    async def _living(self, *, sweep: bool) -> tuple[ProcessSample, ...]:
+        return await self._worker.call(lambda: self._local.living(sweep=sweep), timeout=_PROC_DEADLINE)
+
+    async def _signal(self, targets: list[ProcessIdentity], number: int) -> None:
+        await self._worker.call(self._local.signal, targets, number, timeout=_PROC_DEADLINE)
+
+    async def tree(self) -> Reading[tuple[ProcessSample, ...]]:
+        now = self._clock.monotonic()
+        sweep = now - self._swept_at >= _SWEEP_EVERY
+        try:
+            living = await self._living(sweep=sweep)
+        except TimeoutError as error:
+            return unobserved(SensorState.BLIND, now, f"reading the process tree hangs: {error}")
+        if sweep:
+            self._swept_at = now
+        return observed(living, now)
+
+    async def stop(
+        self, *, grace: float, save_grace: float, saving: Callable[[], bool], max_kill_wait: float = 30.0
+    ) -> StopReport:
+        """SIGTERM (not SIGINT: that makes prime-rl's orchestrator write an orphan checkpoint, facts/prime-rl.md
+        item 16) to every process of the tree, new ones included; after the grace SIGKILL, again and again.
+        """
+        started = self._clock.monotonic()
+        told: set[ProcessIdentity] = set()
+        killed: set[ProcessIdentity] = set()
+        kill_since: float | None = None
+        survivors: tuple[str, ...] = ()
+        pause = 0.02
+        while True:
+            living = await self._living(sweep=not told or pause >= 0.2)
+            if not living and not (living := await self._living(sweep=True)):
+                break
+            now = self._clock.monotonic()
+            if kill_since is None and now - started >= (max(grace, save_grace) if saving() else grace):
+                kill_since, pause = now, 0.02
+            if kill_since is None:
+                if fresh := [p.identity for p in living if p.identity not in told]:
+                    await self._signal(fresh, signal.SIGTERM)
+                    told.update(fresh)
+            elif now - kill_since >= max_kill_wait:
+                survivors = tuple(_describe(p) for p in living)
+                break
+            else:
+                targets = [p.identity for p in living]
+                await self._signal(targets, signal.SIGKILL)
+                killed.update(targets)
+            await self._clock.sleep(pause)
+            pause = min(pause * 1.5, 0.25)
+        return StopReport(
+            seconds=self._clock.monotonic() - started,
+            killed=len(killed),
+            survivors=survivors,
+            exit=await self.exit_status(),
+        )
+
+
+class KeptTrainer(_Trainer):
+    """A trainer that a keeper of ours started. Goes on, as attach, when its keeper is killed."""
+
+    def __init__(self, record: KeeperRecord, *, worker: Worker, clock: Clock) -> None:
+        super().__init__(
+            start_id=record.start_id,
+            supervision=Supervision.KEEPER,
+            launcher=record.launcher,
+            started_wall=record.started_wall,
+            local=LocalTree(record.launcher, start_id=record.start_id, keeper=record.keeper),
+            worker=worker,
+            clock=clock,
+        )
+        self.record = record
+        self.warnings = record.warnings
+        """What the keeper could not do as asked (open-file limit clamped, ...)."""
+        self._client = KeeperClient(record.directory)
+        self._gone_since: float | None = None
+        self.keeper_lives()
+
+    def keeper_lives(self) -> bool:
+        alive = is_alive(self.record.keeper)
+        if not alive and read_exit(self.record.directory, self.start_id) is None:
+            self.supervision = Supervision.ATTACH
+        return alive
+
+    async def exit_status(self) -> ExitStatus | None:
+        found = await self._worker.call(read_exit, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
+        if found is not None:
+            return found
+        now = self._clock.monotonic()
+        while not is_alive(self.launcher):
+            if not self.keeper_lives():
+                # it may have recorded the end between our two looks
+                return read_exit(self.record.directory, self.start_id) or ExitStatus(at_wall=self._clock.wall())
+            if self._gone_since is None:
+                self._gone_since = now
+            if self._clock.monotonic() - self._gone_since >= _EXIT_RECORD_WAIT:
+                return ExitStatus(at_wall=self._clock.wall())
+            await self._clock.sleep(0.02)
+            found = await self._worker.call(read_exit, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
+            if found is not None:
+                return found
+        return None
+
+    async def _living(self, *, sweep: bool) -> tuple[ProcessSample, ...]:
+        if self.keeper_lives():
+            try:
+                found = await self._client.tree()
+            except KeeperSilent:
+                pass
+            else:
+                self._local.remember(sample.identity for sample in found)
+                return tuple(sorted(found, key=lambda sample: sample.identity != self.launcher))
+        return await super()._living(sweep=sweep)
+
+    async def _signal(self, targets: list[ProcessIdentity], number: int) -> None:
+        if self.keeper_lives():
+            try:
+                await self._client.signal(number, targets)
+                return
+            except KeeperSilent:
+                pass
+        await super()._signal(targets, number)
+
+    async def release(self) -> None:
+        """Raises Busy while something of the tree still runs."""
+        if self.keeper_lives():
+            try:
+                await self._client.request("release")
+            except KeeperSilent as error:
+                if self.keeper_lives() and await self._living(sweep=False):
+                    raise Busy(
+                        "the trainer has not ended completely", where=str(self.record.directory), fix="stop it first"
+                    ) from error
+            started = self._clock.monotonic()
+            while self.keeper_lives():
+                if self._clock.monotonic() - started >= _EXIT_RECORD_WAIT:
+                    await self._worker.call(self._local.signal, [self.record.keeper], signal.SIGKILL)
+                await self._clock.sleep(0.01)
+        await self._worker.call(self._retire, timeout=_PROC_DEADLINE)
+
+    def _retire(self) -> None:
+        found = read_record(self.record.directory)
+        if found is not None and found.start_id == self.start_id:
+            retire_record(self.record.directory)
+
+
+class AttachedTrainer(_Trainer):
+    """A trainer that someone else started: its exit status stays unknown."""
+
+    def __init__(self, launcher: ProcessIdentity, *, started_wall: float, worker: Worker, clock: Clock) -> None:
+        super().__init__(
+            start_id=f"attach-{launcher.pid}-{launcher.start_ticks}",
+            supervision=Supervision.ATTACH,
+            launcher=launcher,
+            started_wall=started_wall,
+            local=LocalTree(launcher),
+            worker=worker,
+            clock=clock,
+        )
+        self._ended_wall: float | None = None
+
+    async def exit_status(self) -> ExitStatus | None:
+        if is_alive(self.launcher):
+            return None
+        if self._ended_wall is None:
+            self._ended_wall = self._clock.wall()
+        return ExitStatus(at_wall=self._ended_wall)
+
+    async def release(self) -> None:
+        """Nothing is held."""
+
+
+def _describe(process: ProcessSample) -> str:
+    stuck = ", stuck in the kernel (state D)" if process.state == "D" else f", state {process.state}"
+    return f"{process.identity.pid} {process.name}{stuck}"

@@ -1,0 +1,918 @@
+# ruff: noqa: PTH101, PTH103, PTH104, PTH108, PTH109, PTH112, PTH114, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208
+# pathlib would cost this process memory for as long as training lives.
+"""The keeper: the tiny long-lived parent of one training run (DESIGN section 2, "The keeper").
+
+One file, standard library only, no podwatch import: it is copied into the run's state directory and run from there as
+``python -I -S -E keeper.py DIRECTORY START_ID``, so that an upgrade of podwatch cannot pull its code away. Everything
+it needs is imported at the start. podwatch may crash, stop or be upgraded at any moment; training does not notice.
+
+Files in DIRECTORY (mode 0700), all of them small:
+  wanted                     the only start_id that may start now; a late keeper of an older start gives way
+  spec-START_ID.json         what to start, environment included; deleted as soon as it is read
+  record.json                who runs: fsynced before the trainer is let go; "record.last.json" once released
+  executed-START_ID          exists once the command was really executed
+  exit-START_ID.json         how the launcher ended; its space is reserved at the start, so a full disk cannot lose it
+  result-START_ID.json       the answer to whoever asked for the start
+  k.sock                     JSON lines, see ``Keeper.answer``
+
+Start: take the locks; refuse if a trainer of an earlier keeper still lives; fork a child that blocks on a pipe; write
+the record and fsync it; let the child go with one byte. If the keeper dies before that, the child reads end of file
+and exits without executing anything. So whoever holds the locks and reads the record knows every trainer there is.
+
+Output: the trainer appends to its log file by itself (O_APPEND) and the keeper rotates by copying and truncating. A
+pipe through the keeper would be neater, but then a killed keeper would take training with it (SIGPIPE), and a stuck
+one would block it. The cost is a few lines lost at a rotation, at the worst. The keeper reserves space ahead of the
+end of the file, so that a full disk does not fail the trainer's prints, and truncates when even that runs out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import pwd
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+import warnings  # noqa: F401 - os.execvpe imports it: in the child, perhaps after the library was upgraded away
+
+PROTOCOL = 1
+PR_SET_CHILD_SUBREAPER = 36
+FALLOC_FL_KEEP_SIZE = 1
+EXIT_SPACE = 4096
+MAX_CLIENTS = 16
+MAX_LINE = 65_536
+MAX_ENDED = 256
+TICK = 1.0
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # the real typing module would cost memory for as long as training lives
+    from collections.abc import Iterable
+    from typing import Any, NoReturn
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class StartError(Exception):
+    """The start did not happen. ``kind`` tells podwatch which error to raise."""
+
+    def __init__(self, kind: str, text: str, code: int = 0, where: str = "") -> None:
+        super().__init__(text)
+        self.kind, self.text, self.code, self.where = kind, text, code, where
+
+
+# --- small helpers ---------------------------------------------------------------------------------------------------
+
+
+def read_file(path: str, limit: int = 1 << 20) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        chunks = []
+        while limit > 0:
+            chunk = os.read(fd, min(limit, 65_536))
+            if not chunk:
+                break
+            chunks.append(chunk)
+            limit -= len(chunk)
+        return b"".join(chunks)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    raw = read_file(path)
+    try:
+        value = json.loads(raw) if raw else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def sync_dir(path: str = ".") -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def write_atomic(name: str, value: dict[str, Any]) -> None:
+    tmp = f".{name}.{os.getpid()}.tmp"
+    fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        data = json.dumps(value).encode()
+        while data:
+            data = data[os.write(fd, data) :]
+        os.fsync(fd)
+    except OSError:
+        os.unlink(tmp)
+        raise
+    finally:
+        os.close(fd)
+    os.rename(tmp, name)
+    sync_dir()
+
+
+def stat_of(pid: int) -> tuple[str, str, int, int] | None:
+    """(name, state, parent pid, start ticks) or None. The name may hold spaces and parentheses."""
+    raw = read_file(f"/proc/{pid}/stat")
+    if not raw:
+        return None
+    text = raw.decode("utf-8", "replace")
+    rest = text[text.rindex(")") + 2 :].split()
+    return text[text.index("(") + 1 : text.rindex(")")], rest[0], int(rest[1]), int(rest[19])
+
+
+def ticks_of(pid: int) -> int:
+    """Start ticks of a process that is ours and cannot be gone."""
+    found = stat_of(pid)
+    if found is None:
+        raise StartError("io", "/proc cannot be read", errno.ENOENT, f"/proc/{pid}/stat")
+    return found[3]
+
+
+def boot_id() -> str:
+    return (read_file("/proc/sys/kernel/random/boot_id") or b"").decode().strip()
+
+
+def pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def is_alive(pid: int, ticks: int) -> bool:
+    found = stat_of(pid)
+    return found is not None and found[3] == ticks and found[1] not in "ZXx"
+
+
+def send_signal(pid: int, ticks: int, number: int) -> bool:
+    """By pidfd, the ticks compared after it is open. True when it was sent."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        found = stat_of(pid)
+        if found is None or found[3] != ticks:
+            return False
+        signal.pidfd_send_signal(fd, number)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    known = False
+    for thread in threads:
+        raw = read_file(f"/proc/{pid}/task/{thread}/children")
+        if raw is not None:
+            known = True
+            found.extend(int(word) for word in raw.split())
+    if known or not threads:
+        return found
+    for name in os.listdir("/proc"):  # a kernel without CONFIG_PROC_CHILDREN
+        if name.isdigit():
+            status = stat_of(int(name))
+            if status is not None and status[2] == pid:
+                found.append(int(name))
+    return found
+
+
+def descendants_of(pid: int) -> list[int]:
+    order, queue, seen = [], [pid], {pid}
+    while queue:
+        for child in children_of(queue.pop(0)):
+            if child not in seen:
+                seen.add(child)
+                order.append(child)
+                queue.append(child)
+    return order
+
+
+def marked(start_ids: Iterable[str]) -> list[int]:
+    """Living processes whose environment carries PODWATCH_START_ID of one of these starts."""
+    wanted = [f"PODWATCH_START_ID={start_id}".encode() for start_id in start_ids if start_id]
+    found = []
+    for name in os.listdir("/proc") if wanted else ():
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        raw = read_file(f"/proc/{name}/environ")
+        if raw and any(item in wanted for item in raw.split(b"\0")):
+            status = stat_of(int(name))
+            if status is not None and status[1] not in "ZXx":
+                found.append(int(name))
+    return found
+
+
+def cuda_of(pid: int) -> tuple[bool | None, list[int]]:
+    """(context open, GPU minors), or (None, []) where it cannot be read."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return None, []
+    context, minors, denied, read = False, set(), False, False
+    for name in names:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+        except PermissionError:
+            denied = True
+            continue
+        except OSError:
+            continue
+        read = True
+        if target == "/dev/nvidia-uvm":
+            context = True
+        elif target.startswith("/dev/nvidia") and target[11:].isdigit():
+            minors.add(int(target[11:]))
+    return (None, []) if denied and not read else (context, sorted(minors))
+
+
+# --- locks -----------------------------------------------------------------------------------------------------------
+
+
+def lock_directory(chosen: str) -> str:
+    """Host-wide, so that two podwatches with different state directories meet here."""
+    for path in [chosen] if chosen else ["/run/lock/podwatch", "/tmp/podwatch-locks"]:
+        old = os.umask(0)
+        try:
+            os.makedirs(path, 0o1777, exist_ok=True)
+        except OSError:
+            continue
+        finally:
+            os.umask(old)
+        if os.path.isdir(path) and not os.path.islink(path) and os.access(path, os.W_OK | os.X_OK):
+            return path
+    raise StartError("permission", "no directory for the run lock can be written", errno.EACCES, "/run/lock, /tmp")
+
+
+def take_lock(path: str) -> int:
+    """flock ``path``. The file stays for ever: removing it would let two holders lock two files of one name."""
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = None
+    for attempt in (os.O_RDWR, os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # another user's file: reading is enough to lock
+        try:
+            fd = os.open(path, attempt | flags, 0o644)
+            break
+        except FileNotFoundError:
+            continue
+        except PermissionError:
+            continue
+        except OSError as error:
+            raise StartError(
+                "permission", f"cannot open the run lock: {error.strerror}", error.errno or 0, path
+            ) from error
+    if fd is None:
+        raise StartError("permission", "may not open the run lock", errno.EACCES, path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = lock_info(fd)
+        os.close(fd)
+        who = f"keeper {holder.get('keeper')} (run {holder.get('run_id')})" if holder else "another keeper"
+        raise StartError("busy", f"training for this output directory is already kept by {who}", 0, path) from error
+    return fd
+
+
+def lock_info(fd: int) -> dict[str, Any]:
+    try:
+        value = json.loads(os.pread(fd, 4096, 0) or b"{}")
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def path_lock_name(output_dir: str) -> str:
+    digest = 0x6C62272E07BB014262B821756295C58D  # FNV-1a, 128 bits: hashlib would cost 3 MiB for as long as we live
+    for byte in os.fsencode(output_dir):
+        digest = ((digest ^ byte) * 0x0000000001000000000000000000013B) & ((1 << 128) - 1)
+    return f"path-{digest:032x}.lock"
+
+
+def inode_lock_name(output_dir: str) -> str | None:
+    """None while output_dir does not exist."""
+    try:
+        status = os.stat(output_dir)
+    except OSError:
+        return None
+    return f"dir-{status.st_dev:x}-{status.st_ino:x}.lock"
+
+
+# --- the log ---------------------------------------------------------------------------------------------------------
+
+
+class Log:
+    """The trainer's output file: bounded by rotation, with space reserved ahead of its end."""
+
+    def __init__(self, path: str, limit: int, count: int, owner: tuple[int, int] | None) -> None:
+        self.path, self.limit, self.count = path, limit, count
+        self.ahead = min(8 << 20, limit)
+        self.reserved = 0
+        self.can_reserve = True
+        self.dropped = 0  # bytes that were truncated away without a copy
+        self.rotations = 0
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        self.fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+        if owner is not None:
+            os.fchown(self.fd, owner[0], owner[1])  # so that the trainer may reopen /dev/stdout
+        self.tend()
+
+    def tend(self) -> None:
+        """Called about once a second: rotate, and keep space in hand."""
+        size = os.fstat(self.fd).st_size
+        if size >= self.limit:
+            self.rotate(size)
+            size = os.fstat(self.fd).st_size
+        if self.can_reserve and self.reserved - size < self.ahead // 2:
+            self.reserve(size)
+
+    def reserve(self, size: int) -> None:
+        done = _libc.fallocate(self.fd, FALLOC_FL_KEEP_SIZE, ctypes.c_int64(size), ctypes.c_int64(self.ahead))
+        if done == 0:
+            self.reserved = size + self.ahead
+            return
+        code = ctypes.get_errno()
+        if code != errno.ENOSPC:
+            self.can_reserve = False  # a filesystem that cannot
+        elif size > self.reserved - 65_536 and not self.drop_oldest():
+            # Full, and what was reserved is used up: rather lose old output than fail the trainer's next print.
+            self.truncate(size)
+
+    def rotate(self, size: int) -> None:
+        for n in range(self.count - 1, 0, -1):
+            try:
+                os.rename(f"{self.path}.{n}", f"{self.path}.{n + 1}")
+            except FileNotFoundError:
+                continue
+        if self.count > 0 and not self.copy(f"{self.path}.1"):
+            self.dropped += size
+        self.truncate(0)
+        self.rotations += 1
+        try:
+            os.unlink(f"{self.path}.{self.count + 1}")
+        except OSError:
+            pass
+
+    def copy(self, target: str) -> bool:
+        offset = 0
+        try:
+            out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+            try:
+                while True:  # until the end as it is then: the trainer goes on writing
+                    chunk = os.pread(self.fd, 1 << 20, offset)
+                    if not chunk:
+                        return True
+                    offset += len(chunk)
+                    while chunk:
+                        chunk = chunk[os.write(out, chunk) :]
+            finally:
+                os.close(out)
+        except OSError:
+            try:
+                os.unlink(target)
+            except OSError:
+                pass
+            return False
+
+    def truncate(self, lost: int) -> None:
+        self.dropped += lost
+        os.ftruncate(self.fd, 0)
+        self.reserved = 0
+
+    def drop_oldest(self) -> bool:
+        for n in range(self.count, 0, -1):
+            try:
+                size = os.stat(f"{self.path}.{n}").st_size
+                os.unlink(f"{self.path}.{n}")
+            except OSError:
+                continue
+            self.dropped += size
+            return True
+        return False
+
+
+# --- the keeper ------------------------------------------------------------------------------------------------------
+
+
+class Keeper:
+    def __init__(self, start_id: str) -> None:
+        self.start_id = start_id
+        self.spec: dict[str, Any] = {}
+        self.locks: dict[str, int] = {}  # path -> fd
+        self.lock_dir = ""
+        self.log: Log
+        self.warnings: list[str] = []
+        self.child = 0
+        self.child_ticks = 0
+        self.exit: dict[str, Any] | None = None
+        self.exit_durable = True
+        self.ended: dict[int, dict[str, Any]] = {}
+        self.info: dict[str, Any] = {}
+        self.next_tend = 0.0
+        self.clients: dict[int, tuple[socket.socket, bytes, bytes]] = {}  # fd -> socket, incoming, outgoing
+        self.listener: socket.socket
+        self.stop_at: float | None = None  # monotonic second at which a stop by SIGTERM turns into SIGKILL
+        self.empty_since: float | None = None
+        self.released = False
+        self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    # -- starting
+
+    def start(self) -> None:
+        spec_name = f"spec-{self.start_id}.json"
+        spec = read_json(spec_name)
+        if spec is None:
+            raise StartError("superseded", "the start was withdrawn", 0, spec_name)
+        os.unlink(spec_name)
+        self.spec = spec
+        self.take_locks()
+        if (read_file("wanted") or b"").decode().strip() != self.start_id:
+            raise StartError("superseded", "a newer start took its place")
+        if time.clock_gettime(time.CLOCK_BOOTTIME) > spec["expires"]:
+            raise StartError("superseded", "the start came too late")
+        self.refuse_beside_survivors()
+        owner = None
+        if spec["user"]:
+            try:
+                entry = pwd.getpwnam(spec["user"])
+            except KeyError:
+                raise StartError("user", f"there is no user {spec['user']!r}") from None
+            owner = (entry.pw_uid, entry.pw_gid)
+        self.log = Log(spec["log"], spec["log_limit"], spec["log_count"], owner)
+        self.remove_older()
+        got = self.raise_nofile(spec["nofile"])
+        if got < spec["nofile"]:
+            self.warnings.append(f"open-file limit is {got}, wanted {spec['nofile']}")
+        go_r, go_w = os.pipe2(os.O_CLOEXEC)
+        fail_r, fail_w = os.pipe2(os.O_CLOEXEC)
+        self.child = os.fork()
+        if self.child == 0:
+            try:
+                os.close(go_w)
+                os.close(fail_r)
+                become_trainer(spec, owner, go_r, fail_w, self.log.fd)
+            finally:
+                os._exit(126)
+        os.close(go_r)
+        os.close(fail_w)
+        self.child_ticks = ticks_of(self.child)
+        self.prepare_record()
+        self.listen()
+        os.write(go_w, b"g")
+        os.close(go_w)
+        failure = b""
+        while True:
+            chunk = os.read(fail_r, 4096)
+            if not chunk:
+                break
+            failure += chunk
+        os.close(fail_r)
+        if failure:
+            os.waitpid(self.child, 0)
+            os.rename("record.json", "record.last.json")
+            said = json.loads(failure)
+            raise StartError(said["step"], said["text"], said["errno"], said["where"])
+        self.spec = {key: spec[key] for key in ("run_id", "argv", "cwd", "output_dir", "grace", "linger")}
+        try:
+            os.rename(f".executed-{self.start_id}.tmp", f"executed-{self.start_id}")
+            sync_dir()
+            self.say({"ok": True, "pid": self.child, "warnings": self.warnings})
+        except OSError as error:  # training runs: from here on nothing may end the keeper before it
+            self.warn(f"cannot write to the state directory: {error.strerror}")
+
+    def take_locks(self) -> None:
+        """The directory's, the path's, and, once it exists, the inode's: two names of one directory meet there."""
+        self.locks["lock"] = take_lock("lock")
+        self.lock_dir = lock_directory(self.spec["lock_dir"])
+        self.take_output_locks()
+
+    def take_output_locks(self) -> None:
+        output_dir = self.spec["output_dir"]
+        for name in (path_lock_name(output_dir), inode_lock_name(output_dir)):
+            path = name and os.path.join(self.lock_dir, name)
+            if path and path not in self.locks:
+                self.locks[path] = take_lock(path)
+
+    def refuse_beside_survivors(self) -> None:
+        """A keeper that was killed freed its locks, but its trainer may live: the record and the locks name it."""
+        here = (boot_id(), pid_namespace())
+        known = [read_json("record.json") or {}] + [lock_info(fd) for fd in self.locks.values()]
+        start_ids = set()
+        for record in known:
+            if (record.get("boot_id"), record.get("pid_namespace")) != here:
+                continue
+            start_ids.add(record["start_id"])
+            if is_alive(record["pid"], record["ticks"]):
+                text = f"process {record['pid']} of start {record['start_id']} is still running"
+                raise StartError("busy", text, 0, record.get("directory", ""))
+        left = marked(start_ids)
+        if left:
+            raise StartError("busy", "processes of an earlier start are still running: " + ", ".join(map(str, left)))
+
+    def remove_older(self) -> None:
+        for name in os.listdir("."):
+            if name.startswith(("exit-", ".exit-", "executed-", ".executed-", "result-")) and self.start_id not in name:
+                try:
+                    os.unlink(name)
+                except OSError:
+                    pass
+
+    def raise_nofile(self, wanted: int) -> int:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        for pair in ((wanted, max(hard, wanted)), (min(wanted, hard), hard)):
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, pair)
+                return pair[0]
+            except (OSError, ValueError):
+                continue
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    def prepare_record(self) -> None:
+        """Everything that must be durable before the trainer runs, and the space for what comes later."""
+        for name, size in ((f".exit-{self.start_id}.tmp", EXIT_SPACE), (f".executed-{self.start_id}.tmp", 0)):
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, b" " * size)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        record = {
+            "version": PROTOCOL,
+            "run_id": self.spec["run_id"],
+            "start_id": self.start_id,
+            "boot_id": boot_id(),
+            "pid_namespace": pid_namespace(),
+            "keeper": os.getpid(),
+            "keeper_ticks": ticks_of(os.getpid()),
+            "pid": self.child,
+            "ticks": self.child_ticks,
+            "argv": self.spec["argv"],
+            "cwd": self.spec["cwd"],
+            "user": self.spec["user"],
+            "output_dir": self.spec["output_dir"],
+            "log": self.spec["log"],
+            "step": self.spec["step"],
+            "started_wall": time.time(),
+            "warnings": self.warnings,
+        }
+        write_atomic("record.json", record)
+        self.info = {key: record[key] for key in ("run_id", "start_id", "boot_id", "pid_namespace", "keeper", "pid")}
+        self.info |= {"ticks": self.child_ticks, "directory": os.getcwd()}
+        for fd in self.locks.values():
+            self.write_lock_info(fd)
+
+    def write_lock_info(self, fd: int) -> None:
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps(self.info).encode(), 0)
+            os.fsync(fd)
+        except OSError:
+            pass  # another user's lock file, or full: the record in our directory is the one that counts
+
+    def listen(self) -> None:
+        try:
+            os.unlink("k.sock")
+        except FileNotFoundError:
+            pass
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        self.listener.bind("k.sock")  # relative: the full path may be longer than the 108 bytes a socket may have
+        os.chmod("k.sock", 0o600)
+        self.listener.listen(MAX_CLIENTS)
+
+    def say(self, result: dict[str, Any]) -> None:
+        write_atomic(f"result-{self.start_id}.json", result)
+
+    # -- keeping
+
+    def run(self) -> None:
+        poll = select.poll()
+        poll.register(self.wake_r, select.POLLIN)
+        poll.register(self.listener, select.POLLIN)
+        while True:
+            self.reap()
+            self.follow_stop()
+            if self.finished():
+                return
+            events = poll.poll(100 if self.stop_at is not None else int(TICK * 1000))
+            for fd, event in events:
+                if fd == self.wake_r:
+                    try:
+                        self.heed(os.read(self.wake_r, 4096))
+                    except BlockingIOError:
+                        pass
+                elif fd == self.listener.fileno():
+                    self.accept(poll)
+                elif fd in self.clients:
+                    self.serve(poll, fd, event)
+            if time.monotonic() >= self.next_tend:
+                self.next_tend = time.monotonic() + TICK
+                self.tend()
+
+    def heed(self, numbers: bytes) -> None:
+        if signal.SIGTERM in numbers and self.stop_at is None:
+            self.stop_at = time.monotonic() + self.spec["grace"]
+            self.signal_tree(signal.SIGTERM)
+
+    def follow_stop(self) -> None:
+        if self.stop_at is not None and time.monotonic() >= self.stop_at:
+            self.signal_tree(signal.SIGKILL)
+
+    def tend(self) -> None:
+        try:
+            self.log.tend()
+        except OSError as error:
+            self.warn(f"cannot rotate the log: {error.strerror}")
+        name = inode_lock_name(self.spec["output_dir"])
+        path = name and os.path.join(self.lock_dir, name)
+        if path and path not in self.locks:  # the trainer created (or replaced) its output directory
+            try:
+                self.locks[path] = take_lock(path)
+                self.write_lock_info(self.locks[path])
+            except StartError as error:
+                self.locks[path] = -1
+                self.warn(error.text)
+
+    def warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def reap(self) -> None:
+        while True:
+            try:
+                gone = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                gone = None
+                self.empty_since = self.empty_since or time.monotonic()
+            if gone is None:
+                return
+            pid = gone.si_pid
+            found = stat_of(pid)
+            code = gone.si_status if gone.si_code == os.CLD_EXITED else None
+            number = None if gone.si_code == os.CLD_EXITED else gone.si_status
+            if pid == self.child and self.exit is None:
+                self.record_exit(code, number)
+            else:
+                while len(self.ended) >= MAX_ENDED:
+                    del self.ended[next(iter(self.ended))]
+                self.ended[pid] = {
+                    "pid": pid,
+                    "ticks": found[3] if found else 0,
+                    "comm": found[0] if found else "",
+                    "code": code,
+                    "signal": number,
+                    "at_wall": time.time(),
+                }
+            os.waitpid(pid, 0)
+
+    def record_exit(self, code: int | None, number: int | None) -> None:
+        """Durable before anybody hears of it; into space reserved at the start."""
+        value = {"start_id": self.start_id, "code": code, "signal": number, "at_wall": time.time()}
+        value["stopped"] = self.stop_at is not None
+        tmp = f".exit-{self.start_id}.tmp"
+        try:
+            fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(fd, json.dumps(value).encode().ljust(EXIT_SPACE), 0)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(tmp, f"exit-{self.start_id}.json")
+            sync_dir()
+        except OSError as error:
+            self.exit_durable = False
+            self.warn(f"the exit status could not be recorded: {error.strerror}")
+        self.exit = value
+
+    def finished(self) -> bool:
+        """Nothing of the tree is left, and podwatch has noted it (or had its time: the record is durable)."""
+        if self.empty_since is None or self.exit is None:
+            return False
+        if self.released or self.stop_at is not None:
+            return True
+        return self.exit_durable and time.monotonic() - self.empty_since >= self.spec["linger"]
+
+    def signal_tree(self, number: int) -> int:
+        sent = 0
+        for pid in descendants_of(os.getpid()):
+            found = stat_of(pid)
+            if found is not None and found[1] not in "ZXx":
+                sent += send_signal(pid, found[3], number)
+        return sent
+
+    # -- talking
+
+    def accept(self, poll: select.poll) -> None:
+        try:
+            client, _ = self.listener.accept()
+        except OSError:
+            return
+        if len(self.clients) >= MAX_CLIENTS:
+            client.close()
+            return
+        client.setblocking(False)
+        self.clients[client.fileno()] = (client, b"", b"")
+        poll.register(client, select.POLLIN)
+
+    def serve(self, poll: select.poll, fd: int, event: int) -> None:
+        client, incoming, outgoing = self.clients[fd]
+        try:
+            if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                data = client.recv(MAX_LINE)
+                if not data:
+                    raise ConnectionError
+                incoming += data
+                *lines, incoming = incoming.split(b"\n")
+                if len(incoming) > MAX_LINE:
+                    raise ConnectionError
+                for line in lines:
+                    outgoing += json.dumps(self.reply(line)).encode() + b"\n"
+            if outgoing:
+                try:
+                    outgoing = outgoing[client.send(outgoing) :]
+                except BlockingIOError:
+                    pass
+            self.clients[fd] = (client, incoming, outgoing)
+            poll.modify(fd, select.POLLIN | (select.POLLOUT if outgoing else 0))
+        except BlockingIOError:
+            return
+        except OSError:
+            poll.unregister(fd)
+            client.close()
+            del self.clients[fd]
+
+    def reply(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            return {"v": PROTOCOL, "ok": True} | self.answer(request)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return {"v": PROTOCOL, "ok": False, "error": f"bad request: {error}"}
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One request, {"v": 1, "do": ...}: hello, status, tree, signal {sig, targets?}, release."""
+        what = request["do"]
+        if what == "hello":
+            return {"protocols": [PROTOCOL], "keeper": os.getpid(), "start_id": self.start_id} | {
+                "run_id": self.spec["run_id"],
+                "pid": self.child,
+                "ticks": self.child_ticks,
+            }
+        if what == "status":
+            return {
+                "exit": self.exit,
+                "tree_gone": self.empty_since is not None,
+                "warnings": self.warnings,
+                "log_rotations": self.log.rotations,
+                "log_dropped_bytes": self.log.dropped,
+                "stopping": self.stop_at is not None,
+            }
+        if what == "tree":
+            return {"processes": self.tree(), "ended": list(self.ended.values())}
+        if what == "signal":
+            return {"sent": self.send(request)}
+        if what == "release":
+            self.reap()
+            if self.empty_since is None:
+                return {"ok": False, "error": "processes of the tree are still running"}
+            if not self.released:
+                self.released = True
+                os.rename("record.json", "record.last.json")
+                sync_dir()
+            return {}
+        raise KeyError(what)
+
+    def tree(self) -> list[dict[str, Any]]:
+        processes = []
+        for pid in descendants_of(os.getpid()):
+            found = stat_of(pid)
+            if found is None or found[1] in "ZXx":
+                continue
+            cuda, gpus = cuda_of(pid)
+            line = (read_file(f"/proc/{pid}/cmdline", 16_384) or b"").rstrip(b"\0").split(b"\0")
+            processes.append(
+                {
+                    "pid": pid,
+                    "ppid": found[2],
+                    "ticks": found[3],
+                    "comm": found[0],
+                    "state": found[1],
+                    "cmdline": [part.decode("utf-8", "replace") for part in line if part or len(line) > 1],
+                    "cuda": cuda,
+                    "gpus": gpus,
+                }
+            )
+        return processes
+
+    def send(self, request: dict[str, Any]) -> int:
+        number = int(request["sig"])
+        targets = request.get("targets")
+        if targets is None:
+            return self.signal_tree(number)
+        ours = set(descendants_of(os.getpid()))
+        return sum(send_signal(pid, ticks, number) for pid, ticks in targets if pid in ours)
+
+
+def become_trainer(
+    spec: dict[str, Any], owner: tuple[int, int] | None, go_r: int, fail_w: int, log_fd: int
+) -> NoReturn:
+    """In the child: wait for the byte, become the trainer. Only ever returns by exiting."""
+    os.setsid()
+    if os.read(go_r, 1) != b"g":
+        os._exit(125)  # the keeper died before the record was safe: nothing has been started
+    step, where = "setup", ""
+    try:
+        for number in range(1, signal.NSIG):
+            try:
+                signal.signal(number, signal.SIG_DFL)
+            except (OSError, ValueError):
+                continue
+        signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        os.umask(0o022)
+        try:
+            with open("/proc/self/oom_score_adj", "w") as stream:
+                stream.write("0")
+        except OSError:
+            pass  # not ours to change: podwatch's own, lower value stays
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        if fail_w != 3:
+            os.dup2(fail_w, 3, inheritable=False)
+        os.closerange(4, 1 << 30)
+        fail_w = 3
+        if owner is not None:
+            step, where = "user", spec["user"]
+            if os.geteuid() == 0:
+                os.initgroups(spec["user"], owner[1])
+            if os.getgid() != owner[1]:
+                os.setgid(owner[1])
+            if os.getuid() != owner[0]:
+                os.setuid(owner[0])
+        step, where = "cwd", spec["cwd"]
+        os.chdir(spec["cwd"])
+        step, where = "exec", spec["argv"][0]
+        os.execvpe(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606 - argv by design, never a shell
+    except OSError as error:
+        said = {"step": step, "text": error.strerror or str(error), "errno": error.errno or 0, "where": where}
+        os.write(fail_w, json.dumps(said).encode())
+    except BaseException as error:  # whatever it is, podwatch must hear of it
+        os.write(fail_w, json.dumps({"step": step, "text": repr(error), "errno": 0, "where": where}).encode())
+    os._exit(127)
+
+
+def main(argv: list[str]) -> int:
+    directory, start_id = argv[1], argv[2]
+    os.umask(0o077)
+    os.chdir(directory)
+    try:
+        os.setsid()
+    except PermissionError:
+        pass  # a session leader already
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    keeper = Keeper(start_id)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGTSTP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.set_wakeup_fd(keeper.wake_w, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    try:
+        keeper.start()
+    except (StartError, OSError) as error:
+        if isinstance(error, OSError):
+            error = StartError("io", error.strerror or str(error), error.errno or 0, str(error.filename or directory))
+        try:
+            keeper.say({"ok": False, "kind": error.kind, "text": error.text, "errno": error.code, "where": error.where})
+        except OSError:
+            sys.stderr.write(f"{error.kind}: {error.text} ({error.where})\n")
+        return 75 if error.kind in ("busy", "superseded") else 1
+    keeper.run()
+    try:
+        os.unlink("k.sock")
+    except OSError:
+        pass
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

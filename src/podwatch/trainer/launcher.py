@@ -1,0 +1,346 @@
+"""Starting, finding and adopting trainers through keepers (DESIGN section 2, "The keeper" and "Supervise")."""
+
+import errno
+import json
+import os
+import py_compile
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
+from podwatch.domain.process import ProcessIdentity
+from podwatch.system.child import scrubbed_environment
+from podwatch.system.clock import Clock
+from podwatch.system.files import atomic_write, read_small
+from podwatch.system.identity import from_here, is_alive
+from podwatch.system.threads import Worker
+from podwatch.trainer import find, tree
+from podwatch.trainer.base import Candidate, Look, StartPlan
+from podwatch.trainer.environment import for_training
+from podwatch.trainer.handle import AttachedTrainer, KeptTrainer
+from podwatch.trainer.keeper_client import KeeperClient, KeeperSilent
+from podwatch.trainer.records import KeeperRecord, read_exit, read_record, read_result
+
+T = TypeVar("T")
+
+_KEEPER_SOURCE = Path(__file__).with_name("keeper.py")
+_UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
+_CALL_DEADLINE = 30.0
+_START_DEADLINE = 30.0
+"""Lock, record, fork and exec take milliseconds; a disk that cannot fsync for this long cannot run training either."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperOptions:
+    """How a keeper behaves. ``grace`` is its own, for SIGTERM sent to the keeper (its unit is stopped); ``linger`` is
+    how long it stays after the tree's end when nobody releases it."""
+
+    lock_dir: Path | None = None
+    grace: float = 30.0
+    linger: float = 10.0
+    log_limit: int = 64 << 20
+    log_count: int = 3
+
+
+def runs_as_service(environ: Mapping[str, str]) -> bool:
+    """Under systemd as root: then the keeper gets a transient service of its own, outside our sandbox and cgroup."""
+    return "INVOCATION_ID" in environ and Path("/run/systemd/system").is_dir() and os.geteuid() == 0
+
+
+def systemd_argv(run_id: str, directory: Path, keeper: list[str], options: KeeperOptions, nofile: int) -> list[str]:
+    """``systemd-run`` for a transient *service* (a scope inherits the sandbox; facts/systemd.md, "Starting training
+    from a service"). The fixed name is a lock of its own. OOMPolicy: one child killed by the kernel must not end the
+    unit. KillMode=mixed: SIGTERM goes to the keeper alone, which tells the tree."""
+    properties = {
+        "Description": f"training of run {run_id}, kept for podwatch",
+        "Before": "podwatch.service",
+        "WorkingDirectory": str(directory),
+        "LimitNOFILE": str(max(nofile, 65_536)),
+        "OOMScoreAdjust": "0",
+        "OOMPolicy": "continue",
+        "TasksMax": "infinity",
+        "KillMode": "mixed",
+        "TimeoutStopSec": str(int(options.grace) + 15),
+        "StandardOutput": f"append:{directory}/keeper.log",
+        "StandardError": f"append:{directory}/keeper.log",
+        "UMask": "0077",
+    }
+    argv = ["systemd-run", f"--unit=podwatch-train-{run_id}", "--collect", "--no-ask-password", "--quiet"]
+    return [*argv, *(f"--property={name}={value}" for name, value in properties.items()), "--", *keeper]
+
+
+class KeeperLauncher:
+    """The Launcher of one run. ``gpus`` are the configured GPUs, for telling candidates; empty: any GPU.
+
+    ``python`` defaults to the base interpreter behind our virtual environment, so that removing the environment
+    (an upgrade) does not touch a running keeper.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        output_dir: Path,
+        state_dir: Path,
+        clock: Clock,
+        *,
+        gpus: frozenset[int] = frozenset(),
+        use_systemd: bool | None = None,
+        python: str | None = None,
+        options: KeeperOptions = KeeperOptions(),
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._run_id = run_id
+        self._output_dir = Path(os.path.realpath(output_dir))
+        self._directory = state_dir / run_id / "keeper"
+        self._log = state_dir / run_id / "logs" / "train.log"
+        self._clock = clock
+        self._gpus = gpus
+        self._systemd = runs_as_service(environ) if use_systemd is None else use_systemd
+        self._python = python or getattr(sys, "_base_executable", "") or sys.executable
+        self._same_python = python is None
+        self._options = options
+        self._worker = Worker("trainer")
+
+    # -- looking
+
+    async def look(self) -> Look:
+        record = await self._call(read_record, self._directory)
+        if record is not None and from_here(record.launcher):
+            handle = await self._adopt(record)
+            if handle is not None:
+                return Look(handle=handle)
+        return Look(candidates=await self._candidates())
+
+    async def _adopt(self, record: KeeperRecord) -> KeptTrainer | None:
+        """A handle for what the record names; None when it never ran."""
+        handle = KeptTrainer(record, worker=self._worker, clock=self._clock)
+        if is_alive(record.keeper):
+            await self._wait_until_kept(record)
+            # Released or failed in the meantime?
+            again = await self._call(read_record, self._directory)
+            if again is None or again.start_id != record.start_id:
+                return None if again is None else await self._adopt(again)
+            if is_alive(record.keeper):
+                return handle
+        if await self._call(read_exit, self._directory, record.start_id) is not None or is_alive(record.launcher):
+            handle.keeper_lives()
+            return handle
+        marked: list[ProcessIdentity] = await self._call(tree.marked, record.start_id)
+        if record.executed or marked:
+            handle.keeper_lives()
+            return handle
+        return None  # its keeper was killed before the command was executed, and the waiting child went with it
+
+    async def _wait_until_kept(self, record: KeeperRecord) -> None:
+        """A keeper in the middle of a start answers in a moment. One that is stuck never does: go on without."""
+        client = KeeperClient(self._directory)
+        deadline = self._clock.monotonic() + 5.0
+        while is_alive(record.keeper) and self._clock.monotonic() < deadline:
+            try:
+                answer = await client.hello()
+            except KeeperSilent:
+                await self._clock.sleep(0.05)
+                continue
+            if answer.get("start_id") == record.start_id:
+                return
+
+    async def _candidates(self) -> tuple[Candidate, ...]:
+        def read() -> tuple[Candidate, ...]:
+            processes = find.gather(self._output_dir, own_pid=os.getpid())
+            return find.judge(processes, output_dir=str(self._output_dir), gpus=self._gpus)
+
+        return await self._call(read)
+
+    async def attach(self, candidate: Candidate) -> AttachedTrainer:
+        """Raises Busy when it has ended in the meantime."""
+        if not is_alive(candidate.launcher):
+            raise Busy(f"process {candidate.launcher.pid} has ended", fix="look again")
+        return AttachedTrainer(
+            candidate.launcher,
+            started_wall=_started_wall(candidate.launcher, self._clock),
+            worker=self._worker,
+            clock=self._clock,
+        )
+
+    # -- starting
+
+    async def start(self, plan: StartPlan) -> KeptTrainer:
+        if not plan.start_id or not all(c.isalnum() or c in "-_" for c in plan.start_id):
+            raise ValueError(f"not a start id: {plan.start_id!r}")
+        if not plan.argv:
+            raise HostError("there is no command to start", where="trainer.command", fix="set it in the configuration")
+        argv = await self._call(self._prepare, plan)
+        process = await self._call(self._spawn, argv, plan.nofile)
+        result = await self._result(plan, process)
+        if result.get("ok") is not True:
+            raise _start_error(plan, result)
+        record = await self._call(read_record, self._directory)
+        if record is None or record.start_id != plan.start_id:
+            raise HostError("the trainer ended and was released while it was being started", where=str(self._directory))
+        return KeptTrainer(record, worker=self._worker, clock=self._clock)
+
+    def _prepare(self, plan: StartPlan) -> list[str]:
+        """Write what the keeper needs; returns its argv. The environment travels in a file only it and we can read."""
+        spec = {
+            "run_id": self._run_id,
+            "argv": list(plan.argv),
+            "cwd": plan.cwd,
+            "env": for_training(plan.env) | {"PODWATCH_START_ID": plan.start_id, "PODWATCH_RUN": self._run_id},
+            "user": plan.user,
+            "nofile": plan.nofile,
+            "step": plan.step,
+            "output_dir": str(self._output_dir),
+            "log": str(self._log),
+            "log_limit": self._options.log_limit,
+            "log_count": self._options.log_count,
+            "lock_dir": str(self._options.lock_dir or ""),
+            "grace": self._options.grace,
+            "linger": self._options.linger,
+            "expires": self._clock.boottime() + 2 * _START_DEADLINE,
+        }
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.chmod(0o700)
+            program = self._directory / "keeper.py"
+            source = _KEEPER_SOURCE.read_bytes()
+            if not program.exists() or program.read_bytes() != source:
+                atomic_write(program, source)
+            if self._same_python:
+                # Compiled beforehand: parsing its source would cost the keeper 2 MiB for as long as training lives.
+                compiled = self._directory / "keeper.pyc"
+                py_compile.compile(str(program), str(compiled), doraise=True, invalidation_mode=_UNCHECKED)
+                program = compiled
+            for stale in self._directory.glob("spec-*.json"):
+                stale.unlink(missing_ok=True)  # a start that was asked for by a podwatch that is gone
+            atomic_write(self._directory / "wanted", plan.start_id)
+            atomic_write(self._directory / f"spec-{plan.start_id}.json", json.dumps(spec))
+        except OSError as error:
+            raise HostError(
+                f"cannot write the start: {error.strerror}",
+                where=str(self._directory),
+                fix="free space or fix its owner",
+            ) from error
+        return [self._python, "-I", "-S", "-E", str(program), str(self._directory), plan.start_id]
+
+    def _spawn(self, keeper: list[str], nofile: int) -> "subprocess.Popen[bytes]":
+        environment = scrubbed_environment(os.environ, keep_python=False)
+        with (self._directory / "keeper.log").open("ab") as log:
+            if self._systemd:
+                argv = systemd_argv(self._run_id, self._directory, keeper, self._options, nofile)
+            else:
+                keep = ("PATH", "LANG", "LC_ALL", "TZ")
+                environment = {name: value for name, value in environment.items() if name in keep}
+                argv = keeper
+            try:
+                process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    cwd=self._directory,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise HostError(f"cannot run {argv[0]}: {error.strerror}", where=argv[0]) from error
+        # Reaped whenever it ends, so that it is never a zombie of ours.
+        threading.Thread(target=process.wait, name="podwatch-keeper-reaper", daemon=True).start()
+        return process
+
+    async def _result(self, plan: StartPlan, process: "subprocess.Popen[bytes]") -> dict[str, object]:
+        deadline = self._clock.monotonic() + _START_DEADLINE
+        ended = False
+        while True:
+            # The order matters: a process that ended after the look at its result has written it by the next one.
+            result = await self._call(read_result, self._directory, plan.start_id)
+            if result is not None:
+                return result
+            if (self._directory / f"executed-{plan.start_id}").exists() and ended:
+                return {"ok": True}
+            if ended or self._clock.monotonic() >= deadline:
+                said = await self._call(_last_line, self._directory / "keeper.log")
+                if ended and self._systemd and "already loaded" in said:
+                    raise Busy(f"training of run {self._run_id} is already kept by a unit: {said}", fix="stop it first")
+                what = "the keeper ended without a word" if ended else "the keeper did not answer in time"
+                raise HostError(f"{what}: {said}" if said else what, where=str(self._directory))
+            ended = process.returncode is not None and (not self._systemd or process.returncode != 0)
+            await self._clock.sleep(0.01)
+
+    def log_path(self) -> str:
+        return str(self._log)
+
+    async def close(self) -> None:
+        self._worker.close()
+
+    async def _call(self, fn: Callable[..., T], *args: object) -> T:
+        return await self._worker.call(fn, *args, timeout=_CALL_DEADLINE)
+
+
+def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError:
+    """The keeper's refusal in words a person can act on."""
+    kind, text = result.get("kind"), str(result.get("text", ""))
+    code, where = result.get("errno"), str(result.get("where", ""))
+    if kind in ("busy", "superseded"):
+        return Busy(text, where=where, fix="stop it first, or wait until it has ended")
+    if kind == "exec":
+        return _exec_error(plan, code, text)
+    if kind == "cwd":
+        kind_of = PermissionDenied if code == errno.EACCES else HostError
+        return kind_of(
+            f"cannot start in the working directory: {text}", where=plan.cwd, fix="correct trainer.cwd or create it"
+        )
+    if kind == "user":
+        denied = PermissionDenied if code == errno.EPERM else HostError
+        return denied(
+            f"cannot start as user {plan.user!r}: {text}",
+            where="trainer.user",
+            fix="run podwatch as root or correct it",
+        )
+    if kind == "permission" or code in (errno.EACCES, errno.EPERM):
+        return PermissionDenied(text, where=where, fix="run podwatch as the owner of this path")
+    return HostError(f"cannot start training: {text}", where=where, fix="free space or correct the path")
+
+
+def _exec_error(plan: StartPlan, code: object, text: str) -> PodwatchError:
+    program = plan.argv[0]
+    if code == errno.EACCES:
+        return PermissionDenied(f"may not execute {program}", where="trainer.command", fix=f"chmod +x {program}")
+    if code == errno.ENOENT:
+        path = Path(plan.cwd, program)
+        if "/" in program and path.exists():
+            return HostError(
+                f"the interpreter in the first line of {program} does not exist",
+                where="trainer.command",
+                fix="correct its first line or install the interpreter",
+            )
+        looked = "" if "/" in program else f" in PATH={plan.env.get('PATH', '')}"
+        return HostError(
+            f"the command {program} does not exist{looked}",
+            where="trainer.command",
+            fix="install it, or give its full path",
+        )
+    if code == errno.ENOEXEC:
+        return HostError(
+            f"{program} is neither a program nor a script with a first line",
+            where="trainer.command",
+            fix='start it with its interpreter: ["bash", "script.sh"]',
+        )
+    return HostError(f"cannot execute {program}: {text}", where="trainer.command", fix="correct trainer.command")
+
+
+def _started_wall(identity: ProcessIdentity, clock: Clock) -> float:
+    age = clock.boottime() - identity.start_ticks / os.sysconf("SC_CLK_TCK")
+    return clock.wall() - max(0.0, age)
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = read_small(path, 1 << 22).decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1][:300] if lines else ""

@@ -1,0 +1,87 @@
+"""What a keeper leaves on disk (keeper.py, "Files in DIRECTORY"), read by podwatch."""
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.domain.process import ExitStatus, ProcessIdentity
+from podwatch.system.files import fsync_dir, read_small
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperRecord:
+    """``record.json``: the trainer that was let go, and its keeper. ``directory`` is the keeper's."""
+
+    directory: Path
+    run_id: str
+    start_id: str
+    keeper: ProcessIdentity
+    launcher: ProcessIdentity
+    argv: tuple[str, ...]
+    started_wall: float
+    log: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def executed(self) -> bool:
+        """The command was really executed (and not: the keeper died in between)."""
+        return (self.directory / f"executed-{self.start_id}").exists()
+
+
+def read_record(directory: Path) -> KeeperRecord | None:
+    """None when there is none, or it cannot be understood."""
+    value = _read(directory / "record.json")
+    if value is None:
+        return None
+    try:
+        boot, namespace = str(value["boot_id"]), int(str(value["pid_namespace"]))
+        argv, warnings = value["argv"], value.get("warnings", [])
+        if not isinstance(argv, list) or not isinstance(warnings, list):
+            return None
+        return KeeperRecord(
+            directory=directory,
+            run_id=str(value["run_id"]),
+            start_id=str(value["start_id"]),
+            keeper=ProcessIdentity(int(str(value["keeper"])), int(str(value["keeper_ticks"])), boot, namespace),
+            launcher=ProcessIdentity(int(str(value["pid"])), int(str(value["ticks"])), boot, namespace),
+            argv=tuple(str(word) for word in argv),
+            started_wall=float(str(value["started_wall"])),
+            log=str(value["log"]),
+            warnings=tuple(str(word) for word in warnings),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def read_exit(directory: Path, start_id: str) -> ExitStatus | None:
+    """How the launcher of this start ended, if its keeper recorded it."""
+    value = _read(directory / f"exit-{start_id}.json")
+    if value is None:
+        return None
+    code, number, at = value.get("code"), value.get("signal"), value.get("at_wall")
+    return ExitStatus(
+        code=code if isinstance(code, int) else None,
+        signal=number if isinstance(number, int) else None,
+        at_wall=at if isinstance(at, float) else 0.0,
+    )
+
+
+def read_result(directory: Path, start_id: str) -> dict[str, object] | None:
+    """The keeper's answer to a start, once there is one."""
+    return _read(directory / f"result-{start_id}.json")
+
+
+def retire_record(directory: Path) -> None:
+    """Nobody needs this record any more: what it names has ended and was noted. A rename needs no space."""
+    with contextlib.suppress(FileNotFoundError):
+        (directory / "record.json").rename(directory / "record.last.json")
+        fsync_dir(directory)
+
+
+def _read(path: Path) -> dict[str, object] | None:
+    try:
+        value = json.loads(read_small(path))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,126 @@
+"""What a process of the trainer's tree is for, from its name and command (facts/prime-rl.md sections 4 and 5).
+
+Only for showing and for "the engine is gone": a process is *ours* by descent, never by its name (promise 9).
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from podwatch.domain.process import ProcessRole
+
+COMM_LENGTH = 15
+"""The kernel cuts a process name to this many characters: ``VLLM::EngineCore`` is shown as ``VLLM::EngineCor``."""
+
+# Titles set with setproctitle: prime-rl from v0.6.0, vLLM in every version of interest. The prefix of vLLM's titles
+# can be changed with VLLM_PROCESS_NAME_PREFIX, so only what follows "::" counts there.
+_TITLES: tuple[tuple[str, ProcessRole], ...] = (
+    ("PRIME-RL::Launcher", ProcessRole.LAUNCHER),
+    ("PRIME-RL::Inference", ProcessRole.INFERENCE),
+    ("PRIME-RL::Orchestrator", ProcessRole.ORCHESTRATOR),
+    ("PRIME-RL::Trainer", ProcessRole.TRAINER),
+    ("PRIME-RL::EnvServer", ProcessRole.OTHER),
+)
+_ENGINE = re.compile(r"\w+::(EngineCor|Worker|DPCoordinat)")
+_API = re.compile(r"\w+::APIServer")
+
+# Console scripts have the script's name as comm (facts/prime-rl.md section 5).
+_PROGRAMS = {
+    "rl": ProcessRole.LAUNCHER,
+    "accelerate": ProcessRole.LAUNCHER,
+    "deepspeed": ProcessRole.LAUNCHER,
+    "sft": ProcessRole.LAUNCHER,
+    "inference": ProcessRole.INFERENCE,
+    "vllm-router": ProcessRole.INFERENCE,
+    "orchestrator": ProcessRole.ORCHESTRATOR,
+    "torchrun": ProcessRole.TRAINER,
+    "trainer": ProcessRole.TRAINER,
+}
+_MODULES = {
+    "prime_rl.trainer.rl.train": ProcessRole.TRAINER,
+    "prime_rl.trainer.sft.train": ProcessRole.TRAINER,
+    "prime_rl.entrypoints.rl": ProcessRole.LAUNCHER,
+    "prime_rl.rl": ProcessRole.LAUNCHER,
+    "prime_rl.inference.server": ProcessRole.INFERENCE,
+    "prime_rl.entrypoints.inference": ProcessRole.INFERENCE,
+    "prime_rl.orchestrator.orchestrator": ProcessRole.ORCHESTRATOR,
+    "vllm.entrypoints.openai.api_server": ProcessRole.INFERENCE,
+    "torch.distributed.run": ProcessRole.TRAINER,
+    "torch.distributed.launch": ProcessRole.TRAINER,
+    "accelerate.commands.launch": ProcessRole.LAUNCHER,
+}
+_PYTHON = re.compile(r"python[\d.]*|pypy[\d.]*")
+
+
+def classify(name: str, command: Sequence[str] | str) -> ProcessRole:
+    """The role from the kernel's name (cut to 15 characters) and the command line. Titles win over programs."""
+    argv = command.split() if isinstance(command, str) else list(command)
+    title = argv[0] if len(argv) == 1 else " ".join(argv)  # setproctitle replaces the whole command line
+    for text in (title, name):
+        for prefix, role in _TITLES:
+            if text.startswith(prefix) or (len(text) == COMM_LENGTH and prefix.startswith(text)):
+                # "PRIME-RL::Train" and the like are unique within 15 characters
+                return role
+        if _API.match(text):
+            return ProcessRole.INFERENCE
+        if _ENGINE.match(text):
+            return ProcessRole.ENGINE
+    return _program_role(argv) or _PROGRAMS.get(name) or ProcessRole.OTHER
+
+
+def program(argv: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """What really runs, wrappers and interpreters taken off: (name, its arguments).
+
+    ``uv run --no-sync rl @ x`` -> ("rl", ("@", "x")); ``python -m pkg.mod a`` -> ("pkg.mod", ("a",));
+    ``/x/bin/python /x/bin/torchrun a`` -> ("torchrun", ("a",)).
+    """
+    rest = list(argv)
+    for _ in range(6):  # wrappers inside wrappers, but never for ever
+        if not rest:
+            return "", ()
+        name = PurePosixPath(rest[0]).name
+        if name == "uv" and rest[1:2] == ["run"]:
+            rest = _skip_options(
+                rest[2:], {"--with", "--extra", "--group", "--project", "--directory", "-p", "--python"}
+            )
+        elif name == "env":
+            rest = _skip_options(rest[1:], {"-u", "-C"})
+            while rest and "=" in rest[0]:
+                rest = rest[1:]
+        elif name in ("nohup", "setsid", "stdbuf", "nice", "ionice", "numactl", "taskset"):
+            rest = _skip_options(rest[1:], {"-n", "-c", "-o", "-e", "-i"})
+        elif _PYTHON.fullmatch(name):
+            module = _module_of(rest[1:])
+            if module is not None:
+                return module
+            rest = _skip_options(rest[1:], {"-W", "-X"})
+            if rest:
+                return PurePosixPath(rest[0]).name, tuple(rest[1:])
+        else:
+            return name, tuple(rest[1:])
+    return "", ()
+
+
+def _module_of(words: list[str]) -> tuple[str, tuple[str, ...]] | None:
+    for n, word in enumerate(words):
+        if word == "-m" and n + 1 < len(words):
+            return words[n + 1], tuple(words[n + 2 :])
+        if not word.startswith("-"):
+            return None
+    return None
+
+
+def _skip_options(words: list[str], with_value: set[str]) -> list[str]:
+    n = 0
+    while n < len(words) and words[n].startswith("-"):
+        n += 2 if words[n] in with_value else 1
+    return words[n:]
+
+
+def _program_role(argv: Sequence[str]) -> ProcessRole | None:
+    name, arguments = program(argv)
+    if name in _MODULES:
+        return _MODULES[name]
+    if name == "vllm":
+        return ProcessRole.INFERENCE if arguments[:1] == ("serve",) else None
+    return _PROGRAMS.get(name)
