@@ -73,7 +73,8 @@ class _Trainer(ABC):
         self, *, grace: float, save_grace: float, saving: Callable[[], bool], max_kill_wait: float = 30.0
     ) -> StopReport:
         """SIGTERM (not SIGINT: that makes prime-rl's orchestrator write an orphan checkpoint, facts/prime-rl.md
-        item 16) to every process of the tree, new ones included; after the grace SIGKILL, again and again.
+        item 16) to every process of the tree, new ones included unless a save is in flight (they may belong to it);
+        after the grace SIGKILL, again and again.
         """
         started = self._clock.monotonic()
         told: set[ProcessIdentity] = set()
@@ -89,7 +90,8 @@ class _Trainer(ABC):
             if kill_since is None and now - started >= (max(grace, save_grace) if saving() else grace):
                 kill_since, pause = now, 0.02
             if kill_since is None:
-                if fresh := [p.identity for p in living if p.identity not in told]:
+                fresh = [p.identity for p in living if p.identity not in told]
+                if fresh and not (told and saving()):
                     await self._signal(fresh, signal.SIGTERM)
                     told.update(fresh)
             elif now - kill_since >= max_kill_wait:
@@ -136,6 +138,7 @@ class KeptTrainer(_Trainer):
         return alive
 
     async def exit_status(self) -> ExitStatus | None:
+        self.keeper_lives()
         found = await self._worker.call(read_exit, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
         if found is not None:
             return found

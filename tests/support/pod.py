@@ -1,0 +1,88 @@
+"""A pod for one run: directories of its own, locks of its own, and nothing left running afterwards."""
+
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from podwatch.system import procfs
+from podwatch.system.clock import SystemClock
+from podwatch.trainer.base import StartPlan
+from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
+
+
+class Pod:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.output = root / "work" / "outputs"
+        self.output.parent.mkdir()
+        self.state = root / "state"
+        self.run_id = f"t-{os.getpid()}-{time.monotonic_ns()}"
+        self.launchers: list[KeeperLauncher] = []
+
+    @property
+    def directory(self) -> Path:
+        return self.state / self.run_id / "keeper"
+
+    def launcher(self, **changes: object) -> KeeperLauncher:
+        options: dict[str, object] = {"lock_dir": self.root / "locks", "grace": 2.0, "linger": 30.0}
+        state = changes.pop("state", self.state)
+        options.update(changes)
+        made = KeeperLauncher(
+            self.run_id,
+            self.output,
+            state,  # type: ignore[arg-type]
+            SystemClock(),
+            use_systemd=False,
+            options=KeeperOptions(**options),  # type: ignore[arg-type]
+        )
+        self.launchers.append(made)
+        return made
+
+    def plan(self, *argv: str, start_id: str = "s1", env: dict[str, str] | None = None, **more: object) -> StartPlan:
+        base = {"PATH": os.environ["PATH"], "HOME": "/root"}
+        return StartPlan(start_id, argv, str(self.output.parent), {**base, **(env or {})}, **more)  # type: ignore[arg-type]
+
+    def script(self, text: str, **more: object) -> StartPlan:
+        return self.plan("sh", "-c", text, **more)  # type: ignore[arg-type]
+
+    def members(self) -> list[int]:
+        return [p for p in procfs.all_pids() if procfs.environment_value(p, "PODWATCH_RUN") == self.run_id]
+
+    def keepers(self) -> list[int]:
+        return [
+            p
+            for p in procfs.all_pids()
+            if str(self.root) in " ".join(procfs.command(p)) and "keeper.py" in " ".join(procfs.command(p))
+        ]
+
+    def cleanup(self) -> None:
+        for _ in range(100):
+            left = self.keepers() + self.members()
+            if not left:
+                return
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.01)
+
+
+@pytest.fixture
+async def pod(tmp_path: Path) -> AsyncIterator[Pod]:
+    made = Pod(tmp_path)
+    yield made
+    for launcher in made.launchers:
+        await launcher.close()
+    made.cleanup()
+
+
+def eventually(check: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
