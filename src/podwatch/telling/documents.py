@@ -1,0 +1,102 @@
+"""Domain objects as JSON-safe dicts, one shape everywhere: HTTP, control socket, command line (docs/json.md)."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from podwatch.client.times import rfc3339
+from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.event import Event, Incident
+from podwatch.domain.finding import Finding
+
+SCHEMA_VERSION = 1
+
+
+def event_document(event: Event) -> dict[str, Any]:
+    """One line of ``podwatch events --json``."""
+    return {
+        "id": event.id,
+        "at": rfc3339(event.wall),
+        "name": str(event.name),
+        "severity": str(event.severity),
+        "message": event.message,
+        "fields": dict(event.fields),
+    }
+
+
+def incident_document(incident: Incident) -> dict[str, Any]:
+    """``evidence`` is the list it was written from; text that is not JSON stays text."""
+    try:
+        evidence: object = json.loads(incident.evidence) if incident.evidence else []
+    except ValueError:
+        evidence = incident.evidence
+    return {
+        "id": incident.id,
+        "kind": incident.kind,
+        "opened_at": rfc3339(incident.opened_wall),
+        "closed_at": rfc3339(incident.closed_wall),
+        "open": incident.closed_wall is None,
+        "summary": incident.summary,
+        "resolution": incident.resolution,
+        "resumed_step": incident.resumed_step,
+        "lost_steps": incident.lost_steps,
+        "bundle": incident.bundle,
+        "evidence": evidence,
+    }
+
+
+def checkpoint_document(
+    found: CheckpointSet,
+    *,
+    stored: frozenset[tuple[int, str]] | None = None,
+    pins: Mapping[int, str] | None = None,
+    uploading_step: int | None = None,
+) -> dict[str, Any]:
+    """One set. ``stored`` is None in the document where nobody can tell (no daemon was asked)."""
+    return {
+        "step": found.step,
+        "completeness": str(found.completeness),
+        "reason": found.reason,
+        "size_bytes": found.size_bytes,
+        "file_count": found.file_count,
+        "changed_at": rfc3339(found.changed_wall),
+        "save_id": found.save_id,
+        "stored": None if stored is None else (found.step, found.save_id) in stored,
+        "uploading": uploading_step == found.step,
+        "pinned": (pins or {}).get(found.step),
+        "parts": [
+            {
+                "name": part.name,
+                "path": part.path,
+                "required": part.required,
+                "complete": part.complete,
+                "size_bytes": part.size_bytes,
+                "reason": part.reason,
+            }
+            for part in found.parts
+        ],
+    }
+
+
+def finding_document(finding: Finding, *, since_wall: float, for_seconds: float) -> dict[str, Any]:
+    """One reason. ``confirmed`` matters for kinds that can lead to a restart."""
+    return {
+        "kind": str(finding.kind),
+        "severity": str(finding.severity),
+        "subject": finding.subject,
+        "summary": finding.summary,
+        "suggestion": finding.suggestion,
+        "verdict": str(finding.verdict),
+        "confirmed": finding.confirmed,
+        "since": rfc3339(since_wall),
+        "for_seconds": round(max(0.0, for_seconds), 1),
+        "evidence": [
+            {
+                "signal": e.signal,
+                "value": e.value,
+                "agreement": str(e.agreement),
+                "window_seconds": e.window_seconds,
+            }
+            for e in finding.evidence
+        ],
+    }

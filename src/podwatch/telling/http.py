@@ -1,0 +1,212 @@
+"""The HTTP side of telling: health, status, metrics, events, and the inbox for progress pings. No control.
+
+``Host`` is checked (a web page in someone's browser must not reach this by DNS rebinding), requests are bounded in
+size and time, and everything is answered from data already in memory.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from podwatch.domain.event import Event
+from podwatch.telling.documents import SCHEMA_VERSION, event_document
+from podwatch.telling.metrics import CONTENT_TYPE, exposition, make_registry
+from podwatch.telling.server import CONNECTION_SECONDS, HEAD_SECONDS, LoopServer, bind, make_server
+from podwatch.telling.status import build_status
+from podwatch.telling.view import DaemonView
+
+MAX_EVENTS = 1000
+_ROLE = re.compile(r"^[a-z]{1,32}$")
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+EventSource = Callable[[int, int], list[Event] | Awaitable[list[Event]]]
+"""(after_id, limit) -> events, oldest first; may be async because the journal lives on a thread."""
+
+
+class HttpServer:
+    """Serves while started. ``start`` returns once the port is bound; ``url`` then says where."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        source: Callable[[], DaemonView],
+        events: EventSource,
+        ping: Callable[[str], None],
+        token: str,
+        live: Callable[[], tuple[bool, str]],
+        ready: Callable[[], tuple[bool, list[str]]],
+        *,
+        allowed_hosts: Iterable[str] = (),
+        head_seconds: float = HEAD_SECONDS,
+        connection_seconds: float = CONNECTION_SECONDS,
+    ) -> None:
+        self._host, self._port = host, port
+        self._limits = {"head_seconds": head_seconds, "connection_seconds": connection_seconds}
+        self._app = make_app(source, events, ping, token, live, ready, host=host, allowed_hosts=allowed_hosts)
+        self._server: LoopServer | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.url = ""
+        """``http://host:port`` as really bound; empty while not serving."""
+        self.port = 0
+
+    async def start(self) -> str:
+        """Bind and serve; returns ``url``. HostError when no port can be had."""
+        listener = bind(self._host, self._port)
+        self.port = int(listener.getsockname()[1])
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        self._server = make_server(self._app, **self._limits)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+        listening = asyncio.create_task(self._server.listening.wait())
+        await asyncio.wait({listening, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        listening.cancel()
+        if self._task.done():
+            self._task.result()
+        self.url = f"http://{shown}:{self.port}"
+        return self.url
+
+    async def stop(self) -> None:
+        """Stop listening, give answers under way one second. Safe to call twice."""
+        server, task = self._server, self._task
+        self._server = self._task = None
+        self.url = ""
+        if server is not None and task is not None:
+            server.leave()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def make_app(
+    source: Callable[[], DaemonView],
+    events: EventSource,
+    ping: Callable[[str], None],
+    token: str,
+    live: Callable[[], tuple[bool, str]],
+    ready: Callable[[], tuple[bool, list[str]]],
+    *,
+    host: str = "127.0.0.1",
+    allowed_hosts: Iterable[str] = (),
+) -> ASGIApp:
+    """The application alone, without a socket."""
+    registry = make_registry(source)
+
+    async def livez(request: Request) -> Response:
+        ok, reason = live()
+        return _text(ok, [reason] if reason else [])
+
+    async def readyz(request: Request) -> Response:
+        ok, reasons = ready()
+        return _text(ok, reasons)
+
+    async def healthz(request: Request) -> Response:
+        document = build_status(source())
+        reasons = [f"{r['severity']}: {r['summary']}" for r in document["reasons"]]
+        return _text(document["overall"] in ("ok", "warning"), reasons, word=document["overall"])
+
+    async def status(request: Request) -> Response:
+        return _json(build_status(source()))
+
+    async def metrics(request: Request) -> Response:
+        return Response(exposition(registry), media_type=CONTENT_TYPE)
+
+    async def list_events(request: Request) -> Response:
+        try:
+            after = int(request.query_params.get("after_id", "0"))
+            limit = int(request.query_params.get("limit", "100"))
+        except ValueError:
+            return _json({"error": "after_id and limit must be integers"}, 400)
+        found = events(max(0, after), max(1, min(limit, MAX_EVENTS)))
+        listed = await found if isinstance(found, Awaitable) else found
+        return _json({"schema_version": SCHEMA_VERSION, "events": [event_document(e) for e in listed]})
+
+    async def heartbeat(request: Request) -> Response:
+        given, role = request.path_params["token"], request.path_params["role"]
+        if not token or not hmac.compare_digest(given.encode(), token.encode()) or not _ROLE.match(role):
+            return Response(status_code=404)
+        ping(role)
+        return Response(status_code=200 if request.method == "GET" else 204)
+
+    async def failed(request: Request, error: Exception) -> Response:
+        return _json({"error": f"podwatch could not answer: {type(error).__name__}"}, 500)
+
+    routes = [
+        Route("/livez", livez),
+        Route("/readyz", readyz),
+        Route("/healthz", healthz),
+        Route("/status", status),
+        Route("/metrics", metrics),
+        Route("/events", list_events),
+        Route("/heartbeat/{token}/{role}", heartbeat, methods=["GET", "POST"]),
+    ]
+    app = Starlette(routes=routes, exception_handlers={Exception: failed})
+    return HostCheck(app, _host_rule(host, allowed_hosts))
+
+
+class HostCheck:
+    """Refuses requests for names that are not ours with 421. A request without Host never comes from a browser."""
+
+    def __init__(self, app: ASGIApp, allowed: Callable[[str], bool]) -> None:
+        self._app, self._allowed = app, allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            for name, value in scope["headers"]:
+                if name == b"host" and not self._allowed(_hostname(value.decode("latin-1"))):
+                    await _json({"error": "this name is not served here"}, 421)(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+
+def _host_rule(host: str, extra: Iterable[str]) -> Callable[[str], bool]:
+    """Loopback names and the configured ones; any address as number once we listen beyond loopback, because
+    rebinding needs a name."""
+    names = _LOOPBACK | {host.lower()} | {h.lower() for h in extra}
+    try:
+        open_to_all = not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        open_to_all = host.lower() != "localhost"
+
+    def allowed(name: str) -> bool:
+        if name in names:
+            return True
+        if not open_to_all:
+            return False
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    return allowed
+
+
+def _hostname(header: str) -> str:
+    try:
+        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+def _text(ok: bool, reasons: list[str], *, word: str = "") -> Response:
+    lines = [word or ("ok" if ok else "not ok"), *reasons]
+    body = "".join(f"{line}\n" for line in lines)
+    return Response(body, status_code=200 if ok else 503, media_type="text/plain", headers=_HEADERS)
+
+
+def _json(document: dict[str, Any], status: int = 200) -> Response:
+    return Response(json.dumps(document) + "\n", status_code=status, media_type="application/json", headers=_HEADERS)

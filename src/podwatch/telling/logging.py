@@ -1,0 +1,148 @@
+"""structlog, set up once: journal fields under systemd, a readable console on a terminal, JSON lines otherwise."""
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal, TextIO
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+from podwatch.domain.event import Event
+from podwatch.domain.finding import Severity
+from podwatch.telling.redaction import Redactor
+from podwatch.telling.sink import JOURNAL_SOCKET, JournalTarget, Sink, StreamTarget, under_journal
+
+Format = Literal["auto", "console", "json", "journal"]
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+_BY_SEVERITY = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "critical"}
+_FIELD = re.compile(r"[^A-Z0-9_]")
+
+redactor = Redactor()
+"""The process-wide one: credentials are registered here as soon as they are read."""
+
+
+class Logging:
+    """What ``configure`` set up. ``close`` writes out what is queued."""
+
+    def __init__(self, sink: Sink, form: str) -> None:
+        self._sink = sink
+        self.form = form
+
+    def flush(self) -> bool:
+        return self._sink.flush()
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        structlog.reset_defaults()
+        root = logging.getLogger()
+        for handler in [h for h in root.handlers if isinstance(h, _Bridge)]:
+            root.removeHandler(handler)
+        self._sink.close()
+
+
+def configure(
+    form: Format = "auto",
+    level: str = "info",
+    *,
+    stream: TextIO | None = None,
+    environ: Mapping[str, str] = os.environ,
+    journal_socket: str = JOURNAL_SOCKET,
+) -> Logging:
+    """Route structlog and the standard library's logging to ``stream`` (stderr). Call once per process."""
+    stream = stream or sys.stderr
+    chosen = _choose(form, stream, environ)
+    target = JournalTarget(stream, journal_socket) if chosen == "journal" else StreamTarget(stream)
+    sink = Sink(target)
+    colours = chosen == "console" and stream.isatty() and not environ.get("NO_COLOR")
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _redact,
+            _Emit(sink, chosen, colours=colours),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.ReturnLoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    root = logging.getLogger()
+    for handler in [h for h in root.handlers if isinstance(h, _Bridge)]:
+        root.removeHandler(handler)
+    root.addHandler(_Bridge())
+    root.setLevel(max(_LEVELS[level], logging.WARNING))  # libraries are chatty below that
+    made = Logging(sink, chosen)
+    atexit.register(made.close)
+    return made
+
+
+def log_event(event: Event) -> None:
+    """One event of the journal as a log line: PODWATCH_EVENT and its fields go along."""
+    log = structlog.get_logger()
+    fields = {k: v for k, v in event.fields.items() if k not in ("event", "level", "timestamp")}
+    getattr(log, _BY_SEVERITY[event.severity])(event.message, podwatch_event=str(event.name), **fields)
+
+
+def _choose(form: Format, stream: TextIO, environ: Mapping[str, str]) -> str:
+    if form != "auto":
+        return form
+    if under_journal(stream, environ):
+        return "journal"
+    return "console" if stream.isatty() else "json"
+
+
+def _redact(logger: WrappedLogger, method: str, event_dict: EventDict) -> EventDict:
+    cleaned: dict[str, Any] = redactor.clean(dict(event_dict))
+    return cleaned
+
+
+class _Emit:
+    """The last processor: renders and hands over. Drops the entry for structlog, since it is on its way."""
+
+    def __init__(self, sink: Sink, form: str, *, colours: bool) -> None:
+        self._sink, self._form = sink, form
+        self._console = structlog.dev.ConsoleRenderer(colors=colours, pad_event_to=30)
+
+    def __call__(self, logger: WrappedLogger, method: str, event_dict: EventDict) -> str:
+        level = str(event_dict.get("level", method))
+        fields: dict[str, str] = {}
+        if self._form == "journal":
+            text, fields = _journal_entry(event_dict)
+        elif self._form == "console":
+            text = str(self._console(logger, method, dict(event_dict)))
+        else:
+            text = json.dumps(event_dict, default=str, ensure_ascii=False)
+        self._sink.write(level, text, fields)
+        return ""
+
+
+def _journal_entry(event_dict: EventDict) -> tuple[str, dict[str, str]]:
+    """MESSAGE and native fields: the event's own, in capitals, as journald wants them."""
+    fields = {}
+    text = str(event_dict.get("event", ""))
+    for key, value in event_dict.items():
+        name = _FIELD.sub("_", key.upper()).lstrip("_0123456789")[:64]
+        if key in ("event", "level", "timestamp") or value is None or not name:
+            continue
+        if key == "exception":
+            text = f"{text}\n{value}"
+        fields[name] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text, fields
+
+
+class _Bridge(logging.Handler):
+    """Lines of libraries (uvicorn, b2sdk, apscheduler) take the same way, redaction included."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(Exception):
+            level = record.levelname.lower()
+            method = level if level in _LEVELS else "warning"
+            extra: dict[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
+            getattr(structlog.get_logger(), method)(record.getMessage(), logger=record.name, **extra)

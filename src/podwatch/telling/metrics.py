@@ -1,0 +1,188 @@
+"""Prometheus metrics from the view, on a registry of our own (facts/peers.md (e) has the naming rules).
+
+Step numbers are values, never labels. What cannot be observed is left out rather than shown as zero; the matching
+``podwatch_sensor_up`` says why.
+"""
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from podwatch.domain.reading import SensorState
+from podwatch.domain.snapshot import Health
+from podwatch.telling.status import build_status, training_state
+from podwatch.telling.view import DaemonView
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+TRAINING_STATES = (
+    "running", "starting", "recovering", "down", "stopped", "finished", "gave-up", "blocked", "unknown",
+)  # fmt: skip
+OVERALL = ("ok", "warning", "critical", "unknown")
+
+
+class ViewCollector(Collector):
+    """Builds every family anew from the newest view at each scrape."""
+
+    def __init__(self, source: Callable[[], DaemonView]) -> None:
+        self._source = source
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        view = self._source()
+        yield InfoMetricFamily("podwatch_build", "Version of podwatch", {"version": view.version})
+        yield from _states(view)
+        yield from _progress(view)
+        yield from _gpus(view)
+        yield from _inference(view)
+        yield from _disk(view)
+        yield from _backups(view)
+        yield from _counters(view)
+
+
+def make_registry(source: Callable[[], DaemonView]) -> CollectorRegistry:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ViewCollector(source))
+    return registry
+
+
+def exposition(registry: CollectorRegistry) -> bytes:
+    """The text format, version 0.0.4, which every Prometheus reads."""
+    return generate_latest(registry)
+
+
+def _gauge(name: str, text: str, value: float | None) -> Iterable[Metric]:
+    if value is not None:
+        yield GaugeMetricFamily(name, text, value=float(value))
+
+
+def _states(view: DaemonView) -> Iterable[Metric]:
+    overall = build_status(view)["overall"]
+    family = GaugeMetricFamily("podwatch_overall", "1 for the overall state that holds", labels=["state"])
+    for state in OVERALL:
+        family.add_metric([state], float(state == overall))
+    yield family
+    now = training_state(view)
+    family = GaugeMetricFamily("podwatch_training_state", "1 for the state the training is in", labels=["state"])
+    for state in TRAINING_STATES:
+        family.add_metric([state], float(state == now))
+    yield family
+    family = GaugeMetricFamily("podwatch_sensor_up", "1 while the sensor can see", labels=["sensor"])
+    for name, sensor in sorted(view.sensors.items()):
+        if sensor.state is not SensorState.ABSENT:
+            family.add_metric([name], float(sensor.state is SensorState.OK))
+    yield family
+    family = GaugeMetricFamily("podwatch_findings", "Open findings", labels=["kind", "severity"])
+    counts: dict[tuple[str, str], int] = {}
+    for finding in view.findings:
+        key = (str(finding.kind), str(finding.severity))
+        counts[key] = counts.get(key, 0) + 1
+    for (kind, severity), count in sorted(counts.items()):
+        family.add_metric([kind, severity], float(count))
+    yield family
+    yield from _gauge("podwatch_start_timestamp_seconds", "When this podwatch started", view.started_wall or None)
+    yield from _gauge(
+        "podwatch_last_turn_timestamp_seconds", "When the sensing loop last turned", view.snapshot.wall or None
+    )
+
+
+def _progress(view: DaemonView) -> Iterable[Metric]:
+    numbered = [p for p in view.snapshot.progress.value or () if p.step is not None]
+    newest = max(numbered, key=lambda p: (p.step or 0, p.at), default=None)
+    if newest is not None:
+        yield from _gauge("podwatch_step", "Newest training step seen", newest.step)
+        yield from _gauge(
+            "podwatch_step_timestamp_seconds", "When the newest training step was seen", view.wall_of(newest.at)
+        )
+    yield from _gauge("podwatch_step_duration_seconds", "Learned median step", view.learned.median_step_seconds)
+    yield from _gauge("podwatch_steps_at_risk", "Steps lost if training died now", view.steps_at_risk)
+    if view.snapshot.trainer.value is not None:
+        trainer = view.snapshot.trainer.value
+        yield from _gauge("podwatch_trainer_processes", "Living processes of the trainer", len(trainer.descendants))
+
+
+def _gpus(view: DaemonView) -> Iterable[Metric]:
+    labels = ["gpu", "uuid"]
+    used = GaugeMetricFamily("podwatch_gpu_memory_used_bytes", "Device memory in use", labels=labels)
+    total = GaugeMetricFamily("podwatch_gpu_memory_total_bytes", "Device memory", labels=labels)
+    base = GaugeMetricFamily("podwatch_gpu_memory_baseline_bytes", "Learned while healthy", labels=labels)
+    busy = GaugeMetricFamily("podwatch_gpu_utilization_ratio", "Share of time busy, 0 to 1", labels=labels)
+    heat = GaugeMetricFamily("podwatch_gpu_temperature_celsius", "Core temperature", labels=labels)
+    up = GaugeMetricFamily("podwatch_gpu_up", "1 while the device answers", labels=labels)
+    for gpu in view.snapshot.gpus.value or ():
+        who = [str(gpu.index), gpu.uuid]
+        up.add_metric(who, float(gpu.state == "ok"))
+        busy_ratio = None if gpu.utilization_percent is None else gpu.utilization_percent / 100
+        for family, value in (
+            (used, gpu.memory_used_bytes),
+            (total, gpu.memory_total_bytes),
+            (base, view.learned.gpu_baseline_bytes.get(gpu.index)),
+            (busy, busy_ratio),
+            (heat, gpu.temperature_celsius),
+        ):
+            if value is not None:
+                family.add_metric(who, float(value))
+    return (used, total, base, busy, heat, up)
+
+
+def _inference(view: DaemonView) -> Iterable[Metric]:
+    up = GaugeMetricFamily("podwatch_inference_up", "1 while the server's health is ok", labels=["url"])
+    for server in view.snapshot.inference.value or ():
+        up.add_metric([server.url], float(server.health is Health.OK))
+    yield up
+
+
+def _disk(view: DaemonView) -> Iterable[Metric]:
+    disk = view.snapshot.disk.value
+    if disk is not None:
+        yield from _gauge("podwatch_disk_capacity_bytes", "Capacity of the output disk", disk.capacity_bytes)
+        yield from _gauge("podwatch_disk_free_bytes", "Free on the output disk", disk.free_bytes)
+        yield from _gauge("podwatch_disk_used_ratio", "Used share of the output disk, 0 to 1", disk.used_ratio)
+        yield from _gauge("podwatch_disk_inodes_free", "Free inodes on the output disk", disk.inodes_free)
+    yield from _gauge("podwatch_disk_next_save_bytes", "Predicted size of the next save", view.next_save_bytes)
+
+
+def _backups(view: DaemonView) -> Iterable[Metric]:
+    sync = view.sync
+    complete = [s for s in view.checkpoints if s.complete]
+    yield from _gauge("podwatch_checkpoints", "Checkpoint sets on this pod", len(view.checkpoints))
+    yield from _gauge(
+        "podwatch_checkpoint_step", "Newest complete step here", max((s.step for s in complete), default=None)
+    )
+    yield from _gauge(
+        "podwatch_checkpoint_timestamp_seconds",
+        "When the newest complete set was written",
+        max((s.changed_wall for s in complete), default=None),
+    )
+    yield from _gauge("podwatch_backup_configured", "1 when a store is configured", float(bool(sync.store_url)))
+    yield from _gauge("podwatch_store_up", "1 while the store answers", None if sync.ok is None else float(sync.ok))
+    yield from _gauge("podwatch_published_step", "Newest step in the store", sync.last_step)
+    yield from _gauge(
+        "podwatch_last_published_timestamp_seconds", "When a set was last published", sync.last_published_wall
+    )
+    yield from _gauge("podwatch_upload_bytes", "Size of the upload under way", sync.total_bytes or None)
+    yield from _gauge("podwatch_upload_done_bytes", "Sent of it", sync.uploaded_bytes if sync.total_bytes else None)
+
+
+def _counters(view: DaemonView) -> Iterable[Metric]:
+    c = view.counters
+    for name, text, value in (
+        ("podwatch_turns", "Turns of the sensing loop since podwatch started", c.turns),
+        ("podwatch_restarts", "Restarts of the trainer by podwatch", c.restarts),
+        ("podwatch_published_sets", "Checkpoint sets published", c.published),
+        ("podwatch_uploaded_bytes", "Bytes of published sets", c.uploaded_bytes),
+        ("podwatch_pruned_sets", "Checkpoint sets removed from the pod", c.pruned),
+    ):
+        yield CounterMetricFamily(name, text, value=float(value))
+    incidents = CounterMetricFamily("podwatch_incidents", "Failures of the run", labels=["kind"])
+    for kind, count in sorted(c.incidents.items()):
+        incidents.add_metric([kind], float(count))
+    yield incidents
+    events = CounterMetricFamily("podwatch_events", "Events recorded", labels=["name"])
+    for name, count in sorted(c.events.items()):
+        events.add_metric([name], float(count))
+    yield events

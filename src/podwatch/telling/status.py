@@ -1,0 +1,319 @@
+"""The status document: DaemonView in, JSON-safe dict out. The contract is docs/json.md and its JSON Schema."""
+
+from typing import Any
+
+from podwatch.client.times import rfc3339
+from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.finding import FindingKind, Severity, Verdict
+from podwatch.domain.process import ExitStatus
+from podwatch.domain.reading import SensorState
+from podwatch.domain.snapshot import Desired, DiskSample, ProgressSample, TrainerSample
+from podwatch.telling.documents import (
+    SCHEMA_VERSION,
+    checkpoint_document,
+    finding_document,
+    incident_document,
+)
+from podwatch.telling.view import DaemonView, SensorView
+
+DOWN_KINDS = frozenset({FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED})
+"""With the launcher alive these still mean that nothing is being trained."""
+
+_SUGGESTIONS = {
+    FindingKind.NOT_BACKED_UP: "set [sync] store to b2://bucket or file:///path on another disk",
+    FindingKind.GAVE_UP: "look at `podwatch incidents` and the trainer's log, then `podwatch start`",
+    FindingKind.SENSOR_BLIND: "run `podwatch check`",
+    FindingKind.TRAINER_EXITED: "see `podwatch logs` and `podwatch incidents`",
+    FindingKind.BLOCKED: "end what holds the GPUs; podwatch starts training as soon as they are free",
+}
+
+
+def build_status(view: DaemonView) -> dict[str, Any]:
+    """The whole document. Pure: the same view gives the same document."""
+    trainer = view.snapshot.trainer.value
+    training = _training(view, trainer)
+    reasons = _reasons(view)
+    if not any(r["severity"] == "critical" for r in reasons):
+        reasons = _state_reason(view, training) + reasons
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "podwatch-status",
+        "running": True,
+        "time": rfc3339(view.now_wall),
+        "run_id": view.run_id,
+        "overall": _overall(reasons, training["state"]),
+        "reasons": reasons,
+        "daemon": {
+            "version": view.version,
+            "pid": view.pid,
+            "mode": view.mode,
+            "desired": str(view.desired),
+            "opening": view.opening,
+            "started_at": rfc3339(view.started_wall),
+            "armed": list(view.armed),
+            "second_signals": list(view.second_signals),
+            "http_url": view.http_url,
+            "config_path": view.config_path,
+            "output_dir": view.output_dir,
+            "state_dir": view.state_dir,
+            "layout": view.layout,
+        },
+        "training": training,
+        "recovery": _recovery(view),
+        "gpus": _gpus(view),
+        "inference": [
+            {
+                "url": s.url,
+                "health": str(s.health),
+                "http_status": s.http_status,
+                "requests_running": s.requests_running,
+                "generation_tokens_total": s.generation_tokens_total,
+            }
+            for s in view.snapshot.inference.value or ()
+        ],
+        "disk": _disk(view, view.snapshot.disk.value),
+        "checkpoints": _checkpoints(view),
+        "sync": _sync(view),
+        "incident": None if view.incident is None else incident_document(view.incident),
+        "sensors": [
+            {
+                "name": name,
+                "state": str(s.state),
+                "detail": s.detail,
+                "age_seconds": None if s.age_seconds is None else round(max(0.0, s.age_seconds), 1),
+            }
+            for name, s in sorted(view.sensors.items())
+        ],
+        "counters": {
+            "turns": view.counters.turns,
+            "restarts": view.counters.restarts,
+            "published": view.counters.published,
+            "uploaded_bytes": view.counters.uploaded_bytes,
+            "pruned": view.counters.pruned,
+            "incidents": dict(view.counters.incidents),
+        },
+    }
+
+
+def _reasons(view: DaemonView) -> list[dict[str, Any]]:
+    """Everything worse than fine, the worst first, each with what to do."""
+    rank = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+    reasons = []
+    for finding in sorted(view.findings, key=lambda f: (rank[f.severity], f.since)):
+        since = min(finding.since, view.now)
+        document = finding_document(finding, since_wall=view.wall_of(since), for_seconds=view.now - since)
+        document["suggestion"] = document["suggestion"] or _SUGGESTIONS.get(finding.kind, "see `podwatch events`")
+        reasons.append(document)
+    have = {f.kind for f in view.findings}
+    if not view.sync.store_url and FindingKind.NOT_BACKED_UP not in have:
+        reasons.append(_own(view, FindingKind.NOT_BACKED_UP, Severity.WARNING, "checkpoints exist on this pod only"))
+    if view.recovery.gave_up and FindingKind.GAVE_UP not in have:
+        summary = view.recovery.detail or "podwatch has stopped restarting this run"
+        reasons.insert(0, _own(view, FindingKind.GAVE_UP, Severity.CRITICAL, summary))
+    if not view.watchdog_ok:
+        summary = "the sensing loop has not turned within its deadline"
+        reasons.insert(0, _own(view, FindingKind.SENSOR_BLIND, Severity.CRITICAL, summary))
+    blind_named = any(f.kind is FindingKind.SENSOR_BLIND for f in view.findings)
+    for name, sensor in sorted(view.sensors.items()):
+        if sensor.state in (SensorState.BLIND, SensorState.DENIED) and not blind_named:
+            summary = f"sensor {name} cannot see: {sensor.detail or sensor.state}"
+            reasons.append(_own(view, FindingKind.SENSOR_BLIND, Severity.WARNING, summary, subject=name))
+    return reasons
+
+
+def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, Any]]:
+    """Being down needs a reason even when no finding is open any more (recovery is already at work)."""
+    ended = (training["exit"] or {}).get("text", "")
+    match training["state"]:
+        case "recovering" | "down":
+            summary = f"the trainer is not running{f' ({ended})' if ended else ''}"
+            return [_own(view, FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary)]
+        case "blocked":
+            detail = view.recovery.detail or "something still holds the GPUs or ports"
+            return [_own(view, FindingKind.BLOCKED, Severity.CRITICAL, detail)]
+        case "unknown" if not view.sensors.get("trainer", SensorView()).detail:
+            detail = view.snapshot.trainer.detail or "the trainer has not been observed yet"
+            return [_own(view, FindingKind.SENSOR_BLIND, Severity.WARNING, detail, subject="trainer")]
+    return []
+
+
+def _own(view: DaemonView, kind: FindingKind, severity: Severity, summary: str, *, subject: str = "") -> dict[str, Any]:
+    return {
+        "kind": str(kind),
+        "severity": str(severity),
+        "subject": subject,
+        "summary": summary,
+        "suggestion": _SUGGESTIONS.get(kind, ""),
+        "verdict": str(Verdict.NONE),
+        "confirmed": False,
+        "since": None,
+        "for_seconds": 0.0,
+        "evidence": [],
+    }
+
+
+def _overall(reasons: list[dict[str, Any]], state: str) -> str:
+    """ok | warning | critical | unknown. Not seeing the trainer is never ok (promise 6)."""
+    severities = {r["severity"] for r in reasons}
+    if "critical" in severities or state in ("down", "recovering", "gave-up", "blocked"):
+        return "critical"
+    if state == "unknown":
+        return "unknown"
+    return "warning" if "warning" in severities else "ok"
+
+
+def _training(view: DaemonView, trainer: TrainerSample | None) -> dict[str, Any]:
+    newest = _newest_step(view, trainer)
+    launcher = trainer.launcher if trainer else None
+    last_sign = max((p.at for p in _since_start(view, trainer)), default=None)
+    return {
+        "state": training_state(view),
+        "alive": None if trainer is None else trainer.alive,
+        "supervision": str(trainer.supervision) if trainer else "none",
+        "pid": launcher.pid if launcher else None,
+        "start_ticks": launcher.start_ticks if launcher else None,
+        "boot_id": launcher.boot_id if launcher else "",
+        "started_at": rfc3339(view.wall_of(trainer.started_at)) if trainer and trainer.started_at is not None else None,
+        "exit": _exit(trainer.exit) if trainer else None,
+        "processes": len(trainer.descendants) if trainer else None,
+        "step": newest.step if newest else None,
+        "step_at": rfc3339(view.wall_of(newest.at)) if newest else None,
+        "step_source": str(newest.source) if newest else None,
+        "last_sign_at": rfc3339(view.wall_of(last_sign)) if last_sign is not None else None,
+        "target_step": view.target_step,
+        "median_step_seconds": view.learned.median_step_seconds,
+        "steps_at_risk": view.steps_at_risk,
+        "saving": view.snapshot.saving,
+        "log_path": view.log_path,
+    }
+
+
+def training_state(view: DaemonView) -> str:
+    """One stable word: running, starting, recovering, down, stopped, finished, gave-up, blocked or unknown."""
+    trainer = view.snapshot.trainer.value if view.snapshot.trainer.ok else None
+    recovery = view.recovery
+    if trainer is None or not trainer.alive:
+        if recovery.gave_up:
+            return "gave-up"
+        if recovery.blocked:
+            return "blocked"
+    dead = any(f.kind in DOWN_KINDS and f.severity is Severity.CRITICAL for f in view.findings)
+    if trainer is None:
+        return "recovering" if recovery.active else "unknown"
+    if not trainer.alive:
+        if recovery.active or recovery.waiting:
+            return "recovering"
+        if view.desired is Desired.FINISHED:
+            return "finished"
+        return "stopped" if view.desired is Desired.STOPPED else "down"
+    if dead:
+        return "recovering" if recovery.active else "down"
+    if recovery.active:
+        return "recovering"
+    return "running" if _newest_step(view, trainer) is not None else "starting"
+
+
+def _since_start(view: DaemonView, trainer: TrainerSample | None) -> list[ProgressSample]:
+    """Signs of progress of this start; without a known start, all of them."""
+    begin = trainer.started_at if trainer and trainer.started_at is not None else float("-inf")
+    return [p for p in view.snapshot.progress.value or () if p.at >= begin]
+
+
+def _newest_step(view: DaemonView, trainer: TrainerSample | None) -> ProgressSample | None:
+    """The highest numbered step of this start (the later sign of two), else None. A dead trainer keeps its last."""
+    numbered = [p for p in _since_start(view, trainer) if p.step is not None]
+    return max(numbered, key=lambda p: (p.step if p.step is not None else -1, p.at), default=None)
+
+
+def _exit(status: ExitStatus | None) -> dict[str, Any] | None:
+    if status is None:
+        return None
+    return {
+        "code": status.code,
+        "signal": status.signal,
+        "at": rfc3339(status.at_wall),
+        "text": status.describe(),
+    }
+
+
+def _recovery(view: DaemonView) -> dict[str, Any]:
+    r = view.recovery
+    return {
+        "phase": r.phase,
+        "active": r.active,
+        "waiting": r.waiting,
+        "blocked": r.blocked,
+        "gave_up": r.gave_up,
+        "detail": r.detail,
+        "resumed_step": r.resumed_step,
+        "confirmed": r.confirmed,
+        "attempts": r.attempts,
+        "next_try_at": rfc3339(r.next_try_wall),
+    }
+
+
+def _gpus(view: DaemonView) -> list[dict[str, Any]]:
+    roles = dict.fromkeys(view.trainer_gpus, "trainer")
+    for index in view.inference_gpus:
+        roles[index] = "shared" if index in roles else "inference"
+    return [
+        {
+            "index": gpu.index,
+            "uuid": gpu.uuid,
+            "name": gpu.name,
+            "state": str(gpu.state),
+            "role": roles.get(gpu.index, "none"),
+            "memory_used_bytes": gpu.memory_used_bytes,
+            "memory_total_bytes": gpu.memory_total_bytes,
+            "baseline_bytes": view.learned.gpu_baseline_bytes.get(gpu.index),
+            "utilization_percent": gpu.utilization_percent,
+            "temperature_celsius": gpu.temperature_celsius,
+            "detail": gpu.detail,
+        }
+        for gpu in view.snapshot.gpus.value or ()
+    ]
+
+
+def _disk(view: DaemonView, disk: DiskSample | None) -> dict[str, Any] | None:
+    if disk is None:
+        return None
+    fits = None if view.next_save_bytes is None else disk.free_bytes >= view.next_save_bytes
+    return {
+        "path": disk.path,
+        "capacity_bytes": disk.capacity_bytes,
+        "used_bytes": disk.used_bytes,
+        "free_bytes": disk.free_bytes,
+        "used_ratio": round(disk.used_ratio, 4),
+        "inodes_total": disk.inodes_total,
+        "inodes_free": disk.inodes_free,
+        "prune_above_ratio": view.prune_above,
+        "next_save_bytes": view.next_save_bytes,
+        "next_save_fits": fits,
+    }
+
+
+def _checkpoints(view: DaemonView) -> dict[str, Any]:
+    newest = newest_complete(view.checkpoints)
+    return {
+        "newest_complete_step": newest.step if newest else None,
+        "newest_complete_at": rfc3339(newest.changed_wall) if newest else None,
+        "sets": [
+            checkpoint_document(s, stored=view.sync.stored, pins=view.pins, uploading_step=view.sync.uploading_step)
+            for s in sorted(view.checkpoints, key=lambda s: s.step)
+        ],
+    }
+
+
+def _sync(view: DaemonView) -> dict[str, Any]:
+    s = view.sync
+    return {
+        "store_url": s.store_url,
+        "ok": s.ok,
+        "error": s.error,
+        "last_step": s.last_step,
+        "last_published_at": rfc3339(s.last_published_wall),
+        "uploading_step": s.uploading_step,
+        "uploaded_bytes": s.uploaded_bytes,
+        "total_bytes": s.total_bytes,
+        "superseded": s.superseded,
+    }

@@ -1,0 +1,135 @@
+"""Everything that telling is built from: one frozen picture of the daemon, filled in daemon/.
+
+Plain data with defaults. The rooms beside this one (control) and the ones whose state is shown here (recovery, sync)
+are not imported: what they know arrives as the small dataclasses below. Monotonic seconds are ``now``-based floats,
+wall seconds are epoch floats.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.event import Incident
+from podwatch.domain.finding import Finding
+from podwatch.domain.reading import SensorState
+from podwatch.domain.snapshot import Desired, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SensorView:
+    """One sensor: can it see, and how old is what it saw (seconds; None before the first answer)."""
+
+    state: SensorState = SensorState.PENDING
+    detail: str = ""
+    age_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryView:
+    """What recovery is doing.
+
+    ``phase`` is recovery's own stable word (``watching`` while nothing is under way); ``active`` says that podwatch is
+    stopping, preparing, starting or confirming right now; ``waiting`` that the next try is due at ``next_try_wall``.
+    ``confirmed`` is None while a resume has neither shown a step nor been found wrong.
+    """
+
+    phase: str = "watching"
+    active: bool = False
+    waiting: bool = False
+    blocked: bool = False
+    gave_up: bool = False
+    detail: str = ""
+    resumed_step: int | None = None
+    confirmed: bool | None = None
+    attempts: int = 0
+    next_try_wall: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncView:
+    """What the store holds and what is on its way. ``stored`` has (step, save_id) of every published set."""
+
+    store_url: str = ""
+    ok: bool | None = None
+    error: str = ""
+    last_step: int | None = None
+    last_published_wall: float | None = None
+    uploading_step: int | None = None
+    uploaded_bytes: int = 0
+    total_bytes: int = 0
+    superseded: bool = False
+    stored: frozenset[tuple[int, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedView:
+    """What judgement has learned of this run. ``gpu_baseline_bytes`` by NVML index."""
+
+    gpu_baseline_bytes: Mapping[int, int] = field(default_factory=dict)
+    median_step_seconds: float | None = None
+    startup_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Since the run is guarded on this pod (kept in the journal), except ``turns``: since this daemon started."""
+
+    turns: int = 0
+    restarts: int = 0
+    published: int = 0
+    uploaded_bytes: int = 0
+    pruned: int = 0
+    incidents: Mapping[str, int] = field(default_factory=dict)
+    """By kind."""
+    events: Mapping[str, int] = field(default_factory=dict)
+    """By event name."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonView:
+    """One moment of the daemon.
+
+    ``now`` is monotonic, ``now_wall`` epoch seconds of the same moment. ``opening`` is the line the daemon said first.
+    ``second_signals`` are those that can confirm a death on this pod. ``watchdog_ok`` is the daemon's own proof of
+    life: the sensing loop turned within its deadline.
+    """
+
+    version: str
+    run_id: str
+    snapshot: Snapshot
+    now: float
+    now_wall: float
+    started_wall: float = 0.0
+    pid: int = 0
+    mode: str = "act"
+    desired: Desired = Desired.RUNNING
+    opening: str = ""
+    watchdog_ok: bool = True
+    sensors: Mapping[str, SensorView] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    recovery: RecoveryView = field(default_factory=RecoveryView)
+    sync: SyncView = field(default_factory=SyncView)
+    learned: LearnedView = field(default_factory=LearnedView)
+    counters: Counters = field(default_factory=Counters)
+    checkpoints: tuple[CheckpointSet, ...] = ()
+    pins: Mapping[int, str] = field(default_factory=dict)
+    incident: Incident | None = None
+    next_save_bytes: int | None = None
+    prune_above: float = 0.85
+    steps_at_risk: int | None = None
+    target_step: int | None = None
+    armed: tuple[str, ...] = ()
+    second_signals: tuple[str, ...] = ()
+    inference_gpus: tuple[int, ...] = ()
+    trainer_gpus: tuple[int, ...] = ()
+    http_url: str = ""
+    control_path: str = ""
+    config_path: str = ""
+    output_dir: str = ""
+    state_dir: str = ""
+    log_path: str = ""
+    layout: str = ""
+
+    def wall_of(self, monotonic: float) -> float:
+        """The epoch second of a monotonic moment, as today's clocks see it; for display only."""
+        return self.now_wall - (self.now - monotonic)

@@ -1,0 +1,141 @@
+"""The status document: its schema, its states, its verdict."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import FindingKind
+from podwatch.domain.reading import SensorState, observed, unobserved
+from podwatch.domain.snapshot import Desired
+from podwatch.telling.documents import event_document
+from podwatch.telling.status import build_status
+from podwatch.telling.view import RecoveryView, SensorView
+from tests.telling import views
+
+DOCS = Path(__file__).parents[2] / "docs"
+SCHEMA = json.loads((DOCS / "schema" / "status.schema.json").read_text())
+
+
+@pytest.mark.parametrize("name", views.ALL)
+def test_document_follows_the_schema(name):
+    document = json.loads(json.dumps(build_status(views.ALL[name]())))
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    assert undocumented(document, SCHEMA) == []
+
+
+def test_the_schema_refuses_what_it_should():
+    document = build_status(views.healthy())
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for change in ({"overall": "fine"}, {"time": "yesterday"}, {"training": {}}, {"schema_version": 2}):
+        assert not validator.is_valid({**document, **change})
+    del document["disk"]
+    assert not validator.is_valid(document)
+
+
+def test_an_event_follows_its_schema():
+    schema = json.loads((DOCS / "schema" / "event.schema.json").read_text())
+    from podwatch.domain.event import Event
+
+    event = event_document(Event(EventName.PUBLISHED, views.WALL, "step 80", fields={"step": 80, "ok": True}, id=3))
+    jsonschema.Draft202012Validator(schema).validate(event)
+    assert undocumented(event, schema) == []
+
+
+def undocumented(document, schema, path=""):
+    """Fields that the program writes and the schema does not know."""
+    if isinstance(document, list):
+        return [x for item in document for x in undocumented(item, schema.get("items", {}), path)]
+    if not isinstance(document, dict) or "properties" not in schema:
+        return []
+    known = schema["properties"]
+    missing = [f"{path}.{key}" for key in document if key not in known]
+    return missing + [x for k, v in document.items() if k in known for x in undocumented(v, known[k], f"{path}.{k}")]
+
+
+@pytest.mark.parametrize(
+    ("name", "overall", "state"),
+    [
+        ("running", "ok", "running"),
+        ("dead-recovering", "critical", "recovering"),
+        ("waiting", "critical", "recovering"),
+        ("gave-up", "critical", "gave-up"),
+        ("not-backed-up", "warning", "running"),
+        ("blind", "unknown", "unknown"),
+        ("stopped", "ok", "stopped"),
+    ],
+)
+def test_overall_and_state(name, overall, state):
+    document = build_status(views.ALL[name]())
+    assert (document["overall"], document["training"]["state"]) == (overall, state)
+    assert all(r["suggestion"] for r in document["reasons"])
+    if overall != "ok":
+        assert document["reasons"]
+
+
+def test_blind_is_never_ok_even_without_a_sensor_entry():
+    view = views.healthy()
+    snapshot = replace(view.snapshot, trainer=unobserved(SensorState.PENDING, 0.0, ""))
+    document = build_status(replace(view, snapshot=snapshot, sensors={}))
+    assert document["overall"] == "unknown"
+    assert document["reasons"]
+
+
+def test_a_blind_gpu_sensor_shows_while_training_runs():
+    sensors = {**views.healthy().sensors, "gpu": SensorView(SensorState.BLIND, "NVML hangs", 40.0)}
+    document = build_status(replace(views.healthy(), sensors=sensors))
+    assert document["overall"] == "warning"
+    assert "NVML hangs" in document["reasons"][0]["summary"]
+
+
+def test_a_loop_that_stopped_turning_is_critical():
+    document = build_status(replace(views.healthy(), watchdog_ok=False))
+    assert document["overall"] == "critical"
+
+
+def test_a_death_nobody_handles_yet_is_down():
+    document = build_status(replace(views.dead_recovering(), recovery=RecoveryView()))
+    assert document["training"]["state"] == "down"
+
+
+def test_a_step_of_the_start_before_does_not_count_as_running():
+    view = views.healthy()
+    fresh = replace(view.snapshot, trainer=observed(views.trainer(started_ago=5.0), views.NOW))
+    document = build_status(replace(view, snapshot=fresh))
+    assert document["training"]["state"] == "starting"
+    assert document["training"]["step"] is None
+
+
+def test_finished_and_blocked():
+    dead = replace(views.healthy().snapshot, trainer=observed(views.trainer(alive=False, exit_code=0), views.NOW))
+    done = replace(views.healthy(), snapshot=dead, desired=Desired.FINISHED)
+    assert build_status(done)["training"]["state"] == "finished"
+    assert build_status(done)["overall"] == "ok"
+    blocked = replace(done, desired=Desired.RUNNING, recovery=RecoveryView("blocked", blocked=True, detail="pid 7"))
+    document = build_status(blocked)
+    assert (document["training"]["state"], document["overall"]) == ("blocked", "critical")
+    assert document["reasons"][0]["summary"] == "pid 7"
+
+
+def test_a_person_running_training_after_a_give_up_is_running():
+    document = build_status(replace(views.healthy(), recovery=RecoveryView("gave-up", gave_up=True)))
+    assert document["training"]["state"] == "running"
+
+
+def test_stored_goes_by_save_and_not_by_step():
+    view = views.healthy()
+    again = replace(view.sync, stored=frozenset({(80, "another-save"), (85, "s85")}))
+    sets = build_status(replace(view, sync=again))["checkpoints"]["sets"]
+    assert [(s["step"], s["stored"]) for s in sets] == [(80, False), (85, True)]
+    assert [s["uploading"] for s in sets] == [False, True]
+
+
+@pytest.mark.parametrize(("title", "names"), [("Events", EventName), ("Findings", FindingKind)])
+def test_the_catalogue_lists_exactly_what_exists(title, names):
+    text = (DOCS / "events.md").read_text()
+    section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    listed = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert sorted(listed) == sorted(str(n) for n in names)
