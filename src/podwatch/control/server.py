@@ -1,0 +1,221 @@
+"""The control socket: JSON lines over a Unix socket that only the daemon's user and root can use.
+
+Request ``{"id", "method", "params"}``; answer ``{"id", "ok": true, "result"}`` or ``{"id", "ok": false, "error":
+{"what", "where", "fix", "exit_code"}}``. A client that goes away does not stop what it asked for.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import stat
+import struct
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from podwatch.domain.errors import (
+    ExitCode,
+    HostError,
+    InternalError,
+    PermissionDenied,
+    PodwatchError,
+    UsageError,
+)
+
+Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+READ_ONLY = frozenset({"status"})
+"""What every local user may ask, should they reach the socket at all."""
+MAX_LINE = 64 << 10
+MAX_CONNECTIONS = 32
+IDLE_SECONDS = 30.0
+_SAFE_PATH = 100
+
+
+class ControlServer:
+    """Listens at ``path`` while started. Its directory is created 0700, or must already be ours.
+
+    ``allow_uids`` may call every method besides root and our own user. ``on_error`` hears of failures in handlers
+    that are not PodwatchErrors, which the caller sees only as an internal error.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        handlers: Mapping[str, Handler],
+        allow_uids: Collection[int] = (),
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+        on_error: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        self._path = path
+        self._handlers = dict(handlers)
+        self._trusted = frozenset({0, os.geteuid(), *allow_uids})
+        self._idle_seconds = idle_seconds
+        self._on_error = on_error
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[dict[str, Any]]] = set()
+
+    async def start(self) -> None:
+        """Raises HostError or PermissionDenied when the socket cannot be made."""
+        listener = _listen(self._path)
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_LINE)
+
+    async def stop(self, *, grace: float = 2.0) -> None:
+        """Stop listening, wait ``grace`` seconds for calls under way, then cancel them. Safe to call twice."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        me = asyncio.current_task()
+        calls = {c for c in self._calls if c is not me}
+        if calls:
+            await asyncio.wait(calls, timeout=grace)
+        for task in [*calls, *(c for c in self._connections if c is not me)]:
+            task.cancel()
+        await asyncio.gather(*calls, *self._connections, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+        try:
+            if len(self._connections) <= MAX_CONNECTIONS:
+                await self._serve(reader, writer)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await writer.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        uid = _peer_uid(writer.get_extra_info("socket"))
+        while True:
+            try:
+                async with asyncio.timeout(self._idle_seconds):
+                    line = await reader.readline()
+            except TimeoutError:
+                return
+            except ValueError:
+                await _send(writer, _refusal(None, UsageError("the request line is too long", where="control socket")))
+                return
+            if not line:
+                return
+            await _send(writer, await self._answer(line, uid))
+
+    async def _answer(self, line: bytes, uid: int | None) -> dict[str, Any]:
+        request_id: object = None
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict):
+                raise TypeError("not an object")
+            request_id, method, params = request.get("id"), request["method"], request.get("params") or {}
+            if not isinstance(method, str) or not isinstance(params, dict):
+                raise TypeError("method or params")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return _refusal(request_id, UsageError("the request is not understood", where="control socket"))
+        try:
+            result = await self._call(method, params, uid)
+        except PodwatchError as error:
+            return _refusal(request_id, error)
+        except asyncio.CancelledError:
+            return _refusal(request_id, HostError("podwatch is leaving", where=method, fix="try again in a moment"))
+        except Exception as error:
+            if self._on_error is not None:
+                self._on_error(method, error)
+            what = f"{method} failed: {type(error).__name__}"
+            return _refusal(request_id, InternalError(what, where="podwatch", fix="see its log, and report it"))
+        return {"id": request_id, "ok": True, "result": result}
+
+    async def _call(self, method: str, params: dict[str, Any], uid: int | None) -> dict[str, Any]:
+        if uid not in self._trusted and method not in READ_ONLY:
+            raise PermissionDenied(
+                f"{method} is not for this user", where=f"uid {uid}", fix="use the user that podwatch runs as, or root"
+            )
+        handler = self._handlers.get(method)
+        if handler is None:
+            raise UsageError(
+                f"no method {method!r}", where="control socket", fix="is the daemon older than the command?"
+            )
+        # A task of its own: when the client goes away, a restart half done must still be finished.
+        call = asyncio.ensure_future(handler(params))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return await asyncio.shield(call)
+
+
+def _refusal(request_id: object, error: PodwatchError) -> dict[str, Any]:
+    return {
+        "id": request_id,
+        "ok": False,
+        "error": {
+            "what": error.what,
+            "where": error.where,
+            "fix": error.fix,
+            "exit_code": int(error.exit_code or ExitCode.FAILED),
+        },
+    }
+
+
+async def _send(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
+    writer.write(json.dumps(answer).encode() + b"\n")
+    async with asyncio.timeout(IDLE_SECONDS):
+        await writer.drain()
+
+
+def _peer_uid(connection: Any) -> int | None:
+    """The caller's uid by SO_PEERCRED; None (trusted with nothing) where the kernel does not say."""
+    try:
+        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    except (OSError, AttributeError):
+        return None
+    return int(struct.unpack("3i", data)[1])
+
+
+def _listen(path: Path) -> socket.socket:
+    """A bound socket, mode 0600, in a directory that only we may enter."""
+    directory = path.parent
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionDenied(
+                "the control directory belongs to someone else", where=str(directory), fix="remove it, or run as them"
+            )
+        directory.chmod(0o700)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        return _bind(path)
+    except PermissionError as error:
+        raise PermissionDenied(
+            f"cannot make the control socket: {error.strerror}", where=str(path), fix="check state_dir's owner"
+        ) from error
+    except OSError as error:
+        raise HostError(
+            f"cannot make the control socket: {error.strerror}", where=str(path), fix="check state_dir"
+        ) from error
+
+
+def _bind(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        # Through the handle where the path is longer than sun_path's 108 bytes.
+        short = len(os.fsencode(path)) <= _SAFE_PATH
+        listener.bind(str(path) if short else f"/proc/self/fd/{directory}/{path.name}")
+        # Nobody else can be inside the 0700 directory meanwhile; a umask would hit every thread of the process.
+        path.chmod(0o600)
+        listener.listen(64)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.close(directory)
+    return listener
