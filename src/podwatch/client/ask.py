@@ -1,0 +1,128 @@
+"""Ask a run for its status by the best way there is: control socket, HTTP, last snapshot on disk."""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from podwatch.client.control import NotRunning, call
+from podwatch.client.discover import Found, locate, read_hints, runtime_roots
+from podwatch.client.endpoint import process_alive
+from podwatch.client.http import fetch_status
+from podwatch.client.times import ago, from_rfc3339, rfc3339
+from podwatch.domain.errors import HostError
+
+EXIT_CODES = {"ok": 0, "warning": 1, "critical": 2}
+"""Everything else is 3: unknown, or podwatch is not running (monitoring-plugin convention, facts/peers.md (e))."""
+
+
+def exit_code(document: Mapping[str, Any]) -> int:
+    if not document.get("running"):
+        return 3
+    return EXIT_CODES.get(str(document.get("overall")), 3)
+
+
+def ask_status(
+    run: str = "", config: str = "", environ: Mapping[str, str] = os.environ, *, timeout: float = 3.0
+) -> dict[str, Any]:
+    """A status document, always. Without a living daemon: ``running`` false, ``overall`` unknown, and the last
+    snapshot's values where there are any. UsageError when several runs could be meant."""
+    found = locate(run, config, environ)
+    if found is None:
+        hints = read_hints(config, environ)
+        return _nothing(run or hints.run_id, runtime_roots(environ, hints))
+    if found.alive:
+        document = _live(found, timeout)
+        if document is not None:
+            return document
+    return _stale(found)
+
+
+def _live(found: Found, timeout: float) -> dict[str, Any] | None:
+    try:
+        return call(found.control_path, "status", timeout=timeout)
+    except NotRunning:
+        pass
+    except HostError:
+        pass  # not our user, or busy: HTTP needs no privilege
+    return fetch_status(found.endpoint.http_url, timeout=timeout) if found.endpoint.http_url else None
+
+
+def _stale(found: Found) -> dict[str, Any]:
+    """The last snapshot, marked as what it is."""
+    endpoint, now = found.endpoint, time.time()
+    snapshot = found.snapshot()
+    document = dict(snapshot[0]) if snapshot else {}
+    seen = from_rfc3339(document.get("time")) or (snapshot[1] if snapshot else None)
+    training_lives = _training_lives(document)
+    if found.alive:
+        kind, summary = "podwatch-silent", f"podwatch (pid {endpoint.pid}) is there but does not answer"
+        fix = "see its log; `podwatch run` again after ending it takes the running trainer over"
+    elif endpoint.stopped_wall is not None:
+        kind = "podwatch-stopped"
+        summary = f"podwatch was stopped {ago(now - endpoint.stopped_wall)}"
+        fix = _start_hint(endpoint.config_path)
+    else:
+        kind = "podwatch-died"
+        summary = f"podwatch (pid {endpoint.pid}) died{f', last seen {ago(now - seen)}' if seen else ''}"
+        fix = _start_hint(endpoint.config_path)
+    reason = _reason(kind, summary, fix)
+    reason["since"] = rfc3339(endpoint.stopped_wall or seen)
+    document.update(
+        schema_version=1,
+        kind="podwatch-status",
+        running=False,
+        run_id=endpoint.run_id,
+        overall="unknown",
+        reasons=[reason],
+        snapshot_at=rfc3339(seen),
+        training_alive=training_lives,
+        time=rfc3339(now),
+    )
+    return document
+
+
+def _training_lives(document: Mapping[str, Any]) -> bool | None:
+    """Whether the launcher of the last snapshot still lives; None where it was not known."""
+    training = document.get("training")
+    pid = training.get("pid") if isinstance(training, dict) else None
+    if not isinstance(pid, int) or not isinstance(training, dict):
+        return None
+    return process_alive(pid, int(training.get("start_ticks") or 0))
+
+
+def _nothing(run: str, roots: list[Any]) -> dict[str, Any]:
+    named = f" for run {run}" if run else ""
+    places = ", ".join(str(r) for r in roots)
+    return {
+        "schema_version": 1,
+        "kind": "podwatch-status",
+        "running": False,
+        "time": rfc3339(time.time()),
+        "run_id": run,
+        "overall": "unknown",
+        "reasons": [
+            _reason("podwatch-not-found", f"podwatch is not running{named}; looked in {places}", _start_hint(""))
+        ],
+        "snapshot_at": None,
+        "training_alive": None,
+    }
+
+
+def _start_hint(config_path: str) -> str:
+    return f"podwatch run -c {config_path}" if config_path else "podwatch run (or: systemctl start podwatch)"
+
+
+def _reason(kind: str, summary: str, suggestion: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "severity": "critical",
+        "subject": "",
+        "summary": summary,
+        "suggestion": suggestion,
+        "verdict": "none",
+        "confirmed": False,
+        "since": None,
+        "for_seconds": 0.0,
+        "evidence": [],
+    }

@@ -1,0 +1,118 @@
+"""``endpoint.json``: where a daemon can be reached. Written by the daemon, read by everyone, secret-free.
+
+A run's runtime directory holds ``endpoint.json`` and ``status.json`` (readable by all) and the control socket in a
+directory of its own that only the daemon's user may enter.
+"""
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ENDPOINT = "endpoint.json"
+SNAPSHOT = "status.json"
+CONTROL = Path("control") / "control.sock"
+"""Below the run's runtime directory, unless endpoint.json names another path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One daemon. ``stopped_wall`` is set when it left on purpose; a pid that is gone without it means it died."""
+
+    run_id: str
+    pid: int
+    start_ticks: int = 0
+    boot_id: str = ""
+    started_wall: float = 0.0
+    stopped_wall: float | None = None
+    http_url: str = ""
+    control: str = ""
+    config_path: str = ""
+    version: str = ""
+
+    def alive(self) -> bool:
+        """Whether that very process still lives (pid and start time compared). True where this cannot be told."""
+        if self.stopped_wall is not None or (self.boot_id and self.boot_id != boot_id()):
+            return False
+        return process_alive(self.pid, self.start_ticks)
+
+
+def own_endpoint(run_id: str, *, started_wall: float, **fields: Any) -> Endpoint:
+    """An endpoint that names the calling process."""
+    return Endpoint(
+        run_id=run_id,
+        pid=os.getpid(),
+        start_ticks=start_ticks(os.getpid()) or 0,
+        boot_id=boot_id(),
+        started_wall=started_wall,
+        **fields,
+    )
+
+
+def write_endpoint(directory: Path, endpoint: Endpoint) -> None:
+    """Replace ``endpoint.json`` whole, mode 0644. OSError is the caller's."""
+    write_document(directory / ENDPOINT, asdict(endpoint))
+
+
+def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Replace a JSON file by rename, so that a reader never sees half of it. Not fsynced: it describes a process."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with staged.open("w", encoding="utf-8") as file:
+            json.dump(document, file)
+            os.fchmod(file.fileno(), 0o644)
+        staged.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        raise
+
+
+def read_document(path: Path, *, limit: int = 16 << 20) -> dict[str, Any] | None:
+    """A JSON object from a file, or None when it is absent, unreadable, too big or broken."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+        document = json.loads(data) if len(data) <= limit else None
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def read_endpoint(directory: Path) -> Endpoint | None:
+    """The endpoint in a runtime directory, or None. Unknown fields are ignored, so a newer daemon can be read."""
+    document = read_document(directory / ENDPOINT)
+    if document is None:
+        return None
+    known = {k: document[k] for k in Endpoint.__slots__ if k in document}
+    try:
+        endpoint = Endpoint(**known)
+    except TypeError:
+        return None
+    sane = isinstance(endpoint.run_id, str) and isinstance(endpoint.pid, int) and isinstance(endpoint.control, str)
+    return endpoint if sane and endpoint.run_id else None
+
+
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def start_ticks(pid: int) -> int | None:
+    """Field 22 of ``/proc/PID/stat``; None when there is no such process (or it is a zombie)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        fields = stat.rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def process_alive(pid: int, ticks: int) -> bool:
+    """Whether process ``pid`` with that start time lives. ``ticks`` 0 means the start time was not recorded."""
+    now = start_ticks(pid)
+    return now is not None and (ticks == 0 or now == ticks)

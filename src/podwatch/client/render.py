@@ -1,0 +1,307 @@
+"""The status document as text for a tired person at 4 a.m.: first line the verdict, then facts, then what to do.
+
+Pure: the same document gives the same text. Unknown and missing fields never break it, because it must also show
+what an older or newer daemon said. Everything from outside is stripped of control characters: some of it was written
+by the trainer.
+"""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from podwatch.client.times import ago, from_rfc3339, gib, local, size, span
+
+GREEN, YELLOW, RED, BOLD, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
+_LABEL = 12
+_TONES = {"ok": GREEN, "warning": YELLOW, "critical": RED, "unknown": YELLOW}
+
+Document = Mapping[str, Any]
+
+
+def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
+    """The whole screen, ending in a newline. ``width`` in columns, kept between 40 and 120."""
+    width = max(40, min(width, 120))
+    paint = _Paint(colour)
+    overall = str(document.get("overall"))
+    tone = _TONES.get(overall, YELLOW)
+    lines = [paint(line, tone, BOLD) for line in _wrap(verdict(document), width, "")]
+    if not_backed_up(document):
+        lines += [paint(line, YELLOW, BOLD) for line in _wrap(NOT_BACKED_UP, width, "")]
+    lines.append("")
+    for label, text, row_tone in _rows(document):
+        first, *rest = _wrap(text, width - _LABEL - 2, "") or [""]
+        lines.append(f"  {paint(f'{label:<{_LABEL}}', DIM)}{paint(first, row_tone)}")
+        lines += [" " * (_LABEL + 2) + paint(line, row_tone) for line in rest]
+    reasons = _list(document, "reasons")
+    if reasons:
+        lines += ["", paint(f"NEEDS ATTENTION ({len(reasons)})", BOLD)]
+        for reason in reasons:
+            lines += _attention(reason, width, paint)
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+NOT_BACKED_UP = "NOT BACKED UP: checkpoints exist on this pod only"
+
+
+def not_backed_up(document: Document) -> bool:
+    return "sync" in document and not _dict(document, "sync").get("store_url")
+
+
+def verdict(document: Document) -> str:
+    """One sentence: what is true of the training right now."""
+    if not document.get("running"):
+        return _verdict_without_daemon(document)
+    training, recovery = _dict(document, "training"), _dict(document, "recovery")
+    state = training.get("state")
+    age = _age(document, training.get("step_at"))
+    step = training.get("step")
+    at_step = "" if step is None else f" at step {step} ({ago(age)})"
+    again = _age(document, recovery.get("next_try_at"))
+    from_step = recovery.get("resumed_step")
+    source = "" if from_step is None else f" from step {from_step}"
+    match state:
+        case "running":
+            return f"TRAINING IS RUNNING{at_step}"
+        case "starting":
+            up = _age(document, training.get("started_at"))
+            return f"TRAINING IS STARTING{source}" + (f" (for {span(up)}, no step yet)" if up is not None else "")
+        case "recovering" if recovery.get("waiting") and again is not None:
+            return f"TRAINING IS DOWN; podwatch starts it again in {span(-again)}"
+        case "recovering":
+            doing = _clean(recovery.get("phase") or "")
+            return f"TRAINING IS DOWN; podwatch is bringing it back{source}" + (f" ({doing})" if doing else "")
+        case "down":
+            why = next((r.get("summary") for r in _list(document, "reasons") if r.get("severity") == "critical"), "")
+            return "TRAINING IS DOWN" + (f": {_clean(why)}" if why else "")
+        case "gave-up":
+            return "TRAINING IS DOWN and podwatch GAVE UP: a person is needed"
+        case "blocked":
+            detail = _clean(recovery.get("detail") or "something still holds the GPUs")
+            return f"TRAINING IS DOWN and BLOCKED: {detail}"
+        case "finished":
+            return "TRAINING IS FINISHED" + ("" if step is None else f" (last step {step})")
+        case "stopped":
+            return "TRAINING IS STOPPED, as asked; podwatch starts it on `podwatch start`"
+    return "CANNOT SEE THE TRAINING: podwatch runs but its view of the trainer is blind"
+
+
+def _verdict_without_daemon(document: Document) -> str:
+    lives = document.get("training_alive")
+    guard = {
+        "podwatch-silent": "PODWATCH DOES NOT ANSWER",
+        "podwatch-stopped": "PODWATCH IS STOPPED",
+        "podwatch-died": "PODWATCH IS NOT RUNNING",
+    }.get(next((str(r.get("kind")) for r in _list(document, "reasons")), ""), "PODWATCH IS NOT RUNNING")
+    if lives is True:
+        return f"{guard}: training goes on UNGUARDED"
+    if lives is False:
+        return f"{guard} and TRAINING IS NOT RUNNING"
+    return f"{guard}: nobody guards the training"
+
+
+def _rows(document: Document) -> Iterator[tuple[str, str, str]]:
+    """(label, text, tone) of every fact the document has."""
+    name = _clean(document.get("run_id") or "")
+    if name:
+        yield "run", name, ""
+    if not document.get("running"):
+        seen = from_rfc3339(document.get("snapshot_at"))
+        now = _now(document)
+        if seen is None or now is None:
+            return
+        yield "", f"what follows is {span(now - seen)} old (last seen {local(seen, now)})", YELLOW
+    yield from _training_rows(document)
+    for gpu in _list(document, "gpus"):
+        yield _gpu_row(gpu)
+    for server in _list(document, "inference"):
+        yield _inference_row(server)
+    if disk := _dict(document, "disk"):
+        yield _disk_row(disk)
+    yield from _backup_rows(document)
+    if incident := _dict(document, "incident"):
+        yield _incident_row(document, incident)
+    if document.get("running"):
+        yield _podwatch_row(document)
+
+
+def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
+    training = _dict(document, "training")
+    if training.get("step") is not None:
+        text = f"{training['step']}"
+        if training.get("target_step") is not None:
+            text += f" of {training['target_step']}"
+        if training.get("median_step_seconds"):
+            text += f", one every {span(training['median_step_seconds'])}"
+        if training.get("steps_at_risk") is not None:
+            text += f"; {_steps(training['steps_at_risk'])} lost if it died now"
+        yield "step", text, ""
+    if training.get("alive"):
+        parts = [f"pid {training['pid']}"] if training.get("pid") else []
+        up = _age(document, training.get("started_at"))
+        parts += [f"up {span(up)}"] if up is not None else []
+        parts += [f"{training['processes']} processes"] if training.get("processes") else []
+        how = {"keeper": "started by podwatch", "attach": "started by someone else, watched"}
+        parts += [how[training["supervision"]]] if training.get("supervision") in how else []
+        parts += ["saving now"] if training.get("saving") else []
+        yield "trainer", ", ".join(parts), ""
+    elif training.get("alive") is False:
+        ended = training.get("exit") or {}
+        when = _age(document, ended.get("at"))
+        text = f"ended: {_clean(ended['text'])}" if ended.get("text") else "not running"
+        yield "trainer", text + (f", {ago(when)}" if when is not None else ""), ""
+
+
+def _gpu_row(gpu: Document) -> tuple[str, str, str]:
+    label = f"GPU {gpu.get('index')}"
+    if gpu.get("state") != "ok":
+        detail = _clean(gpu.get("detail") or "")
+        return label, f"{str(gpu.get('state')).upper()}{f': {detail}' if detail else ''}", RED
+    used, base = gpu.get("memory_used_bytes"), gpu.get("baseline_bytes")
+    text = f"{gpu.get('role') or '':<10}{gib(used):>9} of {gib(gpu.get('memory_total_bytes'))}"
+    if gpu.get("utilization_percent") is not None:
+        text += f"  {gpu['utilization_percent']:3.0f} % busy"
+    if gpu.get("temperature_celsius") is not None:
+        text += f"  {gpu['temperature_celsius']:.0f} C"
+    fallen = base is not None and used is not None and gpu.get("role") in ("inference", "shared") and used < base / 2
+    if fallen:
+        text += f"  (was {gib(base)})"
+    return label, text, RED if fallen else ""
+
+
+def _inference_row(server: Document) -> tuple[str, str, str]:
+    health = str(server.get("health"))
+    text = f"{_clean(server.get('url'))} {health}"
+    if server.get("http_status") is not None and health != "ok":
+        text += f" (HTTP {server['http_status']})"
+    if server.get("requests_running") is not None:
+        text += f", {server['requests_running']:.0f} requests running"
+    return "inference", text, "" if health == "ok" else RED
+
+
+def _disk_row(disk: Document) -> tuple[str, str, str]:
+    ratio = float(disk.get("used_ratio") or 0.0)
+    text = f"{ratio * 100:.0f} % of {size(disk.get('capacity_bytes'))} used, {size(disk.get('free_bytes'))} free"
+    tone = YELLOW if ratio >= float(disk.get("prune_above_ratio") or 1.0) else ""
+    if disk.get("next_save_bytes") is not None:
+        fits = disk.get("next_save_fits")
+        text += f"; next save {size(disk['next_save_bytes'])} {'fits' if fits else 'DOES NOT FIT'}"
+        tone = tone if fits else RED
+    return "disk", text, tone
+
+
+def _backup_rows(document: Document) -> Iterator[tuple[str, str, str]]:
+    checkpoints, sync = _dict(document, "checkpoints"), _dict(document, "sync")
+    if checkpoints:
+        newest = checkpoints.get("newest_complete_step")
+        count = len(_list(checkpoints, "sets"))
+        if newest is None:
+            yield "checkpoint", "none complete yet", ""
+        else:
+            age = ago(_age(document, checkpoints.get("newest_complete_at")))
+            yield "checkpoint", f"newest complete: step {newest} ({age}); {count} on this pod", ""
+    if not sync:
+        return
+    if not sync.get("store_url"):
+        yield "store", "none configured", YELLOW
+        return
+    last = sync.get("last_step")
+    if last is None:
+        text = "nothing stored yet"
+    else:
+        text = f"last synced step {last} ({ago(_age(document, sync.get('last_published_at')))})"
+    if sync.get("uploading_step") is not None:
+        sent, total = sync.get("uploaded_bytes") or 0, sync.get("total_bytes") or 0
+        share = f" ({100 * sent / total:.0f} %)" if total else ""
+        text += f"; sending step {sync['uploading_step']}: {size(sent)} of {size(total)}{share}"
+    if sync.get("superseded"):
+        text += "; SUPERSEDED by another pod, nothing is published any more"
+    if sync.get("ok") is False:
+        text += f"; NOT REACHABLE: {_clean(sync.get('error') or 'unknown error')}"
+    yield "store", f"{_clean(sync['store_url'])}, {text}", RED if sync.get("ok") is False else ""
+
+
+def _incident_row(document: Document, incident: Document) -> tuple[str, str, str]:
+    opened, now = from_rfc3339(incident.get("opened_at")), _now(document)
+    when = "" if opened is None or now is None else f"{local(opened, now)} ({ago(now - opened)}) "
+    text = f"{when}{_clean(incident.get('kind'))}: {_clean(incident.get('summary'))}"
+    done = _clean(incident.get("resolution") or "")
+    if incident.get("open"):
+        done = "still open" if not done else f"still open: {done}"
+    if done:
+        text += f" -> {done}"
+    if incident.get("lost_steps") is not None:
+        text += f" ({_steps(incident['lost_steps'])} lost)"
+    return "last death", text, YELLOW if incident.get("open") else ""
+
+
+def _podwatch_row(document: Document) -> tuple[str, str, str]:
+    daemon, recovery = _dict(document, "daemon"), _dict(document, "recovery")
+    phase, detail = _clean(recovery.get("phase") or "watching"), _clean(recovery.get("detail") or "")
+    text = f"{phase}{f': {detail}' if detail else ''}"
+    if recovery.get("attempts"):
+        text += f" (attempt {recovery['attempts']})"
+    if recovery.get("confirmed") is False:
+        text += "; the resume is not confirmed"
+    if daemon.get("mode") == "observe":
+        text += "; OBSERVE: kills and deletions are only reported"
+    signals = [_clean(s) for s in daemon.get("second_signals") or []]
+    text += f"; can confirm a death by {', '.join(signals)}" if signals else ""
+    return "podwatch", text, ""
+
+
+def _attention(reason: Document, width: int, paint: "_Paint") -> Iterator[str]:
+    severity = str(reason.get("severity"))
+    tone = {"critical": RED, "warning": YELLOW}.get(severity, "")
+    label = f"{severity:<10}"
+    since = float(reason.get("for_seconds") or 0.0)
+    text = _clean(reason.get("summary")) + (f" (for {span(since)})" if since >= 1 else "")
+    first, *rest = _wrap(text, width - 12, "") or [""]
+    yield f"  {paint(label, tone, BOLD)}{first}"
+    yield from (" " * 12 + line for line in rest)
+    if reason.get("suggestion"):
+        yield from (" " * 12 + line for line in _wrap(_clean(reason["suggestion"]), width - 12, "do: "))
+
+
+class _Paint:
+    def __init__(self, on: bool) -> None:
+        self._on = on
+
+    def __call__(self, text: str, *codes: str) -> str:
+        code = "".join(codes)
+        return f"{code}{text}{RESET}" if self._on and code and text else text
+
+
+def _wrap(text: str, width: int, lead: str) -> list[str]:
+    return textwrap.wrap(
+        text, max(20, width), initial_indent=lead, subsequent_indent=" " * len(lead), break_on_hyphens=False
+    )
+
+
+def _steps(count: object) -> str:
+    return "no step" if count == 0 else "1 step" if count == 1 else f"{count} steps"
+
+
+def _clean(value: object) -> str:
+    """One line without control characters."""
+    text = "" if value is None else str(value)
+    return "".join(c if c.isprintable() else " " for c in text).strip()
+
+
+def _now(document: Document) -> float | None:
+    return from_rfc3339(document.get("time"))
+
+
+def _age(document: Document, at: object) -> float | None:
+    """Seconds from ``at`` to the document's own time; negative for the future."""
+    then, now = from_rfc3339(at), _now(document)
+    return None if then is None or now is None else now - then
+
+
+def _dict(document: Document, key: str) -> dict[str, Any]:
+    value = document.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _list(document: Document, key: str) -> list[dict[str, Any]]:
+    value = document.get(key)
+    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []

@@ -1,0 +1,73 @@
+"""Times and sizes in words, and RFC 3339, with nothing but the standard library."""
+
+import calendar
+import math
+import time
+
+
+def rfc3339(wall: float | None) -> str | None:
+    """``2026-01-31T03:00:00.250Z``; None stays None. Times of zero or below mean "unknown" and give None too."""
+    if wall is None or wall <= 0 or not math.isfinite(wall):
+        return None
+    whole = int(wall)
+    milliseconds = int((wall - whole) * 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{milliseconds:03d}Z"
+
+
+def from_rfc3339(text: object) -> float | None:
+    """Epoch seconds of our own RFC 3339 times (UTC, ``Z``); None for anything else."""
+    if not isinstance(text, str) or not text.endswith("Z"):
+        return None
+    body, _, fraction = text[:-1].partition(".")
+    try:
+        whole = calendar.timegm(time.strptime(body, "%Y-%m-%dT%H:%M:%S"))
+        return whole + (float(f"0.{fraction}") if fraction else 0.0)
+    except ValueError:
+        return None
+
+
+def span(seconds: float) -> str:
+    """The largest two units that matter: ``18 s``, ``4 min``, ``1 h 12 min``, ``3 d 4 h``."""
+    seconds = max(0.0, seconds)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def ago(seconds: float | None) -> str:
+    """``18 s ago``; a moment in the future by clock skew is ``just now``; None is ``never``."""
+    if seconds is None:
+        return "never"
+    return "just now" if seconds < 1 else f"{span(seconds)} ago"
+
+
+def size(size_bytes: float | None) -> str:
+    """SI units with three figures, ``47 GB``; None is ``?``."""
+    if size_bytes is None:
+        return "?"
+    value = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} PB"
+
+
+def gib(size_bytes: float | None) -> str:
+    """GPU memory as ``nvidia-smi`` readers know it: GiB with one decimal."""
+    return "?" if size_bytes is None else f"{size_bytes / (1 << 30):.1f} GiB"
+
+
+def local(wall: float | None, now: float) -> str:
+    """Local clock time; with the date when it is more than 20 hours from ``now`` (both epoch seconds)."""
+    if wall is None:
+        return "?"
+    form = "%H:%M:%S" if abs(now - wall) < 20 * 3600 else "%Y-%m-%d %H:%M"
+    return time.strftime(form, time.localtime(wall))

@@ -1,0 +1,96 @@
+"""What a person sees, state by state, as golden texts (rewrite them with PODWATCH_GOLDEN=1)."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from podwatch.client.plugin import plugin_line
+from podwatch.client.render import render, verdict
+from podwatch.telling.status import build_status
+from tests.telling import views
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize("name", views.ALL)
+def test_golden(name):
+    text = render(build_status(views.ALL[name]()))
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("PODWATCH_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("name", views.ALL)
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_line_is_wider_than_the_terminal(name, width):
+    text = render(build_status(views.ALL[name]()), width=width)
+    assert max(map(len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("running", "TRAINING IS RUNNING at step 85 (18 s ago)"),
+        ("dead-recovering", "TRAINING IS DOWN"),
+        ("waiting", "starts it again in 80 s"),
+        ("gave-up", "GAVE UP"),
+        ("blind", "CANNOT SEE"),
+        ("stopped", "STOPPED, as asked"),
+    ],
+)
+def test_first_line_is_the_verdict(name, words):
+    assert words in render(build_status(views.ALL[name]())).splitlines()[0]
+
+
+def test_not_backed_up_stands_right_below_the_verdict():
+    lines = render(build_status(views.not_backed_up())).splitlines()
+    assert lines[1].startswith("NOT BACKED UP")
+    assert "NOT BACKED UP" not in render(build_status(views.healthy()))
+
+
+def test_colour_only_adds_escapes():
+    document = build_status(views.dead_recovering())
+    coloured = render(document, colour=True)
+    assert "\x1b[31m" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == render(document)
+    assert "\x1b" not in render(document)
+
+
+def test_what_the_trainer_wrote_cannot_move_the_cursor():
+    document = build_status(views.dead_recovering())
+    document["reasons"][0]["summary"] = "evil\x1b[2J\nline\x07"
+    document["run_id"] = "x\x1b]0;title\x07"
+    text = render(document)
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "evil [2J line" in text
+
+
+@pytest.mark.parametrize("document", [{}, {"running": True}, {"running": True, "training": None, "gpus": "?"}])
+def test_a_document_of_another_version_still_renders(document):
+    assert verdict(document)
+    assert render(document).endswith("\n")
+
+
+def test_plugin_line_is_one_line_with_performance_data():
+    line = plugin_line(build_status(views.healthy()))
+    assert line.startswith("PODWATCH OK - TRAINING IS RUNNING at step 85")
+    text, _, data = line.partition(" | ")
+    assert "|" not in text
+    assert data == "step=85 step_age=18s sync_age=840s disk_used=56%;85;;0;100"
+    assert plugin_line(build_status(views.gave_up())).startswith("PODWATCH CRITICAL - ")
+    assert plugin_line({"running": False, "overall": "unknown"}).startswith("PODWATCH UNKNOWN - ")
