@@ -1,0 +1,447 @@
+"""The detectors, turn by turn, over generated pods."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from podwatch.domain.finding import Agreement, Finding, FindingKind, Severity, Verdict
+from podwatch.domain.policy import DetectionPolicy
+from podwatch.domain.process import ExitStatus, ProcessRole
+from podwatch.domain.reading import SensorState, observed, unobserved
+from podwatch.domain.snapshot import (
+    Desired,
+    DiskSample,
+    GpuSample,
+    GpuState,
+    Health,
+    InferenceSample,
+    ProgressSample,
+    ProgressSource,
+    RequiredExit,
+    Snapshot,
+    Supervision,
+    TrainerSample,
+)
+from podwatch.judgement.learned import Learned
+from podwatch.judgement.watch import WatchState, advance, initial
+from tests.judgement.pod import ENGINE, GIB, LAUNCHER, ORCHESTRATOR, SERVER, TRAINER, Pod
+
+POLICY = DetectionPolicy(inference_gpus=(0,))
+FULL, EMPTY = 60 * GIB, 300 << 20
+Change = Callable[[Snapshot], Snapshot]
+
+
+def snap(
+    at: float,
+    *,
+    memory: int | None = FULL,
+    step: int | None = 5,
+    step_at: float = 0.0,
+    health: Health | None = Health.OK,
+    engine: bool = True,
+    server: bool = True,
+    utilization: float | None = 80.0,
+    tokens: float | None = None,
+    start_id: str = "s1",
+    **trainer: object,
+) -> Snapshot:
+    processes = [LAUNCHER, ORCHESTRATOR, TRAINER, *([ENGINE] if engine else []), *([SERVER] if server else [])]
+    sample = TrainerSample(start_id, Supervision.KEEPER, True, 0.0, LAUNCHER.identity, None, tuple(processes))
+    return Snapshot(
+        at=at,
+        wall=at,
+        gpus=observed(
+            (
+                GpuSample(0, "a", "x", memory_used_bytes=memory, utilization_percent=utilization),
+                GpuSample(1, "b", "x", memory_used_bytes=FULL, utilization_percent=utilization),
+            ),
+            at,
+        ),
+        trainer=observed(replace(sample, **trainer), at),  # type: ignore[arg-type]
+        disk=observed(DiskSample("/", 100, 50, 50), at),
+        inference=unobserved(SensorState.ABSENT, at, "not configured")
+        if health is None
+        else observed((InferenceSample("http://x", health, None, 4.0, at if tokens is None else tokens),), at),
+        progress=observed(
+            () if step is None else (ProgressSample(ProgressSource.STEP_LINE, "trainer", step_at, step),), at
+        ),
+    )
+
+
+def run(
+    snapshots: Iterable[Snapshot], state: WatchState | None = None, policy: DetectionPolicy = POLICY
+) -> tuple[WatchState, tuple[Finding, ...]]:
+    state = initial(policy) if state is None else state
+    findings: tuple[Finding, ...] = ()
+    for snapshot in snapshots:
+        state, findings = advance(state, snapshot, policy)
+    return state, findings
+
+
+def healthy(seconds: float = 60.0, **kw: object) -> WatchState:
+    state, findings = run(snap(float(at), **kw) for at in range(0, int(seconds), 2))  # type: ignore[arg-type]
+    assert not [f for f in findings if f.severity is not Severity.INFO], findings
+    return state
+
+
+def restarts(findings: Iterable[Finding]) -> list[Finding]:
+    return [f for f in findings if f.verdict is Verdict.RESTART and f.confirmed]
+
+
+def test_memory_gone_with_the_engine_is_a_silent_death_with_its_evidence() -> None:
+    state = healthy()
+    state, findings = run((snap(60.0 + n, memory=EMPTY, engine=False) for n in range(0, 7, 2)), state)
+    assert not findings, "not before the hold time"
+    state, findings = run([snap(68.0, memory=EMPTY, engine=False)], state)
+    (finding,) = restarts(findings)
+    assert (finding.kind, finding.subject, finding.since) == (FindingKind.SILENT_DEATH, "gpu0", 60.0)
+    agreeing = {e.signal for e in finding.evidence if e.agreement is Agreement.AGREES}
+    assert agreeing == {"gpu0 memory", "engine process", "CUDA context on gpu0"}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("engine gone", {"engine": False}),
+        ("health refused", {"health": Health.REFUSED}),
+        ("health 503", {"health": Health.UNHEALTHY}),
+        (
+            "server ended with 0",
+            {
+                "required_exits": (
+                    RequiredExit(SERVER.identity, ProcessRole.INFERENCE, "inference", ExitStatus(0), 60.0),
+                )
+            },
+        ),
+    ],
+)
+def test_each_second_signal_is_enough(name: str, change: dict[str, object]) -> None:
+    _, findings = run((snap(60.0 + n, memory=EMPTY, **change) for n in range(0, 12, 2)), healthy())  # type: ignore[arg-type]
+    assert [f.kind for f in restarts(findings)][:1], name
+
+
+def test_memory_alone_only_warns() -> None:
+    _, findings = run((snap(60.0 + n, memory=EMPTY) for n in range(0, 300, 2)), healthy())
+    assert not restarts(findings)
+    assert [(f.kind, f.severity) for f in findings] == [(FindingKind.SILENT_DEATH, Severity.WARNING)]
+
+
+def test_no_step_for_long_confirms_but_not_while_tokens_flow() -> None:
+    flowing = (snap(60.0 + n, memory=EMPTY) for n in range(0, 1200, 2))
+    assert not restarts(run(flowing, healthy())[1])
+    dry = (snap(60.0 + n, memory=EMPTY, tokens=58.0) for n in range(0, 1200, 2))
+    (finding,) = restarts(run(dry, healthy())[1])
+    assert "steps" in finding.summary
+
+
+def test_what_cannot_be_observed_agrees_with_nothing() -> None:
+    def blind(at: float) -> Snapshot:
+        s = snap(at, memory=EMPTY, health=None)
+        assert s.trainer.value is not None
+        hidden = tuple(
+            replace(p, cuda=None, gpus=frozenset(), role=ProcessRole.OTHER) for p in s.trainer.value.descendants
+        )
+        return replace(
+            s,
+            trainer=observed(replace(s.trainer.value, descendants=hidden), at),
+            progress=unobserved(SensorState.BLIND, at, "gone"),
+        )
+
+    # Nothing but memory was ever visible, except one step that armed the detector.
+    first = [
+        replace(blind(float(n)), gpus=snap(float(n)).gpus, progress=snap(float(n)).progress) for n in range(0, 60, 2)
+    ]
+    state, _ = run(first)
+    assert "silent-death:gpu0" in state.armed
+    _, findings = run((blind(60.0 + n) for n in range(0, 3000, 2)), state)
+    assert not restarts(findings)
+    assert FindingKind.SILENT_DEATH in {f.kind for f in findings}
+
+
+def test_never_armed_before_something_besides_memory_was_healthy() -> None:
+    state, _ = run(snap(float(n), step=None, health=Health.REFUSED) for n in range(0, 60, 2))
+    assert state.armed == ()
+    _, findings = run((snap(60.0 + n, step=None, memory=EMPTY, health=Health.REFUSED) for n in range(0, 60, 2)), state)
+    assert not restarts(findings)
+
+
+@pytest.mark.parametrize("hole", ["blind", "missing", "lost", "gap", "healthy blink"])
+def test_a_hole_in_the_samples_restarts_the_hold(hole: str) -> None:
+    def dead(at: float) -> Snapshot:
+        return snap(at, memory=EMPTY, engine=False)
+
+    state, _ = run([dead(60.0), dead(62.0), dead(64.0), dead(66.0)], healthy())
+    if hole == "gap":
+        state, findings = run([dead(76.0)], state)
+    else:
+        middle = dead(68.0)
+        if hole == "blind":
+            middle = replace(middle, gpus=unobserved(SensorState.BLIND, 68.0, "hang"))
+        elif hole == "missing":
+            middle = replace(middle, gpus=observed((GpuSample(1, "b", "x", memory_used_bytes=FULL),), 68.0))
+        elif hole == "lost":
+            middle = replace(middle, gpus=observed((GpuSample(0, "a", "x", GpuState.LOST),), 68.0))
+        else:
+            middle = snap(68.0)
+        state, findings = run([middle, dead(70.0)], state)
+    assert not restarts(findings)
+    at = 78.0 if hole == "gap" else 72.0
+    _, findings = run((dead(at + n) for n in range(0, 10, 2)), state)
+    assert restarts(findings), "and it is seen after a whole window"
+
+
+def test_a_sensor_that_repeats_itself_is_no_evidence() -> None:
+    state, _ = run([snap(60.0, memory=EMPTY, engine=False)], healthy())
+    frozen = snap(60.0, memory=EMPTY, engine=False).gpus
+    later = (replace(snap(60.0 + n, memory=EMPTY, engine=False), gpus=frozen) for n in range(2, 100, 2))
+    _, findings = run(later, state)
+    assert not restarts(findings)
+    assert "sensor-blind:gpus" in {f.key for f in findings}
+
+
+def test_a_slow_poll_still_sees_a_death() -> None:
+    state, _ = run(snap(float(n)) for n in range(0, 200, 10))
+    _, findings = run((snap(200.0 + n, memory=EMPTY, engine=False) for n in range(0, 40, 10)), state)
+    assert restarts(findings)
+
+
+def test_a_drop_on_a_shared_gpu_and_one_of_several() -> None:
+    policy = DetectionPolicy(inference_gpus=(0, 1), shared_gpus=(0,))
+    state, _ = run((snap(float(n)) for n in range(0, 60, 2)), policy=policy)
+    small = (snap(60.0 + n, memory=int(FULL * 0.7), engine=False) for n in range(0, 30, 2))
+    assert not restarts(run(small, state, policy)[1])
+    big = (snap(60.0 + n, memory=int(FULL * 0.5), engine=False) for n in range(0, 30, 2))
+    assert [f.subject for f in restarts(run(big, state, policy)[1])] == ["gpu0"]
+
+
+def test_a_restart_wipes_the_detectors_and_keeps_what_was_learned() -> None:
+    state = healthy()
+    state, _ = run((snap(60.0 + n, memory=EMPTY, engine=False) for n in range(0, 20, 2)), state)
+    state, findings = run([snap(82.0, memory=EMPTY, engine=False, start_id="s2", step=None, started_at=81.0)], state)
+    assert not restarts(findings)
+    assert state.armed == ()
+    assert state.learned.baseline(0) == FULL
+    _, findings = run(
+        (snap(84.0 + n, memory=EMPTY, health=Health.REFUSED, engine=False, start_id="s2", step=None, started_at=81.0)
+         for n in range(0, 600, 2)), state
+    )  # fmt: skip
+    assert not restarts(findings), "start-up is patient"
+
+
+def test_an_armed_detector_survives_a_restart_of_podwatch() -> None:
+    learned = Learned.from_dict(json.loads(json.dumps(healthy().learned.to_dict())))
+    _, findings = run((snap(90.0 + n, memory=EMPTY, engine=False) for n in range(0, 12, 2)), initial(POLICY, learned))
+    assert restarts(findings)
+
+
+@pytest.mark.parametrize("why", ["finish line", "target", "stopped"])
+def test_a_run_that_ends_may_let_its_engine_go(why: str) -> None:
+    policy = replace(POLICY, max_steps=6) if why == "target" else POLICY
+    state, _ = run((snap(float(n)) for n in range(0, 60, 2)), policy=policy)
+    gone = RequiredExit(SERVER.identity, ProcessRole.INFERENCE, "inference", ExitStatus(0), 60.0)
+    ending = [
+        snap(60.0 + n, memory=EMPTY, engine=False, server=False, health=Health.REFUSED, required_exits=(gone,),
+             finish_line=why == "finish line") for n in range(0, 60, 2)
+    ]  # fmt: skip
+    if why == "stopped":
+        ending = [replace(s, desired=Desired.STOPPED) for s in ending]
+    assert not restarts(run(ending, state, policy)[1])
+
+
+def ended(at: float, status: ExitStatus, **kw: object) -> Snapshot:
+    return snap(at, alive=False, exit=status, descendants=(), **kw)  # type: ignore[arg-type]
+
+
+def test_exits() -> None:
+    state = healthy()
+    for status in (ExitStatus(1), ExitStatus(signal=9), ExitStatus()):
+        (finding,) = restarts(run([ended(60.0, status)], state)[1])
+        assert finding.kind is FindingKind.TRAINER_EXITED
+        assert status.describe() in finding.summary
+    _, (finding,) = run([ended(60.0, ExitStatus(), finish_line=True)], state)
+    assert (finding.verdict, finding.confirmed) == (Verdict.FINISH, True)
+    _, findings = run([replace(ended(60.0, ExitStatus(1)), desired=Desired.STOPPED)], state)
+    assert not findings
+
+
+def test_an_exit_during_start_up_is_judged_at_once() -> None:
+    state, _ = run([snap(1.0, step=None, memory=EMPTY, engine=False, server=False, health=Health.REFUSED)])
+    assert restarts(run([ended(3.0, ExitStatus(2), step=None)], state)[1])
+
+
+def test_exit_zero_against_a_known_target() -> None:
+    policy = replace(POLICY, max_steps=100)
+    below, _ = run((snap(float(n), step=50) for n in range(0, 20, 2)), policy=policy)
+    assert restarts(run([ended(20.0, ExitStatus(0), step=50)], below, policy)[1])
+    last, _ = run((snap(float(n), step=99) for n in range(0, 20, 2)), policy=policy)
+    assert run([ended(20.0, ExitStatus(0), step=99)], last, policy)[1][0].verdict is Verdict.FINISH
+    assert restarts(run([ended(20.0, ExitStatus(1), step=99)], last, policy)[1]), "a crash is a crash"
+
+
+def test_exit_zero_without_a_target_is_tried_once_more() -> None:
+    state = healthy()
+    state, findings = run((ended(60.0 + n, ExitStatus(0)) for n in range(0, 10, 2)), state)
+    assert restarts(findings)
+    # A podwatch that was restarted in between says the same about the same exit.
+    reborn = initial(POLICY, Learned.from_dict(state.learned.to_dict()))
+    assert restarts(run([ended(70.0, ExitStatus(0))], reborn)[1])
+    second = {"start_id": "s2", "started_at": 80.0}
+    again, _ = run((snap(80.0 + n, step=5, step_at=81.0, **second) for n in range(0, 10, 2)), state)  # type: ignore[arg-type]
+    _, findings = run([ended(92.0, ExitStatus(0), step=5, step_at=81.0, **second)], again)
+    assert findings[0].verdict is Verdict.FINISH, "the same step shown again is no new step"
+    moved, _ = run((snap(80.0 + n, step=6, step_at=81.0, **second) for n in range(0, 10, 2)), state)  # type: ignore[arg-type]
+    assert restarts(run([ended(92.0, ExitStatus(0), step=6, step_at=81.0, **second)], moved)[1])
+
+
+def test_an_attached_trainer_that_ends_is_given_two_minutes() -> None:
+    state = healthy()
+    attached = {"supervision": Supervision.ATTACH}
+    state, findings = run((ended(60.0 + n, ExitStatus(), **attached) for n in range(0, 110, 2)), state)
+    assert [f.confirmed for f in findings] == [False]
+    assert restarts(run((ended(170.0 + n, ExitStatus(), **attached) for n in range(0, 20, 2)), state)[1])
+
+
+def test_a_required_child_needs_a_second_signal_and_has_one_even_in_start_up() -> None:
+    gone = RequiredExit(SERVER.identity, ProcessRole.INFERENCE, "inference", ExitStatus(0), 60.0)
+    fine = (snap(60.0 + n, server=False, required_exits=(gone,)) for n in range(0, 60, 2))
+    _, findings = run(fine, healthy())
+    assert [(f.kind, f.confirmed) for f in findings] == [(FindingKind.REQUIRED_CHILD_EXITED, False)]
+    broken = (
+        snap(
+            60.0 + n, step=None, memory=EMPTY, engine=False, server=False, health=Health.REFUSED, required_exits=(gone,)
+        )
+        for n in range(0, 20, 2)
+    )
+    (finding,) = restarts(run(broken)[1])
+    assert finding.kind is FindingKind.REQUIRED_CHILD_EXITED
+    replaced_ = (snap(60.0 + n, required_exits=(gone,)) for n in range(0, 60, 2))
+    assert not run(replaced_, healthy())[1]
+
+
+def stalled(start: float, seconds: float, change: Change = lambda s: s, **kw: object) -> Iterable[Snapshot]:
+    return (change(snap(start + n, tokens=1.0, **kw)) for n in range(0, int(seconds), 10))  # type: ignore[arg-type]
+
+
+def test_a_hang_needs_the_limit_and_a_second_signal() -> None:
+    state = healthy()
+    assert not run(stalled(60.0, 1400.0), state)[1]
+    (finding,) = restarts(run(stalled(60.0, 1600.0), state)[1])
+    assert finding.kind is FindingKind.HANG
+    assert "generation tokens" in finding.summary
+    (idle,) = restarts(run(stalled(60.0, 1600.0, utilization=0.0, health=None), state)[1])
+    assert "gpu utilisation" in idle.summary
+    _, findings = run((snap(60.0 + n) for n in range(0, 1600, 10)), state)
+    assert [(f.kind, f.confirmed) for f in findings] == [(FindingKind.HANG, False)], "busy GPUs and tokens: a warning"
+
+
+def test_saves_and_slow_runs_are_no_hang() -> None:
+    state = healthy()
+    saving = stalled(60.0, 3000.0, lambda s: replace(s, saving=True))
+    state_after, findings = run(saving, state)
+    assert not restarts(findings)
+    assert not restarts(run(stalled(3060.0, 1400.0), state_after)[1]), "the save moved the clock on"
+    slow = Learned(gap_seconds=(600.0,) * 9, step_seconds=(600.0,) * 9)
+    known, _ = run((snap(float(n)) for n in range(0, 60, 2)), initial(POLICY, slow))
+    assert not restarts(run(stalled(60.0, 3500.0), known)[1])
+    assert restarts(run(stalled(60.0, 3700.0), known)[1])
+
+
+def test_unknown_utilisation_and_a_blind_progress_sensor_never_kill() -> None:
+    state = healthy(health=None)
+    _, findings = run(stalled(60.0, 4000.0, utilization=None, health=None), state)
+    assert not restarts(findings)
+    assert FindingKind.HANG in {f.kind for f in findings}
+    blind = stalled(
+        60.0, 4000.0, lambda s: replace(s, progress=unobserved(SensorState.BLIND, s.at, "x")), utilization=0.0
+    )
+    assert not restarts(run(blind, state)[1])
+
+
+def test_a_ping_cannot_outvote_steps() -> None:
+    def pinging(s: Snapshot) -> Snapshot:
+        ping = ProgressSample(ProgressSource.HEARTBEAT, "trainer", s.at)
+        return replace(s, progress=observed((*(s.progress.value or ()), ping), s.at))
+
+    assert restarts(run(stalled(60.0, 1600.0, pinging), healthy())[1])
+
+
+def test_start_up_has_its_own_patience() -> None:
+    kw: dict[str, object] = {"step": None, "utilization": 0.0}
+    assert not restarts(run(stalled(0.0, 4100.0, **kw))[1])
+    _, findings = run(stalled(0.0, 4500.0, **kw))
+    assert [f.confirmed for f in findings] == [False], "no step was ever seen on this run: it only warns"
+    proven = initial(POLICY, Learned(gap_seconds=(60.0,), step_seconds=(60.0,)))
+    assert restarts(run(stalled(0.0, 4500.0, **kw), proven)[1])
+
+
+def test_a_finished_run_that_lingers() -> None:
+    _, findings = run(stalled(60.0, 800.0, finish_line=True), healthy())
+    assert not findings
+    _, (finding,) = run(stalled(60.0, 1100.0, finish_line=True), healthy())
+    assert (finding.kind, finding.verdict) == (FindingKind.FINISHED, Verdict.FINISH)
+
+
+def test_a_lost_gpu_is_critical_and_never_a_restart() -> None:
+    lost = observed((GpuSample(0, "a", "x", GpuState.LOST), GpuSample(1, "b", "x", memory_used_bytes=FULL)), 60.0)
+    _, findings = run([replace(snap(60.0), gpus=lost)], healthy())
+    assert [(f.kind, f.severity, f.verdict) for f in findings] == [
+        (FindingKind.GPU_LOST, Severity.CRITICAL, Verdict.NONE)
+    ]
+
+
+def test_blind_sensors_show() -> None:
+    gone = unobserved(SensorState.DENIED, 60.0, "run as root")  # type: ignore[var-annotated]
+    _, findings = run([replace(snap(60.0), trainer=gone)], healthy())
+    assert [(f.key, f.suggestion) for f in findings] == [("sensor-blind:trainer", "run as root")]
+    state = healthy()
+    for at in range(60, 130, 2):
+        s = replace(snap(float(at)), gpus=unobserved(SensorState.BLIND, float(at), "hang"))
+        state, findings = advance(state, s, POLICY)
+        assert bool(findings) is (at >= 90), at
+
+
+def test_no_second_signal_is_said_from_the_first_minute() -> None:
+    def poor(at: float) -> Snapshot:
+        s = snap(at, health=None, step=None)
+        assert s.trainer.value is not None
+        hidden = tuple(replace(p, cuda=None, role=ProcessRole.OTHER) for p in s.trainer.value.descendants)
+        return replace(s, trainer=observed(replace(s.trainer.value, descendants=hidden), at))
+
+    _, findings = run(poor(float(n)) for n in range(0, 64, 2))
+    assert FindingKind.NO_SECOND_SIGNAL in {f.kind for f in findings}
+    assert FindingKind.NO_SECOND_SIGNAL not in {f.kind for f in run(snap(float(n)) for n in range(0, 64, 2))[1]}
+
+
+def test_disk_warnings() -> None:
+    full = replace(snap(0.0), disk=observed(DiskSample("/data", 1000, 900, 100, 1000, 10), 0.0))
+    assert {f.kind for f in run([full])[1]} == {FindingKind.DISK_HIGH, FindingKind.INODES_LOW}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_false_restart_in_healthy_hours(seed: int) -> None:
+    """A light version of benchmarks/false_restarts.py."""
+    pod = Pod(seed, step_seconds=(2.0, 20.0, 200.0, 300.0)[seed])
+    state, turns = initial(POLICY), 0
+    for snapshot in pod.snapshots(12):
+        state, findings = advance(state, snapshot, POLICY)
+        acting = [f for f in findings if f.verdict is not Verdict.NONE]
+        assert not acting, acting
+        turns += 1
+    assert turns > 20_000
+    assert "silent-death:gpu0" in state.armed
+
+
+def test_detection_latency() -> None:
+    latencies = []
+    for seed in range(20):
+        died = 2000.0 + seed * 1.37
+        state = initial(POLICY)
+        for snapshot in Pod(seed, dies_at=died, load_seconds=60.0).snapshots(2):
+            state, findings = advance(state, snapshot, POLICY)
+            if restarts(findings):
+                latencies.append(snapshot.at - 100.0 - died)
+                break
+    assert len(latencies) == 20
+    assert sorted(latencies)[18] <= 15.0
