@@ -1,0 +1,148 @@
+"""Lines of training logs: from bytes to lines, from a line to a step. Pure.
+
+The forms are those of facts/prime-rl.md section 4: no date, ANSI colours always on, torchrun prefixes, or JSON.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+MAX_LINE = 16 << 10
+"""Bytes of one line that are kept; a log that has no line ends must not fill our memory."""
+
+_LINE_END = re.compile(rb"[\r\n]")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_PREFIX = re.compile(r"^\s*(?:\[(?P<name>[A-Za-z_][\w.-]{0,40})\]:\s*|\([\w :=.,+-]{1,80}\)\s*)")
+# The level stands first or after a time stamp only: model output quoted inside a line must not pass for a step.
+_STEP = re.compile(r"^[\d\s:.,TZ/+|-]{0,40}SUCCESS\s+Step (\d{1,12}) \|")
+_BARE = re.compile(r"^[\d\s:.,TZ/+|-]{0,40}(?:\b[A-Z]{4,8}\b[\s|:-]*)?")
+_LOCATION = re.compile(r"\s*\[[\w./-]+::\d+\]$")
+_JSON_STEP = re.compile(r"^Step (\d{1,12}) \|")
+# A flat dictionary of figures and nothing else: a log message that quotes one must not pass.
+_HF_FIGURES = re.compile(r"""^\{(?:['"][\w./@-]{1,60}['"]: ?['"]?[\w.+-]{1,40}['"]?(?:, ?|\}$))+$""")
+_HF_LOSS = re.compile(r"""['"]loss['"]:""")
+_HF_STEP = re.compile(r"""['"](?:global_step|step)['"]: ?['"]?(\d{1,12})['"]?[,}]""")
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """What a splitter keeps between two chunks: the line begun, and whether its rest is to be dropped."""
+
+    begun: bytes = b""
+    overlong: bool = False
+
+
+def split_lines(carry: Carry, chunk: bytes) -> tuple[Carry, tuple[bytes, ...]]:
+    """Add a chunk; returns the lines it completed, without line ends and empty lines, cut to MAX_LINE bytes.
+
+    A carriage return ends a line too: progress bars use it and would swallow what follows. Where the chunks were cut
+    makes no difference.
+    """
+    lines: list[bytes] = []
+    *complete, rest = _LINE_END.split(chunk)
+    begun, overlong = carry.begun, carry.overlong
+    for piece in complete:
+        line = begun if overlong else (begun + piece)[:MAX_LINE]
+        if line:
+            lines.append(line)
+        begun, overlong = b"", False
+    if not overlong:
+        begun += rest
+        if len(begun) > MAX_LINE:
+            begun, overlong = begun[:MAX_LINE], True
+    return Carry(begun, overlong), tuple(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line made readable. ``prefix`` is torchrun's name ("trainer0", "default0"), else empty."""
+
+    text: str
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """A finished step. ``role`` is empty where the line itself does not tell."""
+
+    step: int
+    role: str = ""
+
+
+def clean(raw: bytes) -> LogLine:
+    """Decode, strip colours and ``[trainer0]:``-like prefixes. Never raises."""
+    text = _ANSI.sub("", raw.decode("utf-8", errors="replace"))
+    prefix = ""
+    while (match := _PREFIX.match(text)) is not None:
+        prefix = match["name"] or prefix
+        text = text[match.end() :]
+    return LogLine(text.strip(), prefix)
+
+
+def parse_step(line: LogLine, file_role: str = "") -> StepLine | None:
+    """The step that this line says is done, or None. Never raises. ``file_role`` is what role_of_file() says.
+
+    Understood: prime-rl's ``SUCCESS Step 80 | ...``, the same in JSON mode, and a dictionary with ``loss`` and a step
+    as Hugging Face trainers print it (those without a step are skipped).
+    """
+    text = line.text
+    role = _role_in(line.prefix) or file_role
+    match = _STEP.match(text)
+    if match is not None:
+        return StepLine(int(match[1]), role or _role_by_columns(text))
+    if not text.startswith("{"):
+        return None
+    message = _json_message(text)
+    if message is not None:
+        match = _JSON_STEP.match(message)
+        return StepLine(int(match[1]), role or _role_by_columns(message)) if match is not None else None
+    if _HF_FIGURES.match(text) is None or _HF_LOSS.search(text) is None:
+        return None
+    match = _HF_STEP.search(text)
+    return StepLine(int(match[1]), role) if match is not None else None
+
+
+def has_finish_line(line: LogLine, finish_line: str) -> bool:
+    """Whether the trainer's own words for "done" are this line's message (not merely quoted in it)."""
+    text = line.text
+    if text.startswith("{"):
+        text = _json_message(text, level=None) or ""
+    return finish_line in text and _BARE.sub("", _LOCATION.sub("", text), count=1) == finish_line
+
+
+def role_of_file(path: str) -> str:
+    """Which file it is in tells who wrote a step line: both formats share their head."""
+    return _role_in(path)
+
+
+def _role_in(text: str) -> str:
+    lowered = text.lower()
+    if "orchestrator" in lowered:
+        return "orchestrator"
+    return "trainer" if "trainer" in lowered else ""
+
+
+def _role_by_columns(text: str) -> str:
+    """prime-rl's orchestrator reports a reward, its trainer a loss."""
+    if "Reward" in text:
+        return "orchestrator"
+    return "trainer" if "Loss" in text else ""
+
+
+def _json_message(text: str, level: str | None = "SUCCESS") -> str | None:
+    """The message of a JSON-mode line, flat or in loguru's ``record``; None if it is something else."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(document, dict) and isinstance(document.get("record"), dict):
+        document = document["record"]
+    if not isinstance(document, dict):
+        return None
+    found = document.get("level")
+    if isinstance(found, dict):
+        found = found.get("name")
+    message = document.get("message")
+    if not isinstance(message, str) or not isinstance(found, str):
+        return None
+    return message.strip() if level is None or found.strip().upper() == level else None

@@ -1,0 +1,181 @@
+"""Follows log files by name: new lines since the last look, across truncation, replacement and rotation. Blocking."""
+
+import contextlib
+import glob
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from podwatch.sensors.loglines import Carry, split_lines
+
+BLOCK = 256 << 10
+READ_PER_LOOK = 4 << 20
+"""Bytes of one file per look. What is further behind than this is skipped: news matter, not history."""
+FILES = 64
+"""Files followed at most, the last written first."""
+TAIL = 16 << 10
+"""Bytes read of a file that is followed from its end, to have its last lines to show."""
+HEAD = 64
+"""Bytes that recognise a file again: file systems hand out a freed inode number to the next file at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far one file has been read. ``offset`` is in bytes; ``head`` are the file's first bytes."""
+
+    device: int
+    inode: int
+    offset: int
+    head: bytes = b""
+    carry: Carry = field(default_factory=Carry)
+
+    def same_file(self, info: os.stat_result, head: bytes) -> bool:
+        return (
+            (info.st_dev, info.st_ino) == (self.device, self.inode)
+            and info.st_size >= self.offset
+            and head.startswith(self.head)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FileNews:
+    """What one look found in one file. ``old`` lines stood there before the follower came; they are for show only.
+
+    ``mtime`` is the epoch second of the last write. ``error`` says why the file could not be read. ``name`` is the
+    path below the root: what lies above it says nothing about the file.
+    """
+
+    path: str
+    name: str = ""
+    position: Position | None = None
+    lines: tuple[bytes, ...] = ()
+    old: tuple[bytes, ...] = ()
+    mtime: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Which files to follow: globs below ``root`` (or absolute), and single paths."""
+
+    root: Path
+    globs: tuple[str, ...] = ()
+    paths: tuple[Path, ...] = ()
+
+
+def find(sources: Sources) -> tuple[tuple[str, str], ...]:
+    """(path, name below the root) of existing regular files, single paths first, each file once. Blocks; never raises
+    OSError.
+
+    A link that leads out of ``root`` is not followed: what runs in training may write below it.
+    """
+    found: dict[tuple[int, int], tuple[float, str, str]] = {}
+    root = os.path.realpath(sources.root)
+    for pattern in sources.globs:
+        absolute = os.path.isabs(pattern)  # noqa: PTH117 - glob wants and gives text
+        for name in glob.iglob(pattern, root_dir=None if absolute else root, recursive=True):  # noqa: PTH207
+            path = name if absolute else os.path.join(root, name)  # noqa: PTH118
+            with contextlib.suppress(OSError, ValueError):
+                if not absolute and os.path.commonpath([root, os.path.realpath(path)]) != root:
+                    continue
+                info = os.stat(path)  # noqa: PTH116
+                if stat.S_ISREG(info.st_mode):
+                    inside = os.path.basename(name) if absolute else name  # noqa: PTH119
+                    found.setdefault((info.st_dev, info.st_ino), (info.st_mtime, path, inside))
+    newest = sorted(found.values(), reverse=True)[:FILES]
+    singles = {str(path): path.name for path in sources.paths}
+    rest = {path: inside for _, path, inside in sorted(newest, key=lambda item: item[1]) if path not in singles}
+    return tuple((singles | rest).items())
+
+
+def look(
+    sources: Sources, positions: Mapping[str, Position], *, from_end: bool, since_wall: float | None = None
+) -> tuple[FileNews, ...]:
+    """One look at all files. Blocks; never raises OSError.
+
+    ``from_end``: everything that is in the files now is old. The exception are files that ``positions`` does not know
+    and that were written since ``since_wall``: they have come with the present start.
+    """
+    return tuple(
+        replace(_look_at(path, positions.get(path), from_end, since_wall), name=name) for path, name in find(sources)
+    )
+
+
+def _look_at(path: str, position: Position | None, from_end: bool, since_wall: float | None) -> FileNews:
+    try:
+        # O_NONBLOCK: opening a FIFO that has the name of a log must not hang.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except FileNotFoundError:
+        return FileNews(path)
+    except OSError as error:
+        return FileNews(path, position=position, error=f"{path}: {error.strerror}")
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            return FileNews(path, error=f"{path} is not a regular file")
+        head = os.pread(fd, HEAD, 0)
+        rotated: tuple[bytes, ...] = ()
+        if position is not None and not position.same_file(info, head):
+            rotated = _rest_of_rotated(path, position)
+            position = Position(info.st_dev, info.st_ino, 0, head)
+        elif position is None:
+            position = Position(info.st_dev, info.st_ino, 0, head)
+            new = since_wall is not None and info.st_mtime >= since_wall
+            if from_end and not new:
+                position, old = _start_at_end(fd, position, info.st_size)
+                return FileNews(path, position=position, old=old, mtime=info.st_mtime)
+            from_end = False
+        position, lines = _read(fd, replace(position, head=head), info.st_size)
+        lines = rotated + lines
+        if from_end:
+            return FileNews(path, position=position, old=lines, mtime=info.st_mtime)
+        return FileNews(path, position=position, lines=lines, mtime=info.st_mtime)
+    except OSError as error:
+        return FileNews(path, position=position, error=f"{path}: {error.strerror}")
+    finally:
+        os.close(fd)
+
+
+def _start_at_end(fd: int, position: Position, size: int) -> tuple[Position, tuple[bytes, ...]]:
+    begin = max(0, size - TAIL)
+    _, lines = split_lines(Carry(overlong=begin > 0), os.pread(fd, size - begin, begin))
+    # What follows may go on with a line begun before: that line is old too, so its rest is dropped.
+    last = os.pread(fd, 1, size - 1) if size else b"\n"
+    return replace(position, offset=size, carry=Carry(overlong=last not in b"\r\n")), lines
+
+
+def _read(fd: int, position: Position, size: int) -> tuple[Position, tuple[bytes, ...]]:
+    offset, carry = position.offset, position.carry
+    if size - offset > READ_PER_LOOK:
+        offset, carry = size - READ_PER_LOOK, Carry(overlong=True)
+    lines: list[bytes] = []
+    while offset < size and (chunk := os.pread(fd, min(BLOCK, size - offset), offset)):
+        carry, more = split_lines(carry, chunk)
+        lines += more
+        offset += len(chunk)
+    return replace(position, offset=offset, carry=carry), tuple(lines)
+
+
+def _rest_of_rotated(path: str, position: Position) -> tuple[bytes, ...]:
+    """What was written to the old file before it became ``<path>.1``; nothing if it was truncated or deleted."""
+    try:
+        fd = os.open(path + ".1", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        return ()
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or not position.same_file(info, os.pread(fd, HEAD, 0)):
+            return ()
+        end, lines = _read(fd, position, info.st_size)
+        return lines + ((end.carry.begun,) if end.carry.begun else ())
+    except OSError:
+        return ()
+    finally:
+        os.close(fd)
+
+
+def known(news: Sequence[FileNews]) -> dict[str, Position]:
+    """The positions to give to the next look; files that are gone are forgotten."""
+    return {item.path: item.position for item in news if item.position is not None}

@@ -1,0 +1,130 @@
+"""Following real files by name."""
+
+import os
+from pathlib import Path
+
+from podwatch.sensors.logs import READ_PER_LOOK, FileNews, Position, Sources, find, known, look
+
+
+class Follower:
+    def __init__(self, root: Path, *globs: str, paths: tuple[Path, ...] = ()) -> None:
+        self.sources = Sources(root, globs or ("**/*.log",), paths)
+        self.positions: dict[str, Position] = {}
+        self.news: tuple[FileNews, ...] = ()
+
+    def look(self, *, from_end: bool = False, since: float | None = None) -> list[bytes]:
+        self.news = look(self.sources, self.positions, from_end=from_end, since_wall=since)
+        self.positions = known(self.news)
+        return [line for item in self.news for line in item.lines]
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def test_new_lines_once_and_only_when_complete(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(b"one\ntw")
+    follower = Follower(tmp_path)
+    assert follower.look() == [b"one"]
+    assert follower.look() == []
+    append(log, b"o\r\nthree\n")
+    assert follower.look() == [b"two", b"three"]
+
+
+def test_from_the_end_old_lines_are_for_show_only(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(b"old 1\nold 2\nhalf")
+    follower = Follower(tmp_path)
+    assert follower.look(from_end=True) == []
+    assert follower.news[0].old == (b"old 1", b"old 2")
+    append(log, b" a line\nnew\n")
+    assert follower.look() == [b"new"]  # the line begun before is old
+
+
+def test_a_boundary_makes_everything_up_to_now_old(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(b"1\n")
+    follower = Follower(tmp_path)
+    assert follower.look() == [b"1"]
+    append(log, b"2\n")
+    assert follower.look(from_end=True) == []
+    assert follower.news[0].old == (b"2",)
+    append(log, b"3\n")
+    assert follower.look() == [b"3"]
+
+
+def test_a_file_that_came_with_the_start_is_new_even_at_the_boundary(tmp_path: Path) -> None:
+    (tmp_path / "old.log").write_bytes(b"old\n")
+    os.utime(tmp_path / "old.log", (1000, 1000))
+    (tmp_path / "new.log").write_bytes(b"new\n")
+    assert Follower(tmp_path).look(from_end=True, since=2000.0) == [b"new"]
+
+
+def test_truncation_and_growth_beyond_the_old_size(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(b"first start\n" * 10)
+    follower = Follower(tmp_path)
+    follower.look()
+    log.write_bytes(b"again\n")
+    assert follower.look() == [b"again"]
+    log.write_bytes(b"a third start, longer than what stood there before\n" * 3)
+    assert len(follower.look()) == 3
+
+
+def test_replaced_under_the_same_name(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(b"12:00 one\n")
+    follower = Follower(tmp_path)
+    follower.look()
+    log.unlink()
+    assert follower.look() == []
+    log.write_bytes(b"13:00 two\n13:00 three\n")  # most likely with the same inode number
+    assert follower.look() == [b"13:00 two", b"13:00 three"]
+
+
+def test_rotation_loses_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(b"one\n")
+    follower = Follower(tmp_path, paths=(log,))
+    assert follower.look() == [b"one"]
+    append(log, b"two\n")
+    log.rename(tmp_path / "a.log.1")
+    log.write_bytes(b"three\n")
+    assert follower.look() == [b"two", b"three"]
+    assert follower.look() == []
+
+
+def test_far_behind_skips_to_the_news(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(b"begin\n")
+    follower = Follower(tmp_path)
+    follower.look()
+    append(log, b"0123456789abcdef\n" * (READ_PER_LOOK // 8) + b"last\n")
+    lines = follower.look()
+    assert lines[-1] == b"last"
+    assert sum(map(len, lines)) <= READ_PER_LOOK
+    assert set(lines[:-1]) == {b"0123456789abcdef"}  # no half line where it went on
+
+
+def test_each_file_once_and_nothing_outside(tmp_path: Path) -> None:
+    root, outside = tmp_path / "out", tmp_path / "secret.log"
+    (root / "attempt_1").mkdir(parents=True)
+    outside.write_bytes(b"secret\n")
+    (root / "attempt_1" / "trainer.log").write_bytes(b"line\n")
+    (root / "latest").symlink_to("attempt_1")
+    (root / "leak.log").symlink_to(outside)
+    os.mkfifo(root / "fifo.log")
+    follower = Follower(root, "attempt_1/*.log", "latest/*.log", "*.log")
+    assert follower.look() == [b"line"]
+    assert [name for _, name in find(follower.sources)] == ["attempt_1/trainer.log"]
+
+
+def test_a_single_path_may_be_anything_and_nothing_hangs(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "directory").mkdir()
+    paths = (tmp_path / "fifo", tmp_path / "directory", tmp_path / "absent")
+    follower = Follower(tmp_path, "none", paths=paths)
+    assert follower.look() == []
+    assert [bool(item.error) for item in follower.news] == [True, True, False]
