@@ -68,6 +68,7 @@ class Remover:
         """
         done: list[Removal] = []
         problems: list[str] = []
+        self._finish_all(problems)
         freed = self._empty_trash(problems)
         for removal in plan.removals:
             if removal.kind is RemovalKind.TRASH:
@@ -77,6 +78,7 @@ class Remover:
                 moved = self._set_aside(removal, paths_of)
             except (OSError, PodwatchError) as error:
                 problems.append(_explain(removal, error))
+                freed += self._empty_trash(problems)
                 continue
             if not moved:
                 continue  # someone else removed it: that is what was wanted
@@ -98,12 +100,20 @@ class Remover:
     def sweep_trash(self) -> RemovalReport:
         """Finish what an earlier podwatch began: half-moved sets, then everything in the trash."""
         problems: list[str] = []
-        for intent in self._open_intents():
+        self._finish_all(problems)
+        return RemovalReport((), self._empty_trash(problems), tuple(problems))
+
+    def _finish_all(self, problems: list[str]) -> None:
+        try:
+            intents = self._journal.open_intents(IntentKind.PRUNE)
+        except Exception as error:  # as in _open_intent: what frees the disk does not depend on the journal
+            problems.append(f"the journal cannot be read: {error}")
+            return
+        for intent in intents:
             try:
                 self._finish(intent)
-            except (OSError, PodwatchError) as error:
+            except (OSError, ValueError, TypeError, PodwatchError) as error:
                 problems.append(f"removal {intent.id}: {error}")
-        return RemovalReport((), self._empty_trash(problems), tuple(problems))
 
     def _set_aside(self, removal: Removal, paths_of: Callable[[int], Sequence[Path]]) -> list[Moved]:
         roots: tuple[Path, ...] = self._roots
@@ -131,10 +141,8 @@ class Remover:
                 if one is not None:
                     moved.append(one)
         except (OSError, PodwatchError):
-            # Nothing moved: undone. Something moved: left open, so that the next sweep finishes it.
-            if not moved:
+            if not moved:  # else it stays open, and the next turn finishes it
                 self._settle(intent, IntentState.FAILED, "the rename was refused")
-                raise
             raise
         self._settle(intent, IntentState.DONE, f"{len(moved)} paths in the trash")
         return moved
@@ -201,9 +209,6 @@ class Remover:
                     Severity.WARNING,
                 )
             )
-
-    def _open_intents(self) -> list[Intent]:
-        return self._journal.open_intents(IntentKind.PRUNE)
 
     def _name(self) -> str:
         self._unjournaled += 1

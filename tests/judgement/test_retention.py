@@ -1,0 +1,229 @@
+"""What may leave the disk: fixed cases of DESIGN section 6, and properties over arbitrary disks."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState, newest_complete
+from podwatch.domain.policy import DiskPolicy
+from podwatch.domain.snapshot import DiskSample
+from podwatch.judgement.retention import (
+    Protection,
+    QuarantineEntry,
+    RemovalInput,
+    RemovalKind,
+    Trigger,
+    plan_removal,
+    predict_next_save,
+)
+from podwatch.retention.explain import explain
+
+POLICY = DiskPolicy()
+GB = 1_000_000_000
+COMPLETE = Completeness.COMPLETE
+
+
+def a_set(step: int, size: int = 47 * GB, state: Completeness = COMPLETE, optional: int = 0) -> CheckpointSet:
+    parts = [PartState("trainer", f"/o/checkpoints/step_{step}", True, state is COMPLETE, size - optional)]
+    if optional:
+        parts.append(PartState("weights", f"/o/weights/step_{step}", False, True, optional))
+    save_id = f"id{step}" if state is COMPLETE else ""
+    return CheckpointSet(
+        step, "prime-rl", state, tuple(parts), size, 9, 1000.0 + step, save_id, "" if save_id else "cut"
+    )
+
+
+def disk(used: int, capacity: int = 250 * GB) -> DiskSample:
+    return DiskSample("/app", capacity, used, capacity - used, 1000, 900)
+
+
+def stored(*steps: int) -> frozenset[tuple[int, str]]:
+    return frozenset((s, f"id{s}") for s in steps)
+
+
+def room(**kw: object) -> RemovalInput:
+    base = RemovalInput([a_set(5), a_set(10), a_set(15)], disk(100 * GB), 47 * GB, True)
+    return replace(base, **kw)  # type: ignore[arg-type]
+
+
+def steps(given: RemovalInput) -> list[tuple[int | None, RemovalKind]]:
+    return [(r.step, r.kind) for r in plan_removal(given, POLICY).removals]
+
+
+def test_nothing_goes_while_there_is_room() -> None:
+    plan = plan_removal(room(stored=stored(5, 10, 15)), POLICY)
+    assert (plan.removals, plan.trigger, plan.critical) == ((), Trigger.NONE, False)
+    assert [k.step for k in plan.kept] == [15, 10, 5]
+
+
+def test_a_percentage_alone_does_not_protect_so_room_is_made_before_the_next_save() -> None:
+    given = room(disk=disk(205 * GB), stored=stored(5, 10))  # 82 %: below the watermark, 45 GB free
+    plan = plan_removal(given, POLICY)
+    assert plan.trigger is Trigger.ROOM
+    assert [r.step for r in plan.removals] == [5]
+    assert not plan.critical
+
+
+def test_above_the_watermark_down_to_the_target() -> None:
+    given = room(disk=disk(900, 1000), sets=[a_set(n, 40) for n in range(1, 11)], stored=stored(*range(1, 11)))
+    plan = plan_removal(replace(given, next_save_bytes=40), POLICY)
+    assert plan.trigger is Trigger.USAGE
+    assert [r.step for r in plan.removals] == [1, 2, 3, 4]
+
+
+def test_the_order() -> None:
+    given = room(
+        sets=[a_set(2, 5 * GB, Completeness.INCOMPLETE), a_set(5, optional=16 * GB), a_set(10), a_set(15)],
+        disk=disk(245 * GB),
+        next_save_bytes=200 * GB,
+        stored=stored(5),
+        trash_bytes=GB,
+        quarantine=[QuarantineEntry("/q/1", 3, GB, True), QuarantineEntry("/q/2", 4, GB, False)],
+    )
+    assert steps(given) == [
+        (None, RemovalKind.TRASH),
+        (None, RemovalKind.QUARANTINE),
+        (2, RemovalKind.INCOMPLETE),
+        (5, RemovalKind.STORED_SET),
+        (10, RemovalKind.UNSTORED_SET),
+    ]
+    plan = plan_removal(given, POLICY)
+    assert plan.critical
+    assert plan.shortfall_bytes > 0
+    assert plan.freed_bytes == (1 + 1 + 5 + 47 + 47) * GB
+
+
+def test_a_part_that_a_resume_does_not_need_goes_before_the_set() -> None:
+    given = room(sets=[a_set(5, optional=16 * GB), a_set(10)], disk=disk(205 * GB), stored=stored(5))
+    (removal,) = plan_removal(given, POLICY).removals
+    assert (removal.kind, removal.part, removal.path) == (RemovalKind.OPTIONAL_PART, "weights", "/o/weights/step_5")
+
+
+def test_without_a_store_sets_go_only_when_the_next_save_does_not_fit() -> None:
+    high = room(disk=disk(900 * GB, 1000 * GB), has_store=False)
+    assert steps(high) == []
+    full = room(disk=disk(970 * GB, 1000 * GB), has_store=False)
+    assert steps(full) == [(5, RemovalKind.UNSTORED_SET)]
+    assert plan_removal(full, POLICY).critical
+
+
+def test_an_upload_is_given_up_at_the_critical_mark_only() -> None:
+    uploading = {5: Protection.UPLOADING}
+    given = room(disk=disk(216 * GB), protected=uploading, stored=stored(10))
+    assert steps(given) == [(10, RemovalKind.STORED_SET)]
+    full = room(disk=disk(249 * GB), protected=uploading, stored=stored(10))
+    assert steps(full) == [(10, RemovalKind.STORED_SET), (5, RemovalKind.UNSTORED_SET)]
+
+
+def test_the_newest_incomplete_set_may_be_a_save_in_flight() -> None:
+    given = room(sets=[a_set(5), a_set(10), a_set(15, 9 * GB, Completeness.INCOMPLETE)], disk=disk(249 * GB))
+    assert (15, RemovalKind.INCOMPLETE) not in steps(given)
+
+
+def test_what_a_save_in_flight_has_written_is_not_asked_for_twice() -> None:
+    writing = a_set(20, 30 * GB, Completeness.WRITING)
+    given = room(sets=[a_set(10), a_set(15), writing], disk=disk(205 * GB), stored=stored(10))
+    assert steps(given) == []
+
+
+def test_sets_from_before_podwatch_go_only_when_stored() -> None:
+    given = room(disk=disk(249 * GB), first_seen_wall=1008.0, stored=stored())
+    assert steps(given) == [(10, RemovalKind.UNSTORED_SET)]
+    assert (5, RemovalKind.STORED_SET) in steps(replace(given, stored=stored(5)))
+
+
+def test_nothing_complete_means_nothing_is_thrown_away() -> None:
+    given = room(sets=[a_set(5, state=Completeness.INCOMPLETE)], disk=disk(249 * GB))
+    assert steps(given) == []
+
+
+def test_prediction_takes_the_biggest_of_the_newest() -> None:
+    assert predict_next_save([]) == 0
+    assert predict_next_save([a_set(n, n) for n in (9, 4, 5, 6)]) == 9
+    assert predict_next_save([a_set(1, 99), a_set(4, 4), a_set(5, 7), a_set(6, 6)]) == 7
+    assert predict_next_save([a_set(1, 4), a_set(2, 400, Completeness.DAMAGED)]) == 4
+
+
+def test_low_inodes_take_one_thing_at_a_time() -> None:
+    given = room(disk=replace(disk(GB), inodes_free=10), stored=stored(5, 10))
+    assert steps(given) == [(5, RemovalKind.STORED_SET)]
+
+
+def test_the_dry_run_names_every_set() -> None:
+    given = room(disk=disk(249 * GB), stored=stored(5), pins={10: "good eval"})
+    text = explain(given, plan_removal(given, POLICY))
+    assert "remove  step 5  47.0 GB" in text
+    assert "keep    step 10  pinned: good eval" in text
+    assert "keep    step 15  the newest complete checkpoint" in text
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> RemovalInput:
+    numbers = draw(st.lists(st.integers(0, 30), unique=True, max_size=8))
+    sets = []
+    for n in numbers:
+        state = draw(st.sampled_from([COMPLETE, COMPLETE, Completeness.WRITING, Completeness.INCOMPLETE]))
+        size = draw(st.integers(1, 60))
+        found = a_set(n, size, state, draw(st.integers(0, size - 1)))
+        sets.append(replace(found, changed_wall=draw(st.floats(0, 100))))
+    capacity = 300
+    used = draw(st.integers(0, capacity))
+    pick = st.sampled_from(numbers or [99])
+    return RemovalInput(
+        sets=sets,
+        disk=DiskSample("/x", capacity, used, capacity - used),
+        next_save_bytes=draw(st.integers(0, 100)),
+        has_store=draw(st.booleans()),
+        stored=stored(*draw(st.lists(pick, max_size=5))),
+        pins=dict.fromkeys(draw(st.lists(pick, max_size=2)), "pin"),
+        protected=dict(draw(st.lists(st.tuples(pick, st.sampled_from(Protection)), max_size=3))),
+        quarantine=[QuarantineEntry("/q", 7, 5, draw(st.booleans()), draw(st.booleans()))],
+        trash_bytes=draw(st.integers(0, 5)),
+        first_seen_wall=draw(st.floats(0, 100)),
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(inputs())
+def test_promise_two_holds_for_any_disk(given_: RemovalInput) -> None:
+    plan = plan_removal(given_, POLICY)
+    by_step = {s.step: s for s in given_.sets}
+    newest = newest_complete(tuple(given_.sets))
+    gone = {r.step for r in plan.removals if r.step is not None and not r.part}
+    for removal in plan.removals:
+        if removal.step is None:
+            continue
+        found = by_step[removal.step]
+        assert newest is not None
+        assert removal.step != newest.step
+        assert removal.step not in given_.pins
+        assert found.completeness is not Completeness.WRITING
+        protection = given_.protected.get(removal.step)
+        assert protection is None or (
+            protection is Protection.UPLOADING and removal.kind is RemovalKind.UNSTORED_SET and plan.critical
+        )
+        if removal.kind is RemovalKind.UNSTORED_SET:
+            assert plan.critical
+        if found.complete and not removal.part and (removal.step, found.save_id) not in given_.stored:
+            assert removal.kind is RemovalKind.UNSTORED_SET
+    # Every set is explained exactly once.
+    assert sorted([*gone, *(k.step for k in plan.kept)]) == sorted(by_step)
+    assert all(k.reason for k in plan.kept)
+    assert plan.freed_bytes + plan.shortfall_bytes >= plan.target_bytes
+    assert not (plan.trigger is Trigger.NONE and plan.removals)
+
+
+@settings(deadline=None, max_examples=300)
+@given(inputs(), st.integers(0, 100))
+def test_more_pressure_never_keeps_what_less_pressure_removed(given_: RemovalInput, more: int) -> None:
+    def gone(used: int) -> set[tuple[int | None, str]]:
+        tight = replace(given_, disk=DiskSample("/x", 300, used, 300 - used))
+        plan = plan_removal(tight, POLICY)
+        whole = {(r.step, "") for r in plan.removals if r.step is not None and not r.part}
+        parts = {(r.step, r.part) for r in plan.removals if r.part}
+        covered = {(s, p.name) for s, _ in whole for x in given_.sets if x.step == s for p in x.parts if not p.required}
+        return whole | parts | covered
+
+    used = given_.disk.used_bytes
+    assert gone(used) <= gone(min(300, used + more))
