@@ -1,0 +1,394 @@
+"""The daemon's life on one page: start, run, leave.
+
+Order matters twice. At start the lock comes first (one podwatch per run), the first look before READY, and recovery
+last, because it may act. At the end everything stops except training.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from podwatch import __version__
+from podwatch.config.last_good import save_last_good
+from podwatch.config.loading import LoadedSettings, changes_needing_restart, load_settings
+from podwatch.daemon import viewing
+from podwatch.daemon.bulletin import Bulletin
+from podwatch.daemon.compose import Parts, build
+from podwatch.daemon.emitting import Emitter
+from podwatch.daemon.handlers import make_handlers
+from podwatch.daemon.jobs import Jobs
+from podwatch.daemon.outlets import Outlets
+from podwatch.daemon.own_findings import backup_findings, config_findings, store_refused_finding
+from podwatch.daemon.paths import RunPaths, run_paths
+from podwatch.daemon.policies import policies_from
+from podwatch.daemon.rounds import Rounds, make_rounds
+from podwatch.domain.errors import ConfigurationError, PodwatchError
+from podwatch.domain.event import Event, EventName, Incident
+from podwatch.domain.finding import Finding, Severity
+from podwatch.domain.snapshot import Snapshot
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.judgement.learned import Learned
+from podwatch.sensors.gpu import GpuReader
+from podwatch.system.clock import Clock, SystemClock
+from podwatch.system.locks import FileLock
+from podwatch.system.sd_notify import make_notifier
+from podwatch.telling import logging as log
+from podwatch.telling.status import build_status
+from podwatch.telling.view import DaemonView
+
+FIRST_LOOK_SECONDS = 10.0
+"""READY waits this long for the GPUs' first answer; a blind one does not hold the guard up."""
+STATUS_FILE_SECONDS = 15.0
+REMEMBER_TURNS = 30
+"""What was learned goes to the journal every so many turns of the sensing loop: a minute at the default poll."""
+LEARNED = "learned"
+"""Journal key of what judgement learned."""
+
+
+async def serve(
+    loaded: LoadedSettings,
+    *,
+    adopt_existing: bool = False,
+    gpu_reader: GpuReader | None = None,
+    same_disk_store: bool = False,
+    clock: Clock | None = None,
+) -> int:
+    """Be the daemon until told to leave; returns the exit code. Raises PodwatchError if it cannot start."""
+    settings = loaded.settings
+    logs = log.configure(settings.log.format, settings.log.level)
+    lock = FileLock(run_paths(settings.state_dir, settings.run_id, os.environ).lock)
+    daemon = Daemon(loaded, clock or SystemClock())
+    try:
+        lock.acquire(what=f"the guard of run {settings.run_id}")
+        try:
+            await daemon.start(gpu_reader, same_disk_store, adopt_existing)
+            return await daemon.run()
+        finally:
+            await daemon.stop()
+    finally:
+        lock.release()
+        logs.close()
+
+
+class Daemon:
+    """Holds the parts together. ``parts`` and ``rounds`` exist once ``start`` has got that far."""
+
+    def __init__(self, loaded: LoadedSettings, clock: Clock) -> None:
+        self.loaded, self._clock = loaded, clock
+        self.parts: Parts
+        self.rounds: Rounds
+        self._notifier = make_notifier(os.environ)
+        self._leaving: asyncio.Future[int] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._started = clock.monotonic()
+        self._pins: dict[int, str] = {}
+        self._incident: Incident | None = None
+        self._config_problem = loaded.refused
+        self._journal: AsyncJournal | None = None
+        self._emit: Emitter | None = None
+        self._outlets: Outlets | None = None
+        self._jobs = Jobs()
+
+    # -- start
+
+    async def start(self, gpu_reader: GpuReader | None, same_disk_store: bool, adopt_existing: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self._leaving = loop.create_future()
+        settings = self.loaded.settings
+        paths = run_paths(settings.state_dir, settings.run_id, os.environ)
+        journal = self._journal = AsyncJournal(await asyncio.to_thread(Journal.open, paths.journal))
+        emit = self._emit = Emitter(journal)
+        await emit.load()
+        emit.listeners.append(self._on_event)
+        self.bulletin = Bulletin(emit)
+        self.parts = await asyncio.to_thread(self._build, paths, journal, emit, gpu_reader, same_disk_store, loop)
+        await self._load_memory()
+        if journal.sync.rebuilt:
+            self._say(EventName.STATE_REBUILT, journal.sync.rebuilt, Severity.WARNING)
+        self._open_outlets()
+        assert self._outlets is not None
+        await self._outlets.open()
+        await self._first_look()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.leave, 0)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        await self._begin(adopt_existing)
+        await asyncio.to_thread(self._keep_last_good)
+        self._notifier.ready(self._headline())
+
+    def _build(
+        self,
+        paths: RunPaths,
+        journal: AsyncJournal,
+        emit: Emitter,
+        gpu_reader: GpuReader | None,
+        same_disk_store: bool,
+        loop: asyncio.AbstractEventLoop,
+    ) -> Parts:
+        return build(
+            self.loaded.settings,
+            paths,
+            self._clock,
+            journal,
+            emit,
+            wake=lambda: _soon(loop, self.wake),
+            heartbeat_base=lambda: self._outlets.url if self._outlets is not None else "",
+            gpu_reader=gpu_reader,
+            same_disk_store=same_disk_store,
+        )
+
+    async def _load_memory(self) -> None:
+        journal = self.parts.journal
+        kept = await journal.run(Journal.learned, LEARNED, {})
+        self._pins = dict(await journal.run(Journal.pins))
+        self._incident = next(iter(await journal.run(Journal.incidents, 1)), None)
+        learned = Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
+        self.rounds = make_rounds(self.parts, learned=learned, pins=lambda: self._pins, on_turn=self._on_turn)
+
+    def _open_outlets(self) -> None:
+        self._outlets = Outlets(
+            self.parts,
+            config_path=str(self.loaded.path or ""),
+            view=self.view,
+            status=self.status,
+            live=self.rounds.sensing.alive,
+            ready=self._ready,
+            handlers=make_handlers(self),
+            complain=lambda text: self._say(EventName.SENSOR_CHANGED, text, Severity.WARNING),
+        )
+
+    async def _first_look(self) -> None:
+        parts = self.parts
+        await parts.removals.call(parts.remover.sweep_trash)
+        await parts.senses.start()
+        await asyncio.to_thread(parts.watcher.start)
+        await self.rounds.guarding.look()
+        end = self._clock.monotonic() + FIRST_LOOK_SECONDS
+        while self._clock.monotonic() < end and str(parts.gpus.latest().state) == "pending":
+            await self._clock.sleep(0.05)
+
+    async def _begin(self, adopt_existing: bool) -> None:
+        parts, sync = self.parts, self.parts.settings.sync
+        await parts.recovery.begin(adopt_existing=adopt_existing)
+        self._say(EventName.DAEMON_STARTED, self._opening(), version=__version__, pid=os.getpid())
+        for warning in self.loaded.warnings:
+            self._say(EventName.CONFIG_RELOADED, warning, Severity.WARNING)
+        self._spawn(self.rounds.sensing.run(), "sensing")
+        self._spawn(self.rounds.guarding.run(), "guarding")
+        if parts.syncer is not None:
+            await parts.syncer.start()
+            self._jobs.every(sync.sweep, "sync sweep", self._sweep)
+            self._jobs.every(sync.heartbeat, "heartbeat", self._beat)
+        assert self._outlets is not None
+        self._jobs.every(STATUS_FILE_SECONDS, "status file", self._outlets.refresh)
+        self._jobs.start()
+
+    # -- run
+
+    async def run(self) -> int:
+        assert self._leaving is not None
+        return await self._leaving
+
+    def leave(self, code: int) -> None:
+        """End the daemon soon, with this exit code. Training is left alone."""
+        if self._leaving is not None and not self._leaving.done():
+            self._leaving.set_result(code)
+
+    def wake(self) -> None:
+        """Checkpoint files changed: rescan soon."""
+        self.rounds.guarding.wake()
+
+    def keep(self, task: "asyncio.Task[Any]") -> None:
+        """Hold on to a task that somebody started on the side."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def reload(self) -> str:
+        """Take the configuration file anew; returns what happened. What cannot change while running is refused."""
+        self._notifier.reloading()
+        try:
+            new = load_settings(self.loaded.path, environ=os.environ)
+            if blocked := changes_needing_restart(self.loaded.settings, new.settings):
+                raise ConfigurationError(
+                    f"{', '.join(blocked)} cannot change while podwatch runs",
+                    where=str(new.path),
+                    fix="restart podwatch; training goes on meanwhile",
+                )
+        except PodwatchError as error:
+            self._config_problem, text = str(error), f"the old configuration stays: {error}"
+            self._say(EventName.CONFIG_REFUSED, text, Severity.WARNING)
+        else:
+            self.loaded, self._config_problem, text = new, "", "configuration reloaded"
+            parts = self.parts
+            parts.settings = new.settings
+            parts.policies = policies_from(new.settings, max_steps=parts.policies.detection.max_steps)
+            self.rounds.sensing.policies = parts.policies
+            parts.recovery.reconfigure(parts.settings, parts.policies)
+            self._say(EventName.CONFIG_RELOADED, "configuration reloaded: thresholds and policies are in force")
+        self._notifier.ready(self._headline())
+        return text
+
+    def _on_turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
+        parts, sensing = self.parts, self.rounds.sensing
+        self._notifier.watchdog()
+        parts.recovery.consider(snapshot, findings)
+        everything = (*findings, *parts.recovery.findings(), *self.rounds.pruner.findings(), *self._own(snapshot))
+        self.bulletin.update(everything, snapshot.wall)
+        if parts.recovery.exit_code is not None:
+            self.leave(parts.recovery.exit_code)
+        if sensing.turns % REMEMBER_TURNS == 0:
+            parts.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_dict())
+            parts.emit.save()
+            self._notifier.status(self._headline())
+
+    def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
+        parts = self.parts
+        config = config_findings(self._config_problem, since=self._started)
+        if parts.store_refused:
+            return (*store_refused_finding(parts.store_refused, since=self._started), *config)
+        backup = backup_findings(
+            parts.syncer.state if parts.syncer is not None else None,
+            parts.catalogue.sets,
+            now=snapshot.at,
+            wall=snapshot.wall,
+            max_lag=parts.settings.sync.max_lag,
+            since=self._started,
+        )
+        return (*backup, *config)
+
+    def _on_event(self, event: Event) -> None:
+        if event.name in (EventName.INCIDENT_OPENED, EventName.INCIDENT_CLOSED, EventName.GAVE_UP):
+            self._spawn(self._refresh_incident(), "incident")
+
+    async def _refresh_incident(self) -> None:
+        self._incident = next(iter(await self.parts.journal.run(Journal.incidents, 1)), None)
+
+    async def _sweep(self) -> None:
+        if self.parts.syncer is not None:
+            self.parts.syncer.sweep()
+
+    async def _beat(self, state: str = "") -> None:
+        if self.parts.syncer is not None:
+            await self.parts.syncer.beat(viewing.heartbeat_fields(self.view(), state))
+
+    # -- leave
+
+    async def stop(self) -> None:
+        """Let go of everything, in reverse order; each step has its own deadline, so that leaving never hangs."""
+        self._notifier.stopping()
+        self._jobs.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if hasattr(self, "rounds"):
+            await self._let_go()
+        if self._journal is not None:
+            await _briefly(self._journal.close())
+        self._notifier.close()
+
+    async def _let_go(self) -> None:
+        parts = self.parts
+        self._say(EventName.DAEMON_STOPPING, self._farewell())
+        await _briefly(parts.recovery.close())
+        if parts.syncer is not None:
+            await _briefly(self._beat("restarting"), 3.0)
+            await _briefly(parts.syncer.stop())
+        await _briefly(self.rounds.pruner.stop())
+        if self._outlets is not None:
+            await _briefly(self._outlets.close())
+        await _briefly(parts.senses.stop())
+        await _briefly(asyncio.to_thread(parts.watcher.stop))
+        await _briefly(parts.launcher.close())
+        parts.journal.post(Journal.learn, LEARNED, self.rounds.sensing.state.learned.to_dict())
+        parts.emit.save()
+
+    # -- what others see
+
+    def view(self) -> DaemonView:
+        return viewing.view_of(
+            self.parts,
+            self.rounds,
+            findings=self.bulletin.findings,
+            pins=self._pins,
+            incident=self._incident,
+            http_url=self._outlets.url if self._outlets is not None else "",
+            config_path=str(self.loaded.path or ""),
+            started=self._started,
+        )
+
+    def status(self) -> dict[str, Any]:
+        return build_status(self.view())
+
+    def _ready(self) -> tuple[bool, list[str]]:
+        """Sensors and store usable; the reasons where they are not."""
+        parts, snapshot = self.parts, self.rounds.sensing.snapshot
+        reasons = [
+            f"the {name} sensor is {view.state}" + (f": {view.detail}" if view.detail else "")
+            for name, view in viewing.sensor_views(snapshot).items()
+            if view.state in ("blind", "denied", "pending")
+        ]
+        if parts.syncer is not None and parts.syncer.state.ok is False:
+            reasons.append(f"the store cannot be used: {parts.syncer.state.error}")
+        return not reasons, reasons
+
+    def _opening(self) -> str:
+        """The first line: what podwatch found, and whether anything is backed up."""
+        parts = self.parts
+        where = f"syncing to {parts.settings.sync.store}" if parts.syncer is not None else "NOT BACKED UP"
+        return f"podwatch {__version__} guards run {parts.settings.run_id}: {parts.recovery.opening}; {where}"
+
+    def _farewell(self) -> str:
+        state = self.parts.recovery.state
+        if state.handle is None:
+            return "podwatch leaves; no training is running"
+        return (
+            "podwatch leaves; training goes on UNGUARDED. Start podwatch again to guard it,"
+            " or `podwatch stop-training` first to stop it"
+        )
+
+    def _headline(self) -> str:
+        newest = viewing.newest_step(self.rounds.sensing.snapshot)
+        step = f", step {newest.step}" if newest is not None else ""
+        return f"{self.parts.recovery.state.phase}{step}"
+
+    # -- small change
+
+    def _say(
+        self, name: EventName, text: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool | None
+    ) -> None:
+        if self._emit is not None:
+            self._emit(Event(name, self._clock.wall(), text, severity, fields))
+
+    def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self.keep(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        """A round that ends is a bug: say so and leave, so that whoever supervises us starts afresh."""
+        if task.cancelled() or task.exception() is None:
+            return
+        self._say(EventName.DAEMON_STOPPING, f"{task.get_name()} failed: {task.exception()!r}", Severity.CRITICAL)
+        self.leave(1)
+
+    def _keep_last_good(self) -> None:
+        try:
+            save_last_good(self.loaded)
+        except OSError as error:
+            self._say(EventName.CONFIG_REFUSED, f"no copy of the configuration could be kept: {error}")
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """From any thread; nothing to do once the loop is closed."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
+
+
+async def _briefly(step: Awaitable[Any], seconds: float = 8.0) -> None:
+    try:
+        await asyncio.wait_for(step, seconds)
+    except (TimeoutError, PodwatchError, OSError):
+        pass

@@ -1,0 +1,38 @@
+"""Which findings are new and which are gone: each is told once, not at every turn."""
+
+from collections.abc import Callable
+
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Finding, Severity
+
+
+class Bulletin:
+    """Keeps the open findings of all sources and emits an event when one appears, changes its severity, or clears."""
+
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
+        self._open: dict[str, Finding] = {}
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Worst first, then oldest."""
+        order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+        return tuple(sorted(self._open.values(), key=lambda f: (order[f.severity], f.since, f.key)))
+
+    def update(self, findings: tuple[Finding, ...], wall: float) -> None:
+        """Take this turn's findings of every source."""
+        now = {f.key: f for f in findings}
+        for key, finding in now.items():
+            before = self._open.get(key)
+            if before is None or (before.severity, before.confirmed) != (finding.severity, finding.confirmed):
+                message = finding.summary + (f"; {finding.suggestion}" if finding.suggestion else "")
+                self._emit(Event(EventName.FINDING_RAISED, wall, message, finding.severity, _fields(finding)))
+        for key, finding in self._open.items():
+            if key not in now:
+                text = f"no longer: {finding.summary}"
+                self._emit(Event(EventName.FINDING_CLEARED, wall, text, fields=_fields(finding)))
+        self._open = now
+
+
+def _fields(finding: Finding) -> dict[str, str | int | float | bool | None]:
+    return {"finding": str(finding.kind), "subject": finding.subject, "confirmed": finding.confirmed}

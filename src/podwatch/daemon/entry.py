@@ -1,0 +1,59 @@
+"""What ``podwatch run`` calls: load the settings, then be the daemon, or its init where one is needed."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from podwatch.config.last_good import load_or_last_good
+from podwatch.config.loading import LoadedSettings
+from podwatch.daemon.paths import run_paths
+
+UNDER_INIT = "PODWATCH_UNDER_INIT"
+"""Set by init for the daemon it starts, so that this one does not start an init again."""
+
+
+def run_daemon(
+    config_path: Path | None,
+    run_name: str,
+    overrides: Mapping[str, object],
+    *,
+    adopt_existing: bool = False,
+    detach: bool = False,
+) -> int:
+    """Run until told to stop; returns the exit code. Raises PodwatchError for what cannot even start."""
+    loaded = load_or_last_good(config_path, environ=os.environ, overrides=overrides, run=run_name)
+    if (detach or os.getpid() == 1) and UNDER_INIT not in os.environ:
+        from podwatch.daemon import init
+
+        paths = run_paths(loaded.settings.state_dir, loaded.settings.run_id, os.environ)
+        return init.main(
+            _own_command(config_path, run_name, overrides, adopt_existing),
+            detach=detach,
+            log_path=paths.state / "podwatch.log",
+            run_dir=paths.runtime,
+        )
+    return asyncio.run(_serve(loaded, adopt_existing))
+
+
+async def _serve(loaded: LoadedSettings, adopt_existing: bool) -> int:
+    from podwatch.daemon.app import serve
+
+    return await serve(loaded, adopt_existing=adopt_existing)
+
+
+def _own_command(
+    config_path: Path | None, run_name: str, overrides: Mapping[str, object], adopt_existing: bool
+) -> list[str]:
+    command = [sys.executable, "-m", "podwatch"]
+    if config_path is not None:
+        command += ["--config", str(config_path.absolute())]
+    if run_name:
+        command += ["--run", run_name]
+    command.append("run")
+    if adopt_existing:
+        command.append("--adopt-existing")
+    for key, value in overrides.items():
+        command += ["--set", f"{key}={value}"]
+    return command

@@ -1,0 +1,108 @@
+"""Guarding checkpoints: rescan, tell what changed, wake the upload, make room."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Severity
+from podwatch.system.clock import Clock
+from podwatch.system.threads import Worker
+
+RESCAN_DEADLINE = 120.0
+"""Seconds. A rescan of 1,000 unchanged sets takes 0.05 s; this is for a network volume that hangs."""
+
+
+class Uploads(Protocol):
+    def notify(self) -> None: ...
+
+
+class Guarding:
+    """Rescans every ``rescan`` seconds, sooner when an event wakes it; a rescan is the truth, events are hints.
+
+    ``blind`` holds the reason while the filesystem does not answer: then nothing may be pruned or chosen.
+    """
+
+    def __init__(
+        self,
+        *,
+        catalogue: Catalogue,
+        worker: Worker,
+        clock: Clock,
+        rescan: float,
+        emit: Callable[[Event], None],
+        uploads: Uploads | None,
+        make_room: Callable[[], None],
+        refresh_watches: Callable[[], None],
+    ) -> None:
+        self._catalogue, self._worker, self._clock, self._rescan = catalogue, worker, clock, rescan
+        self._emit, self._uploads = emit, uploads
+        self._make_room, self._refresh_watches = make_room, refresh_watches
+        self._wake = asyncio.Event()
+        self._known: dict[int, CheckpointSet] | None = None
+        self.blind = "not looked yet"
+
+    def wake(self) -> None:
+        """Look again soon. Called on the loop."""
+        self._wake.set()
+
+    async def look(self) -> tuple[CheckpointSet, ...]:
+        """One rescan now. Keeps the last known sets when the filesystem does not answer."""
+        try:
+            sets = await self._worker.call(self._catalogue.rescan, timeout=RESCAN_DEADLINE)
+        except (TimeoutError, OSError) as error:
+            self.blind = f"the checkpoint directories cannot be read: {error}"
+            return self._catalogue.sets
+        self.blind = ""
+        self._tell(sets)
+        return sets
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._wake.clear()
+            await self.look()
+            self._refresh_watches()
+            if self._uploads is not None:
+                self._uploads.notify()
+            self._make_room()
+            pause = self._rescan
+            if any(s.completeness is Completeness.WRITING for s in self._catalogue.sets):
+                pause = min(pause, max(0.5, self._rescan / 4))
+            try:
+                await asyncio.wait_for(self._wake.wait(), pause)
+                await self._clock.sleep(min(0.5, self._rescan / 4))
+            except TimeoutError:
+                pass
+
+    def _tell(self, sets: tuple[CheckpointSet, ...]) -> None:
+        now = {s.step: s for s in sets}
+        before, self._known = self._known, now
+        wall = self._clock.wall()
+        if before is None:
+            newest = newest_complete(sets)
+            if newest is not None:
+                self._emit(_complete(newest, wall, "found"))
+            return
+        for step, found in now.items():
+            old = before.get(step)
+            if found.complete and (old is None or not old.complete or old.save_id != found.save_id):
+                self._emit(_complete(found, wall, "complete"))
+            elif found.completeness is Completeness.DAMAGED and (old is None or old.completeness != found.completeness):
+                text = f"checkpoint step {step} is damaged: {found.reason}"
+                self._emit(Event(EventName.CHECKPOINT_DAMAGED, wall, text, Severity.WARNING, {"step": step}))
+        for step, gone in before.items():
+            if step not in now and gone.complete:
+                text = f"checkpoint step {step} is no longer there"
+                self._emit(Event(EventName.CHECKPOINT_GONE, wall, text, fields={"step": step}))
+
+
+def _complete(found: CheckpointSet, wall: float, word: str) -> Event:
+    return Event(
+        EventName.CHECKPOINT_COMPLETE,
+        wall,
+        f"checkpoint step {found.step} {word}: {found.file_count} files",
+        fields={"step": found.step, "save_id": found.save_id, "size_bytes": found.size_bytes},
+    )

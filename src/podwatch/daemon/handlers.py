@@ -1,0 +1,128 @@
+"""What the control socket can ask for. Each handler takes and returns JSON-safe dicts; errors are PodwatchErrors."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from podwatch.daemon.pruning import plan_document
+from podwatch.domain.errors import HostError, UsageError
+from podwatch.journal import Journal
+from podwatch.telling.documents import checkpoint_document, event_document, incident_document
+
+if TYPE_CHECKING:
+    from podwatch.daemon.app import Daemon
+
+Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+def make_handlers(daemon: "Daemon") -> Mapping[str, Handler]:
+    """Method name -> coroutine."""
+    parts, rounds = daemon.parts, daemon.rounds
+
+    async def status(_: dict[str, Any]) -> dict[str, Any]:
+        return daemon.status()
+
+    async def start(params: dict[str, Any]) -> dict[str, Any]:
+        step, fresh = _step(params), bool(params.get("fresh"))
+        await parts.recovery.request_start(step=step, fresh=fresh)
+        return _told(daemon, "training is wanted")
+
+    async def restart(params: dict[str, Any]) -> dict[str, Any]:
+        await parts.recovery.request_restart(step=_step(params))
+        return _told(daemon, "training is being restarted")
+
+    async def restart_plan(params: dict[str, Any]) -> dict[str, Any]:
+        return dict(await parts.recovery.dry_run(_step(params)))
+
+    async def stop_training(params: dict[str, Any]) -> dict[str, Any]:
+        after_save = bool(params.get("after_save"))
+        await parts.recovery.request_stop(after_save=after_save)
+        when = "after the next save" if after_save else "now"
+        return _told(daemon, f"training is being stopped {when}; `podwatch start` starts it again")
+
+    async def checkpoints(_: dict[str, Any]) -> dict[str, Any]:
+        await rounds.guarding.look()
+        view = daemon.view()
+        sets = [
+            checkpoint_document(s, stored=view.sync.stored, pins=view.pins, uploading_step=view.sync.uploading_step)
+            for s in parts.catalogue.sets
+        ]
+        return {"sets": sets, "store_url": view.sync.store_url}
+
+    async def verify(params: dict[str, Any]) -> dict[str, Any]:
+        wanted = _step(params)
+        steps = [s.step for s in parts.catalogue.sets if wanted is None or s.step == wanted]
+        if wanted is not None and not steps:
+            raise UsageError(f"there is no checkpoint of step {wanted}", fix="podwatch checkpoints lists them")
+        answers = []
+        for step in steps:
+            reasons = await parts.files.call(parts.catalogue.verify, step)
+            answers.append({"step": step, "sound": not reasons, "reasons": list(reasons)})
+        return {"steps": answers}
+
+    async def sync(params: dict[str, Any]) -> dict[str, Any]:
+        if parts.syncer is None:
+            raise HostError("no store is configured", where="sync.store", fix='set it, for example "b2://my-bucket"')
+        step = _step(params)
+        task = asyncio.create_task(parts.syncer.sync_now(step))
+        if params.get("wait"):
+            await task
+            state = parts.syncer.state
+            return {"message": f"step {state.last_step} is in the store", "step": state.last_step}
+        daemon.keep(task)
+        return {"message": "uploading; `podwatch status` shows how far it is", "step": step}
+
+    async def prune_plan(_: dict[str, Any]) -> dict[str, Any]:
+        await rounds.guarding.look()
+        return plan_document(rounds.pruner.plan())
+
+    async def prune(_: dict[str, Any]) -> dict[str, Any]:
+        await rounds.guarding.look()
+        return plan_document(await rounds.pruner.prune_now())
+
+    async def events(params: dict[str, Any]) -> dict[str, Any]:
+        found = await parts.journal.run(
+            Journal.events,
+            after_id=int(params.get("after_id") or 0),
+            since_wall=float(params.get("since_wall") or 0.0),
+            limit=min(int(params.get("limit") or 1000), 10_000),
+        )
+        return {"events": [event_document(e) for e in found]}
+
+    async def incidents(params: dict[str, Any]) -> dict[str, Any]:
+        wanted = params.get("id")
+        if wanted is None:
+            found = await parts.journal.run(Journal.incidents, int(params.get("limit") or 50))
+        else:
+            one = await parts.journal.run(Journal.incident, int(wanted))
+            if one is None:
+                raise UsageError(f"there is no incident {wanted}", fix="podwatch incidents lists them")
+            found = [one]
+        return {"incidents": [incident_document(i) for i in found]}
+
+    async def reload(_: dict[str, Any]) -> dict[str, Any]:
+        return {"message": daemon.reload()}
+
+    async def shutdown(_: dict[str, Any]) -> dict[str, Any]:
+        daemon.leave(0)
+        return {"message": "podwatch leaves; training goes on, unguarded"}
+
+    return {f.__name__: f for f in (
+        status, start, restart, restart_plan, stop_training, checkpoints, verify, sync, prune_plan, prune, events,
+        incidents, reload, shutdown,
+    )}  # fmt: skip
+
+
+def _step(params: Mapping[str, Any]) -> int | None:
+    value = params.get("step")
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise UsageError("a step is a whole number, 0 or more", where=f"step {value!r}")
+    return value
+
+
+def _told(daemon: "Daemon", message: str) -> dict[str, Any]:
+    state = daemon.parts.recovery.state
+    now = f"{state.phase}: {state.detail}" if state.detail else str(state.phase)
+    return {"message": f"{message} ({now})", "phase": str(state.phase)}

@@ -1,0 +1,99 @@
+"""The daemon's doors to the outside: HTTP, the control socket, and the two files that tell where it is.
+
+None of them is worth dying for: a guard that cannot be asked is still a guard.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from podwatch import __version__
+from podwatch.client.endpoint import SNAPSHOT, own_endpoint, write_document, write_endpoint
+from podwatch.control.server import ControlServer
+from podwatch.daemon.compose import Parts
+from podwatch.daemon.handlers import Handler
+from podwatch.domain.errors import PodwatchError
+from podwatch.domain.event import Event
+from podwatch.journal import Journal
+from podwatch.telling.http import HttpServer
+from podwatch.telling.view import DaemonView
+
+
+class Outlets:
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        config_path: str,
+        view: Callable[[], DaemonView],
+        status: Callable[[], dict[str, Any]],
+        live: Callable[[], tuple[bool, str]],
+        ready: Callable[[], tuple[bool, list[str]]],
+        handlers: Mapping[str, Handler],
+        complain: Callable[[str], None],
+    ) -> None:
+        self._parts, self._status, self._complain = parts, status, complain
+        http = parts.settings.http
+        self._http = HttpServer(http.host, http.port, view, self._events, self._ping, parts.token, live, ready)
+        self._control = ControlServer(
+            parts.paths.control_socket,
+            handlers,
+            on_error=lambda method, error: complain(f"{method} failed: {error!r}"),
+        )
+        self._endpoint = own_endpoint(
+            parts.settings.run_id,
+            started_wall=parts.clock.wall(),
+            control=str(parts.paths.control_socket),
+            config_path=config_path,
+            version=__version__,
+        )
+
+    @property
+    def url(self) -> str:
+        """``http://host:port``, empty while HTTP is off or could not start."""
+        return self._http.url
+
+    async def open(self) -> None:
+        openings = (
+            [self._control.start]
+            if not self._parts.settings.http.enabled
+            else [
+                self._control.start,
+                self._http.start,
+            ]
+        )
+        for start in openings:
+            try:
+                await start()
+            except PodwatchError as error:
+                self._complain(str(error))
+        self._write(lambda: write_endpoint(self._parts.paths.runtime, replace(self._endpoint, http_url=self.url)))
+
+    async def close(self) -> None:
+        self.write_status()
+        left = replace(self._endpoint, stopped_wall=self._parts.clock.wall())
+        self._write(lambda: write_endpoint(self._parts.paths.runtime, left))
+        await self._control.stop()
+        await self._http.stop()
+
+    async def refresh(self) -> None:
+        """Write status.json, for those who look when the daemon is gone."""
+        document = self._status()
+        path = self._parts.paths.runtime / SNAPSHOT
+        await asyncio.to_thread(self._write, lambda: write_document(path, document))
+
+    def write_status(self) -> None:
+        self._write(lambda: write_document(self._parts.paths.runtime / SNAPSHOT, self._status()))
+
+    def _ping(self, role: str) -> None:
+        self._parts.inbox.ping(role)
+
+    async def _events(self, after_id: int, limit: int) -> list[Event]:
+        return await self._parts.journal.run(Journal.events, after_id=after_id, limit=limit)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._complain(f"{error.filename or self._parts.paths.runtime}: {error.strerror}")

@@ -1,0 +1,93 @@
+"""The daemon's three rounds, wired: sensing (seconds), guarding (rescans), pruning (when there is pressure)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from podwatch.daemon.compose import Parts
+from podwatch.daemon.guarding import Guarding
+from podwatch.daemon.pruning import Pruner
+from podwatch.daemon.sensing import SensingLoop
+from podwatch.domain.finding import Finding
+from podwatch.domain.snapshot import Desired, Snapshot
+from podwatch.judgement.learned import Learned
+from podwatch.judgement.retention import Protection
+from podwatch.judgement.watch import initial
+
+
+@dataclass(slots=True)
+class Rounds:
+    sensing: SensingLoop
+    guarding: Guarding
+    pruner: Pruner
+
+
+def make_rounds(
+    parts: Parts,
+    *,
+    learned: Learned,
+    pins: Callable[[], Mapping[int, str]],
+    on_turn: Callable[[Snapshot, tuple[Finding, ...]], None],
+) -> Rounds:
+    """Nothing runs yet."""
+
+    def protected() -> Mapping[int, Protection]:
+        """Steps with a live interest, whatever the disk says."""
+        found = dict.fromkeys(parts.recovery.state.protect, Protection.RESUME_SOURCE)
+        if parts.syncer is not None:
+            for step in parts.syncer.protect:
+                found.setdefault(step, Protection.UPLOADING)
+        return found
+
+    def hold() -> str:
+        state = parts.recovery.state
+        if state.hold_deletions:
+            return "the last resume could not be confirmed: nothing is deleted before the next save"
+        return "training is being stopped or started" if state.acting else ""
+
+    async def abandon(step: int) -> None:
+        if parts.syncer is not None:
+            await parts.syncer.abandon(step)
+
+    def stored() -> frozenset[tuple[int, str]] | None:
+        return parts.syncer.state.stored if parts.syncer is not None else None
+
+    pruner = Pruner(
+        catalogue=parts.catalogue,
+        remover=parts.remover,
+        workspace=parts.workspace,
+        disk=parts.disk,
+        worker=parts.removals,
+        clock=parts.clock,
+        policy=lambda: parts.policies.disk,
+        act=lambda: parts.settings.mode == "act",
+        blind=lambda: guarding.blind or parts.catalogue.problem,
+        stored=stored,
+        pins=pins,
+        protected=protected,
+        hold=hold,
+        first_seen_wall=lambda: parts.record.current.first_seen_wall if parts.record.current else 0.0,
+        abandon_upload=abandon,
+        rescan=lambda: guarding.wake(),  # noqa: PLW0108 - guarding is made below
+    )
+    guarding = Guarding(
+        catalogue=parts.catalogue,
+        worker=parts.files,
+        clock=parts.clock,
+        rescan=parts.settings.checkpoints.rescan,
+        emit=parts.emit,
+        uploads=parts.syncer,
+        make_room=pruner.look,
+        refresh_watches=parts.watcher.refresh,
+    )
+    sensing = SensingLoop(
+        senses=parts.senses,
+        clock=parts.clock,
+        poll=parts.settings.gpu.poll,
+        policies=parts.policies,
+        state=initial(parts.policies.detection, learned),
+        saving=lambda: parts.catalogue.saving,
+        desired=lambda: parts.record.current.desired if parts.record.current else Desired.RUNNING,
+        on_turn=on_turn,
+        emit=parts.emit,
+    )
+    return Rounds(sensing, guarding, pruner)

@@ -1,0 +1,137 @@
+"""The sensing loop: look, judge, hand over. Its turns are podwatch's only proof of life (promise 6)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Finding, Severity
+from podwatch.domain.policy import Policies
+from podwatch.domain.reading import Reading, SensorState
+from podwatch.domain.snapshot import (
+    Desired,
+    DiskSample,
+    GpuSample,
+    InferenceSample,
+    ProgressSample,
+    Snapshot,
+    TrainerSample,
+)
+from podwatch.judgement.watch import WatchState, advance
+from podwatch.sensors.base import Sensor
+from podwatch.system.clock import Clock
+
+LATE_TURNS = 5
+"""The loop counts as stalled after this many polls without a turn, and never sooner than ``LATE_SECONDS``."""
+LATE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Senses:
+    """All sensors of one daemon."""
+
+    gpus: Sensor[tuple[GpuSample, ...]]
+    trainer: Sensor[TrainerSample]
+    disk: Sensor[DiskSample]
+    inference: Sensor[tuple[InferenceSample, ...]]
+    progress: Sensor[tuple[ProgressSample, ...]]
+
+    def all(self) -> Mapping[str, Sensor[Any]]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def look(self, clock: Clock, *, saving: bool, desired: Desired) -> Snapshot:
+        """One frozen look. Never blocks: each sensor hands over its newest reading."""
+        return Snapshot(
+            at=clock.monotonic(),
+            wall=clock.wall(),
+            gpus=self.gpus.latest(),
+            trainer=self.trainer.latest(),
+            disk=self.disk.latest(),
+            inference=self.inference.latest(),
+            progress=self.progress.latest(),
+            saving=saving,
+            desired=desired,
+        )
+
+    async def start(self) -> None:
+        for sensor in self.all().values():
+            await sensor.start()
+
+    async def stop(self) -> None:
+        for sensor in self.all().values():
+            await sensor.stop()
+
+
+class SensingLoop:
+    """Turns every ``poll`` seconds. ``on_turn`` gets the snapshot and the findings, and must not block."""
+
+    def __init__(
+        self,
+        *,
+        senses: Senses,
+        clock: Clock,
+        poll: float,
+        policies: Policies,
+        state: WatchState,
+        saving: Callable[[], bool],
+        desired: Callable[[], Desired],
+        on_turn: Callable[[Snapshot, tuple[Finding, ...]], None],
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._senses, self._clock, self._poll = senses, clock, poll
+        self.policies = policies
+        self.state = state
+        self._saving, self._desired, self._on_turn, self._emit = saving, desired, on_turn, emit
+        self.turns = 0
+        self.snapshot = Snapshot(at=clock.monotonic(), wall=clock.wall())
+        self.findings: tuple[Finding, ...] = ()
+        self._last_turn = clock.monotonic()
+        self._sensor_states: dict[str, SensorState] = {}
+
+    async def run(self) -> None:
+        """Until cancelled. Keeps its rhythm: a turn that took long is not followed by a shorter pause than 10 ms."""
+        while True:
+            began = self._clock.monotonic()
+            self.turn()
+            await self._clock.sleep(max(0.01, self._poll - (self._clock.monotonic() - began)))
+
+    def turn(self) -> None:
+        snapshot = self._senses.look(self._clock, saving=self._saving(), desired=self._desired())
+        armed_before = self.state.armed
+        self.state, findings = advance(self.state, snapshot, self.policies.detection, self.policies.disk)
+        self._tell_sensors(snapshot)
+        for name in self.state.armed:
+            if name not in armed_before:
+                text = f"{name} is armed"
+                self._emit(Event(EventName.DETECTOR_ARMED, snapshot.wall, text, fields={"detector": name}))
+        self.snapshot, self.findings = snapshot, findings
+        self.turns += 1
+        self._last_turn = snapshot.at
+        self._on_turn(snapshot, findings)
+
+    def alive(self) -> tuple[bool, str]:
+        """Whether the loop turned within its deadline, and the reason in words."""
+        age = self._clock.monotonic() - self._last_turn
+        limit = max(LATE_SECONDS, LATE_TURNS * self._poll)
+        return age <= limit, f"the sensing loop turned {age:.1f} s ago (limit {limit:.0f} s)"
+
+    def _tell_sensors(self, snapshot: Snapshot) -> None:
+        for name in self._senses.all():
+            reading: Reading[Any] = getattr(snapshot, name)
+            before = self._sensor_states.get(name)
+            if reading.state is before:
+                continue
+            self._sensor_states[name] = reading.state
+            if before is None and reading.state in (SensorState.OK, SensorState.PENDING):
+                continue
+            worse = reading.state in (SensorState.BLIND, SensorState.DENIED)
+            text = f"the {name} sensor is {reading.state}" + (f": {reading.detail}" if reading.detail else "")
+            self._emit(
+                Event(
+                    EventName.SENSOR_CHANGED,
+                    snapshot.wall,
+                    text,
+                    Severity.WARNING if worse else Severity.INFO,
+                    {"sensor": name, "state": str(reading.state), "detail": reading.detail},
+                )
+            )

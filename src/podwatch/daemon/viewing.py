@@ -1,0 +1,189 @@
+"""From the daemon's parts to the one frozen picture that status, HTTP and metrics are built from."""
+
+import os
+from collections.abc import Mapping
+
+from podwatch import __version__
+from podwatch.daemon.compose import Parts
+from podwatch.daemon.emitting import Emitter
+from podwatch.daemon.rounds import Rounds
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete
+from podwatch.domain.event import EventName, Incident
+from podwatch.domain.finding import Finding
+from podwatch.domain.reading import Reading, SensorState
+from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot
+from podwatch.judgement.learned import Learned
+from podwatch.recovery.state import Phase, RecoveryState
+from podwatch.sync.doors import SyncState
+from podwatch.telling.view import Counters, DaemonView, LearnedView, RecoveryView, SensorView, SyncView
+
+_ACTIVE = (Phase.LOOKING, Phase.STARTING, Phase.CONFIRMING, Phase.STOPPING)
+
+
+def sensor_views(snapshot: Snapshot) -> dict[str, SensorView]:
+    readings: dict[str, Reading[object]] = {
+        "gpus": snapshot.gpus,
+        "trainer": snapshot.trainer,
+        "disk": snapshot.disk,
+        "inference": snapshot.inference,
+        "progress": snapshot.progress,
+    }
+    return {
+        name: SensorView(
+            reading.state,
+            reading.detail,
+            None if reading.state is SensorState.PENDING else max(0.0, snapshot.at - reading.at),
+        )
+        for name, reading in readings.items()
+    }
+
+
+def recovery_view(state: RecoveryState) -> RecoveryView:
+    return RecoveryView(
+        phase=str(state.phase),
+        active=state.acting or state.phase in _ACTIVE,
+        waiting=state.phase is Phase.BACKOFF,
+        blocked=state.phase is Phase.BLOCKED,
+        gave_up=state.phase is Phase.GAVE_UP,
+        detail=state.detail,
+        resumed_step=state.step,
+        confirmed=None if state.phase is Phase.CONFIRMING or state.unconfirmed else True,
+        attempts=state.attempts,
+        next_try_wall=state.next_try_wall,
+    )
+
+
+def sync_view(state: SyncState | None) -> SyncView:
+    if state is None:
+        return SyncView()
+    return SyncView(
+        store_url=state.store_url,
+        ok=state.ok,
+        error=state.error,
+        last_step=state.last_step,
+        last_published_wall=state.last_published_wall,
+        uploading_step=state.uploading_step,
+        uploaded_bytes=state.uploaded_bytes,
+        total_bytes=state.total_bytes,
+        superseded=state.superseded,
+        stored=state.stored,
+    )
+
+
+def learned_view(learned: Learned) -> LearnedView:
+    return LearnedView(
+        gpu_baseline_bytes=dict(learned.gpu_baseline_bytes),
+        median_step_seconds=learned.median_step_seconds,
+        startup_seconds=learned.startup_seconds,
+    )
+
+
+def newest_step(snapshot: Snapshot) -> ProgressSample | None:
+    """The highest numbered step of this start."""
+    samples = snapshot.progress.value or ()
+    numbered = [s for s in samples if s.step is not None and s.source is not ProgressSource.HEARTBEAT]
+    return max(numbered, key=lambda s: s.step or 0, default=None)
+
+
+def steps_at_risk(snapshot: Snapshot, sets: tuple[CheckpointSet, ...]) -> int | None:
+    """Steps that a death right now would cost: since the newest complete checkpoint, or since the beginning."""
+    newest = newest_step(snapshot)
+    if newest is None or newest.step is None:
+        return None
+    saved = newest_complete(sets)
+    return max(0, newest.step - (saved.step if saved is not None else 0))
+
+
+def second_signals(snapshot: Snapshot) -> tuple[str, ...]:
+    """Signals that can confirm a death on this pod right now (promise 3)."""
+    found = []
+    trainer = snapshot.trainer.value
+    if trainer is not None:
+        found.append("engine-process")
+        if any(p.cuda is not None for p in trainer.descendants):
+            found.append("cuda-context")
+    if snapshot.inference.ok:
+        found.append("inference-health")
+    if snapshot.progress.ok and newest_step(snapshot) is not None:
+        found.append("step-progress")
+    return tuple(found)
+
+
+def view_of(
+    parts: Parts,
+    rounds: Rounds,
+    *,
+    findings: tuple[Finding, ...],
+    pins: Mapping[int, str],
+    incident: Incident | None,
+    http_url: str,
+    config_path: str,
+    started: float,
+) -> DaemonView:
+    """``started`` is monotonic."""
+    settings, sensing, snapshot = parts.settings, rounds.sensing, rounds.sensing.snapshot
+    alive, _ = sensing.alive()
+    now, wall = parts.clock.monotonic(), parts.clock.wall()
+    return DaemonView(
+        version=__version__,
+        run_id=settings.run_id,
+        snapshot=snapshot,
+        now=now,
+        now_wall=wall,
+        started_wall=wall - (now - started),
+        pid=os.getpid(),
+        mode=settings.mode,
+        desired=snapshot.desired,
+        opening=parts.recovery.opening,
+        watchdog_ok=alive,
+        sensors=sensor_views(snapshot),
+        findings=findings,
+        recovery=recovery_view(parts.recovery.state),
+        sync=sync_view(parts.syncer.state if parts.syncer is not None else None),
+        learned=learned_view(sensing.state.learned),
+        counters=counters_of(parts.emit, sensing.turns),
+        checkpoints=parts.catalogue.sets,
+        pins=pins,
+        incident=incident,
+        next_save_bytes=rounds.pruner.next_save_bytes,
+        prune_above=parts.policies.disk.prune_above,
+        steps_at_risk=steps_at_risk(snapshot, parts.catalogue.sets),
+        target_step=parts.policies.detection.max_steps,
+        armed=sensing.state.armed,
+        second_signals=second_signals(snapshot),
+        inference_gpus=settings.gpu.inference,
+        trainer_gpus=settings.gpu.trainer,
+        http_url=http_url,
+        control_path=str(parts.paths.control_socket),
+        config_path=config_path,
+        output_dir=str(settings.trainer.output_dir),
+        state_dir=str(parts.paths.state),
+        log_path=parts.launcher.log_path(),
+        layout=parts.layout.name,
+    )
+
+
+def counters_of(emit: Emitter, turns: int) -> Counters:
+    counts = emit.counts
+    return Counters(
+        turns=turns,
+        restarts=counts[EventName.INCIDENT_OPENED],
+        published=counts[EventName.PUBLISHED],
+        uploaded_bytes=emit.uploaded_bytes,
+        pruned=counts[EventName.PRUNED],
+        incidents={"all": counts[EventName.INCIDENT_OPENED]},
+        events=dict(counts),
+    )
+
+
+def heartbeat_fields(view: DaemonView, state: str) -> dict[str, object]:
+    """The sign of life in the store: enough for somebody off the pod to tell training from standing still."""
+    newest = newest_step(view.snapshot)
+    return {
+        "state": state or view.recovery.phase,
+        "step": newest.step if newest is not None else None,
+        "desired": str(view.desired),
+        "started_wall": view.started_wall,
+        "last_stored_step": view.sync.last_step,
+        "podwatch_version": view.version,
+    }
