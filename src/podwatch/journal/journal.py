@@ -177,7 +177,7 @@ class Journal:
         )
         return Incident(id=number, kind=kind, opened_wall=now, summary=summary, evidence=evidence)
 
-    def update_incident(self, incident_id: int, **changes: object) -> Incident:
+    def update_incident(self, incident_id: int, /, **changes: object) -> Incident:
         """Change any of summary, evidence, bundle, closed_wall, resolution, resumed_step, lost_steps."""
         unknown = set(changes) - _INCIDENT_CHANGES
         if unknown:

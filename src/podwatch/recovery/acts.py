@@ -1,0 +1,358 @@
+"""What recovery does, one act at a time: recover, start, stop, finish. Each is a task that may be cancelled anywhere:
+a cancelled act leaves the same open intents as a killed podwatch, and the same code picks both up."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Final
+
+from podwatch.domain.errors import Busy, PodwatchError
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.process import ProcessSample
+from podwatch.domain.snapshot import Desired, Supervision
+from podwatch.evidence import capture, plain, secret_values
+from podwatch.journal import Journal
+from podwatch.judgement.choose import Choice
+from podwatch.judgement.restart import LOG_LINES_KEPT, Failure, after_failure
+from podwatch.recovery.attempt import Attempt
+from podwatch.recovery.core import BLOCKED_POLL, Core
+from podwatch.recovery.procedure import NothingToResume, StartFailed
+from podwatch.recovery.state import Phase, newest_step
+from podwatch.trainer.base import Look, TrainerHandle
+
+EVIDENCE_SECONDS: Final = 10.0
+"""A bundle that takes longer is not waited for: the GPUs cost money."""
+FREE_POLL: Final = 0.5
+SAVE_POLL: Final = 1.0
+
+
+class Acts(Core):
+    """Everything here runs as the one act, or is called by it."""
+
+    async def carry_on(self) -> None:
+        """Settle what is half done, then do what is wanted."""
+        look = await self.tools.launcher.look()
+        stop = await self.reconcile(look)
+        if stop is not None and look.handle is not None:
+            await self.procedure.finish_stop(look.handle, stop.id, str(stop.data.get("why", "")))
+            self.forget()
+            look = await self.tools.launcher.look()
+        await self.per_desired(look)
+
+    async def per_desired(self, look: Look) -> None:
+        """Adopt what is there; else start, if that is wanted and allowed."""
+        settings = self.tools.settings
+        if look.handle is not None:
+            await self.adopt(look.handle)
+            if self.desired is not Desired.STOPPED or look.handle.supervision is not Supervision.KEEPER:
+                return
+            # The person's "stop" was recorded, and podwatch ended before it was carried out.
+            await self.stop_act("stop was asked for")
+        elif self.desired is Desired.FINISHED:
+            self._show(Phase.FINISHED, "training has finished")
+        elif self.desired is Desired.STOPPED and not look.candidates:
+            self._show(Phase.STOPPED, "stopped on purpose; `podwatch start` starts it")
+        elif await self.take_over(look.candidates):
+            return
+        elif settings.mode == "observe":
+            self._show(Phase.OBSERVING, "mode observe: nothing is started")
+        elif settings.trainer.supervise == "attach" and self.memory.counted == "":
+            await self._await_candidate()
+        else:
+            await self.wait_and_start()
+
+    async def _await_candidate(self) -> None:
+        self._show(Phase.LOOKING, "supervise = attach: waiting for a trainer to be started")
+        while True:
+            await self.tools.clock.sleep(BLOCKED_POLL)
+            look = await self.tools.launcher.look()
+            if look.handle is not None:
+                return await self.adopt(look.handle)
+            if await self.take_over(look.candidates):
+                return None
+
+    # -- recover ------------------------------------------------------------------------------------------------------
+
+    async def recover_act(self, finding: Finding) -> None:
+        """From a confirmed finding to a new trainer (or to giving up)."""
+        handle, attempt = self.handle, self.attempt
+        if handle is None:
+            return
+        await self.close_open_incident("the restart did not last")
+        incident = await self.tools.journal.run(
+            Journal.open_incident, str(finding.kind), finding.summary, json.dumps(plain(finding.evidence))
+        )
+        self._last_incident = incident.id
+        self.tools.say(
+            EventName.INCIDENT_OPENED, finding.summary, Severity.CRITICAL, incident=incident.id, kind=str(finding.kind)
+        )
+        lines = tuple(self.tools.last_lines(LOG_LINES_KEPT))
+        if self.memory.counted != handle.start_id:
+            await self._count(handle.start_id, attempt, finding.kind, lines)
+
+        async def evidence() -> None:
+            await self._capture(incident.id, finding, handle, lines)
+
+        await self.procedure.stop_tree(handle, finding.summary, before=evidence)
+        seen = attempt.last_step if attempt is not None else None
+        self.forget()
+        await self.wait_and_start(incident_id=incident.id, step_at_death=seen)
+
+    async def _count(self, start_id: str, attempt: Attempt | None, kind: FindingKind, lines: tuple[str, ...]) -> None:
+        """Decide what follows this failure and remember it, once per start."""
+        tools, memory = self.tools, self.memory
+        failure = Failure(
+            kind=kind,
+            at=tools.clock.monotonic(),
+            loaded=attempt is not None and attempt.loaded,
+            made_step=attempt is not None and attempt.made_step and kind is not FindingKind.RESUMED_WRONG,
+            resumed_from=attempt.resumed_from if attempt is not None else None,
+            last_lines=lines,
+        )
+        decision = after_failure(memory.history, failure, tools.policies.restart, tools.jitter())
+        memory.history, memory.counted = decision.history, start_id
+        memory.next_try_wall = tools.clock.wall() + decision.delay_seconds if decision.delay_seconds > 0 else None
+        if decision.step_back and failure.resumed_from is not None:
+            memory.below = failure.resumed_from
+            tools.say(
+                EventName.STEPPED_BACK,
+                f"step {failure.resumed_from} is left alone: {decision.reason}",
+                Severity.WARNING,
+                step=failure.resumed_from,
+            )
+        await self.procedure.remember()
+        self._show(self._phase, decision.reason)
+        if memory.history.gave_up:
+            shown = "".join(f"\n  {line}" for line in lines[-LOG_LINES_KEPT:])
+            self.note(
+                FindingKind.GAVE_UP,
+                Severity.CRITICAL,
+                f"gave up: {decision.reason}",
+                "mend the cause, then `podwatch start`; checkpoints stay guarded" + shown,
+            )
+            tools.say(EventName.GAVE_UP, f"gave up: {decision.reason}", Severity.CRITICAL)
+
+    async def _capture(
+        self, incident_id: int, finding: Finding | None, handle: TrainerHandle, lines: tuple[str, ...]
+    ) -> None:
+        """Evidence; its absence never holds a restart up."""
+        tools = self.tools
+        environment = tools.environment()
+        tree: tuple[ProcessSample, ...] = ()
+        try:
+            reading = await asyncio.wait_for(handle.tree(), EVIDENCE_SECONDS)
+            tree = reading.value or ()
+            path = await tools.evidence.call(
+                lambda: capture(
+                    tools.incidents_dir / str(incident_id),
+                    snapshots=tuple(self.snapshots),
+                    finding=finding,
+                    tree=tree,
+                    log_tails={"trainer.log": lines},
+                    gpu_state=tools.gpus.latest(),
+                    environment_names=tuple(environment),
+                    secrets=secret_values(environment),
+                ),
+                timeout=EVIDENCE_SECONDS,
+            )
+        except (OSError, PodwatchError, ValueError) as error:  # a timeout is an OSError
+            tools.say(EventName.INCIDENT_OPENED, f"no evidence could be kept: {error}", Severity.WARNING)
+            return
+        await tools.journal.run(Journal.update_incident, incident_id, bundle=str(path))
+
+    # -- start --------------------------------------------------------------------------------------------------------
+
+    async def wait_and_start(self, *, incident_id: int | None = None, step_at_death: int | None = None) -> None:
+        """Honour the pause that was decided, then start. Ends without a start where nothing more is to be tried."""
+        tools, memory = self.tools, self.memory
+        due = memory.next_try_wall
+        if memory.history.gave_up:
+            self._show(Phase.GAVE_UP, self._detail or "gave up")
+            if FindingKind.GAVE_UP not in {f.kind for f in self._notes.values()}:
+                self.note(FindingKind.GAVE_UP, Severity.CRITICAL, "gave up restarting", "then `podwatch start`")
+            if tools.settings.recovery.on_give_up == "exit":
+                self.exit_code = 86
+                self.exit_requested.set()
+                return
+            if due is None:
+                return
+        if due is not None:
+            most = max(tools.policies.restart.backoff_max_seconds, tools.policies.restart.retry_after_give_up_seconds)
+            pause = min(max(0.0, due - tools.clock.wall()), most)
+            if pause > 0:
+                if not memory.history.gave_up:
+                    self._show(Phase.BACKOFF, self._detail)
+                    tools.say(EventName.RECOVERY_BACKOFF, f"next try in {pause:.0f} s", seconds=round(pause, 1))
+                await tools.clock.sleep(pause)
+            memory.next_try_wall = None
+            await self.procedure.remember()
+        await self.start_act(incident_id=incident_id, step_at_death=step_at_death)
+
+    async def start_act(self, *, incident_id: int | None = None, step_at_death: int | None = None) -> None:
+        """Wait until the pod is free, choose, prepare and start; or take over what a person started meanwhile."""
+        while True:
+            if await self._until_free():
+                return
+            self._show(Phase.LOOKING, "choosing the step to start from")
+            choice = await self._choose()
+            if choice is None:
+                return
+            if choice.source == "store":
+                await self.procedure.fetch(choice)
+            # Fetching may have taken an hour: look once more before anything of the trainer's is touched.
+            if await self._someone_there(await self.tools.launcher.look()):
+                return
+            try:
+                handle, attempt = await self.procedure.start(choice)
+            except Busy as error:
+                self._show(Phase.BLOCKED, str(error))
+                await self.tools.clock.sleep(BLOCKED_POLL)
+                continue
+            except StartFailed as error:
+                await self._could_not_start(error, choice.step)
+                return
+            break
+        attempt.incident_id, attempt.step_at_death = incident_id, step_at_death
+        self.clear(FindingKind.BLOCKED, FindingKind.FOREIGN_CHECKPOINTS)
+        self.unconfirmed = False
+        self.watch(handle, attempt)
+        self._show(Phase.CONFIRMING, f"started from step {choice.step}" if choice.step is not None else "started fresh")
+
+    async def _choose(self) -> Choice | None:
+        """None when a person has to decide (and is told so)."""
+        memory = self.memory
+        try:
+            return await self.procedure.choose(wanted=memory.wanted, fresh=memory.fresh, below=memory.below)
+        except NothingToResume as error:
+            problem = error
+        if memory.below is not None and memory.wanted is None:
+            # No older step to go back to: the one that failed is still better than none.
+            memory.below = None
+            return await self._choose()
+        kind = FindingKind.FOREIGN_CHECKPOINTS if self._foreign(problem) else FindingKind.BLOCKED
+        self._show(Phase.BLOCKED, str(problem))
+        self.note(kind, Severity.CRITICAL, problem.what, problem.fix)
+        self.tools.say(EventName.RECOVERY_BLOCKED, str(problem), Severity.CRITICAL)
+        return None
+
+    async def _could_not_start(self, error: PodwatchError, step: int | None) -> None:
+        """The command did not even run: a failed start, not a bad checkpoint."""
+        start_id = f"failed-{self.tools.clock.wall():.3f}"
+        attempt = Attempt(start_id, self.tools.clock.monotonic(), step)
+        incident = await self.tools.journal.run(Journal.open_incident, "start-failed", str(error))
+        self._last_incident = incident.id
+        self.tools.say(EventName.INCIDENT_OPENED, str(error), Severity.CRITICAL, incident=incident.id)
+        self.note(FindingKind.BLOCKED, Severity.CRITICAL, error.what, error.fix)
+        await self._count(start_id, attempt, FindingKind.TRAINER_EXITED, (str(error),))
+        await self.wait_and_start(incident_id=incident.id)
+
+    @staticmethod
+    def _foreign(error: NothingToResume) -> bool:
+        return any("not known to be of this run" in why for _, why in error.choice.rejected)
+
+    async def _someone_there(self, look: Look) -> bool:
+        """True if a trainer lives already (it is watched then) or a person has to decide first."""
+        if look.handle is not None:
+            if await look.handle.exit_status() is None:
+                await self.adopt(look.handle)
+                return True
+            await self.procedure.stop_tree(look.handle, "an ended trainer was left over")
+        return await self.take_over(look.candidates)
+
+    async def _until_free(self) -> bool:
+        """Wait until GPU memory and ports are free. True if a trainer was found instead."""
+        tools = self.tools
+        began, told = tools.clock.monotonic(), ""
+        patience = tools.settings.gpu.release_wait
+        configured = bool(tools.settings.gpu.inference or tools.settings.gpu.trainer)
+        while True:
+            if await self._someone_there(await tools.launcher.look()):
+                return True
+            free = self.procedure.free(self._free_since)
+            over = tools.clock.monotonic() - began >= patience
+            if free.free and (free.observed or over):
+                break
+            if over and not configured and not any(h.startswith("port") for h in free.holders):
+                tools.say(
+                    EventName.RECOVERY_BLOCKED,
+                    "GPU memory is held, but no GPU is configured for this run: starting all the same",
+                    Severity.WARNING,
+                )
+                break
+            held = "; ".join(free.holders) or "GPU memory has not been observed yet"
+            self._show(Phase.BLOCKED if over else Phase.STARTING, f"waiting: {held}")
+            if over:
+                self.note(FindingKind.BLOCKED, Severity.CRITICAL, held, "end what holds it, or `podwatch clean --gpu`")
+                if told != held:
+                    tools.say(EventName.RECOVERY_BLOCKED, f"cannot start yet: {held}", Severity.CRITICAL)
+                told = held
+            await tools.clock.sleep(BLOCKED_POLL if over else FREE_POLL)
+        self.clear(FindingKind.BLOCKED)
+        return False
+
+    # -- stop, finish -------------------------------------------------------------------------------------------------
+
+    async def stop_act(self, why: str, *, after_save: bool = False) -> None:
+        """Stop on purpose; not a failure."""
+        handle = self.handle
+        if handle is not None:
+            if after_save:
+                await self._until_saved(handle)
+            await self.procedure.stop_tree(handle, why)
+        self.forget()
+        await self.close_open_incident("training was stopped on purpose")
+        self._show(Phase.STOPPED, why)
+
+    async def _until_saved(self, handle: TrainerHandle) -> None:
+        tools = self.tools
+        before = newest_step(tools.catalogue.sets)
+        self._show(Phase.STOPPING, "stopping after the next save")
+        while await handle.exit_status() is None:
+            sets = await tools.blocking(tools.catalogue.rescan)
+            newest = newest_step(sets)
+            if newest is not None and (before is None or newest > before):
+                return
+            await tools.clock.sleep(SAVE_POLL)
+
+    async def restart_act(self, why: str) -> None:
+        """Because a person wants it: nothing is counted."""
+        if self.handle is not None:
+            await self.procedure.stop_tree(self.handle, why)
+        self.forget()
+        await self.start_act()
+
+    async def finish_act(self, finding: Finding) -> None:
+        """The run is done: record that first, then end what lingers (it still costs GPUs)."""
+        handle = self.handle
+        await self.set_desired(Desired.FINISHED)
+        if handle is not None:
+            await self.procedure.stop_tree(handle, finding.summary)
+        self.forget()
+        self.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG)
+        await self.close_open_incident("training finished")
+        self._show(Phase.FINISHED, finding.summary)
+        self.tools.say(EventName.TRAINER_FINISHED, finding.summary)
+
+    async def resumed_wrong_act(self, summary: str) -> None:
+        """It did not go on where it was told to: stop it, keep N and above, never resume from them by itself."""
+        attempt = self.attempt
+        step = attempt.resumed_from if attempt is not None else None
+        if step is not None:
+            known = {s.step for s in self.tools.catalogue.sets if s.step >= step} | {step}
+            self.memory.refused.update(dict.fromkeys(known, f"resumed wrong from step {step}"))
+            await self.procedure.remember()
+        self.note(
+            FindingKind.RESUMED_WRONG,
+            Severity.CRITICAL,
+            summary,
+            "look at the checkpoint and the resume arguments; `podwatch start --step N` overrides",
+        )
+        await self.recover_act(Finding(FindingKind.RESUMED_WRONG, Severity.CRITICAL, summary, 0.0, confirmed=True))
+
+    async def set_desired(self, desired: Desired) -> None:
+        record = self.tools.record.current
+        if record is None or record.desired is desired:
+            return
+        await self.procedure.save_record(replace(record, desired=desired))
+        self.tools.say(EventName.DESIRED_CHANGED, f"wanted: {desired}", desired=str(desired))

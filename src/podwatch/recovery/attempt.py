@@ -1,0 +1,57 @@
+"""One attempt to train: what was seen of it since it began. Feeds confirmation and the decision after a failure."""
+
+from dataclasses import dataclass, field
+
+from podwatch.domain.snapshot import ProgressSample, Snapshot
+from podwatch.judgement.confirm import Confirmation, confirm
+
+MAX_SAMPLES = 64
+LOADED_ABOVE_BASE = 2 << 30
+"""Bytes. A bare CUDA context is 0.3-0.7 GiB; whoever took 2 GiB has loaded something."""
+
+
+@dataclass
+class Attempt:
+    """``started_at`` is monotonic. ``resumed_from`` is None for a fresh start; ``known`` is false for a trainer that
+    was attached to: nobody knows what it was started from."""
+
+    start_id: str
+    started_at: float
+    resumed_from: int | None = None
+    first_step: int | None = None
+    known: bool = True
+    incident_id: int | None = None
+    step_at_death: int | None = None
+    """Highest step seen before the start: what the steps lost are counted from."""
+    made_step: bool = False
+    loaded: bool = False
+    last_step: int | None = None
+    samples: list[ProgressSample] = field(default_factory=list)
+
+    def see(self, snapshot: Snapshot, gpu_base: dict[int, int], gpus: tuple[int, ...]) -> bool:
+        """Take in one snapshot; True when it shows a step that was not seen before."""
+        for gpu in (snapshot.gpus.value or ()) if snapshot.gpus.at >= self.started_at else ():
+            used = gpu.memory_used_bytes or 0
+            if (not gpus or gpu.index in gpus) and used - gpu_base.get(gpu.index, 0) > LOADED_ABOVE_BASE:
+                self.loaded = True
+        fresh = False
+        for sample in snapshot.progress.value or ():
+            if sample.step is None or sample.at < self.started_at or sample in self.samples:
+                continue
+            self.samples.append(sample)
+            if self.last_step is None or sample.step > self.last_step:
+                # The first number seen of an attached trainer is where it stands, not a step it made.
+                fresh = fresh or self._is_new(sample.step)
+                self.last_step = sample.step
+        del self.samples[:-MAX_SAMPLES]
+        self.made_step = self.made_step or fresh
+        return fresh
+
+    def _is_new(self, step: int) -> bool:
+        if not self.known:
+            return self.last_step is not None
+        lowest = self.first_step if self.first_step is not None else self.resumed_from
+        return lowest is None or step >= lowest
+
+    def confirmation(self, now: float, patience: float) -> Confirmation:
+        return confirm(self.resumed_from, self.first_step, self.samples, self.started_at, now, patience)

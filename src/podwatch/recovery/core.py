@@ -1,0 +1,298 @@
+"""The state of recovery, the one act that runs, whom it watches, and what a crash left behind."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from podwatch.domain.errors import InternalError, PodwatchError
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.intent import Intent, IntentKind, IntentState
+from podwatch.domain.snapshot import Desired, Snapshot, Supervision
+from podwatch.journal import Journal
+from podwatch.recovery import memory as memory_module
+from podwatch.recovery import quarantine
+from podwatch.recovery.attempt import Attempt
+from podwatch.recovery.memory import Memory
+from podwatch.recovery.procedure import Procedure, StoreUnknown
+from podwatch.recovery.state import Phase, RecoveryState, Tools
+from podwatch.trainer.base import Candidate, Look, TrainerHandle
+
+BLOCKED_POLL: Final = 3.0
+PROBLEM_RETRY: Final = 30.0
+STORE_RETRY: Final = 60.0
+
+
+class Core:
+    """State; ``Acts`` adds what is done with it, ``Recovery`` the doors that others use."""
+
+    def __init__(self, tools: Tools) -> None:
+        self.tools = tools
+        self.memory = Memory()
+        self.procedure = Procedure(tools, self.memory, self._show)
+        self.exit_code: int | None = None
+        self.exit_requested = asyncio.Event()
+        self.handle: TrainerHandle | None = None
+        self.attempt: Attempt | None = None
+        self.unconfirmed_above: int | None = None
+        self.unconfirmed = False
+        self.snapshots: deque[Snapshot] = deque(maxlen=3)
+        self._phase = Phase.IDLE
+        self._since = tools.clock.monotonic()
+        self._detail = ""
+        self._notes: dict[str, Finding] = {}
+        self._act: asyncio.Task[None] | None = None
+        self._free_since = 0.0
+        self._last_incident: int | None = None
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def _show(self, phase: Phase, detail: str = "") -> None:
+        if phase is not self._phase:
+            self._since = self.tools.clock.monotonic()
+        self._phase, self._detail = phase, detail
+
+    @property
+    def desired(self) -> Desired:
+        record = self.tools.record.current
+        return record.desired if record is not None else Desired.RUNNING
+
+    @property
+    def acting(self) -> bool:
+        return self._act is not None and not self._act.done()
+
+    @property
+    def state(self) -> RecoveryState:
+        record, handle = self.tools.record.current, self.handle
+        last = record.last_start.step if record is not None and record.last_start is not None else None
+        return RecoveryState(
+            phase=self._phase,
+            since=self._since,
+            step=self.attempt.resumed_from if self.attempt is not None else last,
+            attempts=self.memory.history.streak_count,
+            next_try_wall=self.memory.next_try_wall if self._phase in (Phase.BACKOFF, Phase.GAVE_UP) else None,
+            detail=self._detail,
+            handle=handle,
+            start_id=handle.start_id if handle is not None else "",
+            supervision=handle.supervision if handle is not None else Supervision.NONE,
+            protect_reasons=self._protected(last),
+            unconfirmed=self.unconfirmed,
+            hold_deletions=self.unconfirmed,
+            acting=self.acting,
+            incident_id=self._last_incident,
+        )
+
+    def _protected(self, last: int | None) -> tuple[tuple[int, str], ...]:
+        kept = dict(self.memory.refused)
+        if self.procedure.restoring is not None:
+            kept[self.procedure.restoring] = "being fetched"
+        if self.attempt is not None and self.attempt.resumed_from is not None and not self.attempt.made_step:
+            kept[self.attempt.resumed_from] = "being resumed from"
+        elif last is not None and self._phase in (Phase.STARTING, Phase.CONFIRMING, Phase.BLOCKED, Phase.BACKOFF):
+            kept[last] = "last resumed from"
+        return tuple(sorted(kept.items()))
+
+    def note(
+        self, kind: FindingKind, severity: Severity, summary: str, suggestion: str = "", subject: str = ""
+    ) -> None:
+        """Raise (or renew) a finding of ours; ``since`` stays that of its first mention."""
+        since = self.tools.clock.monotonic()
+        finding = Finding(kind, severity, summary, since, suggestion)
+        old = self._notes.get(finding.key)
+        self._notes[finding.key] = replace(finding, since=old.since) if old is not None else finding
+
+    def clear(self, *kinds: FindingKind) -> None:
+        self._notes = {key: f for key, f in self._notes.items() if f.kind not in kinds}
+
+    # -- running acts -------------------------------------------------------------------------------------------------
+
+    def spawn(self, act: Callable[[], Awaitable[None]]) -> None:
+        """One act at a time; the caller has made sure that none runs."""
+        self._act = asyncio.create_task(self._guarded(act), name="podwatch-recovery")
+
+    async def interrupt(self) -> None:
+        """Cancel the act that runs, wait until it is really over, settle what it left open, and see what is there."""
+        task, self._act = self._act, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        look = await self.tools.launcher.look()
+        await self.reconcile(look)
+        mine = self.handle
+        if look.handle is not None and (mine is None or mine.start_id != look.handle.start_id):
+            await self.adopt(look.handle)  # its start had just happened
+        elif look.handle is None and mine is not None and mine.supervision is Supervision.KEEPER:
+            self.forget()  # its stop had just been finished
+
+    async def _guarded(self, act: Callable[[], Awaitable[None]]) -> None:
+        """An act that fails is taken up again from what the journal and the pod say, as after a restart of podwatch."""
+        while True:
+            problem: PodwatchError
+            try:
+                await act()
+            except PodwatchError as error:
+                problem = error
+            except OSError as error:
+                problem = PodwatchError(f"the operating system refused: {error}")
+            except Exception as error:  # a mistake of ours must not end the guard
+                problem = InternalError(f"{type(error).__name__}: {error}", fix="please report this")
+            else:
+                return
+            self._show(Phase.BLOCKED, str(problem))
+            self.note(FindingKind.BLOCKED, Severity.CRITICAL, problem.what, problem.fix)
+            self.tools.say(EventName.RECOVERY_BLOCKED, str(problem), Severity.CRITICAL)
+            await self.tools.clock.sleep(STORE_RETRY if isinstance(problem, StoreUnknown) else PROBLEM_RETRY)
+            act = self.carry_on
+
+    async def carry_on(self) -> None:
+        """What the journal and the pod say is to be done now; ``Acts`` knows."""
+        raise InternalError("no acts here", fix="use Recovery")
+
+    # -- adopt, attach ------------------------------------------------------------------------------------------------
+
+    async def adopt(self, handle: TrainerHandle) -> None:
+        """Watch a trainer under a keeper of ours, alive or ended (its end is then judged by the sensing loop)."""
+        tools, record = self.tools, self.tools.record.current
+        age = max(0.0, tools.clock.wall() - handle.started_wall)
+        attempt = Attempt(handle.start_id, tools.clock.monotonic() - age, known=False)
+        start = record.last_start if record is not None else None
+        if start is not None and start.start_id == handle.start_id:
+            first = None if start.step is None else await tools.blocking(tools.layout.first_step_after, start.step)
+            attempt = Attempt(handle.start_id, attempt.started_at, start.step, first)
+            open_incident = await tools.journal.run(Journal.current_incident)
+            attempt.incident_id = open_incident.id if open_incident is not None else None
+        self.watch(handle, attempt)
+        tools.begin_start(attempt.started_at)
+        confirmed = self.memory.confirmed == handle.start_id or not attempt.known
+        self._show(Phase.RUNNING if confirmed else Phase.CONFIRMING, "adopted")
+        status = await handle.exit_status()
+        ended = f", ended while podwatch was away ({status.describe()})" if status is not None else ""
+        tools.say(
+            EventName.TRAINER_ADOPTED,
+            f"took over the running trainer (pid {handle.launcher.pid}){ended}",
+            start_id=handle.start_id,
+            pid=handle.launcher.pid,
+        )
+
+    async def take_over(self, candidates: Sequence[Candidate]) -> bool:
+        """Attach to the one trainer that a person started; wait while it is not clear which. False when nothing is
+        there, so that a start cannot join a second trainer to a first (promise 4)."""
+        tools = self.tools
+        while tools.settings.trainer.supervise == "keeper" or len(candidates) != 1:
+            if not candidates:
+                self.clear(FindingKind.AMBIGUOUS_TRAINERS)
+                return False
+            names = "; ".join(f"pid {c.launcher.pid}: {c.command[:80]} ({c.reason})" for c in candidates)
+            if len(candidates) > 1 and self.memory.gpu_base and self.procedure.free(self._free_since).free:
+                # None of them holds a GPU: whatever they are, they are not training (DESIGN section 2).
+                self.note(FindingKind.AMBIGUOUS_TRAINERS, Severity.WARNING, f"started beside: {names}")
+                return False
+            text = "several trainers could be this run's" if len(candidates) > 1 else "a trainer not started by us runs"
+            self._show(Phase.BLOCKED, f"{text}: {names}")
+            self.note(
+                FindingKind.AMBIGUOUS_TRAINERS,
+                Severity.CRITICAL,
+                f"{text}: {names}",
+                "stop what does not belong here; podwatch then goes on by itself",
+            )
+            await tools.clock.sleep(BLOCKED_POLL)
+            look = await tools.launcher.look()
+            if look.handle is not None:
+                await self.adopt(look.handle)
+                return True
+            candidates = look.candidates
+        self.clear(FindingKind.AMBIGUOUS_TRAINERS, FindingKind.BLOCKED)
+        handle = await tools.launcher.attach(candidates[0])
+        now = tools.clock.monotonic()
+        self.watch(handle, Attempt(handle.start_id, now, known=False))
+        tools.begin_start(now)
+        self._show(Phase.ATTACHED, f"watching pid {handle.launcher.pid}, which was started by someone else")
+        tools.say(
+            EventName.TRAINER_ATTACHED,
+            f"attached to pid {handle.launcher.pid}: {candidates[0].reason}",
+            start_id=handle.start_id,
+            pid=handle.launcher.pid,
+        )
+        if not tools.settings.trainer.command:
+            self.note(
+                FindingKind.UNGUARDED,
+                Severity.WARNING,
+                "no command is configured: this trainer cannot be restarted",
+                "`podwatch config init` copies it from the running trainer",
+            )
+        return True
+
+    def watch(self, handle: TrainerHandle, attempt: Attempt) -> None:
+        self.handle, self.attempt = handle, attempt
+        self.tools.track(handle)
+
+    def forget(self) -> None:
+        self.handle, self.attempt = None, None
+        self.tools.track(None)
+        self._free_since = self.tools.clock.monotonic()
+
+    # -- after a crash ------------------------------------------------------------------------------------------------
+
+    async def reconcile(self, look: Look) -> Intent | None:
+        """Settle the intents that an earlier process (or a cancelled act) left open. Returns the STOP that is to be
+        finished, if the trainer it meant is still there."""
+        journal, found = self.tools.journal, look.handle
+        start_id = found.start_id if found is not None else ""
+        stop: Intent | None = None
+        for intent in await journal.run(Journal.open_intents):
+            if intent.kind is IntentKind.STOP:
+                if start_id and intent.data.get("start_id") == start_id:
+                    stop = intent
+                    continue
+                state, text = IntentState.DONE, "it is gone"
+            elif intent.kind is IntentKind.START:
+                happened = start_id != "" and intent.data.get("start_id") == start_id
+                state = IntentState.DONE if happened else IntentState.UNDONE
+                text = "it was started" if happened else "it never started"
+                if happened:
+                    self.memory.wanted, self.memory.fresh = None, False
+                    await self.procedure.remember()
+            elif intent.kind is IntentKind.QUARANTINE:
+                alive = found is not None and await found.exit_status() is None
+                if alive or look.candidates:
+                    # What lies there now may be what the living trainer has written since.
+                    state, text = IntentState.DONE, "left as it was: a trainer is running"
+                else:
+                    moved = await self.tools.blocking(
+                        quarantine.carry_out, self.tools.workspace, intent, self.procedure.roots()
+                    )
+                    state, text = IntentState.DONE, f"finished after an interruption: {moved} more moved"
+                    await self.tools.blocking(self.tools.catalogue.rescan)
+            elif intent.kind is IntentKind.RESTORE:
+                state, text = IntentState.FAILED, "interrupted; fetched again when it is needed"
+            else:
+                continue
+            await journal.run(Journal.settle, intent.id, state, text)
+        return stop
+
+    def close_incident(
+        self, incident_id: int, resolution: str, *, resumed: int | None = None, lost: int | None = None
+    ) -> None:
+        self.tools.journal.post(
+            Journal.update_incident,
+            incident_id,
+            closed_wall=self.tools.clock.wall(),
+            resolution=resolution,
+            resumed_step=resumed,
+            lost_steps=lost,
+        )
+        self.tools.say(
+            EventName.INCIDENT_CLOSED, resolution, incident=incident_id, resumed_step=resumed, lost_steps=lost
+        )
+
+    async def close_open_incident(self, resolution: str) -> None:
+        incident = await self.tools.journal.run(Journal.current_incident)
+        if incident is not None:
+            self.close_incident(incident.id, resolution)
+
+    def remember_soon(self) -> None:
+        """Without waiting: for the sensing loop."""
+        data = self.memory.to_dict(self.tools.clock)
+        self.tools.journal.post(Journal.learn, memory_module.KEY, data)

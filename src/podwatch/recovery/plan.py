@@ -1,0 +1,142 @@
+"""One start, decided in full: argv, environment, digests of the small files named in the command."""
+
+import hashlib
+import os
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.checkpoints.layouts.base import Layout
+from podwatch.config.settings import Settings
+from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.run import StartRecord
+from podwatch.evidence import scrub
+from podwatch.trainer.base import StartPlan
+
+MAX_DIGEST_BYTES = 1 << 20
+"""A larger file named in a command is data, not configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """``removed`` are resume flags that stood in the configured command. ``first_step`` is the lowest step number a
+    correct resume can show (None for a fresh start)."""
+
+    plan: StartPlan
+    record: StartRecord
+    removed: tuple[str, ...]
+    first_step: int | None
+    wandb: Mapping[str, str]
+
+
+def new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def working_directory(settings: Settings) -> Path:
+    return settings.trainer.cwd or settings.trainer.output_dir.parent
+
+
+def prepare(
+    settings: Settings,
+    layout: Layout,
+    *,
+    step: int | None,
+    environment: Mapping[str, str],
+    wandb: Mapping[str, str],
+    wall: float,
+    start_id: str = "",
+) -> Prepared:
+    """Build the plan. Blocks (reads config files). Raises ConfigurationError when no command is configured."""
+    trainer = settings.trainer
+    if not trainer.command:
+        raise ConfigurationError(
+            "no command is configured, so training cannot be started",
+            where="[trainer] command",
+            fix="set it, or let `podwatch config init` copy it from the running trainer",
+        )
+    identity = {**wandb, **layout.wandb_identity()}
+    resume = layout.resume_command(trainer.command, step, trainer.resume_args, identity)
+    cwd = working_directory(settings)
+    own = {"PODWATCH_RUN_ID": settings.run_id, "PODWATCH_STEP": "" if step is None else str(step)}
+    own["PODWATCH_CHECKPOINT"] = "" if step is None else str(checkpoint_path(layout, step))
+    own["PODWATCH_RESUME_ARGS"] = shlex.join(added_arguments(trainer.command, resume.removed, resume.argv))
+    plan = StartPlan(
+        start_id=start_id or new_id(),
+        argv=resume.argv,
+        cwd=str(cwd),
+        env={**environment, **resume.environment, **own},
+        user=trainer.user,
+        nofile=trainer.nofile,
+        step=step,
+    )
+    record = StartRecord(
+        start_id=plan.start_id,
+        wall=wall,
+        argv=tuple(scrub(argument) for argument in plan.argv),
+        cwd=plan.cwd,
+        user=plan.user,
+        step=step,
+        environment_names=tuple(sorted(plan.env)),
+        config_digests=config_digests(plan.argv, cwd),
+    )
+    first = None if step is None else layout.first_step_after(step)
+    return Prepared(plan, record, resume.removed, first, identity)
+
+
+def checkpoint_path(layout: Layout, step: int) -> Path:
+    """The directory of the first part a resume needs."""
+    parts = layout.steps().get(step, ())
+    for part in parts:
+        if part.required:
+            return part.path
+    return parts[0].path if parts else layout.output_dir
+
+
+def added_arguments(command: Sequence[str], removed: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """What the layout put into the command: the middle that is left when the common ends are taken away."""
+    left, base = list(removed), list[str]()
+    for argument in command:
+        if argument in left:
+            left.remove(argument)
+        else:
+            base.append(argument)
+    added = list(argv)
+    while base and added and base[0] == added[0]:
+        base, added = base[1:], added[1:]
+    while base and added and base[-1] == added[-1]:
+        base, added = base[:-1], added[:-1]
+    return added
+
+
+def config_digests(argv: Sequence[str], cwd: Path) -> tuple[tuple[str, str], ...]:
+    """(path, SHA-256) of every small regular file that the command names: ``f``, ``@f``, ``--x=f``. argv[0] is not
+    configuration. Unreadable files are left out."""
+    found: dict[str, str] = {}
+    for argument in argv[1:]:
+        for name in {argument, argument.lstrip("@"), argument.rpartition("=")[2].lstrip("@")}:
+            path = cwd / name
+            try:
+                if not name or not path.is_file() or path.stat().st_size > MAX_DIGEST_BYTES:
+                    continue
+                found[os.path.normpath(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+            except (OSError, ValueError):
+                continue
+    return tuple(sorted(found.items()))
+
+
+def changed_configs(record: StartRecord | None) -> tuple[str, ...]:
+    """The files of the last start whose content is another now (or that are gone). Blocks."""
+    if record is None:
+        return ()
+    changed = []
+    for name, digest in record.config_digests:
+        try:
+            now = hashlib.sha256(Path(name).read_bytes()).hexdigest()
+        except OSError:
+            now = ""
+        if now != digest:
+            changed.append(name)
+    return tuple(changed)

@@ -1,0 +1,361 @@
+"""Recovery: keeps one trainer running as its owner wants (DESIGN section 4)."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from podwatch.checkpoints.layouts.base import Layout
+from podwatch.config.settings import Settings
+from podwatch.domain.errors import Busy, ConfigurationError, PodwatchError, UsageError
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.policy import Policies
+from podwatch.domain.run import Lineage, RunRecord
+from podwatch.domain.snapshot import Desired, GpuSample, Snapshot, Supervision
+from podwatch.evidence import scrub
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.judgement.confirm import ConfirmationState
+from podwatch.judgement.restart import RestartHistory, succeeded
+from podwatch.recovery import memory as memory_module
+from podwatch.recovery import plan, quarantine
+from podwatch.recovery.acts import Acts
+from podwatch.recovery.procedure import NothingToResume, Procedure
+from podwatch.recovery.state import CatalogueDoor, Phase, RecordHolder, RestoreDoor, Tools, newest_step
+from podwatch.sensors.base import Sensor
+from podwatch.system.clock import Clock
+from podwatch.system.workspace import Workspace
+from podwatch.trainer.base import Launcher, TrainerHandle
+
+REMEMBER_EVERY = 60.0
+"""Seconds between two records of "a step was made": losing a minute of that only delays the end of a streak."""
+
+
+class Recovery(Acts):
+    """One per run. ``begin`` once, ``consider`` at every turn of the sensing loop, ``close`` at the end.
+
+    ``environment`` gives the full environment of a start (it may hold secrets; only names are recorded). ``ports``
+    must be free before a start. ``restore`` is None without a store. ``exit_requested`` is set, with ``exit_code``
+    86, when the run was given up and ``on_give_up = "exit"``.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        policies: Policies,
+        clock: Clock,
+        launcher: Launcher,
+        layout: Layout,
+        catalogue: CatalogueDoor,
+        workspace: Workspace,
+        journal: AsyncJournal,
+        gpus: Sensor[tuple[GpuSample, ...]],
+        run_record: RecordHolder,
+        restore: RestoreDoor | None,
+        emit: Callable[[Event], None],
+        track: Callable[[TrainerHandle | None], None],
+        begin_start: Callable[[float], None],
+        last_lines: Callable[[int], list[str]],
+        environment: Callable[[], dict[str, str]],
+        ports: tuple[int, ...] = (),
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__(
+            Tools(
+                settings=settings,
+                policies=policies,
+                clock=clock,
+                launcher=launcher,
+                layout=layout,
+                catalogue=catalogue,
+                workspace=workspace,
+                journal=journal,
+                gpus=gpus,
+                record=run_record,
+                restore=restore,
+                emit=emit,
+                track=track,
+                begin_start=begin_start,
+                last_lines=last_lines,
+                environment=environment,
+                ports=ports,
+                jitter=jitter,
+            )
+        )
+        self.opening = ""
+        """The first line podwatch says about this run, once ``begin`` has returned."""
+        self._requests = asyncio.Lock()
+        self._remembered_at = 0.0
+        self._reported: set[str] = set()
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def begin(self, *, adopt_existing: bool = False) -> None:
+        """Pick up what an earlier podwatch left, then adopt, attach or start as it is wanted. Returns soon: whatever
+        takes time goes on as an act. Raises ConfigurationError when output_dir belongs to another run."""
+        tools = self.tools
+        self.memory = await memory_module.load(tools.journal, tools.clock)
+        self.procedure = Procedure(tools, self.memory, self._show)
+        if adopt_existing:
+            self.memory.adopted = True
+            await self.procedure.remember()
+        if tools.settings.recovery.on_give_up == "exit":
+            # Whoever starts podwatch again on this machine wants at least one more try.
+            self.memory.history = replace(self.memory.history, gave_up_at=None)
+        await self._record(adopt_existing)
+        await tools.blocking(quarantine.make_spare, tools.workspace)
+        _, foreign = await self.procedure.ours()
+        if any(s.complete for s in foreign):
+            steps = ", ".join(str(s.step) for s in foreign if s.complete)
+            self.note(
+                FindingKind.FOREIGN_CHECKPOINTS,
+                Severity.WARNING,
+                f"checkpoints from before podwatch are not used: step {steps}",
+                "`podwatch run --adopt-existing` takes them, `podwatch clean` sets them aside",
+            )
+        self._show(Phase.LOOKING)
+        look = await tools.launcher.look()
+        stops = {str(i.data.get("start_id")) for i in await tools.journal.run(Journal.open_intents)}
+        if look.handle is not None and look.handle.start_id not in stops:
+            # The common case, an upgrade: watch again before anything else happens.
+            await self.reconcile(look)
+            await self.adopt(look.handle)
+            status = await look.handle.exit_status()
+            self.opening = (
+                f"training is running (pid {look.handle.launcher.pid}): taken over"
+                if status is None
+                else f"training ended while podwatch was away ({status.describe()})"
+            )
+            if self.desired is Desired.STOPPED:
+                self.spawn(lambda: self.stop_act("stop was asked for"))
+            return
+        self.opening = self._opening(bool(look.handle), len(look.candidates))
+        self.spawn(self.carry_on)
+
+    def _opening(self, half_stopped: bool, candidates: int) -> str:
+        if half_stopped:
+            return "an interrupted stop or start is being finished"
+        if candidates == 1:
+            return "a trainer that podwatch did not start is running: watching it"
+        if candidates:
+            return f"{candidates} running trainers could be this run's: see `podwatch status`"
+        if self.desired is Desired.STOPPED:
+            return "training is stopped on purpose; `podwatch start` starts it"
+        if self.desired is Desired.FINISHED:
+            return "training has finished; `podwatch start` would go on"
+        if self.tools.settings.mode == "observe":
+            return "nothing is running, and mode observe starts nothing"
+        if self.memory.history.gave_up:
+            return "restarting was given up; checkpoints are guarded"
+        return "nothing is running: starting training"
+
+    async def _record(self, adopt_existing: bool) -> None:
+        tools = self.tools
+        record = await tools.blocking(tools.record.load)
+        run_id = tools.settings.run_id
+        if record is not None and record.run_id != run_id and not adopt_existing:
+            raise ConfigurationError(
+                f"the output directory belongs to run {record.run_id!r}, not to {run_id!r}",
+                where=str(tools.record.path),
+                fix="use another output_dir, the old run_id, or `podwatch run --adopt-existing`",
+            )
+        if record is None or record.run_id != run_id:
+            await self.procedure.save_record(
+                RunRecord(run_id, Lineage(plan.new_id()), first_seen_wall=tools.clock.wall())
+            )
+
+    async def close(self) -> None:
+        """podwatch leaves; training goes on. What is half done is finished by the next one."""
+        task, self._act = self._act, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        await self.procedure.remember()
+        self.tools.files.close()
+        self.tools.evidence.close()
+
+    # -- the sensing loop ---------------------------------------------------------------------------------------------
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What recovery itself has to say."""
+        return tuple(self._notes.values())
+
+    def consider(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
+        """One turn: watch the present attempt, and act on a confirmed verdict. Never blocks."""
+        self.snapshots.append(snapshot)
+        self._watch_attempt(snapshot)
+        if self.acting or self.handle is None:
+            return None
+        sample = snapshot.trainer.value
+        if sample is None or sample.start_id != self.handle.start_id:
+            return None  # a look at another start: what was found in it says nothing about this one
+        for finding in findings:
+            if finding.verdict is Verdict.NONE or not finding.confirmed:
+                continue
+            if self.tools.settings.mode == "observe":
+                self._only_report(finding)
+            elif finding.verdict is Verdict.FINISH:
+                return self.spawn(lambda f=finding: self.finish_act(f))  # type: ignore[misc]
+            elif self.desired is not Desired.RUNNING:
+                return self.spawn(lambda: self.stop_act("ended, and not wanted any more"))
+            elif self.tools.settings.trainer.command:
+                return self.spawn(lambda f=finding: self.recover_act(f))  # type: ignore[misc]
+            else:
+                self.note(
+                    FindingKind.UNGUARDED,
+                    Severity.CRITICAL,
+                    f"{finding.summary}; no command is configured, so it cannot be restarted",
+                    "set [trainer] command",
+                )
+        return None
+
+    def _only_report(self, finding: Finding) -> None:
+        mark = f"{self.handle.start_id if self.handle else ''}:{finding.key}"
+        if mark not in self._reported:
+            self._reported.add(mark)
+            self.tools.say(
+                EventName.FINDING_RAISED,
+                f"mode observe: would {finding.verdict} because {finding.summary}",
+                Severity.WARNING,
+                kind=str(finding.kind),
+            )
+
+    def _watch_attempt(self, snapshot: Snapshot) -> None:
+        attempt, settings = self.attempt, self.tools.settings
+        if attempt is None:
+            return
+        sample = snapshot.trainer.value
+        if sample is not None and sample.start_id not in ("", attempt.start_id):
+            return
+        gpus = (*settings.gpu.inference, *settings.gpu.trainer)
+        if attempt.see(snapshot, self.memory.gpu_base, gpus):
+            self._step_made()
+        if self._phase is Phase.CONFIRMING and not self.acting:
+            self._confirm(snapshot)
+        if self.unconfirmed and (newest_step(self.tools.catalogue.sets) or -1) > (self.unconfirmed_above or -1):
+            self.unconfirmed = False
+
+    def _step_made(self) -> None:
+        memory, now = self.memory, self.tools.clock.monotonic()
+        changed = not memory.history.ever_worked or memory.below is not None or memory.history.gave_up
+        memory.history = replace(succeeded(memory.history, now, self.tools.policies.restart), gave_up_at=None)
+        memory.below = None
+        self.clear(FindingKind.GAVE_UP)
+        if changed or now - self._remembered_at >= REMEMBER_EVERY:
+            self._remembered_at = now
+            self.remember_soon()
+
+    def _confirm(self, snapshot: Snapshot) -> None:
+        attempt = self.attempt
+        if attempt is None:
+            return
+        answer = attempt.confirmation(snapshot.at, self.tools.settings.trainer.startup_patience)
+        if answer.state is ConfirmationState.CONFIRMED:
+            self._confirmed(answer.step)
+        elif answer.state is ConfirmationState.UNCONFIRMED:
+            self.unconfirmed = True
+            self.unconfirmed_above = newest_step(self.tools.catalogue.sets)
+            self._show(Phase.RUNNING, "no step number could be read: nothing is deleted before the next save")
+        elif answer.state is ConfirmationState.RESUMED_WRONG:
+            text = (
+                f"started from step {attempt.resumed_from}, but step {answer.step} was seen afterwards"
+                f" ({', '.join(answer.sources)})"
+            )
+            if self.tools.settings.mode == "observe":
+                self.note(FindingKind.RESUMED_WRONG, Severity.CRITICAL, text)
+                return
+            self.spawn(lambda: self.resumed_wrong_act(text))
+
+    def _confirmed(self, step: int | None) -> None:
+        attempt, tools = self.attempt, self.tools
+        if attempt is None:
+            return
+        where = "a fresh start" if attempt.resumed_from is None else f"step {attempt.resumed_from}"
+        self._show(Phase.RUNNING, f"confirmed: step {step} after {where}")
+        self.memory.confirmed = attempt.start_id
+        self.clear(FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
+        self.remember_soon()
+        tools.say(EventName.TRAINER_CONFIRMED, f"training goes on: step {step} seen after {where}", step=step)
+        lost = None
+        if attempt.step_at_death is not None:
+            lost = max(0, attempt.step_at_death - (attempt.resumed_from or 0))
+        if attempt.incident_id is not None:
+            self.close_incident(attempt.incident_id, f"restarted from {where}", resumed=attempt.resumed_from, lost=lost)
+
+    # -- what people ask for ------------------------------------------------------------------------------------------
+
+    async def request_start(self, step: int | None = None, fresh: bool = False) -> None:
+        """Training is wanted from now on; returns once that is recorded. Raises Busy while it runs, UsageError when
+        the step does not exist, ConfigurationError without a command."""
+        async with self._requests:
+            if self.handle is not None and await self.handle.exit_status() is None:
+                raise Busy(
+                    f"training is running already (pid {self.handle.launcher.pid})",
+                    fix="`podwatch restart` starts it again, `podwatch stop-training` stops it",
+                )
+            await self._want(step, fresh)
+            self.spawn(lambda: self.restart_act("started by hand"))
+
+    async def request_restart(self, step: int | None = None) -> None:
+        """Stop what runs and start from ``step`` (None: by the usual choice). Not counted as a failure."""
+        async with self._requests:
+            await self._want(step, False)
+            self.spawn(lambda: self.restart_act("restart was asked for"))
+
+    async def request_stop(self, after_save: bool = False) -> None:
+        """Training is not wanted until `start`; survives podwatch and the pod."""
+        async with self._requests:
+            await self.interrupt()
+            await self.set_desired(Desired.STOPPED)
+            self.memory.next_try_wall = None
+            await self.procedure.remember()
+            self.spawn(lambda: self.stop_act("stop was asked for", after_save=after_save))
+
+    async def _want(self, step: int | None, fresh: bool) -> None:
+        if step is not None and fresh:
+            raise UsageError("a step and a fresh start exclude each other", fix="give one of --step and --fresh")
+        await self.tools.blocking(self.procedure.prepare, None)
+        if step is not None:
+            try:
+                await self.procedure.choose(wanted=step)
+            except NothingToResume as error:
+                raise UsageError(error.what, fix="`podwatch checkpoints` lists what there is") from error
+        await self.interrupt()
+        memory = self.memory
+        memory.wanted, memory.fresh, memory.below, memory.next_try_wall = step, fresh, None, None
+        memory.history = RestartHistory(ever_worked=memory.history.ever_worked)
+        if step is not None:
+            memory.refused = {n: why for n, why in memory.refused.items() if n != step}
+        self.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
+        self.exit_code = None
+        await self.procedure.remember()
+        await self.set_desired(Desired.RUNNING)
+
+    async def dry_run(self, step: int | None = None) -> dict[str, object]:
+        """What a restart would do now, JSON-safe and without secrets. Changes nothing."""
+        tools, record = self.tools, self.tools.record.current
+        changed = await tools.blocking(plan.changed_configs, record.last_start if record is not None else None)
+        answer: dict[str, object] = {"changed_since_last_start": list(changed)}
+        try:
+            choice = await self.procedure.choose(wanted=step, below=None if step is not None else self.memory.below)
+        except PodwatchError as error:
+            return {**answer, "possible": False, "reason": str(error)}
+        prepared = await tools.blocking(self.procedure.prepare, choice.step)
+        ahead = await tools.blocking(tools.layout.ahead_of, choice.step)
+        return {
+            **answer,
+            "possible": True,
+            "step": choice.step,
+            "source": choice.source,
+            "reason": choice.reason,
+            "rejected": [{"step": n, "reason": why} for n, why in choice.rejected],
+            "set_aside": [str(path) for path in ahead],
+            "argv": [scrub(argument) for argument in prepared.plan.argv],
+            "removed_flags": list(prepared.removed),
+            "cwd": prepared.plan.cwd,
+            "user": prepared.plan.user,
+            "environment_names": list(prepared.record.environment_names),
+            "running": self.handle is not None,
+            "supervision": str(self.handle.supervision if self.handle is not None else Supervision.NONE),
+        }

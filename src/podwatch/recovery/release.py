@@ -1,0 +1,77 @@
+"""Is the pod free again? GPU memory back to what it was before our trainer, ports closed (facts/prime-rl.md, 17)."""
+
+import errno
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from podwatch.domain.reading import Reading, SensorState
+from podwatch.domain.snapshot import GpuSample, GpuState
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """``holders`` says in words what is still held. ``observed`` is false where GPU memory could not be seen."""
+
+    holders: tuple[str, ...]
+    observed: bool
+
+    @property
+    def free(self) -> bool:
+        return not self.holders
+
+
+def memory_now(reading: Reading[tuple[GpuSample, ...]]) -> dict[int, int]:
+    """Used bytes by NVML index; empty when it could not be observed."""
+    if not reading.ok or reading.value is None:
+        return {}
+    return {g.index: g.memory_used_bytes for g in reading.value if g.memory_used_bytes is not None}
+
+
+def merge_base(old: dict[int, int], now: dict[int, int]) -> dict[int, int]:
+    """The base never rises: else a leak of just under the margin would be accepted again at every restart."""
+    return {**old, **{index: min(used, old.get(index, used)) for index, used in now.items()}}
+
+
+def look(
+    reading: Reading[tuple[GpuSample, ...]],
+    *,
+    since: float,
+    configured: Sequence[int],
+    base: dict[int, int],
+    margin: int,
+    ports: Sequence[int],
+) -> Free:
+    """Judge one moment. ``since`` is the monotonic second at which the stop ended: an older reading says nothing.
+
+    With no configured GPU every visible one is looked at.
+    """
+    held: list[str] = []
+    absent = reading.state is SensorState.ABSENT
+    seen = reading.ok and reading.at >= since
+    if seen:
+        for gpu in reading.value or ():
+            if configured and gpu.index not in configured:
+                continue
+            if gpu.state is GpuState.LOST:
+                held.append(f"gpu{gpu.index} fell off the bus: only a reboot or another machine helps")
+                continue
+            above = (gpu.memory_used_bytes or 0) - base.get(gpu.index, 0)
+            if above > margin:
+                held.append(f"gpu{gpu.index} holds {above / GIB:.1f} GiB more than before training")
+    held += [f"port {port} is in use" for port in ports if port_taken(port)]
+    return Free(tuple(held), seen or absent)
+
+
+def port_taken(port: int) -> bool:
+    """Whether a server could not listen on it now. TIME_WAIT does not count (SO_REUSEADDR, as servers do)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+            probe.listen(1)
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False

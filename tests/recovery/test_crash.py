@@ -1,0 +1,140 @@
+"""podwatch is killed at every point of a restart; the next one ends in the same state (promises 2, 4, 10)."""
+
+from pathlib import Path
+
+import pytest
+
+from podwatch.domain.finding import FindingKind
+from podwatch.domain.intent import IntentKind
+from podwatch.journal import Journal
+from podwatch.recovery import Phase, quarantine
+from tests.support.recovery_world import Killed, Killer, Podwatch, World, death
+
+
+async def prepared(root: Path) -> World:
+    """A trainer that runs, confirmed, with step 15 saved, step 20 cut off, and notes ahead."""
+    world = World(root)
+    world.output.mkdir()
+    first = Podwatch(world)
+    await first.recovery.begin()
+    await first.until(Phase.CONFIRMING)
+    for step in (5, 10, 15):
+        world.save(step)
+    first.see(16)
+    assert first.recovery.state.phase is Phase.RUNNING
+    await first.leave()
+    world.save(20, whole=False)
+    return world
+
+
+async def one_kill(root: Path, target: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """False when the restart went through without reaching the target."""
+    world = await prepared(root)
+    before = world.contents()
+    killer = Killer(target)
+    real = quarantine.rename_noreplace
+
+    def rename(source: Path, destination: Path) -> None:
+        killer.point("before rename")
+        real(source, destination)
+        killer.point("after rename")
+
+    struck = False
+    try:
+        victim = Podwatch(world, killer=killer)
+        with monkeypatch.context() as patch:
+            patch.setattr(quarantine, "rename_noreplace", rename)
+            try:
+                await victim.recovery.begin()
+                victim.see(17, finding=death(FindingKind.HANG))
+                await victim.until(Phase.CONFIRMING)
+            except Killed:
+                struck = True
+            await victim.die()
+        assert len(world.alive()) <= 1, killer.where
+        assert before <= world.contents(), killer.where
+
+        heir = Podwatch(world)
+        await heir.recovery.begin()
+        await heir.until(Phase.CONFIRMING, Phase.RUNNING)
+        if heir.recovery.state.phase is Phase.RUNNING and not world.plans[1:]:
+            # Killed before the verdict was acted upon: the same verdict comes again.
+            heir.see(17, finding=death(FindingKind.HANG))
+            await heir.until(Phase.CONFIRMING)
+        where = f"killed at {killer.where} ({target})"
+        assert len(world.alive()) == 1, where
+        assert world.kept is not None
+        assert world.kept.process.pid == world.alive()[0], where
+        assert before <= world.contents(), where
+        assert world.plans[-1].step == 15, where
+        assert not (world.output / "checkpoints" / "step_20").exists(), where
+        assert (world.output / "checkpoints" / "step_15" / "done").exists(), where
+        assert heir.journal.sync.open_intents() == [], where
+        heir.see(16)
+        assert heir.recovery.state.phase is Phase.RUNNING, where
+        assert heir.recovery.memory.history.streak_count <= 1, where
+        await heir.leave()
+        assert len(world.alive()) == 1
+    finally:
+        world.close()
+    return struck
+
+
+async def test_killed_at_every_point_of_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = 1
+    while True:
+        root = tmp_path / str(target)
+        root.mkdir()
+        if not await one_kill(root, target, monkeypatch):
+            break
+        target += 1
+    assert target > 40, "the restart passed fewer points than it has: the test does not reach it"
+
+
+async def test_a_stop_that_was_asked_for_is_carried_out_after_a_crash(tmp_path: Path) -> None:
+    for target in range(1, 60):
+        root = tmp_path / str(target)
+        root.mkdir()
+        world = await prepared(root)
+        killer = Killer()
+        victim = Podwatch(world, killer=killer)
+        await victim.recovery.begin()
+        killer.target = killer.count + target
+        asked = True
+        try:
+            await victim.recovery.request_stop()
+            await victim.until(Phase.STOPPED)
+        except Killed:
+            asked = victim.record.load().desired.value == "stopped"  # type: ignore[union-attr]
+        done = not killer.dead
+        await victim.die()
+        heir = Podwatch(world)
+        await heir.recovery.begin()
+        if asked:
+            await heir.until(Phase.STOPPED)
+            assert world.alive() == [], killer.where
+        else:
+            await heir.until(Phase.RUNNING)
+            assert len(world.alive()) == 1
+        assert heir.journal.sync.open_intents() == []
+        await heir.leave()
+        world.close()
+        if done:
+            return
+    raise AssertionError("never got through")
+
+
+async def test_an_interrupted_quarantine_does_not_touch_a_living_trainer(tmp_path: Path) -> None:
+    world = await prepared(tmp_path)
+    journal = Journal.open(tmp_path / "state" / "j.sqlite")
+    target = world.output / "checkpoints" / "step_15"
+    journal.open_intent(
+        IntentKind.QUARANTINE, quarantine.plan([target], step=10, steps={15: "complete"}, lineage="l", wall=0.0)
+    )
+    journal.close()
+    heir = Podwatch(world)
+    await heir.recovery.begin()
+    assert (target / "done").exists()
+    assert heir.journal.sync.open_intents() == []
+    await heir.leave()
+    world.close()

@@ -1,0 +1,467 @@
+"""A small pod for recovery tests: real directories, real child processes, and a place where everything can be killed.
+
+The launcher here plays the keeper: what it knows outlives the podwatch that used it, and it never allows a second
+trainer. The real keeper has its own tests; here it is the order of acts that is tested.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen
+from podwatch.config.settings import Settings
+from podwatch.domain.checkpoint import CheckpointSet, Completeness
+from podwatch.domain.errors import Busy, HostError
+from podwatch.domain.event import Event
+from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.policy import Policies
+from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.reading import Reading, SensorState, observed, unobserved
+from podwatch.domain.snapshot import (
+    GpuSample,
+    ProgressSample,
+    ProgressSource,
+    Snapshot,
+    Supervision,
+    TrainerSample,
+)
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.judgement.choose import RemoteSave
+from podwatch.recovery import Phase, RecordHolder, Recovery, RestoreDoor
+from podwatch.system.identity import identify
+from podwatch.system.workspace import Workspace
+from podwatch.trainer.base import Candidate, Look, StartPlan, StopReport
+from tests.support.clock import AutoClock
+
+GIB = 1 << 30
+
+
+class Killed(BaseException):
+    """podwatch was SIGKILLed here: no handler of its own may run after it."""
+
+
+class Killer:
+    """Counts the points at which a kill is possible; at ``target`` it strikes, and from then on nothing works."""
+
+    def __init__(self, target: int = 0) -> None:
+        self.target, self.count, self.dead, self.where = target, 0, False, ""
+
+    def point(self, name: str) -> None:
+        if self.dead:
+            raise Killed(name)
+        self.count += 1
+        if self.count == self.target:
+            self.dead, self.where = True, name
+            raise Killed(name)
+
+
+class Handle:
+    def __init__(self, world: "World", start_id: str, process: subprocess.Popen[bytes], supervision: Supervision):
+        identity = identify(process.pid)
+        assert identity is not None
+        self.world, self.start_id, self.process, self.supervision = world, start_id, process, supervision
+        self.launcher: ProcessIdentity = identity
+        self.started_wall = world.clock.wall()
+        self.released = False
+        self.point: Callable[[str], None] = lambda _: None
+
+    async def exit_status(self) -> ExitStatus | None:
+        code = self.process.poll()
+        if code is None:
+            return None
+        return ExitStatus(code=code) if code >= 0 else ExitStatus(signal=-code)
+
+    async def tree(self) -> Reading[tuple[ProcessSample, ...]]:
+        return observed((ProcessSample(self.launcher, 1, "sh", "sh", ProcessRole.LAUNCHER),), self.world.clock.now)
+
+    async def stop(
+        self, *, grace: float, save_grace: float, saving: Callable[[], bool], max_kill_wait: float = 30.0
+    ) -> StopReport:
+        self.point("stop")
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            while self.process.poll() is None:
+                await asyncio.sleep(0.002)
+        self.point("stopped")
+        return StopReport(0.1, 1, (), await self.exit_status())
+
+    async def release(self) -> None:
+        self.point("release")
+        self.released = True
+        self.point("released")
+
+
+class WorldLauncher:
+    """One podwatch's view of the world's launcher."""
+
+    def __init__(self, world: "World", killer: Killer) -> None:
+        self.world, self.killer = world, killer
+
+    async def look(self) -> Look:
+        self.killer.point("look")
+        handle = self.world.kept
+        if handle is not None and handle.released:
+            handle = None
+        if handle is not None:
+            handle.point = self.killer.point
+        return Look(handle, tuple(self.world.candidates))
+
+    async def attach(self, candidate: Candidate) -> Handle:
+        process = self.world.foreign[candidate.launcher.pid]
+        handle = Handle(self.world, f"attached-{candidate.launcher.pid}", process, Supervision.ATTACH)
+        handle.point = self.killer.point
+        self.world.candidates = [c for c in self.world.candidates if c is not candidate]
+        return handle
+
+    async def start(self, plan: StartPlan) -> Handle:
+        self.killer.point("start")
+        world = self.world
+        if world.kept is not None and not world.kept.released:
+            raise Busy("another keeper holds the run")
+        if world.start_error:
+            raise HostError(world.start_error)
+        world.alive_check()
+        world.plans.append(plan)
+        handle = world.launch(plan.start_id)
+        handle.point = self.killer.point
+        await asyncio.sleep(0)
+        self.killer.point("started")
+        return handle
+
+    def log_path(self) -> str:
+        return ""
+
+    async def close(self) -> None: ...
+
+
+class FlatLayout:
+    """``checkpoints/step_N`` with three files; ``done`` is the marker. ``notes/step_N`` must go with it."""
+
+    name, variant, finish_lines = "flat", "", ()
+
+    def __init__(self, output_dir: Path) -> None:
+        self.output_dir = output_dir
+
+    def watch_roots(self) -> tuple[Path, ...]:
+        return (self.output_dir / "checkpoints",)
+
+    def numbers(self, kind: str) -> list[int]:
+        root = self.output_dir / kind
+        return sorted(int(p.name[5:]) for p in root.glob("step_*")) if root.is_dir() else []
+
+    def part_dir(self, part: str, step: int) -> Path:
+        return self.output_dir / part / f"step_{step}"
+
+    def steps(self) -> Mapping[int, tuple[PartDir, ...]]:
+        return {
+            n: (PartDir("checkpoints", self.part_dir("checkpoints", n), True),) for n in self.numbers("checkpoints")
+        }
+
+    def judge(self, step: int, parts: Sequence[PartFiles]) -> Judgement:
+        return Judgement(True)
+
+    def ahead_of(self, step: int | None) -> tuple[Path, ...]:
+        first = -1 if step is None else step + 1
+        return tuple(
+            self.part_dir(kind, n) for kind in ("checkpoints", "notes") for n in self.numbers(kind) if n >= first
+        )
+
+    def progress(self) -> tuple[StepSeen, ...]:
+        return ()
+
+    def resume_command(
+        self, command: Sequence[str], step: int | None, override: str | Sequence[str], wandb: Mapping[str, str]
+    ) -> ResumeCommand:
+        argv = tuple(command) + (("--resume", str(step)) if step is not None else ())
+        return ResumeCommand(argv, {"WANDB_RUN_ID": "w1"})
+
+    def first_step_after(self, step: int) -> int:
+        return step + 1
+
+    def target_step(self, command: Sequence[str]) -> int | None:
+        return None
+
+    def wandb_identity(self) -> Mapping[str, str]:
+        return {"id": "w1"}
+
+    def log_globs(self) -> tuple[str, ...]:
+        return ()
+
+
+class FlatCatalogue:
+    def __init__(self, layout: FlatLayout, world: "World") -> None:
+        self.layout, self.world = layout, world
+        self.sets: tuple[CheckpointSet, ...] = ()
+        self.saving = False
+
+    def rescan(self) -> tuple[CheckpointSet, ...]:
+        found = []
+        for step in self.layout.numbers("checkpoints"):
+            path = self.layout.part_dir("checkpoints", step)
+            done = (path / "done").exists() and (path / "b.bin").exists()
+            state = Completeness.COMPLETE if done else Completeness.INCOMPLETE
+            wall = self.world.set_walls.get(step, self.world.clock.wall())
+            found.append(CheckpointSet(step, "flat", state, (), 10, 3, wall, f"save{step}" if done else "", "x"))
+        self.sets = tuple(found)
+        return self.sets
+
+    def verify(self, step: int) -> tuple[str, ...]:
+        return self.world.damaged.get(step, ())
+
+
+class KillableJournal(AsyncJournal):
+    def __init__(self, journal: Journal, killer: Killer) -> None:
+        super().__init__(journal)
+        self.killer = killer
+
+    async def run(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        self.killer.point(f"before {method.__name__}")
+        result = await super().run(method, *args, **kwargs)
+        self.killer.point(f"after {method.__name__}")
+        return result
+
+
+class KillableRecord(RecordHolder):
+    def __init__(self, path: Path, killer: Killer) -> None:
+        super().__init__(path)
+        self.killer = killer
+
+    def save(self, record: Any) -> None:
+        self.killer.point("before record")
+        super().save(record)
+        self.killer.point("after record")
+
+
+class Gpus:
+    name = "gpu"
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+    def latest(self) -> Reading[tuple[GpuSample, ...]]:
+        now = self.world.clock.now
+        if self.world.gpu_used is None:
+            return unobserved(SensorState.ABSENT, now, "no GPU")
+        return observed(
+            (GpuSample(0, "u", "n", memory_used_bytes=self.world.gpu_used, memory_total_bytes=80 * GIB),), now
+        )
+
+
+@dataclass
+class World:
+    """The pod. ``kept`` is the trainer under "the keeper", ``foreign`` those that a person started."""
+
+    root: Path
+    clock: AutoClock = field(default_factory=AutoClock)
+    kept: Handle | None = None
+    candidates: list[Candidate] = field(default_factory=list)
+    foreign: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    plans: list[StartPlan] = field(default_factory=list)
+    set_walls: dict[int, float] = field(default_factory=dict)
+    damaged: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    gpu_used: int | None = None
+    start_error: str = ""
+    lines: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    settings_extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def output(self) -> Path:
+        return self.root / "outputs"
+
+    def launch(self, start_id: str, script: str = "sleep 1000") -> Handle:
+        process = subprocess.Popen(["/bin/sh", "-c", script], start_new_session=True)
+        self.processes.append(process)
+        self.kept = Handle(self, start_id, process, Supervision.KEEPER)
+        return self.kept
+
+    def person_starts(self) -> Candidate:
+        process = subprocess.Popen(["/bin/sh", "-c", "sleep 1000"], start_new_session=True)
+        self.processes.append(process)
+        identity = identify(process.pid)
+        assert identity is not None
+        candidate = Candidate(identity, "python train.py", "holds gpu0")
+        self.foreign[process.pid] = process
+        self.candidates.append(candidate)
+        return candidate
+
+    def alive(self) -> list[int]:
+        return [p.pid for p in self.processes if p.poll() is None]
+
+    def alive_check(self) -> None:
+        assert self.alive() == [], "a second trainer was about to start"
+
+    def kill(self) -> None:
+        """The trainer dies by itself."""
+        assert self.kept is not None
+        os.killpg(self.kept.process.pid, signal.SIGKILL)
+        self.kept.process.wait()
+
+    def save(self, step: int, *, whole: bool = True, wall: float | None = None) -> None:
+        path = self.output / "checkpoints" / f"step_{step}"
+        path.mkdir(parents=True, exist_ok=True)
+        for name in ("a.bin", "b.bin"):
+            (path / name).write_bytes(f"{name} of {step}".encode())
+        if whole:
+            (path / "done").write_text("")
+        notes = self.output / "notes" / f"step_{step}"
+        notes.mkdir(parents=True, exist_ok=True)
+        (notes / "n.txt").write_text(str(step))
+        if wall is not None:
+            self.set_walls[step] = wall
+
+    def contents(self) -> set[bytes]:
+        """Everything below output_dir and quarantine, by content: what must never get lost."""
+        roots = [self.output, self.root / ".podwatch"]
+        return {
+            p.read_bytes()
+            for root in roots
+            for p in root.rglob("*")
+            if p.is_file() and p.suffix in (".bin", ".txt") and p.name != "environment.txt"
+        }
+
+    def settings(self) -> Settings:
+        base: dict[str, Any] = {
+            "run_id": "r1",
+            "state_dir": self.root / "state",
+            "trainer": {"output_dir": self.output, "command": ["/bin/train", "cfg.toml"], "layout": "hf"},
+            "gpu": {"inference": [0]},
+        }
+        for section, values in self.settings_extra.items():
+            base[section] = {**base[section], **values} if isinstance(values, dict) and section in base else values
+        return Settings(**base)
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+class Podwatch:
+    """One life of podwatch in a world."""
+
+    def __init__(self, world: World, *, killer: Killer | None = None, restore: RestoreDoor | None = None, **kw: Any):
+        self.world, self.killer = world, killer or Killer()
+        self.journal = KillableJournal(
+            Journal.open(world.root / "state" / "j.sqlite", wall=world.clock.wall), self.killer
+        )
+        layout = FlatLayout(world.output)
+        self.catalogue = FlatCatalogue(layout, world)
+        self.workspace = Workspace(world.output)
+        self.record = KillableRecord(self.workspace.record, self.killer)
+        self.tracked: list[Any] = []
+        self.recovery = Recovery(
+            settings=world.settings(),
+            policies=kw.pop("policies", Policies()),
+            clock=world.clock,
+            launcher=WorldLauncher(world, self.killer),
+            layout=layout,
+            catalogue=self.catalogue,
+            workspace=self.workspace,
+            journal=self.journal,
+            gpus=Gpus(world),
+            run_record=self.record,
+            restore=restore,
+            emit=world.events.append,
+            track=self.tracked.append,
+            begin_start=lambda at: None,
+            last_lines=lambda n: world.lines[-n:],
+            environment=lambda: {"HOME": "/root", "HF_TOKEN": "hf_secretsecretsecret1"},
+            jitter=lambda: 0.5,
+            **kw,
+        )
+
+    async def until(self, *phases: Phase, seconds: float = 10.0) -> None:
+        """Wait for a phase with no act running."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.killer.dead:
+                raise Killed(self.killer.where)
+            if self.recovery.state.phase in phases and not self.recovery.acting:
+                return
+            await asyncio.sleep(0.002)
+        raise AssertionError(f"still {self.recovery.state.phase}: {self.recovery.state.detail}")
+
+    async def until_phase(self, phase: Phase, seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while self.recovery.state.phase is not phase:
+            assert time.monotonic() < deadline, f"still {self.recovery.state.phase}: {self.recovery.state.detail}"
+            await asyncio.sleep(0.002)
+
+    def snapshot(self, *steps: int, ping: bool = False) -> Snapshot:
+        clock, handle = self.world.clock, self.recovery.handle
+        clock.advance(2.0)
+        trainer = TrainerSample(start_id=handle.start_id if handle else "", alive=True)
+        progress = tuple(ProgressSample(ProgressSource.STEP_LINE, "trainer", clock.now, n) for n in steps)
+        gpus = Gpus(self.world).latest()
+        return Snapshot(
+            at=clock.now,
+            wall=clock.wall(),
+            trainer=observed(trainer, clock.now),
+            gpus=gpus,
+            progress=observed(progress, clock.now),
+        )
+
+    def see(self, *steps: int, finding: Finding | None = None) -> None:
+        self.recovery.consider(self.snapshot(*steps), (finding,) if finding else ())
+
+    async def die(self) -> None:
+        """As SIGKILL would: nothing is written any more, the world goes on."""
+        self.killer.dead = True
+        task = self.recovery._act
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()
+        await self.journal.close()
+        self.recovery.tools.files.close()
+        self.recovery.tools.evidence.close()
+
+    async def leave(self) -> None:
+        await self.recovery.close()
+        await self.journal.close()
+
+
+def death(kind: FindingKind = FindingKind.TRAINER_EXITED) -> Finding:
+    return Finding(kind, Severity.CRITICAL, f"{kind} happened", 0.0, verdict=Verdict.RESTART, confirmed=True)
+
+
+def finished() -> Finding:
+    return Finding(FindingKind.FINISHED, Severity.INFO, "done", 0.0, verdict=Verdict.FINISH, confirmed=True)
+
+
+class Store:
+    """A store door with given saves; ``fetch`` writes the set into place."""
+
+    def __init__(self, world: World, *saves: RemoteSave, error: Exception | None = None) -> None:
+        self.world, self.saves, self.error = world, list(saves), error
+        self.fetched: list[int] = []
+
+    async def newest(self, exclude: frozenset[int]) -> RemoteSave | None:
+        if self.error is not None:
+            raise self.error
+        return max((s for s in self.saves if s.step not in exclude), key=lambda s: s.seq, default=None)
+
+    async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
+        assert step is not None
+        self.fetched.append(step)
+        self.world.save(step, wall=5.0)
+        return step
+
+
+def index_of(quarantine: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((quarantine / "index.json").read_text())
+    return document
