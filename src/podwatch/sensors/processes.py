@@ -1,0 +1,268 @@
+"""The trainer's process tree, and which of its required processes went away."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.reading import Reading, SensorState, observed, unobserved
+from podwatch.domain.snapshot import RequiredExit, TrainerSample
+from podwatch.sensors.polling import end_task
+from podwatch.system.clock import Clock
+from podwatch.trainer.base import TrainerHandle
+
+T = TypeVar("T")
+
+REQUIRED = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE, ProcessRole.ORCHESTRATOR})
+"""Training cannot go on without these, yet prime-rl's launcher ignores their end with code 0 (facts/prime-rl.md
+section 4)."""
+REPLACEMENT_WINDOW = 5.0
+"""Seconds in which a new process of the same role makes the end of the old one a planned replacement. Shorter than the
+hold of the memory detector (8 s), so that the two signals can agree in time."""
+MIN_SIGHTINGS = 2
+"""Looks in which a process must have been seen alive. A fork bears its parent's title until it execs; one look can
+catch it."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A required process of this start. ``gone_at`` is set when a look no longer showed it alive."""
+
+    sample: ProcessSample
+    first_seen: float
+    sightings: int = 1
+    gone_at: float | None = None
+    gone_wall: float = 0.0
+    cancelled: bool = False
+
+
+class RequiredExits:
+    """Finds required processes that are gone. One instance per start of the trainer.
+
+    Of a chain of processes with one role (wrapper, server, its helpers) only the topmost counts: a helper that ends
+    under a living parent of its own role is that parent's business.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[ProcessIdentity, _Known] = {}
+        self._exits: list[RequiredExit] = []
+
+    @property
+    def so_far(self) -> tuple[RequiredExit, ...]:
+        return tuple(self._exits)
+
+    def look(self, tree: tuple[ProcessSample, ...], now: float, wall: float) -> tuple[RequiredExit, ...]:
+        """Take in one look at a tree whose launcher lives; returns all exits so far, in order of time."""
+        alive = {sample.identity: sample for sample in tree if sample.state not in ("Z", "X")}
+        by_pid = {sample.identity.pid: sample for sample in alive.values()}
+        fresh: list[_Known] = []
+        for identity, sample in alive.items():
+            known = self._known.get(identity)
+            if sample.role not in REQUIRED:
+                self._known.pop(identity, None)  # it has exec'd into something else
+            elif known is None:
+                known = self._known[identity] = _Known(sample, first_seen=now)
+                fresh.append(known)
+            else:
+                known.sample = sample
+                known.sightings += 1
+                known.gone_at = None
+        for identity, known in self._known.items():
+            if identity not in alive and known.gone_at is None:
+                known.gone_at, known.gone_wall = now, wall
+        self._match_replacements(fresh)
+        self._settle(by_pid, now)
+        return self.so_far
+
+    def _match_replacements(self, fresh: list[_Known]) -> None:
+        """Each new process makes up for at most one that went before it: two servers started together do not."""
+        for new in fresh:
+            for old in self._known.values():
+                if (
+                    old.gone_at is not None
+                    and not old.cancelled
+                    and old.sample.role is new.sample.role
+                    and 0 <= new.first_seen - old.gone_at <= REPLACEMENT_WINDOW
+                ):
+                    old.cancelled = True
+                    break
+
+    def _settle(self, by_pid: dict[int, ProcessSample], now: float) -> None:
+        """Report those whose time for a replacement is over."""
+        for identity, known in list(self._known.items()):
+            if known.gone_at is None:
+                continue
+            if known.cancelled or known.sightings < MIN_SIGHTINGS:
+                del self._known[identity]
+                continue
+            if now - known.gone_at < REPLACEMENT_WINDOW:
+                continue
+            parent = by_pid.get(known.sample.parent_pid)
+            del self._known[identity]
+            if parent is not None and parent.role is known.sample.role:
+                continue
+            self._exits.append(
+                RequiredExit(
+                    identity,
+                    known.sample.role,
+                    known.sample.name,
+                    ExitStatus(at_wall=known.gone_wall),
+                    known.gone_at,
+                )
+            )
+        self._exits.sort(key=lambda gone: gone.seen_gone_at)
+
+
+class ProcessSensor:
+    """Asks the watched handle for its tree and its exit status every ``poll`` seconds.
+
+    The handle has threads of its own for what can block; here each question has a deadline, and while one is not
+    answered no second is asked. Nothing watched is a good reading too: a TrainerSample without supervision.
+    """
+
+    name = "processes"
+
+    def __init__(
+        self,
+        clock: Clock,
+        poll: float = 2.0,
+        *,
+        deadline: float = 5.0,
+        finish_line: Callable[[], bool] = lambda: False,
+        finished_roles: Callable[[], frozenset[ProcessRole]] = frozenset,
+    ) -> None:
+        """``finish_line`` tells whether the trainer printed its own finish lines after this start, ``finished_roles``
+        which roles did: at the end of a run prime-rl's orchestrator ends minutes before its trainer, and that is no
+        failure. Neither may block.
+        """
+        self._clock = clock
+        self._poll = poll
+        self._deadline = deadline
+        self._finish_line = finish_line
+        self._finished_roles = finished_roles
+        self._handle: TrainerHandle | None = None
+        self._base = TrainerSample()
+        self._exits = RequiredExits()
+        self._reading: Reading[TrainerSample] = unobserved(SensorState.PENDING, clock.monotonic(), "not observed yet")
+        self._turned_at = clock.monotonic()
+        self._asked: asyncio.Task[tuple[ExitStatus | None, Reading[tuple[ProcessSample, ...]]]] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+
+    def watch(self, handle: TrainerHandle | None) -> None:
+        """From now on look at this trainer (None: at none). A new start_id begins with no memory of the last."""
+        now = self._clock.monotonic()
+        if handle is None or handle.start_id != self._base.start_id:
+            self._exits = RequiredExits()
+        self._handle = handle
+        if handle is None:
+            self._base = TrainerSample()
+            self._reading = observed(self._base, now)
+        else:
+            self._base = TrainerSample(
+                start_id=handle.start_id,
+                supervision=handle.supervision,
+                started_at=now - max(0.0, self._clock.wall() - handle.started_wall),
+                launcher=handle.launcher,
+            )
+            self._reading = unobserved(SensorState.PENDING, now, "not observed yet")
+        self._turned_at = now
+        self._drop_question()
+        self._wake.set()
+
+    async def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="sensor processes")
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        self._drop_question()
+        if task is not None:
+            await end_task(task)
+
+    def refresh(self) -> None:
+        """Look again now instead of at the next turn."""
+        self._wake.set()
+
+    def latest(self) -> Reading[TrainerSample]:
+        now = self._clock.monotonic()
+        silence = now - self._turned_at
+        if self._reading.ok and silence > self._poll + 2 * self._deadline:
+            return unobserved(SensorState.BLIND, now, f"not looked for {silence:.0f} s")
+        return self._reading
+
+    def _drop_question(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None and not asked.cancel() and not asked.cancelled():
+            asked.exception()  # looked at, so that asyncio does not report it as lost
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            began = self._clock.monotonic()
+            await self._turn()
+            await self._either(self._wake.wait(), self._poll - (self._clock.monotonic() - began))
+
+    async def _turn(self) -> None:
+        handle = self._handle
+        if handle is None:
+            self._turned_at = self._clock.monotonic()
+            self._reading = observed(self._base, self._turned_at)
+            return
+        if self._asked is None:
+            self._asked = asyncio.create_task(self._ask(handle), name="sensor processes: question")
+        asked = self._asked
+        await asyncio.wait({asked}, timeout=self._deadline)
+        if handle is not self._handle or asked is not self._asked:
+            return  # watch() came in between: what we asked is about another trainer
+        now = self._clock.monotonic()
+        if not asked.done():
+            text = f"the trainer's process tree gave no answer within {self._deadline:g} s"
+            self._reading = unobserved(SensorState.BLIND, now, text)
+            return
+        self._asked = None
+        self._turned_at = now
+        try:
+            exit_status, tree = asked.result()
+            self._reading = self._judge(exit_status, tree, now)
+        except asyncio.CancelledError:
+            self._reading = unobserved(SensorState.BLIND, now, "the look at the process tree was cancelled")
+        except Exception as error:  # a fault must show as a blind sensor, not end the sensing
+            self._reading = unobserved(SensorState.BLIND, now, f"{type(error).__name__}: {error}")
+
+    @staticmethod
+    async def _ask(handle: TrainerHandle) -> tuple[ExitStatus | None, Reading[tuple[ProcessSample, ...]]]:
+        """The exit is asked after the tree: a launcher that is dead is then never taken for a living one without
+        children."""
+        tree = await handle.tree()
+        return await handle.exit_status(), tree
+
+    def _judge(
+        self, exit_status: ExitStatus | None, tree: Reading[tuple[ProcessSample, ...]], now: float
+    ) -> Reading[TrainerSample]:
+        if exit_status is None and tree.value is None:
+            return unobserved(tree.state, now, tree.detail or "the process tree cannot be read")
+        descendants = tree.value or ()
+        if exit_status is None:
+            self._exits.look(descendants, now, self._clock.wall())
+        finished = self._finished_roles()
+        exits = tuple(gone for gone in self._exits.so_far if gone.role not in finished)
+        sample = replace(
+            self._base,
+            alive=exit_status is None,
+            exit=exit_status,
+            descendants=descendants,
+            required_exits=exits,
+            finish_line=self._finish_line(),
+        )
+        return Reading(SensorState.OK, now, sample, "" if tree.ok else tree.detail)
+
+    async def _either(self, event: Coroutine[Any, Any, Any], seconds: float) -> None:
+        woken = asyncio.ensure_future(event)
+        timer = asyncio.ensure_future(self._clock.sleep(max(0.0, seconds)))
+        try:
+            await asyncio.wait({woken, timer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            woken.cancel()
+            timer.cancel()
