@@ -16,7 +16,7 @@ from pathlib import Path
 from podwatch.checkpoints.filesystems import slow_to_show
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartDir, PartFiles
 from podwatch.checkpoints.scan import Scan, is_temporary, scan_part
-from podwatch.checkpoints.structure import dcp
+from podwatch.checkpoints.structure import dcp, isolated
 from podwatch.checkpoints.structure.files import check_file
 from podwatch.domain.checkpoint import (
     CheckpointSet,
@@ -33,7 +33,8 @@ _NEWEST = 4
 """The newest sets are looked at file by file every time: they are the ones being written or rewritten."""
 _TURN = 8
 """So many older sets are looked at file by file per rescan, in turn."""
-_TELLTALES = 3
+_SETTLED_CONTENT = 3.0
+"""Seconds. A set that was this quiet when it was judged, and has the same sizes and mtimes now, is not judged again."""
 _PENDING_LIMIT = 2 * 3600.0
 """Seconds. The orchestrator saves up to two steps before the trainer; no step takes an hour."""
 _CUT_OFF_FACTOR = 5
@@ -122,12 +123,13 @@ class Catalogue:
             close = self._look_closely(steps)
             self._problem = ""
             fresh: dict[int, _Known] = {}
-            for step, parts in steps.items():
-                known = self._known.get(step)
-                if known is not None and known.settled and step not in close and _unchanged(known.guard):
-                    fresh[step] = known
-                else:
-                    fresh[step] = self._examine(step, parts, known, patience)
+            with isolated.session():
+                for step, parts in steps.items():
+                    known = self._known.get(step)
+                    if known is not None and known.settled and step not in close and _unchanged(known.guard):
+                        fresh[step] = known
+                    else:
+                        fresh[step] = self._examine(step, parts, known, patience)
             self._known = fresh
             self._name_states(patience)
             return self._sets
@@ -218,13 +220,16 @@ class Catalogue:
         same = known is not None and known.fingerprint == fingerprint
         since = known.since if same and known is not None else now
         polls = known.polls + 1 if same and known is not None else 1
-        judgement = self._layout.judge(step, found)
-        if error:
-            judgement = replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {error}")
         required = [s for s in scans if s.found.part.required]
         changed = max((s.changed_ns for s in required), default=0) / 1e9
         # Old files need no wait after a restart of podwatch; ctime, because copies set mtime back.
         quiet = max(now - since, self._clock.wall() - changed if changed else 0.0)
+        if same and known is not None and known.quiet >= _SETTLED_CONTENT and not error:
+            judgement = known.judgement
+        else:
+            judgement = self._layout.judge(step, found)
+        if error:
+            judgement = replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {error}")
         described = _describe(step, self._layout.name, found, judgement)
         state = _Known(fingerprint, since, polls, _guard(scans), judgement, described, quiet)
         need = patience * (self._settle if judgement.strong else self._settle_weak)
@@ -327,19 +332,21 @@ def _save_id(found: Sequence[PartFiles], judgement: Judgement) -> str:
 
 
 def _guard(scans: Sequence[Scan]) -> Guard:
-    """What is looked at of a settled set: each directory, and per required part its first, last and newest file. A
-    trainer that rewrites a set in place touches its first shard at once; names that come or go touch a directory."""
+    """What is looked at of a settled set: each directory, and per required part its first shard and its newest file. A
+    trainer that rewrites a set in place touches its first shard at once; names that come or go touch a directory. A
+    by-product that appears late is seen when the set's turn comes."""
     guard: list[tuple[str, int, int]] = []
     for scan in scans:
         if scan.found.present:
             guard.extend(scan.directories)
-        else:
+        elif scan.found.part.required:
             guard.append((str(scan.found.part.path), 0, 0))
         files = scan.found.files
         if scan.found.part.required and files:
-            chosen = {files[0], files[-1], max(files, key=lambda f: f.mtime_ns)}
+            data = [f for f in files if dcp.is_shard(f.path)] or files
+            chosen = {data[0], max(files, key=lambda f: f.mtime_ns)}
             root = str(scan.found.part.path)
-            guard.extend((f"{root}/{f.path}", f.mtime_ns, f.inode) for f in sorted(chosen)[:_TELLTALES])
+            guard.extend((f"{root}/{f.path}", f.mtime_ns, f.inode) for f in sorted(chosen))
     return tuple(guard)
 
 

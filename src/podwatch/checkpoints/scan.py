@@ -44,8 +44,12 @@ def scan_part(part: PartDir) -> Scan:
         return Scan(PartFiles(part, present=False))
     walk = _Walk(part.name)
     walk.enter(str(part.path), "", status, 0)
-    found = PartFiles(part, True, tuple(sorted(walk.files)), tuple(sorted(walk.symlinks)))
+    found = PartFiles(part, True, tuple(sorted(walk.files, key=_by_path)), tuple(sorted(walk.symlinks)))
     return Scan(found, tuple(walk.directories), walk.changed_ns, walk.error)
+
+
+def _by_path(file: FileEntry) -> str:
+    return file.path
 
 
 class _Walk:

@@ -7,6 +7,7 @@ be that run directory. ``checkpoint_dir`` is prime-rl's ``ckpt.output_dir``: it 
 ``weights``) only, the orchestrator's half always stays below output_dir.
 """
 
+import heapq
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -74,7 +75,7 @@ class PrimeRLLayout:
     def _seen(self) -> str:
         """Evidence on disk. The orchestrator's half inside checkpoints/ is B's alone, and B came after A."""
         shared = self.output_dir / "checkpoints"
-        newest = sorted(step_names(shared), reverse=True)[:3]
+        newest = heapq.nlargest(3, step_names(shared))
         if any(is_plain_dir(shared / f"step_{n}" / "orchestrator") for n in newest):
             return "B"
         return "A" if is_plain_dir(self.output_dir / "run_default") else ""
@@ -123,8 +124,8 @@ class PrimeRLLayout:
 
     def steps(self) -> Mapping[int, tuple[PartDir, ...]]:
         variant = self.variant
-        found = set(step_names(self._checkpoints)) | set(step_names(self._trainer_root / "weights"))
-        found |= set(step_names(self._own(variant) / "checkpoints"))
+        roots = {self._checkpoints, self._own(variant) / "checkpoints", self._trainer_root / "weights"}
+        found = {step for root in roots for step in step_names(root)}
         kind = (variant, self._nccl)
         if kind != self._parts_for:
             self._parts, self._parts_for = {}, kind

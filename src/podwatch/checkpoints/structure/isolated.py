@@ -1,16 +1,20 @@
 """Run ``unpickler.py`` in a short child process and remember its answers.
 
-A steady state costs nothing: an answer is kept per (path, inode, size, mtime_ns). The child is prompt (about 30 ms),
-has a deadline, limits its own memory, and never prints.
+A steady state costs nothing: an answer is kept per (path, inode, size, mtime_ns). A child takes about 30 ms to start,
+so within ``session()`` one child answers many questions; each has a deadline, and the child limits its own memory and
+CPU time and never prints. A bad answer of a used child is asked again of a fresh one before it is believed.
 """
 
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,7 @@ from podwatch.checkpoints.structure import unpickler
 
 DEADLINE = 45.0
 """Seconds. Above the child's own CPU limit; the rest is for slow storage."""
-_KEPT = 64
+_KEPT = 32
 _SOURCE = Path(unpickler.__file__)
 
 
@@ -65,45 +69,104 @@ def parse(mode: str, path: Path) -> Parsed:
     return parsed
 
 
-def _ask(mode: str, path: Path) -> tuple[Parsed, list[int]]:
-    command = [sys.executable, "-I", "-S", str(_SOURCE), mode, str(path)]
-    # Nothing of our environment is the child's business, except where its interpreter finds its own libraries.
-    environment = {n: v for n, v in os.environ.items() if n == "LD_LIBRARY_PATH"}
-    try:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
+class _Reader:
+    """One child process."""
+
+    def __init__(self) -> None:
+        # Nothing of our environment is the child's business, except where its interpreter finds its own libraries.
+        environment = {n: v for n, v in os.environ.items() if n == "LD_LIBRARY_PATH"}
+        self.used = False
+        self._child = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_SOURCE)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd="/",
             env=environment,
         )
-    except OSError as error:
-        return Parsed(None, f"cannot start the reader: {error.strerror}", unreadable=True), []
-    try:
-        output, _ = child.communicate(timeout=DEADLINE)
-    except subprocess.TimeoutExpired:
-        child.kill()
+
+    def ask(self, mode: str, path: Path) -> dict[str, Any] | None:
+        """The child's answer, or None if it ended instead. TimeoutError after the deadline."""
+        if self._child.stdin is None or self._child.stdout is None:
+            return None
         try:
-            child.communicate(timeout=1.0)
+            self._child.stdin.write(json.dumps([mode, str(path)]).encode() + b"\n")
+            self._child.stdin.flush()
+            line = self._line(self._child.stdout.fileno())
+            document = json.loads(line) if line else None
+        except (BrokenPipeError, ValueError):
+            return None
+        return document if isinstance(document, dict) else None
+
+    def _line(self, fd: int) -> bytes:
+        limit = time.monotonic() + DEADLINE
+        waiting = select.poll()  # not select(): the daemon may have more than 1024 files open
+        waiting.register(fd, select.POLLIN)
+        pieces: list[bytes] = []
+        while not pieces or not pieces[-1].endswith(b"\n"):
+            if not waiting.poll(max(0.0, limit - time.monotonic()) * 1000):
+                raise TimeoutError
+            piece = os.read(fd, 1 << 16)
+            if not piece:
+                return b""
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        self._child.kill()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    pass
+        try:
+            self._child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
-            # Stuck in the kernel (a dead NFS server): it is reaped later, we go on now.
-            if child.stdout is not None:
-                child.stdout.close()
-        return Parsed(None, f"could not be read within {DEADLINE:.0f} s", unreadable=True), []
+            pass  # stuck in the kernel (a dead NFS server): reaped later, we go on now
+
+
+_local = threading.local()
+
+
+@contextmanager
+def session() -> Iterator[None]:
+    """Within it this thread's questions share one child, started at the first question."""
+    if getattr(_local, "open", False):
+        yield
+        return
+    _local.open, _local.reader = True, None
     try:
-        document = json.loads(output)
-    except ValueError:
-        how = f"signal {-child.returncode}" if child.returncode < 0 else f"code {child.returncode}"
-        return Parsed(None, f"reading it ended the reader ({how})"), []
-    if document.get("ok"):
-        return Parsed(document["answer"]), document["stamp"]
-    return (
-        Parsed(
-            None,
-            str(document.get("error", "unreadable")),
-            gone=bool(document.get("gone")),
-            unreadable=bool(document.get("unreadable")),
-        ),
-        [],
-    )
+        yield
+    finally:
+        reader, _local.open, _local.reader = _local.reader, False, None
+        if reader is not None:
+            reader.close()
+
+
+def _ask(mode: str, path: Path) -> tuple[Parsed, list[int]]:
+    with session():
+        for _attempt in range(2):
+            reader: _Reader | None = _local.reader
+            if reader is None:
+                try:
+                    reader = _local.reader = _Reader()
+                except OSError as error:
+                    return Parsed(None, f"the reader cannot be started: {error.strerror}", unreadable=True), []
+            used, reader.used = reader.used, True
+            try:
+                document = reader.ask(mode, path)
+            except TimeoutError:
+                _local.reader = None
+                reader.close()
+                return Parsed(None, f"could not be read within {DEADLINE:.0f} s", unreadable=True), []
+            if document is not None and document.get("ok"):
+                return Parsed(document["answer"]), document["stamp"]
+            if document is not None and (document.get("gone") or document.get("unreadable")):
+                gone = bool(document.get("gone"))
+                return Parsed(None, str(document.get("error")), gone=gone, unreadable=not gone), []
+            _local.reader = None
+            reader.close()
+            if not used:
+                break
+    return Parsed(None, "reading it ended the reader" if document is None else str(document.get("error"))), []

@@ -1,7 +1,8 @@
 """Read the few values podwatch needs from a pickle without importing or running anything the pickle names.
 
 Two lives: imported as a module by its tests, and run as a script by ``isolated.py``:
-``python -I -S unpickler.py (dcp|records|values) FILE``. A damaged pickle can ask for giant allocations
+``python -I -S unpickler.py``, one request
+``(dcp|records|values) FILE`` per line of its input. A damaged pickle can ask for giant allocations
 (facts/checkpoints.md section 2.3), so the script limits its own memory and CPU time and answers with one line of JSON,
 never a traceback.
 Standard library only, and no import of podwatch: in the child there is none.
@@ -174,17 +175,14 @@ def _natural(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def main(mode: str, path: str) -> dict[str, Any]:
-    """The script's work: limit this process, read one file, describe it. Nothing is raised."""
+def answer(mode: str, path: str) -> dict[str, Any]:
+    """Describe one file. Nothing is raised."""
     try:
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs 5 ms of start-up here
             status = os.fstat(file.fileno())
             if mode != "values" and status.st_size > MAX_PICKLE_BYTES:
                 raise ValueError(f"{status.st_size} bytes is too large for a checkpoint index")
-            answer = zip_values(path) if mode == "values" else dcp_index(file.read(), with_records=mode == "records")
+            found = zip_values(path) if mode == "values" else dcp_index(file.read(), with_records=mode == "records")
         stamp = [status.st_ino, status.st_size, status.st_mtime_ns]
     except FileNotFoundError:
         return {"ok": False, "gone": True, "error": "vanished"}
@@ -196,8 +194,19 @@ def main(mode: str, path: str) -> dict[str, Any]:
         return {"ok": False, "error": "nested too deeply"}
     except Exception as error:
         return {"ok": False, "error": f"{type(error).__name__}: {error}"[:200]}
-    return {"ok": True, "stamp": stamp, "answer": answer}
+    return {"ok": True, "stamp": stamp, "answer": found}
+
+
+def main() -> None:
+    """Limit this process, then answer requests until the input ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in sys.stdin:
+        mode, path = json.loads(line)
+        sys.stdout.write(json.dumps(answer(mode, path)) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(sys.argv[1], sys.argv[2])))
+    main()
