@@ -3,6 +3,7 @@
 
 def main() -> None:
     """Entry point of the console script."""
+    from podwatch.cli.failing import run
     from podwatch.cli.root import cli
 
-    cli()
+    run(cli)

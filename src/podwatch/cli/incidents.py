@@ -1,0 +1,76 @@
+"""``podwatch incidents``: the failures of the run and what was done about each."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
+from podwatch.client.control import NotRunning, call
+from podwatch.client.times import from_rfc3339, local, span
+from podwatch.domain.errors import UsageError
+
+
+@click.command("incidents")
+@common
+@click.argument("incident_id", metavar="[ID]", required=False, type=click.IntRange(min=1))
+@json_option
+def command(where: Where, incident_id: int | None, as_json: bool) -> None:
+    """List incidents, newest first; with an ID everything about that one."""
+    found = fetch(where, incident_id)
+    if incident_id is not None and not found:
+        raise UsageError(f"no incident {incident_id}", fix="list them with `podwatch incidents`")
+    if as_json:
+        print_json(found[0] if incident_id is not None else {"schema_version": 1, "incidents": found})
+    elif incident_id is not None:
+        click.echo("\n".join(describe(found[0], time.time())))
+    else:
+        click.echo("\n".join(line(i, time.time()) for i in found) or "no incidents")
+
+
+def fetch(where: Where, incident_id: int | None) -> list[dict[str, Any]]:
+    """Incident documents, newest first, of the daemon or else of the journal on disk."""
+    daemon = find_daemon(where)
+    if daemon is not None:
+        try:
+            return list(call(daemon.control_path, "incidents", {"id": incident_id})["incidents"])
+        except NotRunning:
+            pass  # it has just left
+    from podwatch.cli.offline import read_journal
+    from podwatch.telling.documents import incident_document
+
+    with read_journal(where) as journal:
+        if incident_id is not None:
+            one = journal.incident(incident_id)
+            return [] if one is None else [incident_document(one)]
+        return [incident_document(i) for i in journal.incidents()]
+
+
+def line(incident: Mapping[str, Any], now: float) -> str:
+    """One incident as one line."""
+    done = clean(incident.get("resolution") or "") or ("open" if incident.get("open") else "closed")
+    at = local(from_rfc3339(incident.get("opened_at")), now)
+    return f"{incident.get('id'):>4}  {at}  {clean(incident.get('kind'))}: {clean(incident.get('summary'))} -> {done}"
+
+
+def describe(incident: Mapping[str, Any], now: float) -> list[str]:
+    """Everything about one, evidence included."""
+    opened, closed = from_rfc3339(incident.get("opened_at")), from_rfc3339(incident.get("closed_at"))
+    lines = [f"incident {incident.get('id')}: {clean(incident.get('kind'))}, {clean(incident.get('summary'))}"]
+    lines.append(f"opened    {local(opened, now)}")
+    if opened is not None and closed is not None:
+        lines.append(f"closed    {local(closed, now)}, after {span(closed - opened)}")
+    for label, key in (
+        ("done", "resolution"),
+        ("resumed", "resumed_step"),
+        ("lost", "lost_steps"),
+        ("files", "bundle"),
+    ):
+        if incident.get(key) not in (None, ""):
+            lines.append(f"{label:<9} {clean(incident[key])}")
+    evidence = incident.get("evidence")
+    for item in evidence if isinstance(evidence, list) else []:
+        if isinstance(item, dict):
+            lines.append(f"evidence  {clean(item.get('signal'))}: {clean(item.get('value'))} ({item.get('agreement')})")
+    return lines

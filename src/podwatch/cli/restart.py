@@ -1,0 +1,44 @@
+"""``podwatch restart``: stop, prepare, start again; or only say what that would mean."""
+
+from typing import Any
+
+import click
+
+from podwatch.cli.common import Where, ask, clean, common, json_option, print_json, say
+
+
+@click.command("restart")
+@common
+@click.option("--step", type=click.IntRange(min=0), help="From this step instead of the newest complete one.")
+@click.option("--dry-run", is_flag=True, help="Show the step, what is set aside, and the command; do nothing.")
+@json_option
+def command(where: Where, step: int | None, dry_run: bool, as_json: bool) -> None:
+    """Restart training from a checkpoint."""
+    if not dry_run:
+        say(ask(where, "restart", {"step": step}, purpose="restart training"), as_json=as_json)
+        return
+    plan = ask(where, "restart_plan", {"step": step}, purpose="plan a restart")
+    if as_json:
+        print_json(plan)
+    else:
+        click.echo("\n".join(describe(plan)))
+
+
+def describe(plan: dict[str, Any]) -> list[str]:
+    """The plan as lines; names of environment variables only, never values."""
+    import shlex
+
+    step = plan.get("step")
+    lines = [f"from      {'the beginning' if step is None else f'step {step}'}"]
+    if plan.get("reason"):
+        lines.append(f"because   {clean(plan['reason'])}")
+    lines.append(f"command   {clean(shlex.join(str(a) for a in plan.get('argv') or []))}")
+    lines.append(f"in        {clean(plan.get('cwd') or '?')}")
+    if plan.get("user"):
+        lines.append(f"as        {clean(plan['user'])}")
+    if plan.get("environment_names"):
+        lines.append(f"with      {clean(', '.join(map(str, plan['environment_names'])))}")
+    aside = plan.get("set_aside") or []
+    lines.append("set aside " + ("nothing" if not aside else f"{len(aside)} (renamed, not destroyed)"))
+    lines += [f"          {clean(path)}" for path in aside]
+    return lines

@@ -1,0 +1,40 @@
+"""``podwatch run``: the daemon itself."""
+
+from pathlib import Path
+
+import click
+
+from podwatch.cli.common import Where, common
+from podwatch.domain.errors import UsageError
+
+
+@click.command("run")
+@common
+@click.option("--detach", is_flag=True, help="Go to the background, under a small parent that restarts podwatch.")
+@click.option("--adopt-existing", is_flag=True, help="Take checkpoints found without a record as this run's own.")
+@click.option(
+    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="One setting, e.g. --set disk.prune_to=70%."
+)
+def command(where: Where, detach: bool, adopt_existing: bool, settings: tuple[str, ...]) -> None:
+    """Guard the run: adopt a running trainer, attach to one, or start it; then watch, sync, prune, restart."""
+    from podwatch.daemon.entry import run_daemon
+
+    code = run_daemon(
+        Path(where.config) if where.config else None,
+        where.run,
+        overrides(settings),
+        adopt_existing=adopt_existing,
+        detach=detach,
+    )
+    raise click.exceptions.Exit(code)
+
+
+def overrides(settings: tuple[str, ...]) -> dict[str, object]:
+    """``disk.prune_to=70%`` as it was typed; the loader makes types of it."""
+    made: dict[str, object] = {}
+    for setting in settings:
+        key, separator, value = setting.partition("=")
+        if not separator or not key.strip():
+            raise UsageError("not a setting", where=f"--set {setting}", fix="write --set section.key=value")
+        made[key.strip()] = value
+    return made

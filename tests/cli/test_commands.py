@@ -1,0 +1,213 @@
+"""Every command as a real process: with a daemon, without one, and with bad input."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from podwatch.domain.event import Event, EventName
+from podwatch.journal.journal import Journal
+
+
+def configure(machine, *, extra: str = "") -> str:
+    output = machine.directory / "outputs"
+    output.mkdir(exist_ok=True)
+    path = machine.directory / "podwatch.toml"
+    path.write_text(
+        f'run_id = "r"\nstate_dir = "{machine.directory}/state"\n{extra}\n'
+        f'[trainer]\nlayout = "hf"\noutput_dir = "{output}"\ncommand = ["{sys.executable}", "train.py"]\n'
+    )
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_version_and_help(machine):
+    assert machine.podwatch("--version").stdout.startswith("podwatch 0.")
+    help_text = machine.podwatch("--help").stdout
+    for command in ("run", "status", "restart", "stop-training", "check", "events"):
+        assert f"\n  {command} " in help_text
+
+
+@pytest.mark.parametrize(
+    "arguments", [("bogus",), ("status", "--bogus"), ("start", "--step", "-1"), ("start", "--step", "3", "--fresh")]
+)
+def test_usage_errors_are_64(machine, arguments):
+    result = machine.podwatch(*arguments)
+    assert result.returncode == 64
+    assert "Error" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("start",), ("restart",), ("restart", "--dry-run"), ("stop-training",), ("sync",), ("prune",)]
+)
+def test_what_acts_says_that_there_is_no_daemon(machine, arguments):
+    result = machine.podwatch(*arguments)
+    assert result.returncode == 69
+    assert result.stderr.startswith("podwatch: podwatch is not running")
+    assert "podwatch run" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_acting_through_the_socket(guarded):
+    result = guarded.podwatch("restart", "--step", "80")
+    assert (result.returncode, result.stdout) == (0, "restarting from step 80\n")
+    assert json.loads(guarded.podwatch("start", "--json").stdout)["message"]
+
+
+def test_a_refusal_keeps_its_words_and_its_exit_code(guarded):
+    result = guarded.podwatch("stop-training")
+    assert result.returncode == 75
+    assert result.stderr == "podwatch: a save is in flight (step 85): try again in a minute\n"
+
+
+def test_restart_dry_run_shows_names_only(guarded):
+    text = guarded.podwatch("restart", "--dry-run").stdout
+    assert "step 80" in text
+    assert "'my config.toml'" in text
+    assert "WANDB_API_KEY" in text
+    assert "set aside 1" in text
+
+
+def test_prune_dry_run_explains(guarded):
+    text = guarded.podwatch("prune", "--dry-run").stdout
+    assert "remove   step 80" in text
+    assert "47 GB  stored" in text
+
+
+def test_events_and_incidents_from_the_daemon(guarded):
+    line = json.loads(guarded.podwatch("events", "--json").stdout)
+    assert (line["id"], line["name"]) == (7, "published")
+    assert "step 80 is in the store" in guarded.podwatch("events").stdout
+    assert "silent-death: GPU 0 lost its memory -> restarted" in guarded.podwatch("incidents").stdout
+    text = guarded.podwatch("incidents", "1").stdout
+    assert "evidence  health: refused (agrees)" in text
+    assert guarded.podwatch("incidents", "2").returncode == 64
+
+
+def test_checkpoints_and_verify_from_the_daemon(guarded):
+    text = guarded.podwatch("checkpoints").stdout
+    assert "sending" in text
+    result = guarded.podwatch("checkpoints", "verify")
+    assert result.returncode == 1
+    assert "step 85: BROKEN: trainer/0.distcp is cut off" in result.stdout
+
+
+def test_events_without_a_daemon_come_from_the_journal(machine):
+    config = configure(machine)
+    assert machine.podwatch("-c", config, "events").returncode == 69
+    journal = Journal.open(machine.directory / "state" / "r" / "journal.sqlite")
+    journal.add_event(Event(EventName.PUBLISHED, time.time() - 7200, "old"))
+    journal.add_event(Event(EventName.PRUNED, time.time() - 60, "new \x1b[2J"))
+    journal.open_incident("hang", "no step for 40 min")
+    journal.close()
+    text = machine.podwatch("events", "-c", config).stdout
+    assert "old" in text
+    assert "\x1b" not in text
+    recent = machine.podwatch("events", "-c", config, "--since", "1h", "--json").stdout.splitlines()
+    assert [json.loads(x)["name"] for x in recent] == ["pruned"]
+    assert "hang: no step for 40 min -> open" in machine.podwatch("incidents", "-c", config).stdout
+    bad = machine.podwatch("events", "-c", config, "--since", "yesterday")
+    assert bad.returncode == 64
+    assert "2h" in bad.stderr
+
+
+def test_checkpoints_without_a_daemon(machine):
+    config = configure(machine)
+    result = machine.podwatch("checkpoints", "-c", config)
+    assert (result.returncode, result.stdout) == (0, "no checkpoints on this pod\n")
+    (machine.directory / "outputs" / "checkpoint-7").mkdir()
+    (machine.directory / "outputs" / "checkpoint-7" / "trainer_state.json").write_text("{")
+    sets = json.loads(machine.podwatch("checkpoints", "-c", config, "--json").stdout)["sets"]
+    assert [(s["step"], s["completeness"] == "complete", s["stored"]) for s in sets] == [(7, False, None)]
+
+
+def test_a_missing_or_broken_configuration_is_78(machine):
+    result = machine.podwatch("checkpoints", "-c", "/nowhere.toml")
+    assert result.returncode == 78
+    assert "/nowhere.toml" in result.stderr
+    bad = machine.directory / "bad.toml"
+    bad.write_text("run_id = [\n")
+    bad.chmod(0o600)
+    assert machine.podwatch("events", "-c", str(bad)).returncode == 78
+
+
+def test_the_state_dir_of_the_named_file_is_searched(machine):
+    config = configure(machine)
+    machine.env.pop("PODWATCH_RUNTIME_DIR")
+    machine.runtime = machine.directory / "state" / "run"
+    machine.daemon("running")
+    text = (machine.directory / "podwatch.toml").read_text().replace('"r"', '"bs4-qwen3-8b"')
+    (machine.directory / "podwatch.toml").write_text(text)
+    assert "at step 85" in machine.podwatch("status", "-c", config).stdout
+    assert machine.podwatch("status", PODWATCH_CONFIG=config).returncode == 0
+
+
+def test_logs_print_the_end_and_follow_a_rotation(machine):
+    log = machine.directory / "trainer.log"
+    log.write_text("".join(f"line {n}\n" for n in range(200)))
+    run = machine.runtime / "r"
+    run.mkdir()
+    from podwatch.client.endpoint import Endpoint, write_document, write_endpoint
+
+    write_endpoint(run, Endpoint("r", 1, stopped_wall=time.time()))
+    write_document(run / "status.json", {"training": {"log_path": str(log)}})
+    assert machine.podwatch("logs", "-n", "2").stdout == "line 198\nline 199\n"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "podwatch", "logs", "-f", "-n", "1"], stdout=subprocess.PIPE, text=True, env=machine.env
+    )
+    try:
+        assert process.stdout.readline() == "line 199\n"
+        log.rename(log.with_suffix(".1"))
+        log.write_text("after the rotation\n")
+        assert process.stdout.readline() == "after the rotation\n"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_check_reports_every_line_and_fails_on_a_missing_command(machine):
+    config = configure(machine)
+    result = machine.podwatch("check", "-c", config, "--json")
+    report = json.loads(result.stdout)
+    levels = {}
+    for check in report["checks"]:
+        levels.setdefault(check["name"], check["level"])
+    assert levels["config"] == "ok"
+    assert levels["command"] == "ok"
+    assert levels["store"] == "warn"
+    assert {"gpu", "disk", "nofile", "http", "systemd"} <= set(levels)
+    assert all(c["fix"] for c in report["checks"] if c["level"] == "fail")
+    text = (machine.directory / "podwatch.toml").read_text().replace(sys.executable, "no-such-trainer")
+    (machine.directory / "podwatch.toml").write_text(text)
+    result = machine.podwatch("check", "-c", config)
+    assert result.returncode == 1
+    assert "fail  command     no-such-trainer is not found" in result.stdout
+    assert "do: use an absolute path" in result.stdout
+
+
+def test_check_without_a_configuration_is_78(machine):
+    result = machine.podwatch("check", "-c", "/nowhere.toml")
+    assert result.returncode == 78
+    assert result.stdout.startswith("fail  config")
+
+
+def test_check_refuses_a_backup_on_the_same_disk(machine):
+    config = configure(machine, extra=f'sync.store = "file://{machine.directory}/store"')
+    result = machine.podwatch("check", "-c", config)
+    assert result.returncode == 1
+    assert "own filesystem" in result.stdout
+
+
+def test_a_reader_that_leaves_is_not_an_error(guarded):
+    command = f"{sys.executable} -m podwatch status --json | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=guarded.env)
+    assert result.stderr == ""
+
+
+def test_no_traceback_unless_asked(machine):
+    config = configure(machine)
+    result = machine.podwatch("-c", config, "incidents")
+    assert "Traceback" not in result.stderr
+    assert "Traceback" in machine.podwatch("-c", config, "incidents", PODWATCH_DEBUG="1").stderr

@@ -1,0 +1,156 @@
+"""``podwatch status`` as a real process against a real socket, and without one."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from podwatch.client.endpoint import Endpoint, own_endpoint, write_document, write_endpoint
+from podwatch.telling.status import build_status
+from tests.telling import views
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "words"),
+    [
+        ("running", 0, "TRAINING IS RUNNING at step 85"),
+        ("not-backed-up", 1, "NOT BACKED UP"),
+        ("dead-recovering", 2, "TRAINING IS DOWN"),
+        ("gave-up", 2, "GAVE UP"),
+        ("blind", 3, "CANNOT SEE"),
+    ],
+)
+def test_exit_code_and_first_line(machine, state, code, words):
+    machine.daemon(state)
+    result = machine.podwatch("status")
+    assert result.returncode == code, result.stderr
+    assert words in "".join(result.stdout.splitlines(keepends=True)[:2])
+    assert "\x1b" not in result.stdout
+    assert result.stderr == ""
+
+
+def test_json_is_the_document(guarded):
+    result = guarded.podwatch("status", "--json")
+    document = json.loads(result.stdout)
+    assert result.returncode == 0
+    assert document["training"]["step"] == 85
+
+
+def test_plugin(guarded):
+    result = guarded.podwatch("status", "--plugin")
+    assert result.stdout.startswith("PODWATCH OK - ")
+    assert result.stdout.count("\n") == 1
+
+
+def test_no_daemon_at_all(machine):
+    result = machine.podwatch("status")
+    assert result.returncode == 3
+    assert result.stdout.startswith("PODWATCH IS NOT RUNNING")
+    assert str(machine.runtime) in result.stdout
+    assert "podwatch run" in result.stdout
+
+
+def test_http_is_the_way_when_the_socket_is_closed_to_us(machine):
+    machine.daemon("running")
+    shutil.rmtree(machine.runtime / "bs4-qwen3-8b" / "control")
+    result = machine.podwatch("status")
+    assert result.returncode == 0
+    assert "at step 85" in result.stdout
+
+
+def test_a_killed_daemon_leaves_the_last_snapshot(machine):
+    process = machine.daemon("running")
+    process.kill()
+    process.wait()
+    result = machine.podwatch("status", "--json")
+    document = json.loads(result.stdout)
+    assert result.returncode == 3
+    assert (document["running"], document["overall"]) == (False, "unknown")
+    assert document["reasons"][0]["kind"] == "podwatch-died"
+    assert document["training"]["step"] == 85
+    assert document["training_alive"] is False
+    text = machine.podwatch("status").stdout
+    assert text.startswith("PODWATCH IS NOT RUNNING and TRAINING IS NOT RUNNING")
+    assert "old (last seen" in text
+
+
+def test_a_daemon_that_left_on_purpose_says_since_when(machine):
+    run = machine.runtime / "r"
+    run.mkdir()
+    write_endpoint(run, Endpoint("r", 1, stopped_wall=time.time() - 300, config_path="/etc/podwatch/r.toml"))
+    result = machine.podwatch("status")
+    assert result.returncode == 3
+    assert "stopped 5 min ago" in result.stdout
+    assert "podwatch run -c /etc/podwatch/r.toml" in result.stdout
+
+
+def test_training_that_goes_on_unguarded_is_said_first(machine):
+    run = machine.runtime / "r"
+    run.mkdir()
+    write_endpoint(run, Endpoint("r", 1, stopped_wall=time.time() - 300))
+    document = build_status(views.healthy())
+    me = own_endpoint("r", started_wall=0.0)
+    document["training"].update(pid=me.pid, start_ticks=me.start_ticks)
+    write_document(run / "status.json", document)
+    assert machine.podwatch("status").stdout.startswith("PODWATCH IS STOPPED: training goes on UNGUARDED")
+
+
+def test_a_daemon_that_hangs_is_not_ok(machine):
+    process = machine.daemon("running")
+    import os
+    import signal
+
+    os.kill(process.pid, signal.SIGSTOP)
+    result = machine.podwatch("status")
+    os.kill(process.pid, signal.SIGCONT)
+    assert result.returncode == 3
+    assert result.stdout.startswith("PODWATCH DOES NOT ANSWER")
+
+
+def test_several_runs_need_a_name(machine):
+    for name in ("one", "two"):
+        (machine.runtime / name).mkdir()
+        write_endpoint(machine.runtime / name, own_endpoint(name, started_wall=0.0))
+    result = machine.podwatch("status")
+    assert result.returncode == 64
+    assert "--run NAME, one of one, two" in result.stderr
+    assert "no run 'three'" in machine.podwatch("status", "--run", "three").stderr
+    assert "DOES NOT ANSWER" in machine.podwatch("--run", "two", "status").stdout
+
+
+def test_a_broken_endpoint_file_is_not_a_daemon(machine):
+    for name, text in (("a", "{"), ("b", "[]"), ("c", '{"run_id": 5, "pid": "x"}'), ("d", "")):
+        (machine.runtime / name).mkdir()
+        (machine.runtime / name / "endpoint.json").write_text(text)
+    assert machine.podwatch("status").returncode == 3
+
+
+def test_contradicting_flags_are_a_usage_error(guarded):
+    result = guarded.podwatch("status", "--json", "--plugin")
+    assert result.returncode == 64
+
+
+HEAVY = {"pydantic", "pydantic_settings", "rich", "structlog", "b2sdk", "starlette", "uvicorn", "prometheus_client",
+         "psutil", "pynvml", "apscheduler", "watchdog", "stamina", "sqlite3", "asyncio"}  # fmt: skip
+
+
+def test_status_imports_click_and_the_client_room_only(guarded):
+    code = (
+        "import sys; sys.argv = ['podwatch', 'status']\n"
+        "from podwatch.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as e: assert e.code == 0, e.code\n"
+        "print('LOADED', *sorted({m.split('.')[0] for m in sys.modules}))\n"
+        "print('ROOMS', *sorted(m for m in sys.modules if m.startswith('podwatch.')))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=guarded.env, cwd=guarded.directory / "cwd"
+    )
+    assert result.returncode == 0, result.stderr
+    loaded = set(result.stdout.split("LOADED ")[1].splitlines()[0].split())
+    assert not loaded & HEAVY
+    rooms = result.stdout.split("ROOMS ")[1].split()
+    assert {r.split(".")[1] for r in rooms} <= {"cli", "client", "domain"}
