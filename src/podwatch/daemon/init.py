@@ -1,0 +1,407 @@
+# ruff: noqa: PTH100, PTH103, PTH108, PTH123
+"""podwatch's own init: PID 1 of a container, or the small parent that ``--detach`` leaves behind.
+
+Standard library only, and run as a file (``python -I -S -E init.py ... -- COMMAND``), so that it stays small and
+nothing that goes wrong in podwatch can go wrong here. It does four things:
+
+* reaps: keepers whose daemon ended come to it, and so does whatever a container's processes leave behind;
+* restarts the daemon when it ends by accident, with growing pauses; not on 0, 64 (usage), 78 (configuration) or 86
+  (gave up);
+* is its watchdog, by systemd's protocol: no ``WATCHDOG=1`` within WATCHDOG_USEC means SIGABRT, then SIGKILL;
+* forwards signals: SIGHUP (reload), SIGTERM and SIGINT.
+
+What happens to training: nothing, as long as this process lives; it never signals a keeper but in one case. As PID 1,
+SIGTERM means that the container is being stopped (preemption, DESIGN section 4): the daemon is told and given
+``--grace`` seconds for its farewell, then every process gets SIGTERM (keepers pass it on to training), and after
+``--last`` seconds init ends, which ends the container. Detached, SIGTERM means that podwatch leaves: training goes on
+under its keeper. When the daemon is not to be restarted and PID 1 still has children, it stays until they are gone:
+leaving would kill training because of, for instance, a bad configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NO_RESTART = frozenset({0, 64, 78, 86})
+UNDER_INIT = "PODWATCH_UNDER_INIT"
+"""Tells the daemon who started it: ``pid1`` (SIGTERM is preemption) or ``detached`` (SIGTERM is leaving)."""
+
+PR_SET_CHILD_SUBREAPER = 36
+READY_WAIT = 30.0
+HEALTHY_AFTER = 300.0
+LOG_LIMIT = 16 << 20
+_UCRED = struct.Struct("3i")
+
+
+def main(argv: list[str], *, detach: bool, log_path: Path, run_dir: Path) -> int:
+    """Be (or leave behind) the init of the daemon ``argv``; both paths' directories are made.
+
+    ``detach``: returns 0 once the daemon is ready, else its exit code, after at most 30 s, with one line on stderr.
+    Otherwise this process becomes init and does not return.
+    """
+    os.makedirs(run_dir, exist_ok=True)
+    command = [getattr(sys, "_base_executable", "") or sys.executable, "-I", "-S", "-E", os.path.abspath(__file__)]
+    command += ["--run-dir", str(run_dir)]
+    if not detach:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(command[0], [*command, "--", *argv])  # noqa: S606 - argv by design
+    os.makedirs(os.path.dirname(log_path), exist_ok=True)  # noqa: PTH120
+    report_r, report_w = os.pipe()
+    child = subprocess.Popen(
+        [*command, "--detached", "--log", str(log_path), "--report-fd", str(report_w), "--", *argv],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(report_w,),
+        start_new_session=True,
+    )
+    child.wait()  # forks and ends at once
+    os.close(report_w)
+    return _await_report(report_r, str(log_path))
+
+
+def _await_report(fd: int, log_path: str) -> int:
+    said = b""
+    deadline = time.monotonic() + READY_WAIT
+    try:
+        while b"\n" not in said:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([fd], [], [], left)[0]:
+                print(f"podwatch is starting in the background, but not ready yet; log: {log_path}", file=sys.stderr)
+                return 0
+            chunk = os.read(fd, 4096)
+            if not chunk:
+                print(f"podwatch could not go to the background; log: {log_path}", file=sys.stderr)
+                return 1
+            said += chunk
+    finally:
+        os.close(fd)
+    word, _, number = said.decode().strip().partition(" ")
+    if word == "ready":
+        print(f"podwatch runs in the background (init {number}); log: {log_path}", file=sys.stderr)
+        return 0
+    print(f"podwatch ended before it was ready (exit code {number}); log: {log_path}", file=sys.stderr)
+    for line in _tail(log_path):
+        print(f"  {line}", file=sys.stderr)
+    return int(number)
+
+
+def _tail(path: str, count: int = 5) -> list[str]:
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 4096))
+            return stream.read().decode("utf-8", "replace").splitlines()[-count:]
+    except OSError:
+        return []
+
+
+class Init:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.command: list[str] = options.command
+        self.first = os.getpid() == 1
+        self.log_fd: int | None = None
+        self.daemon = 0
+        self.started = 0.0
+        self.ready = False
+        self.stopping = False
+        """The daemon said so itself (STOPPING=1)."""
+        self.deadline = 0.0
+        """Monotonic second until which the daemon must have been heard."""
+        self.aborted_at: float | None = None
+        self.restart_at: float | None = None
+        self.pause = options.backoff
+        self.told_to_end: float | None = None
+        self.killed_rest = False
+        self.last_code = 0
+        self.only_children = False
+        """The daemon is over for good; PID 1 stays for what is left."""
+        self.reported = options.report_fd is None
+        self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        # Abstract: nothing to clean up, no 108-byte path. Senders are checked by their credentials instead.
+        self.address = f"podwatch-init-{os.getpid()}-{os.urandom(8).hex()}"
+        self.listener.bind("\0" + self.address)
+
+    # -- the loop
+
+    def run(self) -> int:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
+        if self.options.log:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self.log_fd = os.open(self.options.log, flags, 0o600)
+            os.dup2(self.log_fd, 1)
+            os.dup2(self.log_fd, 2)
+        pid_file = os.path.join(self.options.run_dir, "init.pid")  # noqa: PTH118
+        with open(pid_file, "w") as stream:
+            stream.write(f"{os.getpid()}\n")
+        self.start()
+        poll = select.poll()
+        poll.register(self.wake_r, select.POLLIN)
+        poll.register(self.listener, select.POLLIN)
+        try:
+            while True:
+                code = self.turn()
+                if code is not None:
+                    return code
+                poll.poll(self.patience())
+                self.hear()
+                self.heed()
+        finally:
+            try:
+                os.unlink(pid_file)
+            except OSError:
+                pass
+
+    def patience(self) -> int:
+        """Milliseconds until something is due by time alone."""
+        now = time.monotonic()
+        due = [now + 30.0]  # the log's size
+        if self.told_to_end is not None or self.aborted_at is not None:
+            due.append(now + 0.1)
+        if self.restart_at is not None:
+            due.append(self.restart_at)
+        if self.daemon and not self.stopping:
+            due.append(self.deadline)
+        return max(0, int((min(due) - now) * 1000) + 1)
+
+    def turn(self) -> int | None:
+        """One round; the exit code once it is over."""
+        none_left = self.reap()
+        now = time.monotonic()
+        if self.told_to_end is not None:
+            return self.end(now, none_left)
+        if self.only_children:
+            return self.last_code if none_left else None
+        if self.restart_at is not None and now >= self.restart_at:
+            self.start()
+        if self.daemon:
+            self.guard(now)
+        elif self.restart_at is None:
+            self.report("ended", self.last_code)
+            if not self.first or none_left or self.last_code == 86:
+                return self.last_code
+            self.say(f"podwatch ended with {self.last_code} and is not restarted; init stays for what still runs")
+            self.only_children = True
+        self.bound_log()
+        return None
+
+    # -- the daemon
+
+    def start(self) -> None:
+        environment = dict(os.environ)
+        for name in ("WATCHDOG_PID", "WATCHDOG_USEC", "NOTIFY_SOCKET"):
+            environment.pop(name, None)
+        environment["NOTIFY_SOCKET"] = "@" + self.address
+        environment["WATCHDOG_USEC"] = str(int(self.options.watchdog * 1_000_000))
+        environment[UNDER_INIT] = "pid1" if self.first else "detached"
+        self.restart_at = self.aborted_at = None
+        self.ready = self.stopping = False
+        self.started = time.monotonic()
+        self.deadline = self.started + self.options.start_timeout
+        self.daemon = os.fork()
+        if self.daemon == 0:
+            try:
+                os.setsid()
+                signal.set_wakeup_fd(-1)
+                for number in range(1, signal.NSIG):
+                    try:
+                        signal.signal(number, signal.SIG_DFL)
+                    except (OSError, ValueError):
+                        continue
+                environment["WATCHDOG_PID"] = str(os.getpid())
+                if self.options.report_fd is not None:
+                    os.set_inheritable(self.options.report_fd, False)
+                os.execvpe(self.command[0], self.command, environment)  # noqa: S606 - argv by design
+            except OSError as error:
+                os.write(2, f"cannot execute {self.command[0]}: {error.strerror}\n".encode())
+            finally:
+                os._exit(78)
+
+    def guard(self, now: float) -> None:
+        if self.aborted_at is not None:
+            if now - self.aborted_at >= self.options.abort_wait:
+                self.signal(signal.SIGKILL)
+        elif now >= self.deadline and not self.stopping:
+            what = "no sign of life" if self.ready else "not ready in time"
+            self.say(f"podwatch (process {self.daemon}): {what}; it is killed and started again, training goes on")
+            self.aborted_at = now
+            self.signal(signal.SIGABRT)
+            self.signal(signal.SIGCONT)
+
+    def ended(self, status: int) -> None:
+        code = os.waitstatus_to_exitcode(status)
+        lasted = time.monotonic() - self.started
+        self.daemon = 0
+        self.last_code = code if code >= 0 else 128 - code
+        if code in NO_RESTART and self.aborted_at is None:
+            return
+        if not self.reported:  # somebody waits and can read the reason: do not go on trying behind their back
+            return
+        self.pause = self.options.backoff if lasted >= HEALTHY_AFTER else self.pause
+        self.restart_at = time.monotonic() + self.pause
+        self.say(f"podwatch ended ({_describe(code)}); started again in {self.pause:g} s, training goes on")
+        self.pause = min(self.pause * 2, 60.0)
+
+    def signal(self, number: int) -> None:
+        if self.daemon:
+            try:
+                os.kill(self.daemon, number)  # our own child, not reaped yet: nobody else can have this pid
+            except ProcessLookupError:
+                pass
+
+    # -- what comes in
+
+    def hear(self) -> None:
+        while True:
+            try:
+                data, ancillary, _, _ = self.listener.recvmsg(4096, socket.CMSG_SPACE(_UCRED.size))
+            except BlockingIOError:
+                return
+            except OSError:
+                return
+            sender = next((_UCRED.unpack(d[: _UCRED.size])[0] for _, kind, d in ancillary if kind == 2), 0)
+            if not self.daemon or sender != self.daemon:
+                continue
+            for line in data.decode("utf-8", "replace").splitlines():
+                self.hear_line(line)
+
+    def hear_line(self, line: str) -> None:
+        now = time.monotonic()
+        if line == "READY=1":
+            if not self.ready:
+                self.ready = True
+                self.deadline = now + self.options.watchdog
+            self.report("ready", os.getpid())
+        elif line == "WATCHDOG=1":
+            if self.ready:
+                self.deadline = now + self.options.watchdog
+        elif line == "STOPPING=1":
+            self.stopping = True
+        elif line.startswith("EXTEND_TIMEOUT_USEC=") and line[20:].isdigit():
+            self.deadline = max(self.deadline, now + int(line[20:]) / 1_000_000)
+
+    def heed(self) -> None:
+        try:
+            numbers = os.read(self.wake_r, 4096)
+        except BlockingIOError:
+            return
+        if signal.SIGHUP in numbers:
+            self.signal(signal.SIGHUP)
+        if (signal.SIGTERM in numbers or signal.SIGINT in numbers) and self.told_to_end is None:
+            self.told_to_end = time.monotonic()
+            self.restart_at = None
+            self.signal(signal.SIGTERM)
+            self.signal(signal.SIGCONT)
+
+    def reap(self) -> bool:
+        """True when no child is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid == 0:
+                return False
+            if pid == self.daemon:
+                self.ended(status)
+
+    # -- the end
+
+    def end(self, now: float, none_left: bool) -> int | None:
+        assert self.told_to_end is not None
+        self.restart_at = None
+        waited = now - self.told_to_end
+        grace = self.options.grace if self.options.grace is not None else (5.0 if self.first else 60.0)
+        if self.daemon and waited < grace:
+            return None
+        if not self.first:
+            if self.daemon:
+                self.signal(signal.SIGKILL)
+                return None
+            return self.last_code
+        if not self.killed_rest:
+            self.killed_rest = True
+            self.told_to_end = now - grace  # the rest's own time starts now
+            try:
+                os.kill(-1, signal.SIGTERM)  # as PID 1: everything in this container but ourselves
+            except OSError:
+                pass
+            return None
+        return self.last_code if none_left or waited >= grace + self.options.last else None
+
+    # -- telling
+
+    def report(self, word: str, number: int) -> None:
+        if not self.reported:
+            self.reported = True
+            try:
+                os.write(self.options.report_fd, f"{word} {number}\n".encode())
+            except OSError:
+                pass
+            os.close(self.options.report_fd)
+
+    def say(self, text: str) -> None:
+        try:
+            os.write(2, f"podwatch init: {text}\n".encode())
+        except OSError:
+            pass
+
+    def bound_log(self) -> None:
+        """Keep one older piece. By copying: the daemon holds the file open and goes on appending."""
+        if self.log_fd is None or os.fstat(self.log_fd).st_size < LOG_LIMIT:
+            return
+        try:
+            with open(f"{self.options.log}.1", "wb") as out:
+                offset = 0
+                while chunk := os.pread(self.log_fd, 1 << 20, offset):
+                    out.write(chunk)
+                    offset += len(chunk)
+        except OSError:
+            pass  # a full disk: bounded all the same
+        os.ftruncate(self.log_fd, 0)
+
+
+def _describe(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="podwatch-init")
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--log", default="")
+    parser.add_argument("--detached", action="store_true")
+    parser.add_argument("--report-fd", type=int)
+    parser.add_argument("--watchdog", type=float, default=60.0, help="seconds; the sensing loop feeds it every few")
+    parser.add_argument("--start-timeout", type=float, default=180.0)
+    parser.add_argument("--abort-wait", type=float, default=10.0)
+    parser.add_argument("--backoff", type=float, default=1.0)
+    parser.add_argument("--grace", type=float, help="default: 5 as PID 1 (docker stop gives 10 in all), 60 detached")
+    parser.add_argument("--last", type=float, default=3.0)
+    parser.add_argument("command", nargs="+")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    _parsed = _options(sys.argv[1:])
+    if _parsed.detached and os.fork() > 0:
+        os._exit(0)  # no session leader: a terminal can never become ours again
+    sys.exit(Init(_parsed).run())

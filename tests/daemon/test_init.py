@@ -1,0 +1,227 @@
+# ruff: noqa: E501, PLW0108
+"""The init with real processes: restarts, watchdog, signals, reaping, --detach."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from podwatch.daemon import init
+from podwatch.system import procfs
+
+DAEMON = """
+import os, signal, socket, sys, time
+where = sys.argv[1]
+with open(where + "/starts", "a") as f: f.write(f"{os.getpid()} {os.environ['PODWATCH_UNDER_INIT']}\\n")
+count = len(open(where + "/starts").readlines())
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+def tell(text): s.sendto(text.encode(), "\\0" + os.environ["NOTIFY_SOCKET"][1:])
+def note(n, f):
+    open(where + "/signals", "a").write(f"{n}\\n")
+    if n == signal.SIGTERM: sys.exit(0)
+for n in (signal.SIGTERM, signal.SIGHUP): signal.signal(n, note)
+assert int(os.environ["WATCHDOG_PID"]) == os.getpid()
+exec(sys.argv[2])
+"""
+SERVE = "tell('READY=1')\nwhile True:\n    tell('WATCHDOG=1'); time.sleep(0.05)"
+
+
+def until(check: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
+
+
+class Box:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def daemon(self, body: str) -> list[str]:
+        return [sys.executable, "-S", "-c", DAEMON, str(self.root), body]
+
+    def start(self, body: str, *options: str, wrap: tuple[str, ...] = ()) -> "subprocess.Popen[bytes]":
+        base = [sys.executable, "-I", "-S", "-E", init.__file__, "--run-dir", str(self.root), "--backoff", "0.05"]
+        with (self.root / "init.log").open("ab") as log:
+            process = subprocess.Popen([*wrap, *base, *options, "--", *self.daemon(body)], stdout=log, stderr=log)
+        self.processes.append(process)
+        return process
+
+    @property
+    def starts(self) -> list[int]:
+        try:
+            return [int(line.split()[0]) for line in (self.root / "starts").read_text().splitlines()]
+        except FileNotFoundError:
+            return []
+
+    @property
+    def said(self) -> str:
+        return (self.root / "init.log").read_text()
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    made = Box(tmp_path)
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.wait()
+    for pid in procfs.all_pids():
+        if str(tmp_path) in " ".join(procfs.command(pid)):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_restarts_after_a_crash_with_pauses_then_serves(box: Box) -> None:
+    process = box.start("sys.exit(3) if count == 1 else os.kill(os.getpid(), 9) if count == 2 else None\n" + SERVE)
+    until(lambda: len(box.starts) == 3)
+    assert "exit code 3" in box.said
+    assert "signal 9" in box.said
+    assert "0.05 s" in box.said
+    assert "0.1 s" in box.said
+    assert (box.root / "init.pid").read_text() == f"{process.pid}\n"
+    process.terminate()
+    assert process.wait(20) == 0
+    assert (box.root / "signals").read_text() == f"{signal.SIGTERM}\n"
+    assert not (box.root / "init.pid").exists()
+
+
+@pytest.mark.parametrize("code", [0, 64, 78, 86])
+def test_not_restarted(box: Box, code: int) -> None:
+    assert box.start(f"sys.exit({code})").wait(20) == code
+    assert len(box.starts) == 1
+
+
+def test_a_hung_daemon_is_aborted_then_killed_and_started_again(box: Box) -> None:
+    body = "signal.signal(signal.SIGABRT, signal.SIG_IGN); tell('READY=1'); time.sleep(300)"
+    process = box.start(f"if count == 1:\n    {body}\n" + SERVE, "--watchdog", "0.4", "--abort-wait", "0.2")
+    until(lambda: len(box.starts) == 2)
+    assert "no sign of life" in box.said
+    time.sleep(1.0)  # a fed watchdog stays quiet
+    assert len(box.starts) == 2
+    assert process.poll() is None
+
+
+def test_a_daemon_that_is_never_ready_is_started_again(box: Box) -> None:
+    box.start("time.sleep(300) if count == 1 else None\n" + SERVE, "--start-timeout", "0.5", "--abort-wait", "0.2")
+    until(lambda: len(box.starts) == 2)
+    assert "not ready in time" in box.said
+
+
+def test_extended_start_and_stopping_are_respected(box: Box) -> None:
+    body = (
+        "tell('EXTEND_TIMEOUT_USEC=20000000'); time.sleep(0.6); tell('READY=1'); tell('STOPPING=1'); time.sleep(0.6)\n"
+        "sys.exit(0)"
+    )
+    assert box.start(body, "--start-timeout", "0.3", "--watchdog", "0.3").wait(20) == 0
+    assert len(box.starts) == 1
+
+
+def test_strangers_cannot_feed_the_watchdog(box: Box) -> None:
+    body = (
+        "tell('READY=1')\n"
+        "if count == 1:\n"
+        "    if os.fork() == 0:\n"
+        "        while True: tell('WATCHDOG=1'); time.sleep(0.05)\n"
+        "    time.sleep(300)\n"
+    )
+    box.start(body + SERVE, "--watchdog", "0.5", "--abort-wait", "0.2")
+    until(lambda: len(box.starts) == 2)
+
+
+def test_sighup_is_forwarded_and_orphans_are_reaped(box: Box) -> None:
+    orphan = "p = os.fork()\nif p == 0:\n    if os.fork() == 0: open(where + '/orphan', 'w').write(str(os.getpid())); time.sleep(0.3)\n    os._exit(0)\nos.waitpid(p, 0)\n"
+    process = box.start(orphan + SERVE)
+    until(lambda: (box.root / "orphan").exists() and (box.root / "orphan").read_text())
+    pid = int((box.root / "orphan").read_text())
+    until(lambda: (s := procfs.read_stat(pid)) is None or s.parent_pid == process.pid)
+    until(lambda: procfs.read_stat(pid) is None)  # no zombie stays
+    process.send_signal(signal.SIGHUP)
+    until(lambda: (box.root / "signals").exists())
+    assert (box.root / "signals").read_text() == f"{signal.SIGHUP}\n"
+    assert process.poll() is None
+
+
+def test_detached_sigterm_leaves_other_children_alone(box: Box) -> None:
+    body = "import subprocess\np = subprocess.Popen(['sleep', '77'], start_new_session=True)\nopen(where + '/keeper', 'w').write(str(p.pid))\n"
+    process = box.start(body + SERVE)
+    until(lambda: (box.root / "keeper").exists() and (box.root / "keeper").read_text())
+    keeper = int((box.root / "keeper").read_text())
+    process.terminate()
+    assert process.wait(20) == 0
+    status = procfs.read_stat(keeper)
+    assert status is not None
+    assert status.state != "Z"
+    os.kill(keeper, signal.SIGKILL)
+
+
+unshare = pytest.mark.skipif(
+    subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True).returncode != 0,
+    reason="a pid namespace of its own needs root",
+)
+PID1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+KEEPER = "import subprocess\nif count == 1:\n    subprocess.Popen(['sh', '-c', 'trap \"echo term >> ' + where + '/training; exit\" TERM; touch ' + where + '/up; while :; do sleep 0.05; done'], start_new_session=True)\n    while not os.path.exists(where + '/up'): time.sleep(0.01)\n"
+
+
+@unshare
+def test_pid_one_stays_for_training_when_the_configuration_is_bad_and_preempts_on_sigterm(box: Box) -> None:
+    outer = box.start(KEEPER + "sys.exit(78)", wrap=PID1)
+    until(lambda: "init stays" in box.said)
+    assert "pid1" in (box.root / "starts").read_text()
+    assert outer.poll() is None
+    (inner,) = procfs.children(outer.pid)
+    os.kill(inner, signal.SIGTERM)
+    assert outer.wait(20) == 78
+    assert (box.root / "training").read_text() == "term\n"
+
+
+@unshare
+def test_pid_one_tells_the_daemon_first_then_training(box: Box) -> None:
+    outer = box.start(KEEPER + SERVE, wrap=PID1)
+    until(lambda: (box.root / "up").exists())
+    (inner,) = procfs.children(outer.pid)
+    os.kill(inner, signal.SIGTERM)
+    assert outer.wait(20) == 0
+    assert (box.root / "signals").read_text() == f"{signal.SIGTERM}\n"
+    assert (box.root / "training").read_text() == "term\n"
+
+
+def _detach(box: Box, body: str) -> "subprocess.CompletedProcess[str]":
+    code = (
+        "import sys; from pathlib import Path; from podwatch.daemon import init\n"
+        "r = Path(sys.argv[1]); sys.exit(init.main(sys.argv[2:], detach=True, log_path=r / 'l' / 'log', run_dir=r))"
+    )
+    command = [sys.executable, "-c", code, str(box.root), *box.daemon(body)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=40)
+
+
+def test_detach_returns_once_ready_and_leaves_a_small_init(box: Box) -> None:
+    done = _detach(box, "print('hello', flush=True)\n" + SERVE)
+    assert done.returncode == 0, done.stderr
+    pid = int((box.root / "init.pid").read_text())
+    assert f"(init {pid})" in done.stderr
+    status = procfs.read_stat(pid)
+    assert status is not None
+    assert status.session != pid
+    assert status.tty == 0
+    assert (box.root / "l" / "log").read_text() == "hello\n"
+    rss = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in x)
+    assert int(rss.split()[1]) < 20 * 1024
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_detach_reports_what_went_wrong(box: Box) -> None:
+    done = _detach(box, "print('bad: what, where, fix'); sys.exit(78)")
+    assert done.returncode == 78
+    assert "bad: what, where, fix" in done.stderr
+    assert len(box.starts) == 1
+    done = _detach(box, "sys.exit(75)")  # would be restarted, but somebody is here to read it
+    assert done.returncode == 75
+    until(lambda: not (box.root / "init.pid").exists())
+    assert len(box.starts) == 2
