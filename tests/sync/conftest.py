@@ -1,0 +1,210 @@
+"""A run with real checkpoint files, a real catalogue and journal, and a store of either kind."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.layouts import make_layout
+from podwatch.config.settings import Settings
+from podwatch.domain.event import Event
+from podwatch.domain.remote import Keys, Manifest, Pointer, sha1_hex
+from podwatch.journal.async_journal import AsyncJournal
+from podwatch.journal.journal import Journal
+from podwatch.stores.base import ObjectStore
+from podwatch.stores.b2 import B2Store, Retry
+from podwatch.stores.local import LocalStore
+from podwatch.stores.open import Credentials
+from podwatch.sync.doors import RunIdentity
+from podwatch.sync.restore import Restorer
+from podwatch.sync.syncer import Syncer
+from podwatch.system.clock import SystemClock
+from podwatch.system.workspace import Workspace
+from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+
+QUICK = Retry(attempts=4, base=0.01, cap=0.05)
+
+
+def local_violations(root: Path, keys: Keys) -> list[str]:
+    """The promise, checked with nothing but the files: latest.json is absent or everything behind it is whole."""
+    path = root / keys.latest
+    if not path.exists():
+        return []
+    pointer = Pointer.from_bytes(path.read_bytes())
+    if pointer.step is None:
+        return []
+    try:
+        data = (root / pointer.manifest_key).read_bytes()
+        assert sha1_hex(data) == pointer.manifest_sha1
+        manifest = Manifest.from_bytes(data)
+        for file in manifest.files:
+            body = (root / file.key).read_bytes()
+            size = manifest.part_size
+            hashes = tuple(hashlib.sha1(body[i : i + size]).hexdigest() for i in range(0, len(body), size))
+            assert (len(body), hashes) == (file.size, file.parts_sha1), file.path
+    except (OSError, AssertionError) as error:
+        return [repr(error)]
+    return []
+
+
+@dataclass
+class World:
+    """One pod. ``other`` makes a second pod on the same store."""
+
+    directory: Path
+    store_url: str
+    endpoint: str = ""
+    server: B2Server | None = None
+    writer_id: str = "writer-1"
+    lineage: str = "line-1"
+    generation: int = 0
+    key: str = KEY
+    key_id: str = KEY_ID
+    events: list[Event] = field(default_factory=list)
+    backoff: tuple[float, float] = (0.02, 0.1)
+    keep_last: int = 3
+
+    def __post_init__(self) -> None:
+        self.output = self.directory / "out"
+        self.output.mkdir(parents=True, exist_ok=True)
+        self.settings = Settings.model_validate(
+            {
+                "run_id": "run",
+                "state_dir": str(self.directory / "state"),
+                "trainer": {"layout": "custom", "output_dir": str(self.output)},
+                "checkpoints": {"custom": {"step_dir": "checkpoints/step_{step}", "required": ["model.bin"], "last": "DONE"}},
+                "sync": {"store": self.store_url, "part_size": "5MB", "connections": 2, "keep_last": self.keep_last,
+                         "keep_every": 0},
+            }
+        )
+        self.layout = make_layout(self.settings)
+        self.catalogue = Catalogue(self.layout, SystemClock(), settle=0.0, settle_weak=0.0)
+        self.keys = Keys("run")
+        self.journal = Journal.open(self.directory / "state" / "journal.sqlite")
+        self.journals: list[AsyncJournal] = []
+
+    def other(self, name: str, **changes: object) -> "World":
+        options = {"endpoint": self.endpoint, "server": self.server, "backoff": self.backoff} | changes
+        return World(self.directory.parent / name, self.store_url, **options)  # type: ignore[arg-type]
+
+    def credentials(self) -> Credentials | None:
+        return Credentials(self.key_id, self.key, self.endpoint) if self.endpoint else None
+
+    def identity(self) -> RunIdentity:
+        return RunIdentity("run", self.lineage, self.writer_id, "host", ("python", "train.py"), {"run_id": "abc"}, "custom",
+                           generation=self.generation)
+
+    def store(self) -> ObjectStore:
+        if self.endpoint:
+            credentials = self.credentials()
+            assert credentials is not None
+            return B2Store(BUCKET, credentials, writer_id=self.writer_id, retry=QUICK)
+        return LocalStore(Path(self.store_url.removeprefix("file://")), writer_id=self.writer_id)
+
+    def write_set(self, step: int, *, size: int = 6_000_000, done: bool = True, tiny: bool = False) -> Path:
+        root = self.output / "checkpoints" / f"step_{step}"
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "model.bin").write_bytes(os.urandom(size))
+        if tiny:
+            (root / "DONE").write_text("1")
+            return root
+        (root / "sub").mkdir(exist_ok=True)
+        (root / "sub" / "optim.bin").write_bytes(os.urandom(1000))
+        (root / "empty").write_bytes(b"")
+        (root / "model.bin").chmod(0o640)
+        if not (root / "link").is_symlink():
+            (root / "link").symlink_to("sub/optim.bin")
+        if done:
+            (root / "DONE").write_text("1")
+        return root
+
+    def scan(self) -> None:
+        self.catalogue.rescan()
+        self.catalogue.rescan()
+
+    def syncer(self) -> Syncer:
+        journal = AsyncJournal(self.journal)
+        self.journals.append(journal)
+        return Syncer(
+            settings=self.settings,
+            identity=self.identity,
+            catalogue=self.catalogue,
+            journal=journal,
+            clock=SystemClock(),
+            credentials=self.credentials,
+            emit=self.events.append,
+            backoff=self.backoff,
+        )
+
+    def restorer(self) -> Restorer:
+        return Restorer(self.store, self.keys, self.layout, Workspace(self.output), self.journal)
+
+    def pointer(self) -> Pointer | None:
+        store = self.store()
+        data = store.get_bytes(self.keys.latest)
+        store.close()
+        return None if data is None else Pointer.from_bytes(data)
+
+    def violations(self) -> list[str]:
+        if self.server is not None:
+            return self.server.violations()
+        return local_violations(Path(self.store_url.removeprefix("file://")), self.keys)
+
+    def names(self) -> list[str]:
+        return [str(e.name) for e in self.events]
+
+
+Run = Callable[[World], Awaitable[Syncer]]
+
+
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "waited in vain"
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[B2Server]:
+    with B2Server(tmp_path / "b2") as running:
+        yield running
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path / "pod", f"file://{tmp_path}/store")
+    yield world
+    world.journal.close()
+
+
+@pytest.fixture
+def b2(tmp_path: Path, server: B2Server) -> Iterator[World]:
+    world = World(tmp_path / "pod", f"b2://{BUCKET}", server.url, server)
+    yield world
+    world.journal.close()
+
+
+@pytest.fixture(params=["file", "b2"])
+def world(request: pytest.FixtureRequest) -> World:
+    made: World = request.getfixturevalue("local" if request.param == "file" else "b2")
+    return made
+
+
+@pytest.fixture
+async def run() -> AsyncIterator[Run]:
+    running: list[Syncer] = []
+
+    async def start(world: World) -> Syncer:
+        syncer = world.syncer()
+        await syncer.start()
+        running.append(syncer)
+        return syncer
+
+    yield start
+    for syncer in running:
+        await syncer.stop()

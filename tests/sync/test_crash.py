@@ -1,0 +1,253 @@
+"""kill -9 at every step of publishing and remote retention, and of the upload child; the pointer never lies."""
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from podwatch.domain.intent import IntentKind
+from podwatch.domain.policy import RemotePolicy
+from podwatch.domain.remote import Manifest
+from podwatch.journal.journal import Journal
+from podwatch.journal.records import UploadedObject
+from podwatch.stores.base import ObjectStore
+from podwatch.sync import job as jobs
+from podwatch.sync.publish import Publisher
+from podwatch.sync.remote_retention import RemoteRetention
+from tests.sync.conftest import Run, World, until
+
+
+class Crash(BaseException):
+    """Stands in for a kill where the process must live on to be looked at."""
+
+
+class Fuse:
+    """Counts steps; at the chosen one the process dies, before (even) or after (odd) the step's effect."""
+
+    def __init__(self, at: int | None, die: Callable[[], None], look: Callable[[], None] = lambda: None) -> None:
+        self.at, self.die, self.look, self.count = at, die, look, 0
+
+    def wrap(self, target: Any, names: tuple[str, ...]) -> Any:
+        fuse = self
+
+        class Wrapped:
+            def __getattr__(self, name: str) -> Any:
+                value = getattr(target, name)
+                return fuse.around(value) if name in names else value
+
+        return Wrapped()
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            self.burn()
+            result = call(*args, **kwargs)
+            self.look()
+            self.burn()
+            return result
+
+        return guarded
+
+    def burn(self) -> None:
+        if self.count == self.at:
+            self.die()
+        self.count += 1
+
+
+STORE = ("put_bytes", "put_file", "delete")
+JOURNAL = ("open_intent", "settle", "note_published", "save_object", "learn", "forget_save")
+
+
+def once(world: World, step: int, fuse: Fuse) -> None:
+    """What a podwatch does from its start on: recover, upload what is missing, publish, prune."""
+    real = Journal.open(world.directory / "state" / "crash.sqlite")
+    journal = fuse.wrap(real, JOURNAL)
+    opened = world.store()
+    store: ObjectStore = fuse.wrap(opened, STORE)
+    try:
+        publisher = Publisher(store, world.keys, journal, world.identity, lambda: float(step))
+        publisher.recover()
+        world.scan()
+        contents = world.catalogue.contents(step)
+        files = jobs.all_files(contents, world.keys)
+        done = real.objects(step, contents.set.save_id)
+        for file in jobs.missing(files, done):
+            with (Path(jobs.roots(contents)[file.part]) / file.path).open("rb") as source:
+                stored = store.put_file(file.key, source, file.size, part_size=5_000_000)
+            names = ("part", "size", "mtime_ns", "mode", "inode", "device", "key")
+            obj = UploadedObject(
+                path=file.remote,
+                file_id=stored.file_id,
+                parts_sha1=stored.parts_sha1,
+                **{n: getattr(file, n) for n in names},
+            )
+            journal.save_object(step, contents.set.save_id, obj)
+            done[file.remote] = obj
+        if (step, contents.set.save_id) not in {(p.step, p.save_id) for p in real.published()}:
+            publisher.publish(
+                Manifest(
+                    run_id="run",
+                    lineage="line-1",
+                    step=step,
+                    save_id=contents.set.save_id,
+                    layout="custom",
+                    created_at="2026-01-01T00:00:00Z",
+                    writer_id=world.writer_id,
+                    part_size=5_000_000,
+                    total_bytes=sum(f.size for f in files),
+                    files=jobs.manifest_files(files, done),
+                )
+            )
+        policy = RemotePolicy(keep_last=1, keep_every=0, superseded_grace_seconds=0.0)
+        RemoteRetention(store, world.keys, journal, policy, lambda: float(step) + 1).carry_out()
+    finally:
+        opened.close()
+        real.close()
+
+
+def in_child(work: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def check_final(world: World, step: int) -> None:
+    assert world.violations() == []
+    pointer = world.pointer()
+    assert pointer is not None
+    assert pointer.step == step
+    journal = Journal.open(world.directory / "state" / "crash.sqlite")
+    try:
+        assert journal.open_intents(IntentKind.PUBLISH) == []
+        assert journal.open_intents(IntentKind.REMOTE_DELETE) == []
+        assert [(p.step, p.seq) for p in journal.published()] == [(step, pointer.seq)]
+    finally:
+        journal.close()
+    store = world.store()
+    saves = {o.key.split("/")[2] for o in store.list(f"{world.keys.root}/step_")}
+    store.close()
+    assert saves == {f"step_{step}"}, "older saves are gone wholly"
+
+
+def test_kill_at_every_step(world: World) -> None:
+    root = world.write_set(1, size=1000, tiny=True)
+    assert in_child(lambda: once(world, 1, Fuse(None, kill_self))) == 0
+    crashes = 0
+    for at in itertools.count():
+        step = at + 2
+        root.rename(root.with_name(f"step_{step}"))
+        root = world.write_set(step, size=1000, tiny=True)
+        code = in_child(lambda step=step, at=at: once(world, step, Fuse(at, kill_self)))  # type: ignore[misc]
+        assert world.violations() == [], f"after a kill at {at}"
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        crashes += 1
+        assert in_child(lambda step=step: once(world, step, Fuse(None, kill_self))) == 0  # type: ignore[misc]
+        check_final(world, step)
+    assert crashes > 25
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plan=st.lists(st.integers(0, 60), min_size=1, max_size=4))
+def test_several_crashes_in_a_row(tmp_path_factory: pytest.TempPathFactory, plan: list[int]) -> None:
+    """Crashes during recovery too, with the promise checked after every single write."""
+    directory = tmp_path_factory.mktemp("crash")
+    world = World(directory / "pod", f"file://{directory}/store")
+    try:
+        world.write_set(1, size=100)
+        world.write_set(2, size=100)
+
+        def die() -> None:
+            raise Crash
+
+        def look() -> None:
+            assert world.violations() == []
+
+        once(world, 1, Fuse(None, die, look))
+        for at in plan:
+            try:
+                once(world, 2, Fuse(at, die, look))
+            except Crash:
+                pass
+        once(world, 2, Fuse(None, die, look))
+        check_final(world, 2)
+    finally:
+        world.journal.close()
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+async def test_killed_child_sends_only_what_is_missing(b2: World, run: Run, after: int) -> None:
+    assert b2.server is not None
+    b2.write_set(5, size=11_000_000)
+    b2.scan()
+    b2.server.fault("b2_finish_large_file", "slow", seconds=0.4)
+    syncer = await run(b2)
+
+    def stored() -> int:
+        return len(b2.journal.objects(5, b2.catalogue.sets[0].save_id))
+
+    await until(lambda: syncer._upload is not None and syncer._upload.pid and stored() >= after)
+    before = b2.journal.objects(5, b2.catalogue.sets[0].save_id)
+    os.kill(syncer._upload.pid, signal.SIGKILL)
+    await until(lambda: syncer.state.last_step == 5)
+    assert b2.violations() == []
+    for path, obj in before.items():
+        versions = [v for v in b2.server.versions(path) if v["action"] == "upload"]
+        assert [v["file_id"] for v in versions] == [obj.file_id], "already sent: not again"
+
+
+async def test_stopped_daemon_leaves_no_child_and_goes_on(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    b2.write_set(5, size=11_000_000)
+    b2.scan()
+    b2.server.fault("b2_upload_part", "slow", seconds=0.5, count=3)
+    first = await run(b2)
+    await until(lambda: first.state.uploaded_bytes > 0)
+    await asyncio.wait_for(first.stop(), 5)
+    assert b2.pointer() is None
+    b2.events.clear()
+    b2.journal = Journal.open(b2.directory / "state" / "journal.sqlite")
+    second = await run(b2)
+    await until(lambda: second.state.last_step == 5)
+    assert b2.violations() == []
+
+
+def test_a_lying_journal_cannot_make_the_pointer_lie(world: World) -> None:
+    """The journal says an object is there; the store knows better."""
+    world.write_set(1, size=1000)
+    once(world, 1, Fuse(None, kill_self))
+    world.write_set(2, size=1000)
+    world.scan()
+    contents = world.catalogue.contents(2)
+    files = jobs.all_files(contents, world.keys)
+    journal = Journal.open(world.directory / "state" / "crash.sqlite")
+    for file in files:
+        names = ("part", "size", "mtime_ns", "mode", "inode", "device", "key")
+        fields = {n: getattr(file, n) for n in names}
+        obj = UploadedObject(path=file.remote, file_id="4_zgone" if world.server else "", parts_sha1=(), **fields)
+        journal.save_object(2, contents.set.save_id, replace(obj, parts_sha1=("0" * 40,) if file.size else ()))
+    journal.close()
+    with pytest.raises(Exception, match="missing or differ"):
+        once(world, 2, Fuse(None, kill_self))
+    pointer = world.pointer()
+    assert pointer is not None
+    assert pointer.step == 1
+    assert world.violations() == []

@@ -1,0 +1,342 @@
+"""The syncer end to end: real files, real child process, both stores."""
+
+import asyncio
+import os
+import shutil
+
+import pytest
+
+from podwatch.domain.errors import PodwatchError, RemoteError
+from podwatch.domain.finding import Severity
+from podwatch.domain.remote import Manifest
+from podwatch.sync.engine import SetVoid
+from podwatch.sync.publish import Superseded
+from tests.sync.conftest import Run, World, until
+
+
+async def test_the_newest_set_is_sent_and_published_once(world: World, run: Run) -> None:
+    world.write_set(5)
+    world.write_set(10)
+    world.scan()
+    syncer = await run(world)
+    await until(lambda: syncer.state.last_step == 10)
+    pointer = world.pointer()
+    assert pointer is not None
+    assert (pointer.step, pointer.generation, pointer.seq, pointer.lineage) == (10, 1, 1, "line-1")
+    store = world.store()
+    data = store.get_bytes(pointer.manifest_key, pointer.manifest_file_id)
+    assert data is not None
+    manifest = Manifest.from_bytes(data)
+    assert [f.path for f in manifest.files] == [
+        f"checkpoint/{n}" for n in ("DONE", "empty", "model.bin", "sub/optim.bin")
+    ]
+    assert [(s.path, s.target) for s in manifest.symlinks] == [("checkpoint/link", "sub/optim.bin")]
+    assert next(f for f in manifest.files if f.path.endswith("model.bin")).mode == 0o640
+    assert world.violations() == []
+    assert syncer.state.ok is True
+    assert syncer.protect == frozenset()
+    assert world.names() == ["upload-started", "published"]
+    before = sorted(o.uploaded_wall for o in store.list("run/"))
+    syncer.notify()
+    syncer.sweep()
+    await syncer.sync_now()  # already there: returns at once
+    assert sorted(o.uploaded_wall for o in store.list("run/")) == before
+    store.close()
+    world.write_set(15)
+    world.scan()
+    syncer.notify()
+    await until(lambda: syncer.state.last_step == 15)
+    pointer = world.pointer()
+    assert pointer is not None
+    assert (pointer.step, pointer.seq) == (15, 2)
+
+
+async def test_a_new_podwatch_sends_nothing_again_even_without_its_journal(world: World, run: Run) -> None:
+    world.write_set(5)
+    world.scan()
+    first = await run(world)
+    await first.sync_now()
+    await first.stop()
+    world.journal.close()
+    (world.directory / "state" / "journal.sqlite").unlink()
+    again = World(world.directory, world.store_url, world.endpoint, world.server)
+    again.scan()
+    syncer = await run(again)
+    await until(lambda: syncer.state.last_step == 5)
+    assert "upload-started" not in again.names()
+    again.journal.close()
+
+
+async def test_an_older_set_on_demand_does_not_move_the_pointer(local: World, run: Run) -> None:
+    local.write_set(5)
+    local.write_set(10)
+    local.scan()
+    syncer = await run(local)
+    await syncer.sync_now()
+    await syncer.sync_now(5)
+    pointer = local.pointer()
+    assert pointer is not None
+    assert pointer.step == 10
+    assert {s for s, _ in syncer.state.stored} == {5, 10}
+
+
+async def test_sync_now_says_what_is_missing(local: World, run: Run) -> None:
+    syncer = await run(local)
+    with pytest.raises(PodwatchError, match="no complete checkpoint"):
+        await syncer.sync_now()
+    local.write_set(5, done=False)
+    local.scan()
+    with pytest.raises(PodwatchError, match="not complete"):
+        await syncer.sync_now(5)
+
+
+async def test_without_a_store_it_says_so(local: World, run: Run) -> None:
+    local.store_url = ""
+    local.__post_init__()
+    syncer = await run(local)
+    assert syncer.state.store_url == ""
+    assert syncer.state.ok is None
+    with pytest.raises(PodwatchError, match="NOT BACKED UP"):
+        await syncer.sync_now()
+    await syncer.beat({})
+    await syncer.repoint(None)
+
+
+async def test_wrong_key_is_degraded_and_heals(b2: World, run: Run) -> None:
+    b2.write_set(5)
+    b2.scan()
+    b2.key = "wrong"
+    syncer = await run(b2)
+    await until(lambda: syncer.state.ok is False)
+    assert "refuses the key" in syncer.state.error
+    with pytest.raises(RemoteError, match="refuses the key"):
+        await syncer.sync_now()
+    await asyncio.sleep(0.2)
+    assert b2.names().count("sync-failed") == 1, "told once, not at every try"
+    b2.key = "secret-never-to-be-seen"  # the person corrects the env file; credentials are read again
+    await until(lambda: syncer.state.last_step == 5)
+    assert syncer.state.ok is True
+    assert "store-recovered" in b2.names()
+    assert not any("secret-never" in str(e) for e in b2.events)
+
+
+async def test_no_bucket(b2: World, run: Run) -> None:
+    b2.store_url = "b2://no-such-bucket"
+    b2.__post_init__()
+    b2.write_set(5)
+    b2.scan()
+    syncer = await run(b2)
+    await until(lambda: syncer.state.ok is False)
+    assert "does not exist" in syncer.state.error
+
+
+async def test_outage_in_the_middle_then_recovery(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    b2.write_set(5, size=30_000_000)
+    b2.scan()
+    b2.server.fault("b2_upload_part", "slow", seconds=0.2, count=50)
+    syncer = await run(b2)
+    await until(lambda: any(e["ep"] == "b2_upload_part" for e in b2.server.events()))  # type: ignore[union-attr]
+    b2.server.stop()
+    task = asyncio.create_task(asyncio.to_thread(b2.server.start))
+    await task
+    await until(lambda: syncer.state.last_step == 5, 40)
+    assert b2.violations() == []
+
+
+async def test_key_that_may_not_delete_is_fine_and_said_so(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    b2.server.add_key("nodel", "k", bucket="test-bucket", prefix="run/", capabilities=["listFiles", "readFiles", "writeFiles"])
+    b2.key_id, b2.key = "nodel", "k"
+    b2.write_set(5)
+    b2.scan()
+    syncer = await run(b2)
+    await syncer.sync_now()
+    await syncer.beat({"step": 1})
+    await syncer.beat({"step": 2})
+    assert syncer.state.ok is True
+
+
+async def test_heartbeat_keeps_one_version(world: World, run: Run) -> None:
+    syncer = await run(world)
+    for number in range(3):
+        await syncer.beat({"number": number})
+    store = world.store()
+    data = store.get_bytes(world.keys.heartbeat)
+    store.close()
+    assert data is not None
+    assert b'"number": 2' in data
+    if world.server is not None:
+        assert len(world.server.versions("heartbeat.json")) == 1
+
+
+async def test_a_set_written_to_during_upload_is_void(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    root = b2.write_set(5, size=20_000_000)
+    b2.scan()
+    b2.server.fault("b2_upload_part", "slow", seconds=0.15, count=50)
+    syncer = await run(b2)
+    await until(lambda: any(e["ep"] == "b2_upload_part" for e in b2.server.events()))  # type: ignore[union-attr]
+    with (root / "model.bin").open("r+b") as file:
+        file.write(b"changed")
+    await until(lambda: "upload-abandoned" in b2.names())
+    assert b2.pointer() is None
+    b2.server.admin("clear")
+    b2.scan()
+    syncer.notify()
+    await until(lambda: syncer.state.last_step == 5)
+    assert b2.violations() == []
+
+
+async def test_deleted_sets_are_abandoned_quietly_then_loudly(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    first = b2.write_set(5, size=12_000_000)
+    b2.scan()
+    b2.server.fault("b2_upload_part", "slow", seconds=0.3, count=500)
+    syncer = await run(b2)
+    await until(lambda: syncer.protect == {5})
+    b2.write_set(10, size=12_000_000)
+    b2.scan()
+    shutil.rmtree(first)
+    await until(lambda: "upload-abandoned" in b2.names())
+    assert [e.severity for e in b2.events if e.name == "upload-abandoned"] == [Severity.INFO]
+    await until(lambda: syncer.protect == {10})
+    b2.write_set(15)
+    shutil.rmtree(b2.output / "checkpoints" / "step_10")
+    b2.scan()
+    await until(lambda: b2.names().count("upload-abandoned") == 2)
+    abandoned = [e for e in b2.events if e.name == "upload-abandoned"]
+    assert abandoned[-1].severity is Severity.CRITICAL
+    b2.server.admin("clear")
+    await until(lambda: syncer.state.last_step == 15)
+    assert syncer.state.abandoned_in_a_row == 0
+    assert b2.violations() == []
+
+
+async def test_abandon_stops_the_upload(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    b2.write_set(5, size=12_000_000)
+    b2.scan()
+    b2.server.fault("b2_upload_part", "slow", seconds=5, count=50)
+    syncer = await run(b2)
+    waiting = asyncio.ensure_future(syncer.sync_now())
+    await until(lambda: syncer.protect == {5})
+    await until(lambda: syncer._upload is not None and syncer._upload.pid)
+    await asyncio.wait_for(syncer.abandon(5), 5)
+    assert syncer.protect == frozenset()
+    with pytest.raises(PodwatchError):
+        await waiting
+    assert b2.pointer() is None
+
+
+async def test_two_writers_the_later_claim_wins(world: World, run: Run) -> None:
+    world.write_set(5)
+    world.scan()
+    first = await run(world)
+    await first.sync_now()
+    second_world = world.other("pod2", writer_id="writer-2")
+    second_world.write_set(10)
+    second_world.scan()
+    second = await run(second_world)
+    await second.sync_now()
+    pointer = world.pointer()
+    assert pointer is not None
+    assert (pointer.step, pointer.writer_id, pointer.generation, pointer.seq) == (10, "writer-2", 2, 2)
+    world.write_set(15)
+    world.scan()
+    with pytest.raises(Superseded):
+        await first.sync_now()
+    assert first.state.superseded
+    with pytest.raises(PodwatchError, match="another pod"):
+        await first.sync_now()
+    pointer = world.pointer()
+    assert pointer is not None
+    assert pointer.step == 10, "the loser must not move the pointer"
+    world.generation = 3  # a person took the run over
+    await first.sync_now()
+    pointer = world.pointer()
+    assert pointer is not None
+    assert (pointer.step, pointer.generation) == (15, 3)
+    assert world.violations() == []
+    second_world.journal.close()
+
+
+async def test_stepping_back_moves_the_pointer_at_once(world: World, run: Run) -> None:
+    for step in (5, 10):
+        world.write_set(step)
+        world.scan()
+        syncer = await run(world) if step == 5 else syncer
+        await syncer.sync_now()
+    world.lineage = "line-2"
+    await syncer.repoint(5)
+    pointer = world.pointer()
+    assert pointer is not None
+    assert (pointer.step, pointer.seq, pointer.lineage) == (5, 3, "line-2")
+    await syncer.repoint(99)  # never stored: nothing happens
+    await syncer.repoint(None)
+    pointer = world.pointer()
+    assert pointer is not None
+    assert (pointer.step, pointer.seq) == (None, 4)
+    assert world.restorer().newest() is None
+    assert world.violations() == []
+
+
+async def test_remote_retention(world: World, run: Run) -> None:
+    world.keep_last = 1
+    world.__post_init__()
+    stranger = world.store()
+    stranger.put_bytes("run/step_5/mine.bin", b"the user's own backup")
+    syncer = await run(world)
+    now = [0.0]
+    syncer._clock.wall = lambda: now[0]  # type: ignore[method-assign]
+    for step in (5, 10, 15):
+        now[0] += 7 * 3600
+        world.write_set(step, size=1000)
+        world.scan()
+        await syncer.sync_now()
+    assert {s for s, _ in syncer.state.stored} == {10, 15}, "5 was superseded 7 h ago, 10 only now"
+    left = [o.key for o in stranger.list("run/podwatch/")]
+    assert not any("step_5/" in k for k in left)
+    assert any("step_10/" in k for k in left)
+    assert stranger.get_bytes("run/step_5/mine.bin") is not None
+    assert "remote-pruned" in world.names()
+    assert world.violations() == []
+    stranger.close()
+
+
+async def test_an_object_lost_in_the_store_is_sent_again(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    b2.write_set(5)
+    b2.scan()
+    b2.server.fault("b2_get_file_info", "status", status=403, code="transaction_cap_exceeded", count=10_000)
+    syncer = await run(b2)
+    await until(lambda: syncer.state.ok is False)
+    victim = b2.server.versions("sub/optim.bin")[-1]
+    b2.server.admin("drop", file_id=victim["file_id"])
+    b2.server.admin("clear")
+    await until(lambda: syncer.state.last_step == 5, 60)
+    uploads = [e["name"] for e in b2.server.events() if e["ep"] in ("b2_upload_file", "b2_finish_large_file")]
+    assert sum(n.endswith("optim.bin") for n in uploads) == 2
+    assert sum(n.endswith("model.bin") for n in uploads) == 1
+    assert b2.violations() == []
+
+
+async def test_the_child_ends_with_its_parent_and_is_nice(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    b2.write_set(5, size=12_000_000)
+    b2.scan()
+    b2.server.fault("b2_upload_part", "slow", seconds=5, count=50)
+    syncer = await run(b2)
+    await until(lambda: any(e["ep"] == "fault" for e in b2.server.events()))  # type: ignore[union-attr]
+    pid = syncer._upload.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+    assert os.getsid(pid) == pid
+    with open(f"/proc/{pid}/environ", "rb") as environ, open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+        seen = environ.read() + cmdline.read()
+    assert b"secret-never" not in seen
+    await syncer.stop()
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_set_void_is_a_podwatch_error() -> None:
+    assert str(SetVoid("x", where="y")) == "x (y)"
