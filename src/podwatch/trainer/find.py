@@ -58,7 +58,9 @@ class Process:
     @property
     def tool(self) -> bool:
         running, _ = program(self.argv)
-        return self.name in _TOOLS or running in _TOOLS or running.split(".")[0] in _TOOL_MODULES
+        if self.name in _TOOLS or running in _TOOLS:
+            return True
+        return any(running == tool or running.startswith(tool + ".") for tool in _TOOL_MODULES)
 
     @property
     def boundary(self) -> bool:

@@ -1,0 +1,182 @@
+"""Candidates: what counts as someone's training, judged on made-up pods and found on the real one."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podwatch.domain.process import ProcessIdentity, ProcessRole
+from podwatch.domain.snapshot import Supervision
+from podwatch.trainer import find
+from podwatch.trainer.find import Process, judge
+from podwatch.trainer.roles import classify, program
+from tests.support.pod import Pod, eventually
+
+OUT = "/app/outputs"
+
+
+def proc(pid: int, parent: int, line: str, **more: object) -> Process:
+    argv = tuple(line.split())
+    name = str(more.pop("name", Path(argv[0]).name[:15]))
+    return Process(ProcessIdentity(pid, pid * 10), parent, name, argv, **more)  # type: ignore[arg-type]
+
+
+INIT = proc(1, 0, "/sbin/init")
+SHELL = proc(10, 1, "-bash", name="bash")
+
+
+def pids(*processes: Process, gpus: frozenset[int] = frozenset()) -> list[int]:
+    return [c.launcher.pid for c in judge([INIT, SHELL, *processes], output_dir=OUT, gpus=gpus)]
+
+
+def test_a_cuda_context_anywhere_in_the_tree_names_its_top() -> None:
+    tree = (
+        proc(20, 10, "uv run rl @ x.toml", cwd="/app"),
+        proc(21, 20, "/app/.venv/bin/python /app/.venv/bin/rl @ x.toml", name="rl", cwd="/app"),
+        proc(22, 21, "VLLM::EngineCore", cuda=True, gpus=frozenset({0})),
+        proc(23, 21, "torchrun -m prime_rl.trainer.rl.train", cuda=True, gpus=frozenset({1})),
+    )
+    assert pids(*tree) == [20]
+    assert pids(*tree, gpus=frozenset({0, 1})) == [20]
+    assert pids(*tree, gpus=frozenset({5})) == []
+    candidate = judge([INIT, SHELL, *tree], output_dir=OUT, gpus=frozenset())[0]
+    assert candidate.command == "uv run rl @ x.toml"
+    assert "CUDA context on /dev/nvidia0" in candidate.reason
+
+
+def test_two_trees_are_two_candidates_and_interactive_shells_are_not_training() -> None:
+    assert pids(proc(20, 10, "python a.py", cuda=True), proc(30, 10, "python b.py", cuda=True)) == [20, 30]
+    assert pids(proc(19, 10, "bash train.sh"), proc(20, 19, "python a.py", cuda=True)) == [19]
+
+
+@pytest.mark.parametrize("cuda", [None, False])
+def test_a_gpu_device_without_a_context_is_nothing(cuda: bool | None) -> None:
+    assert pids(proc(20, 10, "python a.py", cuda=cuda, gpus=frozenset({0}))) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tail -F /app/outputs/logs/rl.log",
+        "tensorboard --logdir /app/outputs",
+        "python -m tensorboard.main --logdir /app/outputs",
+        "rsync -a /app/outputs x:",
+        "python /opt/bin/wandb sync /app/outputs",
+        "nvidia-smi dmon",
+        "podwatch run",
+        "/opt/venv/bin/python /opt/venv/bin/podwatch run",
+        "python -m podwatch run",
+        "vim /app/outputs/rl.toml",
+        "bash sync.sh /app/outputs",
+        "python -m http.server --directory /app/outputs",
+    ],
+)
+def test_readers_and_tools_never_count(line: str) -> None:
+    assert pids(proc(20, 10, line, cwd=OUT, writes=(OUT + "/x",))) == []
+    if not line.startswith("bash"):
+        assert pids(proc(20, 10, line, cuda=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "more", "expected"),
+    [
+        ("torchrun train.py --output-dir /app/outputs", {}, True),
+        ("torchrun train.py --output-dir=outputs", {"cwd": "/app"}, True),
+        ("accelerate launch train.py --out ./outputs/run1", {"cwd": "/app"}, True),
+        ("uv run rl @ c.toml", {"cwd": OUT}, True),
+        ("uv run rl @ c.toml", {"cwd": "/app"}, False),
+        ("uv run rl @ c.toml", {"cwd": "/app", "writes": (OUT + "/logs/rl.log",)}, True),
+        ("torchrun train.py --output-dir /app/outputs-2", {"cwd": "/app"}, False),
+        ("python eval.py --output-dir /app/outputs", {"cwd": "/app"}, False),
+        ("python copy.py", {"writes": (OUT + "/x",)}, False),
+    ],
+)
+def test_launchers_count_when_they_hold_the_output(line: str, more: dict[str, object], expected: bool) -> None:
+    assert pids(proc(20, 10, line, **more)) == ([20] if expected else [])
+
+
+def test_a_child_of_a_launcher_that_writes_counts_and_our_own_tree_does_not() -> None:
+    rl = proc(20, 10, "rl @ c.toml", cwd="/app")
+    assert pids(rl, proc(21, 20, "python worker.py", writes=(OUT + "/logs/x",))) == [20]
+    ours = proc(20, 10, "rl @ c.toml", cwd=OUT, ours=True)
+    assert pids(ours, proc(21, 20, "python worker.py", cuda=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "role"),
+    [
+        ("PRIME-RL::Launc", "PRIME-RL::Launcher", ProcessRole.LAUNCHER),
+        ("PRIME-RL::Train", "PRIME-RL::Trainer", ProcessRole.TRAINER),
+        ("PRIME-RL::Orche", "", ProcessRole.ORCHESTRATOR),
+        ("PRIME-RL::Infer", "", ProcessRole.INFERENCE),
+        ("PRIME-RL::EnvSe", "PRIME-RL::EnvServer", ProcessRole.OTHER),
+        ("VLLM::EngineCor", "VLLM::EngineCore", ProcessRole.ENGINE),
+        ("VLLM::EngineCor", "VLLM::EngineCore_DP1", ProcessRole.ENGINE),
+        ("VLLM::Worker_TP", "VLLM::Worker_TP0", ProcessRole.ENGINE),
+        ("VLLM::APIServer", "VLLM::APIServer_0", ProcessRole.INFERENCE),
+        ("uv", "uv run inference @ .pydantic_config/temp_1.toml", ProcessRole.INFERENCE),
+        ("uv", "uv run --no-sync rl @ c.toml", ProcessRole.LAUNCHER),
+        ("rl", "/app/.venv/bin/python3 /app/.venv/bin/rl @ c.toml", ProcessRole.LAUNCHER),
+        ("python", "python -u -m prime_rl.trainer.rl.train @ x", ProcessRole.TRAINER),
+        ("torchrun", "", ProcessRole.TRAINER),
+        ("vllm", "/x/python /x/vllm serve Qwen/Qwen3-8B", ProcessRole.INFERENCE),
+        ("vllm", "vllm bench latency", ProcessRole.OTHER),
+        ("uv", "uv run orchestrator @ x.toml", ProcessRole.ORCHESTRATOR),
+        ("env", "env CUDA_VISIBLE_DEVICES=0 A=b uv run inference", ProcessRole.INFERENCE),
+        ("bash", "bash -c rl", ProcessRole.OTHER),
+        ("sleep", "sleep 60", ProcessRole.OTHER),
+        ("", "", ProcessRole.OTHER),
+    ],
+)
+def test_roles(name: str, line: str, role: ProcessRole) -> None:
+    assert classify(name, line.split()) is role
+    assert classify(name, line) is role
+
+
+def test_program_takes_wrappers_off() -> None:
+    assert program(["nohup", "nice", "-n", "5", "uv", "run", "--extra", "gpu", "rl", "@", "x"]) == ("rl", ("@", "x"))
+    assert program(["uv", "run"] * 20) == ("", ())
+
+
+async def test_a_real_launcher_is_found_attached_and_stopped(pod: Pod) -> None:
+    """A script named ``rl`` that a person started, writing under output_dir."""
+    pod.output.mkdir()
+    script = pod.root / "rl"
+    script.write_text(
+        f"#!{sys.executable} -S\nimport subprocess, time\nlog = open({str(pod.output / 'rl.log')!r}, 'w')\n"
+        "print('up', file=log, flush=True)\nsubprocess.Popen(['sleep', '88'])\ntime.sleep(88)\n"
+    )
+    script.chmod(0o755)
+    launcher = pod.launcher()
+    with (
+        subprocess.Popen(["setsid", str(script)], cwd="/") as person,
+        subprocess.Popen(
+            ["tail", "-f", str(pod.output / "rl.log")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as tail,
+    ):
+        try:
+            eventually(lambda: (pod.output / "rl.log").exists() and (pod.output / "rl.log").read_text() == "up\n")
+            # This test is podwatch here, and its children are never candidates: look as another process would.
+            found = find.judge(find.gather(pod.output, own_pid=tail.pid), output_dir=str(pod.output), gpus=frozenset())
+            mine = [c for c in found if "writes" in c.reason]
+            assert len(mine) == 1, found
+            assert (await launcher.look()).candidates == ()
+            candidate = mine[0]
+            writer = next(p for p in find.gather(pod.output, own_pid=tail.pid) if p.writes)
+            handle = await launcher.attach(replace(candidate, launcher=writer.identity))
+            assert handle.supervision is Supervision.ATTACH
+            assert handle.start_id == f"attach-{person.pid}-{writer.identity.start_ticks}"
+            assert await handle.exit_status() is None
+            tree = (await handle.tree()).value
+            assert tree is not None
+            assert sorted(p.name for p in tree) == ["rl", "sleep"]
+            report = await handle.stop(grace=10, save_grace=10, saving=lambda: False)
+            assert report.survivors == ()
+            assert report.exit is not None
+            assert not report.exit.known
+            await handle.release()
+        finally:
+            tail.kill()
+            person.kill()
