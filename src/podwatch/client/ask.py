@@ -5,12 +5,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from podwatch.client.control import NotRunning, call
+from podwatch.client.control import call
 from podwatch.client.discover import Found, locate, read_hints, runtime_roots
 from podwatch.client.endpoint import process_alive
 from podwatch.client.http import fetch_status
 from podwatch.client.times import ago, from_rfc3339, rfc3339
-from podwatch.domain.errors import HostError
+from podwatch.domain.errors import Busy, HostError
 
 EXIT_CODES = {"ok": 0, "warning": 1, "critical": 2}
 """Everything else is 3: unknown, or podwatch is not running (monitoring-plugin convention, facts/peers.md (e))."""
@@ -41,10 +41,10 @@ def ask_status(
 def _live(found: Found, timeout: float) -> dict[str, Any] | None:
     try:
         return call(found.control_path, "status", timeout=timeout)
-    except NotRunning:
-        pass
+    except Busy:
+        return None  # the same loop would answer HTTP: it is stuck
     except HostError:
-        pass  # not our user, or busy: HTTP needs no privilege
+        pass  # no socket, or not our user: HTTP needs no privilege
     return fetch_status(found.endpoint.http_url, timeout=timeout) if found.endpoint.http_url else None
 
 
