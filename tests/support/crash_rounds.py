@@ -20,12 +20,13 @@ from podwatch.system.clock import SystemClock
 from podwatch.trainer.base import StartPlan
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 
+RUN = f"crash-{os.getpid()}"  # inherited by the forks
 NEVER = {"grace": 10.0, "save_grace": 10.0, "saving": lambda: False}
 
 
 def launcher(root: Path, state: str) -> KeeperLauncher:
     options = KeeperOptions(lock_dir=root / "locks", linger=0.2)
-    return KeeperLauncher("crash", root / "out", root / state, SystemClock(), use_systemd=False, options=options)
+    return KeeperLauncher(RUN, root / "out", root / state, SystemClock(), use_systemd=False, options=options)
 
 
 def plan(root: Path, start_id: str) -> StartPlan:
@@ -54,7 +55,7 @@ async def settle(root: Path, states: list[str], number: int) -> tuple[int, str]:
         report = await handle.stop(**NEVER)  # type: ignore[arg-type]
         assert not report.survivors, report
         await handle.release()
-    left = [p for p in procfs.all_pids() if procfs.environment_value(p, "PODWATCH_RUN") == "crash"]
+    left = [p for p in procfs.all_pids() if procfs.environment_value(p, "PODWATCH_RUN") == RUN]
     left = [p for p in left if (s := procfs.read_stat(p)) is not None and s.state != "Z"]
     assert not left, f"round {number}: processes that no look() found: {left}"
     deadline = time.monotonic() + 20

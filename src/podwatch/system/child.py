@@ -16,7 +16,7 @@ _SERVICE = frozenset(
      "CONFIGURATION_DIRECTORY", "FDSTORE"}
 )  # fmt: skip
 _PREFIXES = ("B2_", "PODWATCH_", "WATCHDOG_", "LISTEN_")
-# The lock of a Python launcher that runs us must not reach training: it would import from our environment.
+# What a virtual environment or a launcher of ours may have set: a Python child would import from our environment.
 _PYTHON = frozenset({"PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "__PYVENV_LAUNCHER__"})
 
 
