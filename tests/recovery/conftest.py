@@ -1,14 +1,31 @@
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from podwatch.journal import room
 from tests.support.recovery_world import World
 
 
+@pytest.fixture(autouse=True)
+def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full disks are the journal's own tests; here 2 MiB per database would only cost time."""
+    monkeypatch.setattr(room, "RESERVED_PAGES", 8)
+    monkeypatch.setattr(room, "BALLAST_BYTES", 4096)
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
+def quick_dir() -> Iterator[Path]:
+    """In memory where there is such a place: hundreds of fsyncs are not what is tested."""
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def world(quick_dir: Path) -> Iterator[World]:
+    made = World(quick_dir)
     made.output.mkdir()
     (made.output.parent / "cfg.toml").write_text("x = 1")
     yield made

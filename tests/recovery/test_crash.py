@@ -80,10 +80,10 @@ async def one_kill(root: Path, target: int, monkeypatch: pytest.MonkeyPatch) -> 
     return struck
 
 
-async def test_killed_at_every_point_of_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_killed_at_every_point_of_a_restart(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = 1
     while True:
-        root = tmp_path / str(target)
+        root = quick_dir / str(target)
         root.mkdir()
         if not await one_kill(root, target, monkeypatch):
             break
@@ -91,9 +91,9 @@ async def test_killed_at_every_point_of_a_restart(tmp_path: Path, monkeypatch: p
     assert target > 40, "the restart passed fewer points than it has: the test does not reach it"
 
 
-async def test_a_stop_that_was_asked_for_is_carried_out_after_a_crash(tmp_path: Path) -> None:
+async def test_a_stop_that_was_asked_for_is_carried_out_after_a_crash(quick_dir: Path) -> None:
     for target in range(1, 60):
-        root = tmp_path / str(target)
+        root = quick_dir / str(target)
         root.mkdir()
         world = await prepared(root)
         killer = Killer()
@@ -124,9 +124,9 @@ async def test_a_stop_that_was_asked_for_is_carried_out_after_a_crash(tmp_path: 
     raise AssertionError("never got through")
 
 
-async def test_an_interrupted_quarantine_does_not_touch_a_living_trainer(tmp_path: Path) -> None:
-    world = await prepared(tmp_path)
-    journal = Journal.open(tmp_path / "state" / "j.sqlite")
+async def test_an_interrupted_quarantine_does_not_touch_a_living_trainer(quick_dir: Path) -> None:
+    world = await prepared(quick_dir)
+    journal = Journal.open(quick_dir / "state" / "j.sqlite")
     target = world.output / "checkpoints" / "step_15"
     journal.open_intent(
         IntentKind.QUARANTINE, quarantine.plan([target], step=10, steps={15: "complete"}, lineage="l", wall=0.0)

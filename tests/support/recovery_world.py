@@ -50,14 +50,14 @@ class Killed(BaseException):
 class Killer:
     """Counts the points at which a kill is possible; at ``target`` it strikes, and from then on nothing works."""
 
-    def __init__(self, target: int = 0) -> None:
-        self.target, self.count, self.dead, self.where = target, 0, False, ""
+    def __init__(self, target: int = 0, at: str = "") -> None:
+        self.target, self.at, self.count, self.dead, self.where = target, at, 0, False, ""
 
     def point(self, name: str) -> None:
         if self.dead:
             raise Killed(name)
         self.count += 1
-        if self.count == self.target:
+        if self.count == self.target or name == self.at:
             self.dead, self.where = True, name
             raise Killed(name)
 

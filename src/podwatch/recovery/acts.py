@@ -32,12 +32,18 @@ class Acts(Core):
 
     async def carry_on(self) -> None:
         """Settle what is half done, then do what is wanted."""
-        look = await self.tools.launcher.look()
+        launcher = self.tools.launcher
+        look = await launcher.look()
         stop = await self.reconcile(look)
-        if stop is not None and look.handle is not None:
-            await self.procedure.finish_stop(look.handle, stop.id, str(stop.data.get("why", "")))
+        if stop is not None:
+            handle = look.handle
+            if handle is None:  # an attached trainer, found again by its process
+                meant = (stop.data.get("pid"), stop.data.get("ticks"))
+                mine = [c for c in look.candidates if (c.launcher.pid, c.launcher.start_ticks) == meant]
+                handle = await launcher.attach(mine[0])
+            await self.procedure.finish_stop(handle, stop.id, str(stop.data.get("why", "")))
             self.forget()
-            look = await self.tools.launcher.look()
+            look = await launcher.look()
         await self.per_desired(look)
 
     async def per_desired(self, look: Look) -> None:

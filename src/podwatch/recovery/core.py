@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from podwatch.domain.errors import InternalError, PodwatchError
+from podwatch.domain.errors import Busy, InternalError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.intent import Intent, IntentKind, IntentState
@@ -204,7 +204,14 @@ class Core:
                 return True
             candidates = look.candidates
         self.clear(FindingKind.AMBIGUOUS_TRAINERS, FindingKind.BLOCKED)
-        handle = await tools.launcher.attach(candidates[0])
+        try:
+            handle = await tools.launcher.attach(candidates[0])
+        except Busy:  # it has ended in the meantime
+            look = await tools.launcher.look()
+            if look.handle is not None:
+                await self.adopt(look.handle)
+                return True
+            return await self.take_over(look.candidates)
         now = tools.clock.monotonic()
         self.watch(handle, Attempt(handle.start_id, now, known=False))
         tools.begin_start(now)
@@ -243,7 +250,9 @@ class Core:
         stop: Intent | None = None
         for intent in await journal.run(Journal.open_intents):
             if intent.kind is IntentKind.STOP:
-                if start_id and intent.data.get("start_id") == start_id:
+                pids = {(c.launcher.pid, c.launcher.start_ticks) for c in look.candidates}
+                meant = (intent.data.get("pid"), intent.data.get("ticks"))
+                if (start_id and intent.data.get("start_id") == start_id) or meant in pids:
                     stop = intent
                     continue
                 state, text = IntentState.DONE, "it is gone"

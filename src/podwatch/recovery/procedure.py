@@ -68,7 +68,14 @@ class Procedure:
         """Intent, ``before`` (evidence), then stop until nothing of the tree is left, then let the keeper go."""
         tools = self.tools
         intent = await tools.journal.run(
-            Journal.open_intent, IntentKind.STOP, {"start_id": handle.start_id, "why": why}
+            Journal.open_intent,
+            IntentKind.STOP,
+            {
+                "start_id": handle.start_id,
+                "why": why,
+                "pid": handle.launcher.pid,
+                "ticks": handle.launcher.start_ticks,
+            },
         )
         if before is not None:
             await before()

@@ -1,0 +1,284 @@
+"""What podwatch does when it comes: adopt, attach, start, ask; and what people can ask for."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from podwatch.domain.errors import Busy, ConfigurationError, HostError, RemoteError, UsageError
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import FindingKind
+from podwatch.domain.run import Lineage, RunRecord
+from podwatch.domain.snapshot import Supervision
+from podwatch.journal import Journal, save_run_record
+from podwatch.judgement.choose import RemoteSave
+from podwatch.recovery import Phase
+from tests.recovery.test_restart import running
+from tests.support.recovery_world import Podwatch, Store, World, death
+
+
+async def test_a_living_trainer_is_taken_over(world: World) -> None:
+    first = await running(world)
+    await first.leave()
+    heir = Podwatch(world)
+    await heir.recovery.begin()
+    assert "taken over" in heir.recovery.opening
+    assert heir.recovery.state.phase is Phase.RUNNING
+    assert heir.recovery.handle is world.kept
+    assert len(world.plans) == 1
+    heir.see(30, finding=death())
+    await heir.until(Phase.CONFIRMING)
+    assert len(world.alive()) == 1
+    await heir.leave()
+
+
+async def test_a_trainer_that_ended_while_podwatch_was_away_is_judged_by_the_loop(world: World) -> None:
+    first = await running(world)
+    await first.leave()
+    world.kill()
+    heir = Podwatch(world)
+    await heir.recovery.begin()
+    assert "ended while podwatch was away (signal 9)" in heir.recovery.opening
+    assert len(world.plans) == 1
+    heir.see(finding=death())
+    await heir.until(Phase.CONFIRMING)
+    assert (len(world.plans), len(world.alive())) == (2, 1)
+    await heir.leave()
+
+
+async def test_the_one_candidate_is_attached_to_and_replaced_when_it_dies(world: World) -> None:
+    candidate = world.person_starts()
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.ATTACHED)
+    assert podwatch.recovery.state.supervision is Supervision.ATTACH
+    assert world.plans == []
+    world.save(5)
+    world.foreign[candidate.launcher.pid].kill()
+    world.foreign[candidate.launcher.pid].wait()
+    podwatch.see(6, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[0].step == 5
+    await podwatch.leave()
+
+
+async def test_several_candidates_are_asked_about_until_one_is_left(world: World) -> None:
+    world.person_starts()
+    second = world.person_starts()
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until_phase(Phase.BLOCKED)
+    assert [f.kind for f in podwatch.recovery.findings()] == [FindingKind.AMBIGUOUS_TRAINERS]
+    assert world.plans == []
+    world.candidates.remove(second)
+    await podwatch.until(Phase.ATTACHED)
+    assert podwatch.recovery.findings() == ()
+    await podwatch.leave()
+
+
+async def test_a_person_who_starts_meanwhile_is_joined_by_nobody(world: World) -> None:
+    podwatch = await running(world)
+    world.gpu_used = 70 << 30
+    podwatch.recovery.memory.gpu_base = {0: 0}
+    podwatch.see(18, finding=death())
+    await podwatch.until_phase(Phase.BLOCKED)
+    world.person_starts()
+    await podwatch.until(Phase.ATTACHED)
+    assert len(world.plans) == 1
+    await podwatch.leave()
+
+
+async def test_old_checkpoints_of_nobody_are_not_used_unless_adopted(world: World) -> None:
+    world.save(40, wall=5.0)
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.BLOCKED)
+    assert world.plans == []
+    assert {f.kind for f in podwatch.recovery.findings()} == {FindingKind.FOREIGN_CHECKPOINTS}
+    await podwatch.leave()
+    again = Podwatch(world)
+    await again.recovery.begin()
+    await again.until(Phase.BLOCKED)
+    await again.leave()
+    adopted = Podwatch(world)
+    await adopted.recovery.begin(adopt_existing=True)
+    await adopted.until(Phase.CONFIRMING)
+    assert world.plans[0].step == 40
+    await adopted.leave()
+
+
+async def test_a_directory_of_another_run_is_refused(world: World) -> None:
+    podwatch = Podwatch(world)
+    save_run_record(podwatch.workspace.record, RunRecord("other", Lineage("l")))
+    with pytest.raises(ConfigurationError, match="belongs to run 'other'"):
+        await podwatch.recovery.begin()
+    await podwatch.leave()
+
+
+async def test_a_new_pod_fetches_the_newest_save_of_the_run(world: World) -> None:
+    store = Store(world, RemoteSave(30, "s30", "line1", 3), RemoteSave(25, "s25", "line1", 2))
+    podwatch = Podwatch(world, restore=store)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.CONFIRMING)
+    assert store.fetched == [30]
+    assert world.plans[0].step == 30
+    record = podwatch.record.load()
+    assert record is not None
+    assert record.lineage.id == "line1", "the line goes on"
+    await podwatch.leave()
+
+
+async def test_an_unreachable_store_and_nothing_here_never_starts_fresh(world: World) -> None:
+    store = Store(world, error=RemoteError("no route", where="b2://x"))
+    podwatch = Podwatch(world, restore=store)
+    await podwatch.recovery.begin()
+    await podwatch.until_phase(Phase.BLOCKED)
+    assert "no route" in podwatch.recovery.state.detail
+    assert world.plans == []
+    store.error, store.saves = None, [RemoteSave(30, "s30", "line1", 3)]
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[0].step == 30
+    await podwatch.leave()
+
+
+async def test_an_unreachable_store_does_not_stop_a_local_restart(world: World) -> None:
+    store = Store(world)
+    podwatch = await running(world, restore=store)
+    store.error = RemoteError("down")
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 15
+    await podwatch.leave()
+
+
+async def test_stop_and_start_are_durable(world: World) -> None:
+    podwatch = await running(world)
+    with pytest.raises(Busy, match="running already"):
+        await podwatch.recovery.request_start()
+    await podwatch.recovery.request_stop()
+    await podwatch.until(Phase.STOPPED)
+    assert world.alive() == []
+    await podwatch.leave()
+    heir = Podwatch(world)
+    await heir.recovery.begin()
+    await heir.until(Phase.STOPPED)
+    assert world.alive() == []
+    await heir.recovery.request_start()
+    await heir.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 15
+    assert heir.recovery.state.attempts == 0, "what a person wanted is no failure"
+    await heir.leave()
+
+
+async def test_stop_after_the_next_save(world: World) -> None:
+    podwatch = await running(world)
+    podwatch.catalogue.rescan()
+    await podwatch.recovery.request_stop(after_save=True)
+    await asyncio.sleep(0.05)
+    assert len(world.alive()) == 1
+    world.save(20)
+    await podwatch.until(Phase.STOPPED)
+    assert world.alive() == []
+    await podwatch.leave()
+
+
+async def test_restart_from_an_older_step_opens_a_new_line(world: World) -> None:
+    podwatch = await running(world)
+    old = podwatch.record.current.lineage  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="step 99"):
+        await podwatch.recovery.request_restart(99)
+    assert len(world.alive()) == 1, "a mistake must not cost the running trainer"
+    await podwatch.recovery.request_restart(10)
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 10
+    record = podwatch.record.current
+    assert record is not None
+    assert (record.lineage.parent, record.lineage.parent_step) == (old.id, 10)
+    assert podwatch.recovery.memory.wanted is None
+    await podwatch.leave()
+
+
+async def test_a_fresh_start_sets_everything_aside(world: World) -> None:
+    podwatch = await running(world)
+    before = world.contents()
+    await podwatch.recovery.request_stop()
+    await podwatch.until(Phase.STOPPED)
+    await podwatch.recovery.request_start(fresh=True)
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[-1].step is None
+    assert podwatch.catalogue.layout.numbers("checkpoints") == []
+    assert world.contents() == before
+    assert podwatch.record.current.lineage.parent_step is None  # type: ignore[union-attr]
+    await podwatch.leave()
+
+
+async def test_dry_run_explains_and_changes_nothing(world: World) -> None:
+    podwatch = await running(world)
+    world.save(20, whole=False)
+    (world.root / "cfg.toml").write_text("x = 2")
+    answer = await podwatch.recovery.dry_run()
+    assert (answer["possible"], answer["step"], answer["source"]) == (True, 15, "local")
+    assert [Path(p).name for p in answer["set_aside"]] == ["step_20", "step_20"]  # type: ignore[union-attr]
+    assert [Path(p).name for p in answer["changed_since_last_start"]] == ["cfg.toml"]  # type: ignore[union-attr]
+    assert "HF_TOKEN" in answer["environment_names"]  # type: ignore[operator]
+    assert "secretsecret" not in str(answer)
+    assert (await podwatch.recovery.dry_run(99))["possible"] is False
+    assert podwatch.catalogue.layout.numbers("checkpoints") == [5, 10, 15, 20]
+    await podwatch.leave()
+
+
+async def test_no_command_attaches_but_never_kills(world: World) -> None:
+    world.settings_extra = {"trainer": {"command": []}}
+    world.person_starts()
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.ATTACHED)
+    podwatch.see(1, finding=death(FindingKind.HANG))
+    assert not podwatch.recovery.acting
+    assert len(world.alive()) == 1
+    assert any(f.kind is FindingKind.UNGUARDED for f in podwatch.recovery.findings())
+    with pytest.raises(ConfigurationError, match="no command"):
+        await podwatch.recovery.request_restart()
+    await podwatch.leave()
+
+
+async def test_a_full_state_disk_delays_a_restart_and_loses_nothing(world: World) -> None:
+    """The intent cannot be written: nothing is killed before it can."""
+    podwatch = await running(world)
+
+    def refuse(self: Journal, *args: object) -> object:
+        raise HostError("no space left")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "open_intent", refuse)
+        podwatch.see(18, finding=death(FindingKind.HANG))
+        await podwatch.until(Phase.RUNNING)
+        assert len(world.alive()) == 1
+        assert len(world.plans) == 1
+    assert any(e.name is EventName.RECOVERY_BLOCKED and "no space left" in e.message for e in world.events)
+    podwatch.see(18, finding=death(FindingKind.HANG))
+    await podwatch.until(Phase.CONFIRMING)
+    assert (len(world.plans), len(world.alive())) == (2, 1)
+    await podwatch.leave()
+
+
+async def test_an_interrupted_stop_of_an_attached_trainer_is_finished(world: World) -> None:
+    candidate = world.person_starts()
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.ATTACHED)
+    world.save(5)
+    podwatch.killer.at = "stop"
+    podwatch.see(6, finding=death(FindingKind.HANG))
+    while not podwatch.killer.dead:
+        await asyncio.sleep(0.002)
+    await podwatch.die()
+    assert world.alive() == [candidate.launcher.pid]
+    world.candidates = [candidate]
+    heir = Podwatch(world)
+    await heir.recovery.begin()
+    await heir.until(Phase.CONFIRMING)
+    assert world.plans[0].step == 5
+    assert len(world.alive()) == 1
+    assert heir.journal.sync.open_intents() == []
+    await heir.leave()

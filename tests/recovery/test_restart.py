@@ -1,0 +1,301 @@
+"""From a verdict to a running, confirmed trainer; and everything that must not happen on the way."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import FindingKind
+from podwatch.domain.policy import Policies, RestartPolicy
+from podwatch.domain.reading import observed
+from podwatch.domain.snapshot import TrainerSample
+from podwatch.recovery import Phase, quarantine
+from tests.support.recovery_world import GIB, Podwatch, World, death, finished, index_of
+
+LOAD_ERROR = "RuntimeError: cannot load checkpoints/step_15: file is truncated"
+
+
+async def running(world: World, **kw: object) -> Podwatch:
+    """A confirmed trainer with steps 5, 10 and 15 saved by it."""
+    podwatch = Podwatch(world, **kw)  # type: ignore[arg-type]
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.CONFIRMING)
+    for step in (5, 10, 15):
+        world.save(step)
+    podwatch.see(17)
+    assert podwatch.recovery.state.phase is Phase.RUNNING
+    return podwatch
+
+
+async def test_the_first_start_is_fresh_and_recorded(world: World) -> None:
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    assert podwatch.recovery.opening == "nothing is running: starting training"
+    await podwatch.until(Phase.CONFIRMING)
+    plan = world.plans[0]
+    assert plan.argv == ("/bin/train", "cfg.toml")
+    assert plan.env["PODWATCH_STEP"] == ""
+    assert plan.env["WANDB_RUN_ID"] == "w1"
+    record = podwatch.record.load()
+    assert record is not None
+    assert record.last_start is not None
+    assert record.last_start.start_id == plan.start_id
+    assert "HF_TOKEN" in record.last_start.environment_names
+    assert [Path(name).name for name, _ in record.last_start.config_digests] == ["cfg.toml"]
+    assert "secretsecret" not in podwatch.workspace.record.read_text()
+    podwatch.see(0)
+    assert podwatch.recovery.state.phase is Phase.RUNNING
+    await podwatch.leave()
+    assert len(world.alive()) == 1, "leaving must not stop training"
+
+
+async def test_a_death_is_healed_and_the_incident_closed(world: World) -> None:
+    podwatch = await running(world)
+    world.save(20, whole=False)
+    podwatch.see(18, finding=death(FindingKind.SILENT_DEATH))
+    await podwatch.until(Phase.CONFIRMING)
+    assert len(world.alive()) == 1
+    plan = world.plans[-1]
+    assert plan.argv[-2:] == ("--resume", "15")
+    assert (plan.step, plan.env["PODWATCH_STEP"], plan.env["PODWATCH_RESUME_ARGS"]) == (15, "15", "--resume 15")
+    assert plan.env["PODWATCH_CHECKPOINT"].endswith("checkpoints/step_15")
+    assert 15 in podwatch.recovery.state.protect
+    podwatch.see(16)
+    assert podwatch.recovery.state.phase is Phase.RUNNING
+    assert podwatch.recovery.state.protect == frozenset()
+    await podwatch.leave()
+    heir = Podwatch(world)
+    incident = heir.journal.sync.incidents()[0]
+    assert (incident.kind, incident.resumed_step, incident.lost_steps) == ("silent-death", 15, 3)
+    assert incident.resolution == "restarted from step 15"
+    bundle = Path(incident.bundle)
+    assert (bundle / "finding.json").exists()
+    assert "secretsecret" not in "".join(f.read_text() for f in bundle.iterdir())
+    record = heir.record.load()
+    assert record is not None
+    assert record.lineage.parent == "", "going on from the newest step is the same line"
+    await heir.leave()
+
+
+async def test_what_is_ahead_is_set_aside_and_can_be_returned(world: World) -> None:
+    podwatch = await running(world)
+    world.save(20, whole=False)
+    before = world.contents()
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert podwatch.catalogue.layout.numbers("checkpoints") == [5, 10, 15]
+    assert podwatch.catalogue.layout.numbers("notes") == [5, 10, 15]
+    (entry,) = quarantine.listing(podwatch.workspace)
+    index = index_of(Path(entry["path"]))
+    assert index["steps"] == {"20": "incomplete"}
+    assert world.contents() == before
+    back = quarantine.give_back(podwatch.workspace, entry["id"])
+    assert {p.name for p in back} == {"step_20"}
+    assert podwatch.catalogue.layout.numbers("notes") == [5, 10, 15, 20]
+    assert quarantine.listing(podwatch.workspace) == []
+    await podwatch.leave()
+
+
+async def test_memory_still_held_blocks_and_is_not_counted(world: World) -> None:
+    world.gpu_used = 1 * GIB
+    podwatch = await running(world)
+    world.gpu_used = 40 * GIB
+    podwatch.see(18, finding=death())
+    await podwatch.until_phase(Phase.BLOCKED)
+    for _ in range(20):
+        await podwatch.world.clock.sleep(1)
+    assert len(world.plans) == 1
+    (finding,) = [f for f in podwatch.recovery.findings() if f.kind is FindingKind.BLOCKED]
+    assert "gpu0 holds 39.0 GiB more than before training" in finding.summary
+    world.gpu_used = int(1.9 * GIB)
+    await podwatch.until(Phase.CONFIRMING)
+    assert len(world.plans) == 2
+    assert podwatch.recovery.findings() == ()
+    assert podwatch.recovery.state.attempts == 1
+    assert podwatch.recovery.memory.gpu_base == {0: GIB}, "the base never rises"
+    await podwatch.leave()
+
+
+async def test_a_leftover_engine_blocks_even_the_first_start(world: World) -> None:
+    world.gpu_used = 70 * GIB
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until_phase(Phase.BLOCKED)
+    assert world.plans == []
+    await podwatch.recovery.request_stop()
+    await podwatch.until(Phase.STOPPED)
+    await podwatch.leave()
+
+
+async def test_a_port_in_use_is_waited_for(world: World) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        podwatch = Podwatch(world, ports=(server.getsockname()[1],))
+        await podwatch.recovery.begin()
+        await podwatch.until_phase(Phase.BLOCKED)
+        assert "is in use" in podwatch.recovery.state.detail
+    await podwatch.until(Phase.CONFIRMING)
+    await podwatch.leave()
+
+
+async def test_findings_of_another_start_or_unconfirmed_ones_kill_nothing(world: World) -> None:
+    podwatch = await running(world)
+    stale = podwatch.snapshot(18)
+    other = replace(stale, trainer=observed(TrainerSample(start_id="other", alive=True), 0.0))
+    podwatch.recovery.consider(other, (death(),))
+    podwatch.recovery.consider(podwatch.snapshot(19), (replace(death(), confirmed=False),))
+    assert not podwatch.recovery.acting
+    await podwatch.leave()
+
+
+async def test_observe_only_reports(world: World) -> None:
+    world.settings_extra = {"mode": "observe"}
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.OBSERVING)
+    assert world.plans == []
+    world.launch("earlier")
+    await podwatch.recovery.adopt(world.kept)  # type: ignore[arg-type]
+    for _ in range(3):
+        podwatch.see(3, finding=death())
+    assert not podwatch.recovery.acting
+    assert len(world.alive()) == 1
+    told = [e for e in world.events if e.name is EventName.FINDING_RAISED]
+    assert len(told) == 1
+    await podwatch.leave()
+
+
+async def test_backoff_then_gave_up_then_one_try_an_hour(world: World) -> None:
+    policy = RestartPolicy(budget_restarts=3, budget_seconds=20.0)
+    podwatch = await running(world, policies=Policies(restart=policy))
+    for _ in range(3):
+        world.clock.slept.clear()
+        podwatch.see(18, finding=death())
+        await podwatch.until(Phase.CONFIRMING)
+        podwatch.see(18)
+    assert max(world.clock.slept) >= 10.0, "the pause grows"
+    assert not podwatch.recovery.memory.history.gave_up
+    before = len(world.plans)
+    world.clock.advance(20)
+    world.clock.slept.clear()
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert 3600.0 in [round(s) for s in world.clock.slept]
+    assert any(e.name is EventName.GAVE_UP for e in world.events)
+    assert len(world.plans) == before + 1
+    podwatch.see(18)
+    assert not any(f.kind is FindingKind.GAVE_UP for f in podwatch.recovery.findings()), "it works again"
+    await podwatch.leave()
+
+
+async def test_a_command_that_never_worked_gets_two_tries_and_exit_86(world: World) -> None:
+    world.settings_extra = {"recovery": {"on_give_up": "exit"}}
+    world.lines = ["error: unknown thing"]
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.CONFIRMING)
+    podwatch.see(finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    podwatch.see(finding=death())
+    await podwatch.until(Phase.GAVE_UP)
+    assert podwatch.recovery.exit_requested.is_set()
+    assert podwatch.recovery.exit_code == 86
+    assert len(world.plans) == 2
+    assert world.alive() == []
+    await podwatch.leave()
+
+
+async def test_a_command_that_does_not_exist(world: World) -> None:
+    world.start_error = "command not found: /bin/train"
+    world.settings_extra = {"recovery": {"on_give_up": "exit"}}
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.GAVE_UP)
+    assert podwatch.recovery.exit_code == 86
+    assert any("command not found" in f.summary for f in podwatch.recovery.findings())
+    world.start_error = ""
+    await podwatch.recovery.request_start()
+    await podwatch.until(Phase.CONFIRMING)
+    assert podwatch.recovery.exit_code is None
+    await podwatch.leave()
+
+
+async def test_step_back_after_two_proven_failed_loads_opens_a_new_line(world: World) -> None:
+    podwatch = await running(world)
+    world.lines = [LOAD_ERROR]
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    old = podwatch.record.current.lineage  # type: ignore[union-attr]
+    for expected in (15, 10):
+        podwatch.see(finding=death())
+        await podwatch.until(Phase.CONFIRMING)
+        assert world.plans[-1].step == expected
+    record = podwatch.record.current
+    assert record is not None
+    assert (record.lineage.parent, record.lineage.parent_step) == (old.id, 10)
+    kept = quarantine.listing(podwatch.workspace)
+    assert kept[-1]["steps"] == {"15": "complete"}
+    await podwatch.leave()
+
+
+async def test_a_start_that_never_loaded_is_no_reason_to_step_back(world: World) -> None:
+    podwatch = await running(world)
+    for _ in range(4):
+        podwatch.see(finding=death())
+        await podwatch.until(Phase.CONFIRMING)
+        assert world.plans[-1].step == 15
+    await podwatch.leave()
+
+
+async def test_resumed_wrong_is_stopped_and_never_chosen_again(world: World) -> None:
+    podwatch = await running(world)
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    podwatch.see(2)
+    assert not podwatch.recovery.acting, "one sighting is not enough"
+    podwatch.see(3)
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 10
+    assert 15 in podwatch.recovery.state.protect
+    assert any(f.kind is FindingKind.RESUMED_WRONG for f in podwatch.recovery.findings())
+    podwatch.see(11)
+    assert podwatch.recovery.findings() == ()
+    await podwatch.leave()
+
+
+async def test_no_number_readable_means_no_deletion_before_the_next_save(world: World) -> None:
+    podwatch = await running(world)
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    world.clock.advance(world.settings().trainer.startup_patience)
+    podwatch.see()
+    assert podwatch.recovery.state.phase is Phase.RUNNING
+    assert podwatch.recovery.state.hold_deletions
+    world.save(20)
+    podwatch.catalogue.rescan()
+    podwatch.see()
+    assert not podwatch.recovery.state.hold_deletions
+    await podwatch.leave()
+
+
+async def test_a_damaged_newest_set_is_passed_over(world: World) -> None:
+    podwatch = await running(world)
+    world.damaged[15] = ("b.bin is shorter than its index says",)
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 10
+    await podwatch.leave()
+
+
+async def test_finish_is_recorded_and_lingering_processes_end(world: World) -> None:
+    podwatch = await running(world)
+    podwatch.see(18, finding=finished())
+    await podwatch.until(Phase.FINISHED)
+    assert world.alive() == []
+    await podwatch.leave()
+    heir = Podwatch(world)
+    await heir.recovery.begin()
+    await heir.until(Phase.FINISHED)
+    assert len(world.plans) == 1
+    await heir.leave()
