@@ -29,11 +29,11 @@ def describe(plan: dict[str, Any]) -> list[str]:
 
     lines = []
     for entry in plan.get("entries") or []:
-        what = f"step {entry['step']}" if entry.get("step") is not None else clean(entry.get("path", "?"))
-        lines.append(
-            f"{clean(entry.get('action', '?')):<8} {what:<16} {size(entry.get('size_bytes')):>8}  "
-            f"{clean(entry.get('reason', ''))}"
-        )
+        what = f"step {entry['step']}" if entry.get("step") is not None else clean(entry.get("path") or "?")
+        if entry.get("part"):
+            what += f" {clean(entry['part'])}"
+        much = "" if entry.get("size_bytes") is None else size(entry["size_bytes"])
+        lines.append(f"{clean(entry.get('action', '?')):<8} {what:<16} {much:>8}  {clean(entry.get('reason', ''))}")
     if plan.get("message"):
         lines.append(clean(plan["message"]))
     return lines or ["nothing to do"]

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from podwatch.cli.common import Where, ask, clean, common, json_option, print_json, say
+from podwatch.domain.errors import ExitCode
 
 
 @click.command("restart")
@@ -22,12 +23,17 @@ def command(where: Where, step: int | None, dry_run: bool, as_json: bool) -> Non
         print_json(plan)
     else:
         click.echo("\n".join(describe(plan)))
+    if plan.get("possible") is False:
+        raise click.exceptions.Exit(int(ExitCode.FAILED))
 
 
 def describe(plan: dict[str, Any]) -> list[str]:
     """The plan as lines; names of environment variables only, never values."""
     import shlex
 
+    changed = [f"changed since the last start: {clean(name)}" for name in plan.get("changed_since_last_start") or []]
+    if plan.get("possible") is False:
+        return [f"not possible: {clean(plan.get('reason') or 'unknown reason')}", *changed]
     step = plan.get("step")
     lines = [f"from      {'the beginning' if step is None else f'step {step}'}"]
     if plan.get("reason"):
@@ -41,4 +47,8 @@ def describe(plan: dict[str, Any]) -> list[str]:
     aside = plan.get("set_aside") or []
     lines.append("set aside " + ("nothing" if not aside else f"{len(aside)} (renamed, not destroyed)"))
     lines += [f"          {clean(path)}" for path in aside]
-    return lines
+    if plan.get("removed_flags"):
+        lines.append(
+            f"removed   {clean(' '.join(map(str, plan['removed_flags'])))} (resume flags of the command itself)"
+        )
+    return lines + changed

@@ -7,6 +7,7 @@ directory of its own that only the daemon's user may enter.
 import contextlib
 import json
 import os
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def write_endpoint(directory: Path, endpoint: Endpoint) -> None:
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
     """Replace a JSON file by rename, so that a reader never sees half of it. Not fsynced: it describes a process."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    staged = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
     try:
         with staged.open("w", encoding="utf-8") as file:
             json.dump(document, file)
