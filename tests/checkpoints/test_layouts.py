@@ -1,6 +1,7 @@
 """What each layout says of itself: variants, parts, what is ahead, resume commands, targets, W&B, progress."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -103,6 +104,15 @@ def test_checkpoints_on_another_volume(out: Path, tmp_path: Path, variant: str) 
     assert disk / "weights" / "step_5" in layout.ahead_of(4)
 
 
+def test_a_stable_marker_older_than_its_weights_does_not_count(out: Path) -> None:
+    write_prime_rl_step(out, 5, "A")
+    layout = PrimeRLLayout(out)
+    os.utime(out / "run_default/broadcasts/step_5/STABLE", (1_700_000_000, 1_700_000_000))
+    verdict = layout.judge(5, [scan_part(p).found for p in layout.steps()[5]])
+    assert not verdict.whole
+    assert "newer than STABLE" in verdict.problems["broadcast"]
+
+
 # -- prime-rl: ahead of N ---------------------------------------------------------------------------------------------
 
 
@@ -180,8 +190,15 @@ def test_resume_flag_by_variant(out: Path) -> None:
     assert resume(PrimeRLLayout(out / "b"), COMMAND, None) == COMMAND
 
 
-def test_layout_b_of_the_days_between_takes_the_old_flag(out: Path) -> None:
+def test_layout_b_of_the_days_between_takes_the_old_flag(out: Path, tmp_path: Path) -> None:
     write_prime_rl_step(out, 10, "B")
+    source = tmp_path / "src" / "prime_rl" / "trainer"
+    source.mkdir(parents=True)
+    (source / "ckpt.py").write_text("def setup(config): ...")
+    assert resume(PrimeRLLayout(out), COMMAND)[-2:] == ("--ckpt.resume-step", "10")
+    (source / "ckpt.py").write_text("def setup(resume: ResumeConfig): ...")
+    assert resume(PrimeRLLayout(out), COMMAND)[-2:] == ("--resume.step", "10")
+    shutil.rmtree(tmp_path / "src")
     command = (*COMMAND, "--ckpt.resume-step", "5")
     assert resume(PrimeRLLayout(out), command) == (*COMMAND, "--ckpt.resume-step", "10")
 
@@ -342,6 +359,12 @@ def test_hf_state_must_name_this_step_and_no_unfinished_mark(out: Path) -> None:
     assert "cannot be parsed" in hf_verdict(out)[1]
     (directory / "trainer_state.json").write_text("[]")
     assert not hf_verdict(out)[0]
+
+
+def test_hf_state_older_than_the_weights_does_not_count(out: Path) -> None:
+    write_hf_step(out, 5)
+    os.utime(out / "checkpoint-5" / "trainer_state.json", (1_700_000_000, 1_700_000_000))
+    assert "newer than trainer_state.json" in hf_verdict(out)[1]
 
 
 def test_hf_fsdp_and_deepspeed(out: Path) -> None:

@@ -65,7 +65,7 @@ class PrimeRLLayout:
         return self._seen() or self._expected or self.hints().variant
 
     def hints(self) -> Hints:
-        return prime_rl_command.hints(self._command, self.cwd, self.output_dir, self._seen())
+        return prime_rl_command.hints(self._command, self.cwd, self._seen())
 
     def expect_parts(self, parts: Collection[str]) -> None:
         """Only sets of layout A carry a broadcast to the store."""
@@ -197,7 +197,7 @@ class PrimeRLLayout:
     ) -> ResumeCommand:
         checkpoint = None if step is None else self._checkpoints / f"step_{step}"
         seen = self._seen() or self._expected
-        known = prime_rl_command.hints(command, self.cwd, self.output_dir, seen)
+        known = prime_rl_command.hints(command, self.cwd, seen)
         return prime_rl_command.resume_command(
             command, step, override, wandb, known, checkpoint=checkpoint, output_dir=self.output_dir, cwd=self.cwd
         )

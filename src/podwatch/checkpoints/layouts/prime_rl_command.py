@@ -19,13 +19,14 @@ _RUN_LINK = re.compile(r"^(?:offline-)?run-\d{8}_\d{6}-(.+)$")
 @dataclass(frozen=True, slots=True)
 class Hints:
     """``variant`` is A, B or empty; ``new_flags``: ``--resume.step N`` (2026-08-13 on) instead of
-    ``--ckpt.resume-step N``. The two changed five days apart, so a layout-B trainer can still take the old flag."""
+    ``--ckpt.resume-step N``. The two changed five days apart, so a layout-B trainer of those days takes the
+    old flag: its source or a resume flag in the command tells."""
 
     variant: str
     new_flags: bool
 
 
-def hints(command: Sequence[str], cwd: Path, output_dir: Path, seen: str) -> Hints:
+def hints(command: Sequence[str], cwd: Path, seen: str) -> Hints:
     """``seen`` is what lies on disk. Then, in this order: the command's own flags, the trainer's source in ``cwd``."""
     old = argv.has_flag(command, _OLD)
     new = argv.has_flag(command, ("--resume", *_NEW, "--run.name", "--run.dir", "--clean"))
@@ -42,10 +43,6 @@ def hints(command: Sequence[str], cwd: Path, output_dir: Path, seen: str) -> Hin
         return Hints(variant, new)
     if installed:
         return Hints(variant, variant != "A" and _mentions(source / "trainer" / "ckpt.py", "ResumeConfig"))
-    if variant == "B" and seen == "B":
-        # Both the flag and logs/attempt_<n> came on the same day; without logs the newer flag is the likelier one.
-        logs = output_dir / "logs"
-        return Hints(variant, is_plain_dir(logs / "attempt_1") or not any(logs.glob("*.log")))
     return Hints(variant, variant == "B")
 
 
