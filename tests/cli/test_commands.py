@@ -211,3 +211,24 @@ def test_no_traceback_unless_asked(machine):
     result = machine.podwatch("-c", config, "incidents")
     assert "Traceback" not in result.stderr
     assert "Traceback" in machine.podwatch("-c", config, "incidents", PODWATCH_DEBUG="1").stderr
+
+
+def test_a_restart_that_is_not_possible_says_why():
+    from podwatch.cli.restart import describe
+
+    lines = describe({"possible": False, "reason": "no command", "changed_since_last_start": ["config.toml"]})
+    assert lines == ["not possible: no command", "changed since the last start: config.toml"]
+
+
+def test_prune_names_parts_and_paths():
+    from podwatch.cli.prune import describe
+
+    entries = [
+        {"action": "remove", "step": 80, "part": "weights", "size_bytes": 16_000_000_000, "reason": "stored"},
+        {"action": "remove", "step": None, "path": "/app/trash/1", "size_bytes": 1, "reason": "trash"},
+        {"action": "keep", "step": 85, "size_bytes": None, "reason": "newest complete"},
+    ]
+    lines = describe({"entries": entries, "message": "16 GB"})
+    assert lines[0] == "remove   step 80 weights     16 GB  stored"
+    assert "/app/trash/1" in lines[1]
+    assert "?" not in lines[2]
