@@ -142,11 +142,10 @@ async def test_nothing_leaks_into_training(pod: Pod, monkeypatch: pytest.MonkeyP
         "PODWATCH_RUN": pod.run_id,
         "TOKEN": "t'$ \n\"",
     }
-    links = procfs.open_files(handle.launcher.pid)
-    assert links is not None
     log = pod.launcher().log_path()
-    assert {fd: target for fd, target in links.items() if fd < 3} == {0: "/dev/null", 1: log, 2: log}
-    assert set(links) == {0, 1, 2}
+    expected = {0: "/dev/null", 1: log, 2: log}
+    # the loader of the new program has a library open for a moment
+    eventually(lambda: procfs.open_files(handle.launcher.pid) == expected)
     eventually(lambda: "Umask" in Path(log).read_text())
     said = Path(log).read_text()
     assert "Umask:\t0022" in said
