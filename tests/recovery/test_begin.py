@@ -282,3 +282,26 @@ async def test_an_interrupted_stop_of_an_attached_trainer_is_finished(world: Wor
     assert len(world.alive()) == 1
     assert heir.journal.sync.open_intents() == []
     await heir.leave()
+
+
+async def test_a_fetch_that_keeps_failing_gives_way_to_an_older_step_here(world: World) -> None:
+    store = Store(world)
+    podwatch = await running(world, restore=store)
+    lineage = podwatch.record.current.lineage.id  # type: ignore[union-attr]
+    store.saves, store.fetch_error = [RemoteSave(30, "s30", lineage, 3)], RemoteError("half of it is missing")
+    podwatch.see(31, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert store.fetched == [30, 30, 30]
+    assert world.plans[-1].step == 15
+    await podwatch.leave()
+
+
+async def test_waiting_is_not_acting(world: World) -> None:
+    """Pruning is held while something is stopped or started; a wait (for the disk, perhaps) must not hold it."""
+    world.gpu_used = 70 << 30
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until_phase(Phase.BLOCKED)
+    assert podwatch.recovery.acting
+    assert not podwatch.recovery.state.acting
+    await podwatch.leave()

@@ -449,6 +449,7 @@ class Store:
     def __init__(self, world: World, *saves: RemoteSave, error: Exception | None = None) -> None:
         self.world, self.saves, self.error = world, list(saves), error
         self.fetched: list[int] = []
+        self.fetch_error: Exception | None = None
 
     async def newest(self, exclude: frozenset[int]) -> RemoteSave | None:
         if self.error is not None:
@@ -458,6 +459,8 @@ class Store:
     async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
         assert step is not None
         self.fetched.append(step)
+        if self.fetch_error is not None:
+            raise self.fetch_error
         self.world.save(step, wall=5.0)
         return step
 

@@ -69,7 +69,7 @@ class Acts(Core):
             await self.wait_and_start()
 
     async def _await_candidate(self) -> None:
-        self._show(Phase.LOOKING, "supervise = attach: waiting for a trainer to be started")
+        self._show(Phase.IDLE, "supervise = attach: waiting for a trainer to be started")
         while True:
             await self.tools.clock.sleep(BLOCKED_POLL)
             look = await self.tools.launcher.look()

@@ -25,6 +25,10 @@ PROBLEM_RETRY: Final = 30.0
 STORE_RETRY: Final = 60.0
 
 
+_WAITING: Final = frozenset({Phase.IDLE, Phase.BLOCKED, Phase.BACKOFF, Phase.GAVE_UP})
+"""Phases in which an act only waits: others (the pruning) may go on, and a full disk may be what it waits for."""
+
+
 class Core:
     """State; ``Acts`` adds what is done with it, ``Recovery`` the doors that others use."""
 
@@ -80,7 +84,7 @@ class Core:
             protect_reasons=self._protected(last),
             unconfirmed=self.unconfirmed,
             hold_deletions=self.unconfirmed,
-            acting=self.acting,
+            acting=self.acting and self._phase not in _WAITING,
             incident_id=self._last_incident,
         )
 

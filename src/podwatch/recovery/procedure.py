@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.errors import Busy, HostError, PodwatchError, RemoteError
+from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.intent import IntentKind, IntentState
@@ -21,6 +21,8 @@ from podwatch.recovery.state import Phase, Tools, newest_step
 from podwatch.trainer.base import TrainerHandle
 
 STUCK_RETRY = 15.0
+FETCH_TRIES = 3
+"""Then an older step that is here is better than waiting for the store: training goes on losing GPU time."""
 FIRST_BASE_AT_MOST = 4 << 30
 """Bytes that may be in use before our very first start without being taken for a leftover engine (a desktop, another
 small service). An engine that outlived its run holds far more."""
@@ -52,6 +54,7 @@ class Procedure:
         self.memory = memory
         self.show = show
         self.restoring: int | None = None
+        self.failed_fetches = 0
         self._followed = ""
 
     async def remember(self) -> None:
@@ -179,6 +182,7 @@ class Procedure:
             if choice.source == "none":
                 raise NothingToResume(choice)
             if choice.source == "fresh":
+                self.failed_fetches = 0  # without anything here, only the store can help: ask it again
                 if trouble and not await self._store_must_be_empty():
                     raise StoreUnknown(
                         f"no checkpoint of this run is here and the store could not be asked: {trouble}",
@@ -205,9 +209,11 @@ class Procedure:
     async def _remote(self) -> tuple[tuple[RemoteSave, ...], str]:
         if self.tools.restore is None:
             return (), ""
+        if self.failed_fetches >= FETCH_TRIES:
+            return (), f"{self.failed_fetches} fetches failed"
         try:
             newest = await self.tools.restore.newest(frozenset(self.memory.refused))
-        except RemoteError as error:
+        except (PodwatchError, OSError) as error:  # a call that hangs ends in a TimeoutError
             return (), str(error)
         return ((newest,) if newest is not None else ()), ""
 
@@ -233,11 +239,13 @@ class Procedure:
         self.show(Phase.STARTING, f"fetching step {choice.step} from the store")
         try:
             await tools.restore.fetch(choice.step, None)
-        except PodwatchError as error:
+        except (PodwatchError, OSError) as error:
+            self.failed_fetches += 1
             await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(error))
             raise
         finally:
             self.restoring = None
+        self.failed_fetches = 0
         await tools.journal.run(Journal.settle, intent.id, IntentState.DONE)
         tools.say(EventName.RESTORED, f"step {choice.step} fetched from the store", step=choice.step)
         await tools.blocking(tools.catalogue.rescan)

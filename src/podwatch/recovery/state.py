@@ -56,7 +56,8 @@ class RecoveryState:
 
     ``attempts`` counts the failures of the present streak. ``protect`` are steps that retention must keep, with the
     reasons. ``hold_deletions``: no local deletion at all before the next complete save, because the last start could
-    not be confirmed. ``unconfirmed`` says the same of the start itself.
+    not be confirmed. ``unconfirmed`` says the same of the start itself. ``acting``: something is being stopped or
+    started right now (waiting does not count).
     """
 
     phase: Phase = Phase.IDLE
