@@ -1,0 +1,305 @@
+"""``podwatch demo``: break a pod on purpose and measure what podwatch does about it.
+
+Every line of the summary is measured: from the journal's times, the trainer's own log and process list, and by reading
+every stored byte back. Nothing is assumed, and the exit code is 0 only if all of it really happened.
+"""
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+
+from podwatch.config.loading import load_settings
+from podwatch.domain.event import EventName
+from podwatch.domain.remote import Keys
+from podwatch.simulation.pod import Pod, Shape, require_linux
+from podwatch.simulation.screen import Screen
+from podwatch.simulation.verify import prove_local, prove_store
+from podwatch.simulation.watching import DemoFailed, Watching
+
+PATIENCE = 4.0
+"""Times the usual duration that a phase may take: the machine may be busy."""
+
+
+@dataclass
+class Result:
+    """Lines of the summary; ``ok`` only if every check held."""
+
+    rows: list[tuple[str, bool, str]] = field(default_factory=list)
+
+    def add(self, name: str, ok: bool, text: str) -> None:
+        self.rows.append((name, ok, text))
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.rows) and all(ok for _, ok, _ in self.rows)
+
+
+@dataclass
+class Stage:
+    """What a scenario works with."""
+
+    pod: Pod
+    watching: Watching
+    screen: Screen
+    result: Result
+
+    def wait(self, what: str, condition: Callable[[], bool], seconds: float) -> None:
+        """``seconds`` is what it usually takes at speed 1."""
+        self.watching.wait(what, condition, max(10.0, PATIENCE * self.pod.shape.seconds(seconds)))
+
+
+def run(
+    scenario: str, *, speed: float = 1.0, keep: bool = False, layout: str = "A", screen: Screen | None = None
+) -> int:
+    """Play one scenario; 0 if everything that is claimed was seen to happen. Cleans up on Ctrl-C too."""
+    require_linux()
+    screen = screen or Screen()
+    play, shape = SCENARIOS[scenario]
+    root = Path(tempfile.mkdtemp(prefix="podwatch-demo-"))
+    pod = Pod(root, replace(shape, speed=speed, layout=layout))
+    watching = Watching(pod, screen)
+    result = Result()
+    before = signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        _open(pod, screen, scenario)
+        try:
+            play(Stage(pod, watching, screen, result))
+            _prove(Stage(pod, watching, screen, result))
+        except DemoFailed as failure:
+            result.add("demo", False, str(failure))
+        _summary(screen, result)
+    except KeyboardInterrupt:
+        screen.say("demo", "interrupted; cleaning up", "demo")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        watching.close()
+        pod.destroy(keep=keep)
+        if keep:
+            what = f"; `umount {pod.disk}` before removing it" if pod.mounted else ""
+            screen.plain(f"Kept in {pod.root}: podwatch.log, state/, store/, disk/outputs{what}")
+    return 0 if result.ok else 1
+
+
+def _open(pod: Pod, screen: Screen, scenario: str) -> None:
+    pod.create()
+    size = f"{pod.shape.capacity_bytes / 1e6:.0f} MB"
+    kind = "tmpfs" if pod.mounted else "quota"
+    screen.say("demo", f"scenario {scenario}: a pod with two simulated GPUs and a disk of {size} ({kind})", "demo")
+    screen.say("demo", f"starting podwatch; it will start training ({pod.root})", "demo")
+    pod.start_daemon()
+
+
+# -- scenarios ----------------------------------------------------------------------------------------------------
+
+
+def silent_death(stage: Stage) -> None:
+    """The inference engine dies without a word, its server exits with 0, and the launcher does not care."""
+    _until_guarded(stage)
+    died = _kill_engine(stage)
+    _heals(stage, died, "silent-death")
+    _goes_on(stage, died.wall, pruned=True)
+
+
+def hang(stage: Stage) -> None:
+    """Training stands still: no step, GPUs idle, memory still held."""
+    _until_guarded(stage)
+    stage.screen.say("demo", "FAULT: the trainer deadlocks at its next step; memory stays allocated", "fault")
+    stage.pod.order_fault("hang")
+    stage.wait("the trainer took the fault", lambda: not (stage.pod.faults / "hang").exists(), 2)
+    broken = Broken(time.time())
+    _heals(stage, broken, "hang", seconds=20)
+    _goes_on(stage, broken.wall, pruned=False)
+
+
+def disk_pressure(stage: Stage) -> None:
+    """No fault at all: prime-rl deletes nothing by itself, and the disk is small."""
+    _until_guarded(stage)
+    pod, watching = stage.pod, stage.watching
+    wanted = 2 * pod.shape.capacity_bytes
+    written = {"bytes": 0.0}
+
+    def enough() -> bool:
+        saves = watching.all(EventName.CHECKPOINT_COMPLETE)
+        written["bytes"] = sum(float(event.fields.get("size_bytes") or 0) for event in saves)
+        return written["bytes"] > wanted
+
+    stage.wait(f"checkpoints of {wanted / 1e6:.0f} MB were written to a smaller disk", enough, 35)
+    pruned = watching.all(EventName.PRUNED)
+    stage.result.add(
+        "disk", bool(pruned), f"{written['bytes'] / 1e6:.0f} MB of checkpoints written, {len(pruned)} removals"
+    )
+    full = watching.worst_used_ratio
+    stage.result.add("never full", full < 0.99, f"fullest moment {full:.0%}")
+    stage.result.add("training", not watching.incidents(), f"never stopped, step {watching.step()}")
+
+
+def crash_loop(stage: Stage) -> None:
+    """The newest checkpoint does not load: training dies right after loading it, twice."""
+    _until_guarded(stage, checkpoints=3)
+    stage.pod.order_fault("crash-after-load", "newest 2")
+    died = _kill_engine(stage)
+    stage.screen.say("demo", "FAULT: whatever step is loaded first will crash the trainer twice", "fault")
+    watching = stage.watching
+    stage.wait("podwatch steps back", lambda: watching.find(EventName.STEPPED_BACK, died.wall) is not None, 30)
+    tried = [event.fields.get("step") for event in watching.all(EventName.TRAINER_STARTING, died.wall)]
+    stage.wait("training is confirmed", lambda: _confirmed(stage, died.wall), 20)
+    confirmed = watching.all(EventName.TRAINER_CONFIRMED, died.wall)[-1]
+    resumed = watching.resumed_from()
+    stage.result.add("stepped back", resumed is not None and resumed not in tried[:1], f"tried {tried}, then {resumed}")
+    stage.result.add("healed", True, f"training confirmed {confirmed.wall - died.wall:.1f} s after the first death")
+    _goes_on(stage, died.wall, pruned=False)
+
+
+SCENARIOS: dict[str, tuple[Callable[[Stage], None], Shape]] = {
+    "silent-death": (silent_death, Shape()),
+    "hang": (hang, Shape(capacity_bytes=400_000_000)),
+    "disk-pressure": (disk_pressure, Shape()),
+    "crash-loop": (crash_loop, Shape(capacity_bytes=400_000_000)),
+}
+
+
+# -- acts ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """When the fault came."""
+
+    wall: float
+
+
+def _until_guarded(stage: Stage, checkpoints: int = 2) -> None:
+    """Training runs, the detector is armed, and there is something to go back to."""
+    watching = stage.watching
+    stage.wait("training makes steps", lambda: watching.step() is not None, 12)
+    stage.wait(
+        "the silent-death detector is armed",
+        lambda: any("silent-death" in str(e.fields.get("detector")) for e in watching.all(EventName.DETECTOR_ARMED)),
+        10,
+    )
+    stage.wait(
+        f"{checkpoints} checkpoints are complete and one is in the store",
+        lambda: (
+            len(watching.all(EventName.CHECKPOINT_COMPLETE)) >= checkpoints
+            and watching.find(EventName.PUBLISHED) is not None
+        ),
+        15,
+    )
+
+
+def _kill_engine(stage: Stage) -> Broken:
+    pid = stage.pod.engine_pid()
+    if pid is None:
+        raise DemoFailed("no engine holds the inference GPU")
+    step = stage.watching.step() or 0
+    stage.screen.say(
+        "demo",
+        f"FAULT: SIGKILL to VLLM::EngineCore (pid {pid}) at step {step}; its server will exit with code 0",
+        "fault",
+    )
+    broken = Broken(time.time())
+    os.kill(pid, signal.SIGKILL)
+    return broken
+
+
+def _heals(stage: Stage, broken: Broken, kind: str, seconds: float = 10) -> None:
+    watching = stage.watching
+    seen = {"finding": kind, "confirmed": True}
+    made = 0
+
+    def found() -> bool:
+        nonlocal made
+        made = max(made, _steps_made(stage))  # the trainer goes on for a moment with what it has
+        return watching.find(EventName.FINDING_RAISED, broken.wall, **seen) is not None
+
+    stage.wait(f"podwatch finds: {kind}", found, seconds)
+    finding = watching.find(EventName.FINDING_RAISED, broken.wall, **seen)
+    detected = finding.wall - broken.wall if finding else 0.0
+    stage.result.add("detected", True, f"{detected:.1f} s after the fault")
+    stage.wait("training is confirmed by a new step", lambda: _confirmed(stage, broken.wall), 20)
+    confirmed = watching.all(EventName.TRAINER_CONFIRMED, broken.wall)[-1]
+    resumed = watching.resumed_from()
+    stage.result.add(
+        "restarted",
+        resumed is not None,
+        f"from step {resumed}, confirmed {confirmed.wall - broken.wall:.1f} s after the fault",
+    )
+    lost, interval = made - (resumed or 0), stage.pod.shape.interval
+    stage.result.add("steps lost", 0 <= lost <= 2 * interval, f"{lost} (a checkpoint every {interval} steps)")
+
+
+def _steps_made(stage: Stage) -> int:
+    """How many steps training has made, in the count of its checkpoints: layout A numbers steps from 0."""
+    step = stage.watching.step()
+    return 0 if step is None else step + (1 if stage.pod.shape.layout == "A" else 0)
+
+
+def _goes_on(stage: Stage, since: float, *, pruned: bool) -> None:
+    """After the healing: another checkpoint complete and in the store; and room made, where the disk is small."""
+    watching = stage.watching
+    healed = watching.all(EventName.TRAINER_CONFIRMED, since)[-1].wall
+    stage.wait(
+        "a checkpoint made after the restart is in the store",
+        lambda: watching.find(EventName.PUBLISHED, healed) is not None,
+        15,
+    )
+    if pruned:
+        stage.wait("an old checkpoint is removed", lambda: bool(_whole_sets_removed(stage)), 20)
+
+
+def _confirmed(stage: Stage, since: float) -> bool:
+    return stage.watching.find(EventName.TRAINER_CONFIRMED, since) is not None
+
+
+def _whole_sets_removed(stage: Stage) -> set[object]:
+    """Steps of complete checkpoints that podwatch removed and whose files are really gone from the disk."""
+    pruned = {event.fields.get("step") for event in stage.watching.all(EventName.PRUNED)}
+    checkpoints = stage.pod.output_dir / "checkpoints"
+    return {step for step in pruned if not (checkpoints / f"step_{step}" / "trainer").exists()}
+
+
+def _prove(stage: Stage) -> None:
+    """podwatch leaves (training stays, promise 5), training is ended, and everything is read back."""
+    pod, watching, result = stage.pod, stage.watching, stage.result
+    complete = len({event.fields.get("step") for event in watching.all(EventName.CHECKPOINT_COMPLETE)})
+    pruned, sets_gone = len(watching.all(EventName.PRUNED)), len(_whole_sets_removed(stage))
+    code = pod.stop_daemon()
+    alive = pod.engine_pid() is not None
+    result.add("podwatch left", code == 0 and alive, f"exit code {code}, training {'goes on' if alive else 'is gone'}")
+    settings = load_settings(pod.config, environ={}, search=False).settings
+    sets, problems = prove_local(settings)
+    result.add("checkpoints", bool(sets) and not problems, f"{complete} complete, {len(sets)} on the pod and sound")
+    for problem in problems:
+        result.add("damaged", False, problem)
+    store = prove_store(pod.store, Keys(pod.run_id))
+    result.add(
+        "synced",
+        store.step is not None and not store.problems,
+        f"latest is step {store.step}; steps {', '.join(map(str, store.verified))} verified byte by byte "
+        f"({store.total_bytes / 1e6:.0f} MB)",
+    )
+    for problem in store.problems:
+        result.add("store", False, problem)
+    result.add(
+        "pruned",
+        True,
+        f"{pruned} removals, {sets_gone} of them whole checkpoints; disk at most {watching.worst_used_ratio:.0%} full",
+    )
+
+
+def _summary(screen: Screen, result: Result) -> None:
+    screen.plain("")
+    for name, ok, text in result.rows:
+        screen.plain(f"  {'ok  ' if ok else 'FAIL'}  {name:<14} {text}", "good" if ok else "bad")
+    verdict = "everything above was measured" if result.ok else "not everything that should have happened did"
+    screen.plain(f"\n{verdict}; {screen.elapsed:.0f} s in all", "good" if result.ok else "bad")
+
+
+def _interrupted(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,96 @@
+"""The simulated ``rl``: starts inference, orchestrator and trainer, and watches them the way prime-rl does.
+
+That is: a child counts only if it ends with another code than 0, and the work is done when orchestrator and trainer
+have ended. An inference server that returns 0 in the middle of the night is nobody's business (facts/prime-rl.md
+section 4).
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from podwatch.simulation.run_files import RunConfig, say
+
+
+def main(config: RunConfig, argv: Sequence[str], bin_dir: Path) -> int:
+    """0 when orchestrator and trainer both ended with 0, else 1."""
+    _clean(config)
+    commands = {
+        "inference": [sys.executable, "-S", str(bin_dir / "inference"), *argv],
+        "orchestrator": [sys.executable, "-S", str(bin_dir / "orchestrator"), *argv],
+        "trainer": [sys.executable, "-S", str(bin_dir / "torchrun"), "-m", "prime_rl.trainer.rl.train", *argv],
+    }
+    children: dict[str, subprocess.Popen[bytes]] = {}
+    errors: list[str] = []
+    for role, command in commands.items():
+        log = config.log(role)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        say("INFO", f"Starting {role} process")
+        if role == "trainer":
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            threading.Thread(target=_tee, args=(child, log), daemon=True).start()
+        else:
+            with log.open("wb") as file:
+                child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        children[role] = child
+        threading.Thread(target=_watch, args=(role, child, errors), daemon=True).start()
+    if config.layout == "B":
+        # Layout A's launcher has no handler: SIGTERM to it alone orphans everything.
+        signal.signal(signal.SIGTERM, lambda *_: errors.append("terminated"))
+    while not errors and any(children[role].poll() is None for role in ("orchestrator", "trainer")):
+        time.sleep(0.05)
+    for error in errors:
+        say("ERROR", error)
+    for child in children.values():
+        if child.poll() is None:
+            child.terminate()
+    deadline = time.monotonic() + 10
+    for child in children.values():
+        try:
+            child.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    if errors:
+        return 1
+    say("SUCCESS", "RL training finished!")
+    return 0
+
+
+def _watch(role: str, child: "subprocess.Popen[bytes]", errors: list[str]) -> None:
+    code = child.wait()
+    if code != 0:
+        errors.append(f"{role} process failed with exit code {code}")
+
+
+def _tee(child: "subprocess.Popen[bytes]", log: Path) -> None:
+    """The trainer's lines go to its log and to our own output."""
+    assert child.stdout is not None
+    with log.open("wb", buffering=0) as file:
+        for line in child.stdout:
+            file.write(line)
+            try:
+                os.write(1, line)
+            except OSError:
+                continue
+
+
+def _clean(config: RunConfig) -> None:
+    """What prime-rl does to its directory at a start: layout A wipes logs always, and rollouts and broadcasts at a
+    fresh start; layout B refuses a directory that was used before."""
+    if config.layout == "A":
+        gone = [config.output_dir / "logs", config.orchestrator_root / "logs"]
+        if config.resume_step is None:
+            gone += [config.orchestrator_root / "rollouts", config.orchestrator_root / "broadcasts"]
+        for path in gone:
+            shutil.rmtree(path, ignore_errors=True)
+    elif config.resume_step is None and config.output_dir.is_dir() and any(config.output_dir.iterdir()):
+        raise SystemExit(f"FileExistsError: {config.output_dir} is not empty; pass --clean or --resume")

@@ -1,0 +1,292 @@
+"""A whole pod in a temporary directory: small disk, two GPUs, a prime-rl-like run, a store, and the real podwatch.
+
+Everything in it is real (processes, signals, files, HTTP) except the GPUs, which are files.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from podwatch.client.endpoint import read_endpoint
+from podwatch.client.http import fetch_status
+from podwatch.config.explain import to_toml
+from podwatch.domain.errors import HostError
+from podwatch.simulation.gpu_files import held
+from podwatch.simulation.processes import launch_command, write_programs
+
+MARKER = "SIMULATED_POD"
+"""Environment variable of every process of a pod. Not PODWATCH_*: those are kept from training."""
+INFERENCE_GPU, TRAINER_GPU = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large and how fast. Seconds are for ``speed`` 1."""
+
+    speed: float = 1.0
+    layout: str = "A"
+    step_seconds: float = 0.35
+    load_seconds: float = 1.0
+    interval: int = 5
+    ranks: int = 2
+    shard_bytes: int = 8_000_000
+    weights_bytes: int = 3_000_000
+    capacity_bytes: int = 168_000_000
+    max_steps: int = 5000
+    hold: float = 2.0
+    hang_floor: float = 5.0
+    agree: float = 3.0
+
+    def seconds(self, value: float) -> float:
+        return value / self.speed
+
+
+@dataclass
+class Pod:
+    """``create``, ``start_daemon``, then break something; ``destroy`` always. ``root`` must be new and empty."""
+
+    root: Path
+    shape: Shape = field(default_factory=Shape)
+    run_id: str = "demo"
+    mounted: bool = False
+    daemon: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def disk(self) -> Path:
+        return self.root / "disk"
+
+    @property
+    def output_dir(self) -> Path:
+        return self.disk / "outputs"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def runtime(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def gpus(self) -> Path:
+        return self.root / "gpus"
+
+    @property
+    def faults(self) -> Path:
+        return self.root / "faults"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "podwatch.toml"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "podwatch.log"
+
+    def create(self) -> None:
+        """Directories, the small disk, programs and both configurations."""
+        for directory in (self.disk, self.store, self.state, self.runtime, self.gpus, self.faults):
+            directory.mkdir(parents=True, mode=0o755)
+        self.mounted = self._mount()
+        write_programs(self.root / "bin")
+        (self.root / "train.toml").write_text(_toml(self._trainer_config()))
+        self.config.write_text("# The configuration of `podwatch demo`.\n" + _toml(self._podwatch_config()))
+        self.config.chmod(0o644)
+
+    def start_daemon(self) -> None:
+        """The real daemon with simulated GPUs, as a child in a session of its own. Its output goes to ``log``."""
+        self.daemon = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "podwatch.simulation.daemon", "-c", str(self.config)),
+                *("--gpus", str(self.gpus), "--agree-seconds", str(self.shape.seconds(self.shape.agree))),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=self.log.open("ab"),
+            stderr=subprocess.STDOUT,
+            cwd=self.root,
+            env=self.environment(),
+            start_new_session=True,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """What podwatch commands need to find this pod and no other; nothing of the caller's own configuration."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PODWATCH_", "B2_"))}
+        source = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH", ""))))
+        return {**kept, "PODWATCH_RUNTIME_DIR": str(self.runtime), "PYTHONPATH": path}
+
+    def status(self) -> dict[str, Any] | None:
+        """The daemon's own view of this moment, over HTTP; None when it does not answer."""
+        endpoint = read_endpoint(self.runtime / self.run_id)
+        return fetch_status(endpoint.http_url) if endpoint is not None and endpoint.http_url else None
+
+    def engine_pid(self) -> int | None:
+        """The process that holds the inference GPU, once its model is loaded."""
+        return next((holder.pid for holder in held(self.gpus, INFERENCE_GPU)), None)
+
+    def order_fault(self, name: str, text: str = "") -> None:
+        """Make the trainer misbehave at its next chance (``hang``, ``crash-after-load``)."""
+        temporary = self.faults / f".{name}"
+        temporary.write_text(text)
+        temporary.replace(self.faults / name)
+
+    def stop_daemon(self, timeout: float = 15.0) -> int | None:
+        """SIGTERM, as a person would; training goes on. Returns the exit code, None if it had to be killed."""
+        if self.daemon is None:
+            return None
+        if self.daemon.poll() is None:
+            self.daemon.terminate()
+        try:
+            return self.daemon.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.daemon.kill()
+            self.daemon.wait()
+            return None
+
+    def processes(self) -> list[int]:
+        """Every living process of this pod: the marker is in its environment, or the pod's own path in its command."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                mine = f"{MARKER}={self.root}".encode() in (entry / "environ").read_bytes().split(b"\0")
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                mine = mine or any(word.startswith(f"{self.root}/".encode()) for word in words)
+            except OSError:
+                continue
+            if mine:
+                found.append(int(entry.name))
+        return found
+
+    def destroy(self, *, keep: bool = False) -> None:
+        """End every process of the pod, unmount, and remove it all unless ``keep``. Can be called at any time."""
+        if self.daemon is not None and self.daemon.poll() is None:
+            self.daemon.kill()
+            self.daemon.wait()
+        deadline = time.monotonic() + 10
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        if keep:
+            return
+        if self.mounted:
+            for command in (["umount", str(self.disk)], ["umount", "-l", str(self.disk)]):
+                if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+                    break
+            self.mounted = False
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _mount(self) -> bool:
+        """A tmpfs of the right size where this is allowed; else podwatch gets a configured capacity."""
+        if os.geteuid() != 0 or shutil.which("mount") is None:
+            return False
+        size = f"size={self.shape.capacity_bytes}"
+        command = ["mount", "-t", "tmpfs", "-o", f"{size},mode=0755", "podwatch-demo", str(self.disk)]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    def _trainer_config(self) -> dict[str, Any]:
+        shape = self.shape
+        return {
+            "output_dir": str(self.output_dir),
+            "max_steps": shape.max_steps,
+            "ckpt": {"interval": shape.interval},
+            "simulation": {
+                "layout": shape.layout,
+                "port": free_port(),
+                "gpus": str(self.gpus),
+                "faults": str(self.faults),
+                "step_seconds": shape.seconds(shape.step_seconds),
+                "load_seconds": shape.seconds(shape.load_seconds),
+                "death_seconds": shape.seconds(1.0),
+                "ranks": shape.ranks,
+                "shard_bytes": shape.shard_bytes,
+                "weights_bytes": shape.weights_bytes,
+            },
+        }
+
+    def _podwatch_config(self) -> dict[str, Any]:
+        shape = self.shape
+        disk: dict[str, Any] = {} if self.mounted else {"capacity": shape.capacity_bytes}
+        port = _port_of(self.root / "train.toml")
+        return {
+            "run_id": self.run_id,
+            "state_dir": str(self.state),
+            "trainer": {
+                "layout": "prime-rl",
+                "output_dir": str(self.output_dir),
+                "cwd": str(self.root),
+                "command": [*launch_command(self.root / "bin"), "@", "train.toml", "--ckpt"],
+                "env": {MARKER: str(self.root)},
+                "stop_grace": shape.seconds(2.0),
+                "save_grace": shape.seconds(4.0),
+                "startup_patience": shape.seconds(30.0),
+            },
+            "gpu": {
+                "inference": [INFERENCE_GPU],
+                "trainer": [TRAINER_GPU],
+                "poll": shape.seconds(0.25),
+                "hold": shape.seconds(shape.hold),
+                "release_wait": shape.seconds(10.0),
+            },
+            "inference": {"urls": [f"http://127.0.0.1:{port}"], "poll": shape.seconds(0.5), "timeout": 1.0},
+            "hang": {"floor": shape.seconds(shape.hang_floor), "k": 2.0},
+            "checkpoints": {"rescan": shape.seconds(1.0), "settle": shape.seconds(0.4), "settle_weak": 2.0},
+            "sync": {"store": f"file://{self.store}", "sweep": shape.seconds(5.0), "keep_last": 3, "keep_every": 0},
+            "disk": disk,
+            "recovery": {
+                "backoff_min": shape.seconds(0.5),
+                "backoff_max": shape.seconds(2.0),
+                "calm": shape.seconds(60.0),
+            },
+            "http": {"port": 0},
+            "log": {"format": "json"},
+        }
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def require_linux() -> None:
+    """Raises HostError where there is no /proc to look into."""
+    if not Path("/proc/self/stat").exists():
+        raise HostError("the demo needs Linux", where="/proc", fix="run it in a Linux machine or container")
+
+
+def _toml(table: dict[str, Any], prefix: str = "") -> str:
+    """A nested mapping as TOML; ``trainer.env`` and the like are written inline."""
+    lines = [f"{key} = {to_toml(value)}" for key, value in table.items() if not _is_section(key, value)]
+    text = "\n".join(lines) + "\n"
+    for key, value in table.items():
+        if _is_section(key, value) and value:
+            text += f"\n[{prefix}{key}]\n{_toml(value, f'{prefix}{key}.')}"
+    return text
+
+
+def _is_section(key: str, value: object) -> bool:
+    return isinstance(value, dict) and key != "env"
+
+
+def _port_of(path: Path) -> int:
+    import tomllib
+
+    port: int = tomllib.loads(path.read_text())["simulation"]["port"]
+    return port

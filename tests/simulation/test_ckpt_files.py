@@ -1,0 +1,60 @@
+"""The files made without torch must pass the checks that real files pass, and fail them when cut."""
+
+from pathlib import Path
+
+import pytest
+
+from podwatch.checkpoints.structure import dcp, safetensors, torch_zip
+from podwatch.simulation.ckpt_files import read_dcp, tensor_bytes, write_dcp, write_safetensors, write_torch_zip
+
+
+def verdict(directory: Path) -> dcp.DcpVerdict:
+    found = {path.name: path.stat() for path in directory.iterdir()}
+    return dcp.check(directory, {name: dcp.Shard(status.st_size, status.st_mtime_ns) for name, status in found.items()})
+
+
+def test_a_dcp_directory_is_whole(tmp_path: Path) -> None:
+    save_id = write_dcp(tmp_path, ranks=2, bytes_per_rank=200_000, seed=5)
+    found = verdict(tmp_path)
+    assert (found.whole, found.reason, found.save_id, found.world_size) == (True, "", save_id, 2)
+    assert found.keys == ("model", "optimizer")
+    assert dcp.check_records(tmp_path) == ()
+    assert read_dcp(tmp_path) == sum(path.stat().st_size for path in tmp_path.glob("__*"))
+
+
+def test_a_cut_shard_is_seen_and_does_not_load(tmp_path: Path) -> None:
+    write_dcp(tmp_path, ranks=1, bytes_per_rank=100_000, seed=1)
+    shard = tmp_path / "__0_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert not verdict(tmp_path).whole
+    with pytest.raises(ValueError, match="not a whole checkpoint shard"):
+        read_dcp(tmp_path)
+
+
+def test_without_metadata_nothing_loads(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no \.metadata"):
+        read_dcp(tmp_path)
+
+
+def test_two_saves_of_a_step_differ_only_by_their_id(tmp_path: Path) -> None:
+    first = write_dcp(tmp_path, ranks=1, bytes_per_rank=50_000, seed=3)
+    content = (tmp_path / "__0_0.distcp").read_bytes()
+    assert write_dcp(tmp_path, ranks=1, bytes_per_rank=50_000, seed=3) != first
+    assert len((tmp_path / "__0_0.distcp").read_bytes()) == len(content)
+    assert not (tmp_path / ".metadata.tmp").exists()
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_progress_files_can_be_read_without_torch(tmp_path: Path, atomic: bool) -> None:
+    path = tmp_path / "progress.pt"
+    write_torch_zip(path, {"progress": {"step": 40, "name": "x"}}, atomic=atomic)
+    assert torch_zip.check(path) == ""
+    assert torch_zip.read_values(path) == {"progress.step": 40, "progress.name": "x"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["progress.pt"]
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, {"a": b"123", "b": tensor_bytes(1, 5000)})
+    assert safetensors.read_header(path) == safetensors.Header("", frozenset({"a", "b"}))
+    assert len(tensor_bytes(1, (1 << 20) + 7)) == (1 << 20) + 7

@@ -1,0 +1,87 @@
+"""The demo itself, with the real daemon: it must succeed, tell what happened, and leave nothing behind."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from podwatch.simulation.demo import SCENARIOS, Result, run
+from podwatch.simulation.pod import MARKER
+from podwatch.simulation.screen import Screen
+
+
+def left_behind() -> list[str]:
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "podwatch-demo-" in line]
+    return mounts + [str(path) for path in Path(tempfile.gettempdir()).glob("podwatch-demo-*")]
+
+
+def pids_of(root: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"{MARKER}={root}".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.timeout(120)
+def test_a_silent_death_is_healed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    out = io.StringIO()
+    code = run("silent-death", speed=1.5, layout="B", screen=Screen(out))
+    text = out.getvalue()
+    assert code == 0, text
+    for words in ("FAULT: SIGKILL to VLLM::EngineCore", "died silently", "verified byte by byte", "whole checkpoints"):
+        assert words in text
+    assert "\x1b" not in text
+    assert left_behind() == []
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "podwatch", "demo"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        line = ""
+        while "training started" not in line:
+            line = process.stdout.readline()
+            assert line, "the demo ended before training started"
+        root = next(tmp_path.glob("podwatch-demo-*"))
+        deadline = time.monotonic() + 10
+        while len(pids_of(root)) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+    assert process.wait(30) == 130
+    assert pids_of(root) == []
+    assert list(tmp_path.iterdir()) == []
+    assert str(root) not in Path("/proc/mounts").read_text()
+
+
+def test_the_command_offers_every_scenario() -> None:
+    from podwatch.cli import demo
+
+    assert set(demo.SCENARIOS) == set(SCENARIOS)
+
+
+def test_one_failed_line_fails_the_demo() -> None:
+    result = Result()
+    assert not result.ok
+    result.add("a", True, "")
+    assert result.ok
+    result.add("b", False, "")
+    assert not result.ok

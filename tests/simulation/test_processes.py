@@ -1,0 +1,262 @@
+"""The simulated run behaves like prime-rl where it matters. Real processes, at eight times the speed."""
+
+import http.client
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.layouts import make_layout
+from podwatch.config.loading import load_settings
+from podwatch.config.settings import Settings
+from podwatch.domain.process import ProcessRole
+from podwatch.sensors.inference import probe
+from podwatch.simulation.gpus import SimulatedGpus
+from podwatch.simulation.pod import Pod, Shape
+from podwatch.system.clock import SystemClock
+from podwatch.trainer.roles import classify
+
+SHAPE = Shape(
+    speed=8.0,
+    step_seconds=0.2,
+    load_seconds=0.4,
+    interval=2,
+    shard_bytes=100_000,
+    weights_bytes=20_000,
+    capacity_bytes=60_000_000,
+    max_steps=100_000,
+)
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+class Run:
+    """One `rl` process in a pod."""
+
+    def __init__(self, pod: Pod) -> None:
+        self.pod = pod
+        self.settings: Settings = load_settings(pod.config, environ={}, search=False).settings
+        self.layout = make_layout(self.settings)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *flags: str) -> "subprocess.Popen[bytes]":
+        self.process = subprocess.Popen(
+            [*self.settings.trainer.command, *flags],
+            cwd=self.pod.root,
+            env={**os.environ, **self.settings.trainer.env},
+            stdout=(self.pod.root / "rl.out").open("wb"),
+            stderr=subprocess.STDOUT,
+        )
+        return self.process
+
+    def step(self) -> int:
+        return max((seen.step for seen in self.layout.progress() if seen.role == "trainer"), default=-1)
+
+    def text(self) -> str:
+        return (self.pod.root / "rl.out").read_text()
+
+    def whole(self) -> list[int]:
+        catalogue = Catalogue(self.layout, SystemClock(), settle=0.0, settle_weak=0.0)
+        catalogue.rescan()  # a set counts from its second look on
+        return [found.step for found in catalogue.rescan() if found.complete]
+
+
+@pytest.fixture(params=["A", "B"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
+    from dataclasses import replace
+
+    pod = Pod(tmp_path / "pod", replace(SHAPE, layout=request.param))
+    pod.root.mkdir()
+    pod.create()
+    made = Run(pod)
+    try:
+        yield made
+    finally:
+        pod.destroy()
+        if made.process is not None:
+            made.process.wait()
+    assert pod.processes() == []
+    assert not pod.root.exists()
+
+
+def test_training_makes_whole_checkpoints(run: Run) -> None:
+    run.start("--max-steps", "8")
+    assert run.process is not None
+    assert run.process.wait(40) == 0, run.text()
+    assert set(run.whole()) >= {2, 4, 6}
+    assert run.layout.variant == run.pod.shape.layout
+    assert "\x1b[32m" in run.text()
+    assert "RL trainer finished!" in run.text()
+
+
+def test_the_launcher_ignores_an_engine_that_dies(run: Run) -> None:
+    process = run.start()
+    gpus = SimulatedGpus(run.pod.gpus)
+    until(lambda: run.step() >= 3)
+    port = run.settings.inference.urls[0]
+    sample = probe(port, 2.0).sample
+    assert sample is not None
+    assert (sample.health, sample.generation_tokens_total and sample.generation_tokens_total > 0) == ("ok", True)
+    assert [int((gpu.memory_used_bytes or 0) > 0) for gpu in gpus.read()] == [1, 1]
+    engine = run.pod.engine_pid()
+    assert engine is not None
+    name = Path(f"/proc/{engine}/comm").read_text().strip()
+    command = Path(f"/proc/{engine}/cmdline").read_bytes().decode().split("\0")
+    assert classify(name, command) is ProcessRole.ENGINE
+    os.kill(engine, signal.SIGKILL)
+    until(lambda: _health(port) == 503)
+    assert gpus.read()[0].memory_used_bytes == 0
+    until(lambda: _health(port) is None)
+    until(lambda: "Application shutdown complete." in _log(run, "inference"))
+    until(lambda: "Rollout failed" in _log(run, "orchestrator"))
+    assert process.poll() is None, "prime-rl's launcher takes no notice of an exit code 0"
+    assert (gpus.read()[1].memory_used_bytes or 0) > 0
+    stuck = run.step()
+    time.sleep(0.5)
+    assert run.step() <= stuck + 1
+
+
+def test_every_process_has_a_role(run: Run) -> None:
+    run.start()
+    until(lambda: run.step() >= 1)
+    roles = set()
+    for pid in run.pod.processes():
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
+        roles.add(classify(Path(f"/proc/{pid}/comm").read_text().strip(), command))
+    assert roles == {
+        ProcessRole.LAUNCHER,
+        ProcessRole.INFERENCE,
+        ProcessRole.ENGINE,
+        ProcessRole.ORCHESTRATOR,
+        ProcessRole.TRAINER,
+    }
+
+
+def test_a_trainer_that_fails_ends_the_run_with_1(run: Run) -> None:
+    process = run.start("--ckpt.resume-step", "4")
+    assert process.wait(20) == 1
+    assert "process failed with exit code 1" in run.text()  # trainer or orchestrator, whoever is first
+
+
+def test_an_unknown_flag_is_refused(run: Run) -> None:
+    assert run.start("--ckpt.save-async").wait(20) == 1
+    assert "unrecognized arguments: --ckpt.save-async" in run.text()
+
+
+def test_a_resume_goes_on_after_its_step_once_podwatch_has_cleaned_up(run: Run) -> None:
+    process = run.start()
+    until(lambda: 4 in run.whole() and run.step() >= 7)
+    _kill_all(run)
+    process.wait()
+    for path in run.layout.ahead_of(4):
+        until(lambda path=path: _remove(path))
+    resume = run.layout.resume_command(run.settings.trainer.command, 4, "auto", {})
+    run.start(*resume.argv[len(run.settings.trainer.command) :])
+    until(lambda: "Resuming training from checkpoint step 4" in run.text())
+    until(lambda: run.step() >= 8)
+    first = min(int(line.split("Step ")[1].split(" ")[0]) for line in run.text().splitlines() if "| Loss" in line)
+    assert first == run.layout.first_step_after(4)
+
+
+def test_layout_a_waits_for_ever_when_it_resumes_beside_later_steps(tmp_path: Path) -> None:
+    """The desync that podwatch's quarantine removes (facts/prime-rl.md section 3)."""
+    pod = Pod(tmp_path / "pod", SHAPE)
+    pod.root.mkdir()
+    pod.create()
+    run = Run(pod)
+    try:
+        process = run.start()
+        until(lambda: 4 in run.whole() and run.step() >= 7)
+        _kill_all(run)
+        process.wait()
+        before = run.step()
+        for path in (pod.output_dir / "run_default" / "rollouts").iterdir():
+            _remove(path)
+        run.start("--ckpt.resume-step", "2")
+        until(lambda: "Resuming training from checkpoint step 2" in run.text())
+        # The old broadcasts let the orchestrator run ahead a little; then each waits for the other.
+        last = -1
+        while (now := _last_line_step(run)) != last:
+            last = now
+            time.sleep(0.6)
+        assert last < before
+    finally:
+        pod.destroy()
+        if run.process is not None:
+            run.process.wait()
+
+
+def test_faults_are_used_up(run: Run) -> None:
+    run.start()
+    until(lambda: run.step() >= 2)
+    run.pod.order_fault("hang")
+    until(lambda: not (run.pod.faults / "hang").exists())
+    gpus = SimulatedGpus(run.pod.gpus)
+    until(lambda: gpus.read()[1].utilization_percent == 0.0)
+    assert (gpus.read()[1].memory_used_bytes or 0) > 0
+    stuck = run.step()
+    time.sleep(0.5)
+    assert run.step() == stuck
+
+
+def test_a_load_can_be_made_to_fail_a_number_of_times(run: Run) -> None:
+    process = run.start()
+    until(lambda: 4 in run.whole() and run.step() >= 5)
+    _kill_all(run)
+    process.wait()
+    for path in run.layout.ahead_of(4):
+        _remove(path)
+    run.pod.order_fault("crash-after-load", "newest 2")
+    for _ in range(2):
+        assert run.start("--ckpt.resume-step", "4").wait(20) == 1
+        assert "size mismatch" in run.text()
+    run.start("--ckpt.resume-step", "4")
+    until(lambda: run.step() >= 6)
+
+
+def _last_line_step(run: Run) -> int:
+    return max(
+        (int(line.split("Step ")[1].split(" ")[0]) for line in run.text().splitlines() if "| Loss" in line), default=-1
+    )
+
+
+def _kill_all(run: Run) -> None:
+    for pid in run.pod.processes():
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not [pid for pid in run.pod.processes() if run.process is None or pid != run.process.pid])
+
+
+def _remove(path: Path) -> bool:
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
+
+
+def _log(run: Run, role: str) -> str:
+    for name in (f"{role}.stdout", f"{role}.log"):
+        path = run.pod.output_dir / "logs" / name
+        if path.exists():
+            return path.read_text()
+    return ""
+
+
+def _health(url: str) -> int | None:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=2)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+    except OSError:
+        return None
+    finally:
+        connection.close()
