@@ -16,8 +16,8 @@ from podwatch.domain.event import Event
 from podwatch.domain.remote import Keys, Manifest, Pointer, sha1_hex
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.stores.base import ObjectStore
 from podwatch.stores.b2 import B2Store, Retry
+from podwatch.stores.base import ObjectStore
 from podwatch.stores.local import LocalStore
 from podwatch.stores.open import Credentials
 from podwatch.sync.doors import RunIdentity
@@ -77,9 +77,16 @@ class World:
                 "run_id": "run",
                 "state_dir": str(self.directory / "state"),
                 "trainer": {"layout": "custom", "output_dir": str(self.output)},
-                "checkpoints": {"custom": {"step_dir": "checkpoints/step_{step}", "required": ["model.bin"], "last": "DONE"}},
-                "sync": {"store": self.store_url, "part_size": "5MB", "connections": 2, "keep_last": self.keep_last,
-                         "keep_every": 0},
+                "checkpoints": {
+                    "custom": {"step_dir": "checkpoints/step_{step}", "required": ["model.bin"], "last": "DONE"}
+                },
+                "sync": {
+                    "store": self.store_url,
+                    "part_size": "5MB",
+                    "connections": 2,
+                    "keep_last": self.keep_last,
+                    "keep_every": 0,
+                },
             }
         )
         self.layout = make_layout(self.settings)
@@ -96,8 +103,16 @@ class World:
         return Credentials(self.key_id, self.key, self.endpoint) if self.endpoint else None
 
     def identity(self) -> RunIdentity:
-        return RunIdentity("run", self.lineage, self.writer_id, "host", ("python", "train.py"), {"run_id": "abc"}, "custom",
-                           generation=self.generation)
+        return RunIdentity(
+            "run",
+            self.lineage,
+            self.writer_id,
+            "host",
+            ("python", "train.py"),
+            {"run_id": "abc"},
+            "custom",
+            generation=self.generation,
+        )
 
     def store(self) -> ObjectStore:
         if self.endpoint:

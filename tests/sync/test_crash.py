@@ -204,9 +204,9 @@ async def test_killed_child_sends_only_what_is_missing(b2: World, run: Run, afte
     def stored() -> int:
         return len(b2.journal.objects(5, b2.catalogue.sets[0].save_id))
 
-    await until(lambda: syncer._upload is not None and syncer._upload.pid and stored() >= after)
+    await until(lambda: syncer._sender.running is not None and syncer._sender.running.pid and stored() >= after)
     before = b2.journal.objects(5, b2.catalogue.sets[0].save_id)
-    os.kill(syncer._upload.pid, signal.SIGKILL)
+    os.kill(syncer._sender.running.pid, signal.SIGKILL)
     await until(lambda: syncer.state.last_step == 5)
     assert b2.violations() == []
     for path, obj in before.items():
@@ -220,9 +220,12 @@ async def test_stopped_daemon_leaves_no_child_and_goes_on(b2: World, run: Run) -
     b2.scan()
     b2.server.fault("b2_upload_part", "slow", seconds=0.5, count=3)
     first = await run(b2)
-    await until(lambda: first.state.uploaded_bytes > 0)
+    await until(lambda: len(b2.journal.objects(5, b2.catalogue.sets[0].save_id)) == 3)
+    assert first.protect == {5}
     await asyncio.wait_for(first.stop(), 5)
     assert b2.pointer() is None
+    assert "upload-abandoned" not in b2.names()
+    assert len(b2.journal.objects(5, b2.catalogue.sets[0].save_id)) == 3, "what was sent is remembered"
     b2.events.clear()
     b2.journal = Journal.open(b2.directory / "state" / "journal.sqlite")
     second = await run(b2)

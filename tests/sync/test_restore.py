@@ -23,7 +23,7 @@ def tree(root: Path) -> dict[str, Any]:
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
         if path.is_symlink():
-            found[name] = os.readlink(path)
+            found[name] = str(path.readlink())
         elif path.is_file():
             status = path.stat()
             found[name] = (path.read_bytes(), status.st_mtime_ns, status.st_mode & 0o777)
@@ -218,9 +218,7 @@ HOSTILE = {
     "no files key": lambda d: d.pop("files"),
     "link out": lambda d: d.update(symlinks=[{"path": "checkpoint/l", "part": "checkpoint", "target": "../../x"}]),
     "link absolute": lambda d: d.update(symlinks=[{"path": "checkpoint/l", "part": "checkpoint", "target": "/etc"}]),
-    "link as directory": lambda d: (
-        d.update(symlinks=[{"path": "checkpoint/sub", "part": "checkpoint", "target": "."}])
-    ),
+    "link as directory": lambda d: d.update(symlinks=[{"path": "checkpoint/sub", "part": "checkpoint", "target": "."}]),
     "not json": lambda d: d.clear(),
 }
 
@@ -313,5 +311,3 @@ def drop(world: World, step: int, name: str) -> None:
         world.server.admin("drop", file_id=found.file_id)
     else:
         (Path(world.store_url.removeprefix("file://")) / found.key).unlink()
-
-

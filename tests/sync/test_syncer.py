@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -146,7 +147,9 @@ async def test_outage_in_the_middle_then_recovery(b2: World, run: Run) -> None:
 
 async def test_key_that_may_not_delete_is_fine_and_said_so(b2: World, run: Run) -> None:
     assert b2.server is not None
-    b2.server.add_key("nodel", "k", bucket="test-bucket", prefix="run/", capabilities=["listFiles", "readFiles", "writeFiles"])
+    b2.server.add_key(
+        "nodel", "k", bucket="test-bucket", prefix="run/", capabilities=["listFiles", "readFiles", "writeFiles"]
+    )
     b2.key_id, b2.key = "nodel", "k"
     b2.write_set(5)
     b2.scan()
@@ -221,7 +224,7 @@ async def test_abandon_stops_the_upload(b2: World, run: Run) -> None:
     syncer = await run(b2)
     waiting = asyncio.ensure_future(syncer.sync_now())
     await until(lambda: syncer.protect == {5})
-    await until(lambda: syncer._upload is not None and syncer._upload.pid)
+    await until(lambda: syncer._sender.running is not None and syncer._sender.running.pid)
     await asyncio.wait_for(syncer.abandon(5), 5)
     assert syncer.protect == frozenset()
     with pytest.raises(PodwatchError):
@@ -262,10 +265,10 @@ async def test_two_writers_the_later_claim_wins(world: World, run: Run) -> None:
 
 
 async def test_stepping_back_moves_the_pointer_at_once(world: World, run: Run) -> None:
+    syncer = await run(world)
     for step in (5, 10):
         world.write_set(step)
         world.scan()
-        syncer = await run(world) if step == 5 else syncer
         await syncer.sync_now()
     world.lineage = "line-2"
     await syncer.repoint(5)
@@ -328,14 +331,13 @@ async def test_the_child_ends_with_its_parent_and_is_nice(b2: World, run: Run) -
     b2.server.fault("b2_upload_part", "slow", seconds=5, count=50)
     syncer = await run(b2)
     await until(lambda: any(e["ep"] == "fault" for e in b2.server.events()))  # type: ignore[union-attr]
-    pid = syncer._upload.pid
+    pid = syncer._sender.running.pid
     assert os.getpriority(os.PRIO_PROCESS, pid) == 19
     assert os.getsid(pid) == pid
-    with open(f"/proc/{pid}/environ", "rb") as environ, open(f"/proc/{pid}/cmdline", "rb") as cmdline:
-        seen = environ.read() + cmdline.read()
+    seen = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
     assert b"secret-never" not in seen
     await syncer.stop()
-    assert not os.path.exists(f"/proc/{pid}")
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_set_void_is_a_podwatch_error() -> None:

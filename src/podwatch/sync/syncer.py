@@ -8,28 +8,25 @@ import contextlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
-from podwatch import __version__
-from podwatch.checkpoints.catalogue import SetContents
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, InternalError, PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.policy import RemotePolicy
-from podwatch.domain.remote import Manifest
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import PublishedSave, UploadedObject
+from podwatch.journal.records import PublishedSave
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.open import Credentials, open_store
 from podwatch.sync import job as jobs
 from podwatch.sync.doors import RunIdentity, SetSource, SyncState
-from podwatch.sync.engine import SetVoid, Upload, UploadStopped
+from podwatch.sync.engine import SetVoid, UploadStopped
 from podwatch.sync.heartbeat import Heartbeat
-from podwatch.sync.publish import ObjectsMissing, Publisher, Superseded, rfc3339
+from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.remote_retention import RemoteRetention
+from podwatch.sync.sender import Sender
 from podwatch.system.clock import Clock
 from podwatch.system.threads import Worker
 
@@ -65,7 +62,15 @@ class Syncer:
         self._opening = asyncio.Lock()
         self._requests: list[tuple[int | None, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
-        self._upload: Upload | None = None
+        self._sender = Sender(
+            settings=settings,
+            identity=identity,
+            catalogue=catalogue,
+            journal=journal,
+            clock=clock,
+            credentials=credentials,
+            worker=self._worker,
+        )
         self._store: ObjectStore | None = None
         self._publisher: Publisher | None = None
         self._heartbeat: Heartbeat | None = None
@@ -101,8 +106,6 @@ class Syncer:
     async def stop(self) -> None:
         """Prompt: an upload in flight is ended and goes on from the journal next time."""
         task, self._task = self._task, None
-        if self._upload is not None:
-            self._upload.kill()
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -128,9 +131,9 @@ class Syncer:
 
     async def abandon(self, step: int) -> None:
         """Stop uploading ``step`` (the disk is about to kill the run, and this set must go)."""
-        if self._upload is not None and self._upload.job.step == step:
-            self._void.add((step, self._upload.job.save_id))
-            self._upload.kill()
+        if self._sender.running is not None and self._sender.running.job.step == step:
+            self._void.add((step, self._sender.running.job.save_id))
+            self._sender.running.kill()
             await self._idle.wait()
 
     async def repoint(self, step: int | None) -> None:
@@ -256,117 +259,28 @@ class Syncer:
             return self._publisher
 
     async def _send(self, publisher: Publisher, chosen: CheckpointSet) -> None:
-        contents = await self._contents(chosen)
+        contents = await self._sender.contents(chosen)
         assert self._keys is not None
         files = jobs.all_files(contents, self._keys)
         done = await self._journal.run(Journal.objects, chosen.step, chosen.save_id)
         todo = jobs.missing(files, done)
         total = sum(f.size for f in files)
-        sent_before = total - sum(f.size for f in todo)
-        self._state = replace(self._state, uploading_step=chosen.step, uploaded_bytes=sent_before, total_bytes=total)
+        before = total - sum(f.size for f in todo)
+
+        def progress(count: int) -> None:
+            self._state = replace(self._state, uploaded_bytes=min(before + count, total))
+
+        self._state = replace(self._state, uploading_step=chosen.step, uploaded_bytes=before, total_bytes=total)
         self._idle.clear()
         try:
             if todo:
-                self._tell(
-                    EventName.UPLOAD_STARTED, f"step {chosen.step}: upload started", step=chosen.step, bytes=total
-                )
-                await self._send_files(contents, todo, done, sent_before)
-            await self._publish(publisher, contents, files, done)
+                message = f"step {chosen.step}: upload started"
+                self._tell(EventName.UPLOAD_STARTED, message, step=chosen.step, bytes=total)
+                await self._sender.upload(contents, todo, done, progress)
+            saved = await self._sender.publish(publisher, contents, files, done)
         finally:
             self._state = replace(self._state, uploading_step=None, uploaded_bytes=0, total_bytes=0)
             self._idle.set()
-
-    async def _contents(self, chosen: CheckpointSet) -> SetContents:
-        try:
-            contents = await self._worker.call(self._catalogue.contents, chosen.step)
-        except (OSError, PodwatchError) as error:
-            raise SetVoid(f"set is gone: {error}", where=f"step {chosen.step}") from error
-        if not contents.set.complete or contents.set.save_id != chosen.save_id:
-            raise SetVoid("set is another one now", where=f"step {chosen.step}")
-        return contents
-
-    async def _send_files(
-        self, contents: SetContents, todo: tuple[jobs.JobFile, ...], done: dict[str, UploadedObject], before: int
-    ) -> None:
-        step, save_id = contents.set.step, contents.set.save_id
-        lock = self._settings.state_dir / self._settings.run_id / "upload.lock"
-        job = jobs.UploadJob(
-            step=step,
-            save_id=save_id,
-            store=self._url,
-            writer_id=self._identity().writer_id,
-            part_size=self._settings.sync.part_size,
-            connections=self._settings.sync.connections,
-            lock=str(lock),
-            roots=jobs.roots(contents),
-            files=todo,
-        )
-        expected = {f.remote: f for f in todo}
-
-        async def arrived(message: dict[str, Any]) -> None:
-            file = expected[str(message["remote"])]
-            source = {"device": file.device, "inode": file.inode, "size": file.size, "mtime_ns": file.mtime_ns}
-            if message["before"] != source or message["after"] != source or message["size"] != file.size:
-                raise SetVoid("file changed while it was read", where=file.remote)
-            done[file.remote] = obj = UploadedObject(
-                path=file.remote,
-                part=file.part,
-                size=file.size,
-                mtime_ns=file.mtime_ns,
-                mode=file.mode,
-                inode=file.inode,
-                device=file.device,
-                key=file.key,
-                file_id=str(message["file_id"]),
-                parts_sha1=tuple(str(h) for h in message["parts_sha1"]),
-            )
-            await self._journal.run(Journal.save_object, step, save_id, obj)
-
-        def progress(count: int) -> None:
-            self._state = replace(self._state, uploaded_bytes=min(before + count, self._state.total_bytes))
-
-        await self._worker.call(lambda: lock.parent.mkdir(parents=True, exist_ok=True))
-        self._upload = Upload(job)
-        try:
-            await self._upload.run(self._credentials(), arrived, progress)
-        finally:
-            self._upload = None
-
-    async def _publish(
-        self,
-        publisher: Publisher,
-        contents: SetContents,
-        files: tuple[jobs.JobFile, ...],
-        done: dict[str, UploadedObject],
-    ) -> None:
-        identity, chosen = self._identity(), contents.set
-        manifest = Manifest(
-            run_id=identity.run_id,
-            lineage=identity.lineage,
-            step=chosen.step,
-            save_id=chosen.save_id,
-            layout=chosen.layout,
-            created_at=rfc3339(self._clock.wall()),
-            writer_id=identity.writer_id,
-            part_size=self._settings.sync.part_size,
-            total_bytes=sum(f.size for f in files),
-            files=jobs.manifest_files(files, done),
-            symlinks=jobs.manifest_symlinks(contents),
-            world_size=contents.world_size,
-            config_digest=identity.config_digest,
-            producer=f"podwatch {__version__}",
-            train_command=identity.train_command,
-            wandb=dict(identity.wandb),
-        )
-        newer = any(s > chosen.step for s, _ in self._current_lineage_steps(await self._journal.run(Journal.published)))
-        try:
-            saved = await self._worker.call(lambda: publisher.publish(manifest, move_pointer=not newer))
-        except ObjectsMissing as error:
-            for path in error.paths:  # void the record, so that only these are sent again
-                await self._journal.run(
-                    Journal.save_object, chosen.step, chosen.save_id, replace(done[path], mtime_ns=-1)
-                )
-            raise
         self._note_stored(await self._journal.run(Journal.published))
         self._state = replace(self._state, abandoned_in_a_row=0)
         self._well()
@@ -379,10 +293,6 @@ class Syncer:
             seq=saved.seq,
         )
         await self._prune_remote(saved)
-
-    def _current_lineage_steps(self, published: list[PublishedSave]) -> set[tuple[int, str]]:
-        lineage = self._identity().lineage
-        return {(p.step, p.save_id) for p in published if p.lineage == lineage}
 
     async def _prune_remote(self, saved: PublishedSave) -> None:
         assert self._store is not None
