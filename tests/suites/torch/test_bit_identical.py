@@ -1,0 +1,201 @@
+"""The promise behind everything: a run that was killed and healed ends in the same weights as one that was not."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.daemon import DaemonProcess
+from tests.support.nvml import GIB, NoCompiler, NvmlWorld, build_nvml
+
+torch = pytest.importorskip("torch", reason="needs torch: run it with `make test-torch`")
+pytestmark = pytest.mark.timeout(600)
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-rl"
+STEPS, INTERVAL = 60, 10
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(output: Path, variant: str, port: int) -> list[str]:
+    return [
+        sys.executable, str(EXAMPLE / "rl.py"), "--output-dir", str(output), "--layout", variant, "--port", str(port),
+        "--max-steps", str(STEPS), "--ckpt", "--ckpt.interval", str(INTERVAL), "--step-time", "0.15",
+        "--save-time", "0.7",
+    ]  # fmt: skip
+
+
+def config(directory: Path, output: Path, variant: str, port: int, store: Path) -> str:
+    return f"""
+run_id = "tiny-{variant.lower()}"
+state_dir = "{directory / "state"}"
+[trainer]
+layout = "prime-rl"
+output_dir = "{output}"
+cwd = "{directory}"
+command = {json.dumps(command(output, variant, port))}
+stop_grace = "5s"
+[gpu]
+inference = [0]
+trainer = [1]
+poll = "0.2s"
+hold = "1s"
+[inference]
+urls = ["http://127.0.0.1:{port}"]
+poll = "0.3s"
+[checkpoints]
+rescan = "0.5s"
+settle = "0.5s"
+[recovery]
+backoff_min = "0.2s"
+[sync]
+store = "file://{store}"
+part_size = "5MB"
+[log]
+format = "json"
+"""
+
+
+class Cards(threading.Thread):
+    """Makes the two cards of the stand-in show what the processes on this CPU would hold on a GPU."""
+
+    def __init__(self, world: NvmlWorld, port: int) -> None:
+        super().__init__(daemon=True)
+        self._world, self._port, self._ended = world, port, threading.Event()
+        self.engine: int | None = None
+        self.trainer: int | None = None
+
+    def run(self) -> None:
+        while not self._ended.wait(0.1):
+            self.engine, self.trainer = self._find()
+            self._world.set_memory(0, 60 * GIB if self.engine else 0)
+            self._world.set_memory(1, 50 * GIB if self.trainer else 0)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+    def _find(self) -> tuple[int | None, int | None]:
+        engine = trainer = None
+        for process in psutil.process_iter(["cmdline"]):
+            line = " ".join(process.info["cmdline"] or ())
+            try:
+                if "inference.py" in line and f"--port={self._port}" in line:
+                    engine = next((c.pid for c in process.children() if "engine.py" in " ".join(c.cmdline())), None)
+                elif "trainer.py" in line and f"port={self._port}" in " ".join(process.parent().cmdline()).replace(
+                    "--port ", "port="
+                ):
+                    trainer = process.pid
+            except (psutil.Error, AttributeError):
+                continue
+        return engine, trainer
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[DaemonProcess, Cards, Path, str]]:
+    variant: str = request.param
+    try:
+        library = build_nvml(tmp_path / "nvml")
+    except NoCompiler as missing:
+        pytest.skip(str(missing))
+    port = free_port()
+    world = NvmlWorld(tmp_path / "world", devices=2)
+    cards = Cards(world, port)
+    cards.start()
+    output, store = tmp_path / "guarded" / "outputs", Path("/dev/shm") / f"podwatch-torch-{port}"
+    store.mkdir()
+    daemon = DaemonProcess(
+        tmp_path / "guarded", config(tmp_path / "guarded", output, variant, port, store), world.environment(library)
+    )
+    try:
+        yield daemon, cards, output, variant
+    finally:
+        daemon.end_training()
+        cards.stop()
+        subprocess.run(["rm", "-rf", str(store)], check=True)
+
+
+def step_of(daemon: DaemonProcess) -> int:
+    status = daemon.status() or {}
+    return int((status.get("training") or {}).get("step") or -1)
+
+
+@pytest.mark.parametrize("guarded", ["A", "B"], indirect=True)
+def test_interrupted_run_ends_in_the_same_weights(
+    guarded: tuple[DaemonProcess, Cards, Path, str], tmp_path: Path
+) -> None:
+    daemon, cards, output, variant = guarded
+    reference = tmp_path / "reference"
+    subprocess.run(command(reference, variant, free_port()), check=True, cwd=tmp_path, capture_output=True, timeout=120)
+
+    daemon.start()
+    daemon.wait_for(lambda: step_of(daemon) >= INTERVAL + 3, 120, "training is well past its first checkpoint")
+    daemon.wait_event("checkpoint-complete", 30, step=INTERVAL)
+    assert cards.engine is not None
+    psutil.Process(cards.engine).send_signal(signal.SIGKILL)  # silently: vLLM's server returns with 0
+    death = daemon.wait_event("incident-opened", 60)
+    assert "silent" in json.dumps(death), death
+    healed = daemon.wait_event("incident-closed", 90)
+    assert healed["resumed_step"] >= INTERVAL and healed["resumed_step"] % INTERVAL == 0
+
+    seen = len(daemon.events())
+    kill_in_the_middle_of_a_save(daemon, cards, output)
+    daemon.wait_event("incident-opened", 60, after=seen)
+    daemon.wait_event("incident-closed", 90, after=seen)
+
+    daemon.wait_event("trainer-finished", 120)
+    want = torch.load(reference / "final.pt", weights_only=True)
+    got = torch.load(output / "final.pt", weights_only=True)
+    assert want.keys() == got.keys()
+    assert all(torch.equal(want[name], got[name]) for name in want)
+
+    daemon.wait_event("published", 60, step=STEPS)
+    restored = daemon.command("restore", "--to", str(tmp_path / "restored"))
+    assert restored.returncode == 0, restored.stderr
+    names = sorted(p.name for p in (tmp_path / "restored").rglob("*") if p.is_file())
+    assert ".metadata" in names and "progress.pt" in names, names
+
+
+def kill_in_the_middle_of_a_save(daemon: DaemonProcess, cards: Cards, output: Path) -> None:
+    """SIGKILL the trainer while a checkpoint directory has shards and no ``.metadata`` yet."""
+
+    def saving() -> bool:
+        return any(
+            (d / "trainer" / "__0_0.distcp").exists() and not (d / "trainer" / ".metadata").exists()
+            for d in output.glob("checkpoints/step_*")
+        )
+
+    daemon.wait_for(saving, 60, "the trainer is in the middle of a save")
+    assert cards.trainer is not None
+    psutil.Process(cards.trainer).send_signal(signal.SIGKILL)
+
+
+def test_the_checks_agree_with_what_torch_really_writes(tmp_path: Path) -> None:
+    """The example's files, judged by the rules that never import torch."""
+    from podwatch.checkpoints.catalogue import Catalogue
+    from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
+    from podwatch.system.clock import SystemClock
+
+    output = tmp_path / "outputs"
+    quick = [a for a in command(output, "A", free_port()) if a not in ("--save-time", "0.7", "--step-time", "0.15")]
+    subprocess.run(quick, check=True, cwd=tmp_path, capture_output=True, timeout=120)
+    catalogue = Catalogue(PrimeRLLayout(output), SystemClock(), settle=0.0, settle_weak=0.0)
+    catalogue.rescan()
+    sets = catalogue.rescan()
+    assert [s.step for s in sets if s.complete] == list(range(INTERVAL, STEPS + 1, INTERVAL))
+    assert all(catalogue.verify(s.step) == () for s in sets)
+    shard = next((output / "checkpoints" / f"step_{STEPS}" / "trainer").glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+    sets = catalogue.rescan()
+    assert not next(s for s in sets if s.step == STEPS).complete

@@ -1,0 +1,127 @@
+"""A real ``podwatch run`` as a child process, asked through its own runtime files and HTTP, as a person would."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class DaemonProcess:
+    """Start, ask, stop. ``directory`` holds the configuration, the log and the runtime files."""
+
+    def __init__(self, directory: Path, config: str, environ: Mapping[str, str] | None = None) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self.config = directory / "podwatch.toml"
+        self.config.write_text(config)
+        self.config.chmod(0o600)
+        self.runtime = directory / "runtime"
+        self.log = directory / "podwatch.log"
+        self.environ = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("B2_", "PODWATCH_", "NOTIFY_"))},
+            "PODWATCH_RUNTIME_DIR": str(self.runtime),
+            "NO_COLOR": "1",
+            **(environ or {}),
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *flags: str) -> "DaemonProcess":
+        command = [sys.executable, "-m", "podwatch", "-c", str(self.config), "run", *flags]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        return self
+
+    def command(self, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Another podwatch command with the same configuration."""
+        return subprocess.run(
+            [sys.executable, "-m", "podwatch", "-c", str(self.config), *arguments],
+            env=self.environ, capture_output=True, text=True, timeout=timeout,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, Any] | None:
+        """``/status``, or None while nothing answers."""
+        try:
+            endpoint = json.loads(next(self.runtime.glob("*/endpoint.json")).read_text())
+            with urllib.request.urlopen(endpoint["http_url"] + "/status", timeout=5) as answer:
+                document: dict[str, Any] = json.load(answer)
+                return document
+        except (OSError, StopIteration, ValueError, urllib.error.URLError):
+            return None
+
+    def events(self) -> list[dict[str, Any]]:
+        """Every event logged so far, as the JSON lines of the log."""
+        found = []
+        for line in self.log.read_text(errors="replace").splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if "podwatch_event" in entry:
+                found.append(entry)
+        return found
+
+    def wait_for(self, condition: Callable[[], Any], seconds: float, what: str) -> Any:
+        """Poll until ``condition()`` is true; its value. Fails with the log's end otherwise."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            value = condition()
+            if value:
+                return value
+            if self.process is not None and self.process.poll() is not None and self.process.returncode not in (0, -9):
+                break
+            time.sleep(0.05)
+        raise AssertionError(f"not within {seconds:g} s: {what}\n{self.tail()}")
+
+    def wait_event(self, name: str, seconds: float, *, after: int = 0, **fields: Any) -> dict[str, Any]:
+        """The first event of this name (and fields) beyond index ``after`` of ``events()``."""
+
+        def found() -> dict[str, Any] | None:
+            for event in self.events()[after:]:
+                if event["podwatch_event"] == name and all(event.get(k) == v for k, v in fields.items()):
+                    return event
+            return None
+
+        event: dict[str, Any] = self.wait_for(found, seconds, f"event {name} {fields or ''}")
+        return event
+
+    def tail(self, lines: int = 40) -> str:
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return "(no log)"
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 20.0) -> int:
+        """End the daemon (training goes on) and return its exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+    def end_training(self) -> None:
+        """Kill daemon, keeper and everything it kept: for a test's own cleanup."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for record in self.directory.glob("state/*/keeper/record.json"):
+            document = json.loads(record.read_text())
+            for pid in (document.get("keeper"), document.get("pid")):
+                _kill_tree(int(pid))
+
+
+def _kill_tree(pid: int) -> None:
+    try:
+        children = [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        os.kill(pid, signal.SIGKILL)
+    except (OSError, ValueError):
+        return
+    for child in children:
+        _kill_tree(child)
