@@ -30,7 +30,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LocalStore:
-    """Every write: temporary file, fsync, rename, fsync of the directory. Symlinks below the root are never followed."""
+    """Every write: temporary file, fsync, rename, fsync of the directory. No symlink below the root is followed."""
 
     versioned = False
 
