@@ -40,7 +40,7 @@ from podwatch.system.threads import Worker
 from podwatch.system.workspace import Workspace
 from podwatch.telling.logging import redactor
 from podwatch.trainer.environment import build_environment
-from podwatch.trainer.launcher import KeeperLauncher
+from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 
 
 @dataclass(slots=True)
@@ -111,6 +111,7 @@ def build(
         settings.state_dir,
         clock,
         gpus=frozenset(settings.gpu.inference) | frozenset(settings.gpu.trainer),
+        options=KeeperOptions(grace=trainer.stop_grace),
     )
     inbox = PingInbox(clock)
     poll = settings.gpu.poll
@@ -235,7 +236,7 @@ def build(
 
 
 def make_restorer(
-    settings: Settings, layout: Layout, workspace: Workspace, journal: Journal | None, writer_id: str
+    settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str
 ) -> Restorer:
     """Also used by ``podwatch restore`` on a pod without a daemon."""
     location = parse_store_url(settings.sync.store)

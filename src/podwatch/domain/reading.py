@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 T = TypeVar("T", covariant=True)
+V = TypeVar("V")
 
 
 class SensorState(StrEnum):
@@ -43,11 +44,11 @@ class Reading(Generic[T]):
         return self.state is SensorState.OK and self.value is not None
 
 
-def observed(value: T, at: float) -> Reading[T]:
+def observed(value: V, at: float) -> Reading[V]:
     """A reading that holds a value."""
     return Reading(SensorState.OK, at, value)
 
 
-def unobserved(state: SensorState, at: float, detail: str) -> "Reading[T]":
+def unobserved(state: SensorState, at: float, detail: str) -> "Reading[V]":
     """A reading that holds no value, and why."""
     return Reading(state, at, None, detail)
