@@ -19,6 +19,7 @@ COMMANDS = {
     "sync": "podwatch.cli.sync",
     "restore": "podwatch.cli.restore",
     "prune": "podwatch.cli.prune",
+    "quarantine": "podwatch.cli.quarantine",
     "events": "podwatch.cli.events",
     "incidents": "podwatch.cli.incidents",
     "logs": "podwatch.cli.logs",

@@ -119,7 +119,6 @@ class SyncSettings(Section):
     )
     keep_every: int = Field(10, ge=0, description="every n-th save is a milestone and stays; 0: none")
     heartbeat: Duration = Field(60.0, ge=30, description="sign of life in the store; B2 punishes faster")
-    extra: tuple[str, ...] = Field((), description="globs under output_dir sent along with each set")
 
     @field_validator("store")
     @classmethod

@@ -17,6 +17,7 @@ from podwatch.config.loading import LoadedSettings, changes_needing_restart, loa
 from podwatch.daemon import viewing
 from podwatch.daemon.bulletin import Bulletin
 from podwatch.daemon.compose import Parts, build
+from podwatch.daemon.descent import Descent
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.handlers import make_handlers
 from podwatch.daemon.jobs import Jobs
@@ -42,6 +43,8 @@ from podwatch.telling.view import DaemonView
 FIRST_LOOK_SECONDS = 10.0
 """READY waits this long for the GPUs' first answer; a blind one does not hold the guard up."""
 STATUS_FILE_SECONDS = 15.0
+FOLLOW_SECONDS = 5.0
+"""How soon the store's pointer follows a step back; the check itself costs nothing."""
 REMEMBER_TURNS = 30
 """What was learned goes to the journal every so many turns of the sensing loop: a minute at the default poll."""
 LEARNED = "learned"
@@ -182,6 +185,7 @@ class Daemon:
             await parts.syncer.start()
             self._jobs.every(sync.sweep, "sync sweep", self._sweep)
             self._jobs.every(sync.heartbeat, "heartbeat", self._beat)
+            self._jobs.every(FOLLOW_SECONDS, "descent", Descent(parts.syncer, parts.record, parts.journal).follow)
         assert self._outlets is not None
         self._jobs.every(STATUS_FILE_SECONDS, "status file", self._outlets.refresh)
         self._jobs.start()

@@ -19,7 +19,6 @@ from podwatch.daemon.policies import policies_from
 from podwatch.daemon.sensing import Senses
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.policy import Policies
-from podwatch.domain.remote import Keys
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import RecordHolder
@@ -31,8 +30,9 @@ from podwatch.sensors.nvml import NvmlReader
 from podwatch.sensors.pings import PingInbox
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import ProgressSensor
-from podwatch.stores.open import Credentials, credentials_from_environment, open_store, parse_store_url, same_filesystem
+from podwatch.stores.open import Credentials, credentials_from_environment, open_store, same_filesystem
 from podwatch.sync.doors import RunIdentity
+from podwatch.sync.job import keys_for
 from podwatch.sync.restore import Restorer
 from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import Clock
@@ -200,7 +200,7 @@ def build(
         restore=door,
         emit=emit,
         track=processes.watch,
-        begin_start=progress.begin_start,
+        begin_start=lambda _: progress.begin_start(clock.wall()),
         last_lines=lambda n: list(progress.last_lines(n)),
         environment=environment,
         ports=_ports(inference.urls),
@@ -239,8 +239,6 @@ def make_restorer(
     settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str
 ) -> Restorer:
     """Also used by ``podwatch restore`` on a pod without a daemon."""
-    location = parse_store_url(settings.sync.store)
-
     return Restorer(
         lambda: open_store(
             settings.sync.store,
@@ -248,7 +246,7 @@ def make_restorer(
             writer_id=writer_id,
             connections=settings.sync.connections,
         ),
-        Keys(settings.run_id, location.prefix),
+        keys_for(settings.sync.store, settings.run_id),
         layout,
         workspace,
         journal,

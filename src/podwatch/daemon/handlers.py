@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from podwatch.daemon.pruning import plan_document
-from podwatch.domain.errors import HostError, UsageError
+from podwatch.domain.errors import Busy, HostError, UsageError
 from podwatch.journal import Journal
+from podwatch.recovery import quarantine
 from podwatch.telling.documents import checkpoint_document, event_document, incident_document
 
 if TYPE_CHECKING:
@@ -80,6 +81,15 @@ def make_handlers(daemon: "Daemon") -> Mapping[str, Handler]:
         await rounds.guarding.look()
         return plan_document(await rounds.pruner.prune_now())
 
+    async def quarantine_return(params: dict[str, Any]) -> dict[str, Any]:
+        handle = parts.recovery.handle
+        if handle is not None and await handle.exit_status() is None:
+            raise Busy("training is running", where="quarantine", fix="`podwatch stop-training` first")
+        roots = tuple(p for p in (parts.settings.trainer.output_dir, parts.settings.trainer.checkpoint_dir) if p)
+        back = await parts.removals.call(quarantine.give_back, parts.workspace, int(params["id"]), roots)
+        rounds.guarding.wake()
+        return {"message": f"{len(back)} entries are back", "paths": [str(p) for p in back]}
+
     async def events(params: dict[str, Any]) -> dict[str, Any]:
         found = await parts.journal.run(
             Journal.events,
@@ -108,8 +118,8 @@ def make_handlers(daemon: "Daemon") -> Mapping[str, Handler]:
         return {"message": "podwatch leaves; training goes on, unguarded"}
 
     return {f.__name__: f for f in (
-        status, start, restart, restart_plan, stop_training, checkpoints, verify, sync, prune_plan, prune, events,
-        incidents, reload, shutdown,
+        status, start, restart, restart_plan, stop_training, checkpoints, verify, sync, prune_plan, prune,
+        quarantine_return, events, incidents, reload, shutdown,
     )}  # fmt: skip
 
 
