@@ -27,6 +27,7 @@ def main(config: RunConfig) -> int:
         except (OSError, ValueError) as error:
             say("ERROR", f"CheckpointException: {error}")
             return 1
+        time.sleep(config.load_seconds)  # 47 GB take minutes: long enough for the memory to be seen on the GPU
         say("INFO", f"Loaded {size} bytes")
         if _told_to_fail(config, start):
             say("ERROR", f"RuntimeError: Error(s) in loading state_dict at step {start}: size mismatch")
