@@ -19,6 +19,16 @@ def test_only_a_number_after_the_start_confirms() -> None:
     assert state([seen(44, 150.0)]) is ConfirmationState.CONFIRMED
 
 
+def test_the_orchestrators_numbers_prove_nothing() -> None:
+    """It numbers its batches ahead, and goes on while a trainer fails to load."""
+    ahead = [ProgressSample(ProgressSource.MARKER, "orchestrator", at, step) for at, step in ((150.0, 41), (160.0, 42))]
+    assert state(ahead) is ConfirmationState.PENDING
+    behind = [
+        ProgressSample(ProgressSource.STEP_LINE, "orchestrator", at, step) for at, step in ((150.0, 3), (160.0, 4))
+    ]
+    assert state([*behind, seen(41, 170.0)]) is ConfirmationState.CONFIRMED
+
+
 def test_a_lower_number_twice_or_in_two_sources_is_resumed_wrong() -> None:
     assert state([seen(3, 150.0)]) is ConfirmationState.PENDING
     assert state([seen(3, 150.0), seen(4, 160.0)]) is ConfirmationState.RESUMED_WRONG

@@ -80,6 +80,9 @@ class InferenceSettings(Section):
 class HangSettings(Section):
     floor: Duration = Field(25 * 60.0, description="prime-rl may wait 2 x 720 s for one weight update")
     k: float = Field(6.0, ge=2, description="times the learned median step; five times slower is slow, not hung")
+    agree: Duration = Field(
+        600.0, gt=0, description="idle GPUs, or flat tokens, must hold this long to agree; healthy steps pause for less"
+    )
 
 
 class CustomLayoutSettings(Section):

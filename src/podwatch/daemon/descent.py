@@ -14,7 +14,7 @@ FOLLOWED = "sync.lineage"
 
 
 class Descent:
-    """``follow`` is called every few seconds; it does nothing until the lineage changes, and tries again after trouble."""
+    """``follow`` is called every few seconds; it does nothing until the lineage changes, and retries after trouble."""
 
     def __init__(self, syncer: Syncer, record: RecordHolder, journal: AsyncJournal) -> None:
         self._syncer, self._record, self._journal = syncer, record, journal

@@ -15,6 +15,7 @@ def policies_from(settings: Settings, *, max_steps: int | None) -> Policies:
             hold_seconds=gpu.hold,
             hang_floor_seconds=hang.floor,
             hang_k=hang.k,
+            hang_agree_seconds=hang.agree,
             startup_patience_seconds=settings.trainer.startup_patience,
             blind_after_seconds=max(30.0, 5 * gpu.poll + gpu.deadline),
             max_steps=settings.trainer.max_steps or max_steps,

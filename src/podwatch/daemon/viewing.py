@@ -11,7 +11,7 @@ from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import EventName, Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.reading import Reading, SensorState
-from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot
+from podwatch.domain.snapshot import ProgressSample, Snapshot
 from podwatch.judgement.learned import Learned
 from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.sync.doors import SyncState
@@ -79,9 +79,9 @@ def learned_view(learned: Learned) -> LearnedView:
 
 
 def newest_step(snapshot: Snapshot) -> ProgressSample | None:
-    """The highest numbered step of this start."""
+    """The highest step the trainer has shown in this start."""
     samples = snapshot.progress.value or ()
-    numbered = [s for s in samples if s.step is not None and s.source is not ProgressSource.HEARTBEAT]
+    numbered = [s for s in samples if s.trained]
     return max(numbered, key=lambda s: s.step or 0, default=None)
 
 
@@ -124,6 +124,7 @@ def view_of(
     settings, sensing, snapshot = parts.settings, rounds.sensing, rounds.sensing.snapshot
     alive, _ = sensing.alive()
     now, wall = parts.clock.monotonic(), parts.clock.wall()
+    record = parts.record.current
     return DaemonView(
         version=__version__,
         run_id=settings.run_id,
@@ -133,7 +134,7 @@ def view_of(
         started_wall=wall - (now - started),
         pid=os.getpid(),
         mode=settings.mode,
-        desired=snapshot.desired,
+        desired=record.desired if record is not None else snapshot.desired,
         opening=parts.recovery.opening,
         watchdog_ok=alive,
         sensors=sensor_views(snapshot),

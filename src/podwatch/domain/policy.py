@@ -27,6 +27,8 @@ class DetectionPolicy:
     """prime-rl waits up to 2 x 720 s for a weight update without a sign of life (facts/prime-rl.md section 4)."""
     hang_k: float = 6.0
     """A step five times slower than the median is slow, not hung."""
+    hang_agree_seconds: float = 600.0
+    """GPUs idle, or tokens flat, without a break for this long: above the waits inside one healthy step."""
     no_step_confirm_floor_seconds: float = 600.0
     no_step_confirm_k: float = 3.0
     idle_utilization_percent: float = 5.0

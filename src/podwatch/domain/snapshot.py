@@ -135,6 +135,12 @@ class ProgressSample:
     at: float
     step: int | None = None
 
+    @property
+    def trained(self) -> bool:
+        """A numbered step of the trainer itself. The orchestrator numbers its batches up to two steps ahead, and goes
+        on numbering them while a trainer fails to load (facts/prime-rl.md section 1): they prove nothing."""
+        return self.step is not None and self.role not in ("orchestrator", "inference")
+
 
 class Desired(StrEnum):
     """What the owner wants of this run; durable (DESIGN section 2)."""

@@ -1,7 +1,7 @@
 """Did the trainer really go on where it was told to? (promise 7; DESIGN section 4)
 
-Only a *numbered* sign of progress written after this start counts. A heartbeat has no number and neither confirms nor
-accuses.
+Only a *numbered* sign of the trainer's own progress, written after this start, counts. A heartbeat has no number, and
+the orchestrator's batches are numbered ahead of the trainer: neither confirms nor accuses.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,7 +50,7 @@ def confirm(
     A lower number must be seen twice, or by two sources: a single one can be a log line read again from an earlier
     attempt. It is judged first, because a run that went back to an old step reaches the expected number in the end.
     """
-    after = _distinct(s for s in samples if s.step is not None and s.at >= started_at)
+    after = _distinct(s for s in samples if s.trained and s.at >= started_at)
     lowest = first_step_after if first_step_after is not None else resumed_from
     low = [s for s in after if lowest is not None and s.step is not None and s.step < lowest]
     if len(low) >= 2:

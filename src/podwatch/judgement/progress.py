@@ -74,7 +74,7 @@ def _since_start(samples: Iterable[ProgressSample], started_at: float | None) ->
 
 
 def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple[Progress, Learned]:
-    if sample.step is None:
+    if not sample.trained or sample.step is None:
         return replace(progress, ping_at=max(progress.ping_at or sample.at, sample.at)), learned
     old = next((s for s in progress.streams if (s.source, s.role) == (sample.source, sample.role)), None)
     # A lower number is taken too (a trainer that goes back by itself makes progress of its own kind).

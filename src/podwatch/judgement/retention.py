@@ -4,9 +4,10 @@ Two triggers: usage above ``prune_above`` (down to ``prune_to``), and room: the 
 times ``margin``, must fit before it comes. A percentage alone cannot protect: 85 % of a 250 GB disk leaves 37 GB,
 less than one save (facts/peers.md section 1).
 
-Order: trash and expired quarantine; incomplete sets that nobody writes; parts that a resume does not need; complete
-sets in the store, oldest first. Only at the critical mark (the next save does not fit and nothing else can go):
-complete sets that are not in the store, oldest first, even one being uploaded. Never the newest complete set.
+Order: trash and expired quarantine; incomplete sets that nobody writes; old broadcasts and rollouts that belong to no
+set; parts that a resume does not need; complete sets in the store, oldest first. Only at the critical mark (the next
+save does not fit and nothing else can go): complete sets that are not in the store, oldest first, even one being
+uploaded. Never the newest complete set.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +22,17 @@ SETS_FOR_PREDICTION = 3
 """The next save is expected as big as the biggest of the last few: a first save without optimizer state, or a
 milestone that carries an export, must not make the guess too small."""
 
+STEPS_IN_USE = 2
+"""By-products of so many steps below the newest complete set, and of everything above them, stay: inference samples
+with a policy up to two steps behind the trainer (facts/prime-rl.md section 1), and the trainer is never behind the
+newest complete set. What prime-rl itself would still remove lies there too, so the two never meet in one directory."""
+
 
 class RemovalKind(StrEnum):
     TRASH = "trash"
     QUARANTINE = "quarantine"
     INCOMPLETE = "incomplete-set"
+    SPARE = "by-product"
     OPTIONAL_PART = "optional-part"
     STORED_SET = "stored-set"
     UNSTORED_SET = "unstored-set"
@@ -62,8 +69,18 @@ class QuarantineEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class SpareEntry:
+    """A by-product of one step that belongs to no checkpoint: an old broadcast or rollouts. ``path`` is absolute."""
+
+    path: str
+    step: int
+    bytes: int
+    changed_wall: float
+
+
+@dataclass(frozen=True, slots=True)
 class Removal:
-    """``step`` is None for trash and quarantine; ``path`` is set for those and for a single part (absolute)."""
+    """``step`` is None for what is no checkpoint set; ``path`` is set for that and for a single part (absolute)."""
 
     kind: RemovalKind
     bytes: int
@@ -93,6 +110,7 @@ class RemovalInput:
     pins: Mapping[int, str] = field(default_factory=dict)
     protected: Mapping[int, Protection] = field(default_factory=dict)
     quarantine: Sequence[QuarantineEntry] = ()
+    spares: Sequence[SpareEntry] = ()
     trash_bytes: int = 0
     trash_path: str = ""
     first_seen_wall: float = 0.0
@@ -210,8 +228,15 @@ def _willing(given: RemovalInput, keep: Mapping[int, str]) -> Iterable[Removal]:
     for s in free:
         if not s.complete and _ours_to_judge(s, given):
             yield Removal(RemovalKind.INCOMPLETE, s.size_bytes, f"{s.completeness}: {s.reason or 'not whole'}", s.step)
+    unused = _unused_below(given)
+    belongs = {s.step for s in given.sets}
+    for spare in sorted(given.spares, key=lambda e: (e.step, e.path)):
+        ours = spare.changed_wall >= given.first_seen_wall and spare.step not in given.pins
+        if spare.step < unused and spare.step not in belongs and ours:
+            why = f"of step {spare.step}: belongs to no checkpoint, and training is past it"
+            yield Removal(RemovalKind.SPARE, spare.bytes, why, path=spare.path)
     for s in free:
-        if s.complete and (_stored(s, given) or _ours_to_judge(s, given)):
+        if s.complete and s.step < unused and (_stored(s, given) or _ours_to_judge(s, given)):
             for part in s.parts:
                 if not part.required and part.size_bytes > 0:
                     why = "a resume does not need it"
@@ -219,6 +244,15 @@ def _willing(given: RemovalInput, keep: Mapping[int, str]) -> Iterable[Removal]:
     for s in free:
         if s.complete and _stored(s, given):
             yield Removal(RemovalKind.STORED_SET, s.size_bytes, "in the store, and a newer one is complete", s.step)
+
+
+def _unused_below(given: RemovalInput) -> int:
+    """By-products of steps below this are read by nobody: not by what trains now, nor after a resume."""
+    newest = newest_complete(tuple(given.sets))
+    if newest is None:
+        return 0
+    resumed = (step for step, why in given.protected.items() if why is not Protection.UPLOADING)
+    return min((newest.step, *resumed)) - STEPS_IN_USE
 
 
 def _critical(given: RemovalInput, keep: Mapping[int, str], gone: set[int | None]) -> Iterable[Removal]:

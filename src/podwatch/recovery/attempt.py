@@ -36,7 +36,7 @@ class Attempt:
                 self.loaded = True
         fresh = False
         for sample in snapshot.progress.value or ():
-            if sample.step is None or sample.at < self.started_at or sample in self.samples:
+            if sample.step is None or not sample.trained or sample.at < self.started_at or sample in self.samples:
                 continue
             self.samples.append(sample)
             if self.last_step is None or sample.step > self.last_step:

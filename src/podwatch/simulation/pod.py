@@ -110,7 +110,7 @@ class Pod:
         self.daemon = subprocess.Popen(
             [
                 *(sys.executable, "-m", "podwatch.simulation.daemon", "-c", str(self.config)),
-                *("--gpus", str(self.gpus), "--agree-seconds", str(self.shape.seconds(self.shape.agree))),
+                *("--gpus", str(self.gpus)),
             ],
             stdin=subprocess.DEVNULL,
             stdout=self.log.open("ab"),
@@ -244,7 +244,7 @@ class Pod:
                 "release_wait": shape.seconds(10.0),
             },
             "inference": {"urls": [f"http://127.0.0.1:{port}"], "poll": shape.seconds(0.5), "timeout": 1.0},
-            "hang": {"floor": shape.seconds(shape.hang_floor), "k": 2.0},
+            "hang": {"floor": shape.seconds(shape.hang_floor), "k": 2.0, "agree": shape.seconds(shape.agree)},
             "checkpoints": {"rescan": shape.seconds(1.0), "settle": shape.seconds(0.4), "settle_weak": 2.0},
             "sync": {"store": f"file://{self.store}", "sweep": shape.seconds(5.0), "keep_last": 3, "keep_every": 0},
             "disk": disk,

@@ -13,11 +13,9 @@ from podwatch.judgement.detectors.window import NO_RHYTHM, NOT_HELD, Held, Rhyth
 from podwatch.judgement.learned import Learned
 from podwatch.judgement.progress import Progress
 
-AGREE_WINDOW_SECONDS = 600.0
-"""GPUs idle, or tokens flat, without a break for this long: well above the waits inside one healthy step (weight
-update 2 x 720 s is the longest known, and the floor of 25 min has passed as well)."""
-HEALTH_WINDOW_SECONDS = 300.0
-"""An engine that is busy with a long weight update can miss several pings; five minutes of them is not that."""
+HEALTH_WINDOW_SHARE = 0.5
+"""Failing health has to hold for this share of the agreement window. An engine that is busy with a long weight update
+can miss several pings; five minutes of them is not that."""
 WINDOW_GAP_SECONDS = 30.0
 """Observations further apart than this (or three intervals of the sensor) do not make one window."""
 PROGRESS_FRESH_SECONDS = 120.0
@@ -89,21 +87,19 @@ def _observe(state: HangState, snapshot: Snapshot, learned: Learned, policy: Det
     return HangState(idle, flat, sick, gpu_rhythm, rhythm, tokens)
 
 
-def _second(state: HangState, snapshot: Snapshot) -> tuple[Evidence, ...]:
+def _second(state: HangState, snapshot: Snapshot, window: float) -> tuple[Evidence, ...]:
     if not snapshot.gpus.ok or state.idle.last_at is None:
         idle = Evidence("gpu utilisation", snapshot.gpus.detail or "not observed", Agreement.UNAVAILABLE)
     elif any(g.utilization_percent is None for g in snapshot.gpus.value or ()):
         idle = Evidence("gpu utilisation", "not reported by every GPU", Agreement.UNAVAILABLE)
     else:
-        idle = _evidence("gpu utilisation", "all idle", "busy", state.idle, AGREE_WINDOW_SECONDS)
+        idle = _evidence("gpu utilisation", "all idle", "busy", state.idle, window)
     if not snapshot.inference.ok:
         return (idle, Evidence("inference", snapshot.inference.detail or "not observed", Agreement.UNAVAILABLE))
     tokens = Evidence("generation tokens", "not reported", Agreement.UNAVAILABLE)
     if state.tokens is not None:
-        tokens = _evidence(
-            "generation tokens", "flat while requests run", "moving or idle", state.flat, AGREE_WINDOW_SECONDS
-        )
-    health = _evidence("health", "failing", "ok", state.sick, HEALTH_WINDOW_SECONDS)
+        tokens = _evidence("generation tokens", "flat while requests run", "moving or idle", state.flat, window)
+    health = _evidence("health", "failing", "ok", state.sick, window * HEALTH_WINDOW_SHARE)
     return (idle, tokens, health)
 
 
@@ -127,7 +123,7 @@ def _stalled(
     what = f"no progress for {quiet / 60:.0f} min (limit {limit / 60:.0f} min)"
     if progress.step is not None:
         what += f" since step {progress.step}"
-    return _finding(what, progress.active_at, first, _second(state, snapshot), "")
+    return _finding(what, progress.active_at, first, _second(state, snapshot, policy.hang_agree_seconds), "")
 
 
 def _startup(
@@ -142,7 +138,7 @@ def _startup(
     what = (
         f"no first step {waited / 60:.0f} min after the start (patience {policy.startup_patience_seconds / 60:.0f} min)"
     )
-    second = _second(state, snapshot)
+    second = _second(state, snapshot, policy.hang_agree_seconds)
     if not learned.gap_seconds:
         # No step was ever seen on this run: perhaps podwatch cannot see them. Never a reason to kill.
         second = tuple(
