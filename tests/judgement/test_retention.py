@@ -13,6 +13,7 @@ from podwatch.judgement.retention import (
     QuarantineEntry,
     RemovalInput,
     RemovalKind,
+    SpareEntry,
     Trigger,
     plan_removal,
     predict_next_save,
@@ -22,6 +23,8 @@ from podwatch.retention.explain import explain
 POLICY = DiskPolicy()
 GB = 1_000_000_000
 COMPLETE = Completeness.COMPLETE
+UPLOADING = Protection.UPLOADING
+ORDER = list(RemovalKind)
 
 
 def a_set(step: int, size: int = 47 * GB, state: Completeness = COMPLETE, optional: int = 0) -> CheckpointSet:
@@ -45,6 +48,10 @@ def stored(*steps: int) -> frozenset[tuple[int, str]]:
 def room(**kw: object) -> RemovalInput:
     base = RemovalInput([a_set(5), a_set(10), a_set(15)], disk(100 * GB), 47 * GB, True)
     return replace(base, **kw)  # type: ignore[arg-type]
+
+
+def spare(step: int, size: int = GB, changed: float = 5000.0) -> SpareEntry:
+    return SpareEntry(f"/o/run_default/broadcasts/step_{step}", step, size, changed)
 
 
 def steps(given: RemovalInput) -> list[tuple[int | None, RemovalKind]]:
@@ -80,24 +87,50 @@ def test_the_order() -> None:
         stored=stored(5),
         trash_bytes=GB,
         quarantine=[QuarantineEntry("/q/1", 3, GB, True), QuarantineEntry("/q/2", 4, GB, False)],
+        spares=[spare(12), spare(3), spare(14)],
     )
     assert steps(given) == [
         (None, RemovalKind.TRASH),
         (None, RemovalKind.QUARANTINE),
         (2, RemovalKind.INCOMPLETE),
+        (None, RemovalKind.SPARE),
+        (None, RemovalKind.SPARE),
         (5, RemovalKind.STORED_SET),
         (10, RemovalKind.UNSTORED_SET),
     ]
     plan = plan_removal(given, POLICY)
     assert plan.critical
     assert plan.shortfall_bytes > 0
-    assert plan.freed_bytes == (1 + 1 + 5 + 47 + 47) * GB
+    assert plan.freed_bytes == (1 + 1 + 5 + 1 + 1 + 47 + 47) * GB
+    assert [r.path for r in plan.removals if r.kind is RemovalKind.SPARE] == [spare(3).path, spare(12).path]
 
 
 def test_a_part_that_a_resume_does_not_need_goes_before_the_set() -> None:
     given = room(sets=[a_set(5, optional=16 * GB), a_set(10)], disk=disk(205 * GB), stored=stored(5))
     (removal,) = plan_removal(given, POLICY).removals
     assert (removal.kind, removal.part, removal.path) == (RemovalKind.OPTIONAL_PART, "weights", "/o/weights/step_5")
+
+
+def test_parts_of_recent_steps_stay_because_training_may_still_read_them() -> None:
+    sets = [a_set(13, optional=16 * GB), a_set(14, optional=16 * GB), a_set(15)]
+    given = room(sets=sets, disk=disk(205 * GB), stored=stored(13, 14))
+    assert steps(given) == [(13, RemovalKind.STORED_SET)]
+
+
+def test_by_products_stay_while_training_goes_on_from_further_back() -> None:
+    """The resume source is below the newest set: what it needs for its first steps stays."""
+    tight = room(disk=disk(249 * GB), spares=[spare(3), spare(9)], has_store=False)
+    gone = [r.path for r in plan_removal(tight, POLICY).removals if r.path]
+    assert gone == [spare(3).path, spare(9).path]
+    resuming = replace(tight, protected={10: Protection.RESUME_SOURCE})
+    assert [r.path for r in plan_removal(resuming, POLICY).removals if r.path] == [spare(3).path]
+    uploading = replace(tight, protected={10: Protection.UPLOADING})
+    assert [r.path for r in plan_removal(uploading, POLICY).removals if r.path] == gone
+
+
+def test_by_products_from_before_podwatch_stay() -> None:
+    given = room(disk=disk(249 * GB), spares=[spare(3, changed=10.0)], first_seen_wall=11.0)
+    assert not [r for r in plan_removal(given, POLICY).removals if r.path]
 
 
 def test_without_a_store_sets_go_only_when_the_next_save_does_not_fit() -> None:
@@ -179,6 +212,10 @@ def inputs(draw: st.DrawFn) -> RemovalInput:
         pins=dict.fromkeys(draw(st.lists(pick, max_size=2)), "pin"),
         protected=dict(draw(st.lists(st.tuples(pick, st.sampled_from(Protection)), max_size=3))),
         quarantine=[QuarantineEntry("/q", 7, 5, draw(st.booleans()), draw(st.booleans()))],
+        spares=[
+            SpareEntry(f"/o/broadcasts/step_{n}", n, draw(st.integers(0, 20)), draw(st.floats(0, 100)))
+            for n in draw(st.lists(st.integers(0, 32), unique=True, max_size=6))
+        ],
         trash_bytes=draw(st.integers(0, 5)),
         first_seen_wall=draw(st.floats(0, 100)),
     )
@@ -191,7 +228,15 @@ def test_promise_two_holds_for_any_disk(given_: RemovalInput) -> None:
     by_step = {s.step: s for s in given_.sets}
     newest = newest_complete(tuple(given_.sets))
     gone = {r.step for r in plan.removals if r.step is not None and not r.part}
+    spares = {s.path: s for s in given_.spares}
     for removal in plan.removals:
+        if removal.kind is RemovalKind.SPARE:
+            # Nothing that a trainer at or beyond the newest complete set, or one being resumed, can still read.
+            assert newest is not None
+            used_from = min([newest.step, *(n for n, why in given_.protected.items() if why is not UPLOADING)])
+            assert spares[removal.path].step < used_from - 2
+            assert spares[removal.path].step not in by_step
+            assert spares[removal.path].changed_wall >= given_.first_seen_wall
         if removal.step is None:
             continue
         found = by_step[removal.step]
@@ -207,6 +252,12 @@ def test_promise_two_holds_for_any_disk(given_: RemovalInput) -> None:
             assert plan.critical
         if found.complete and not removal.part and (removal.step, found.save_id) not in given_.stored:
             assert removal.kind is RemovalKind.UNSTORED_SET
+    order = [ORDER.index(r.kind) for r in plan.removals]
+    assert order == sorted(order), "the order of DESIGN section 6"
+    if any(r.kind is RemovalKind.UNSTORED_SET for r in plan.removals):
+        idle = [s for s in given_.sets if s.complete and s.step not in gone and s.step not in given_.protected]
+        left = [s for s in idle if newest is not None and s.step != newest.step and s.step not in given_.pins]
+        assert not [s for s in left if (s.step, s.save_id) in given_.stored], "what is in the store goes first"
     # Every set is explained exactly once.
     assert sorted([*gone, *(k.step for k in plan.kept)]) == sorted(by_step)
     assert all(k.reason for k in plan.kept)
@@ -220,7 +271,7 @@ def test_more_pressure_never_keeps_what_less_pressure_removed(given_: RemovalInp
     def gone(used: int) -> set[tuple[int | None, str]]:
         tight = replace(given_, disk=DiskSample("/x", 300, used, 300 - used))
         plan = plan_removal(tight, POLICY)
-        whole = {(r.step, "") for r in plan.removals if r.step is not None and not r.part}
+        whole: set[tuple[int | None, str]] = {(r.step, r.path) for r in plan.removals if not r.part}
         parts = {(r.step, r.part) for r in plan.removals if r.part}
         covered = {(s, p.name) for s, _ in whole for x in given_.sets if x.step == s for p in x.parts if not p.required}
         return whole | parts | covered

@@ -22,6 +22,7 @@ from podwatch.domain.policy import Policies
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import RecordHolder
+from podwatch.retention.aside import Aside
 from podwatch.retention.remover import Remover
 from podwatch.sensors.disk import DiskSensor
 from podwatch.sensors.gpu import GpuReader, GpuSensor
@@ -30,7 +31,8 @@ from podwatch.sensors.nvml import NvmlReader
 from podwatch.sensors.pings import PingInbox
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import ProgressSensor
-from podwatch.stores.open import Credentials, credentials_from_environment, open_store, same_filesystem
+from podwatch.stores.credentials import Credentials, credentials_from_environment
+from podwatch.stores.open import open_store, same_filesystem
 from podwatch.sync.doors import RunIdentity
 from podwatch.sync.job import keys_for
 from podwatch.sync.restore import Restorer
@@ -41,6 +43,9 @@ from podwatch.system.workspace import Workspace
 from podwatch.telling.logging import redactor
 from podwatch.trainer.environment import build_environment
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
+
+QUARANTINE_SECONDS = 7 * 86400.0
+"""What was set aside is kept for a week, unless the disk needs the room and a verified successor exists."""
 
 
 @dataclass(slots=True)
@@ -69,6 +74,7 @@ class Parts:
     syncer: Syncer | None
     store_refused: str
     remover: Remover
+    aside: Aside
     files: Worker
     removals: Worker
     token: str
@@ -104,6 +110,7 @@ def build(
     policies = policies_from(settings, max_steps=_target(layout, trainer.command))
     workspace = Workspace(trainer.output_dir).probe()
     checkpoints = settings.checkpoints
+    aside = Aside(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS)
     catalogue = Catalogue(layout, clock, settle=checkpoints.settle, settle_weak=checkpoints.settle_weak)
     launcher = KeeperLauncher(
         settings.run_id,
@@ -121,7 +128,7 @@ def build(
         clock,
         settings.disk.capacity,
         poll=max(poll, min(5.0, checkpoints.rescan)),
-        known_bytes=lambda: sum(s.size_bytes for s in catalogue.sets),
+        known_bytes=lambda: sum(s.size_bytes for s in catalogue.sets) + aside.found.bytes,
     )
     progress = ProgressSensor(
         clock,
@@ -229,6 +236,7 @@ def build(
         syncer=syncer,
         store_refused=refused,
         remover=Remover(workspace, roots, journal.sync, clock, emit),
+        aside=aside,
         files=Worker("checkpoints"),
         removals=Worker("removals"),
         token=token,

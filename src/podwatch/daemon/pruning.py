@@ -1,7 +1,7 @@
 """Making room on the pod: gathers what the pure plan needs, and has it carried out off the loop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,43 +12,48 @@ from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
 from podwatch.judgement.retention import (
     Protection,
-    QuarantineEntry,
+    Removal,
     RemovalInput,
     RemovalPlan,
     Trigger,
     plan_removal,
     predict_next_save,
 )
+from podwatch.retention.aside import Aside
 from podwatch.retention.remover import Remover
-from podwatch.retention.trash import quarantine_entries, tree_bytes
 from podwatch.sensors.disk import DiskSensor
 from podwatch.system.clock import Clock
 from podwatch.system.threads import Worker
 from podwatch.system.workspace import Workspace
 
 HYSTERESIS_SECONDS = 30.0
-"""A plan that could not free enough is not tried again sooner: nothing changes within seconds."""
-
-
-QUARANTINE_SECONDS = 7 * 86400.0
-"""What was set aside is kept for a week, unless the disk needs the room and a verified successor exists."""
+"""The very same removals are not tried again sooner: they failed, and nothing changes within seconds."""
+DISK_ANSWER_SECONDS = 20.0
+"""Twice the disk sensor's deadline. A disk that does not answer is not planned for."""
 
 
 class Pruner:
-    """``look`` is called after each rescan; at most one removal runs at a time."""
+    """``look`` is called after each rescan; at most one removal runs at a time.
+
+    ``step_paths`` gives all directories of one step, the one that decides completeness first. ``quota``: the disk's
+    figures are made up from what is known to lie there, so all of it must be measured even while there is room.
+    """
 
     def __init__(
         self,
         *,
         catalogue: Catalogue,
         remover: Remover,
+        aside: Aside,
         workspace: Workspace,
+        step_paths: Callable[[int], Sequence[Path]],
         disk: DiskSensor,
         worker: Worker,
         clock: Clock,
         policy: Callable[[], DiskPolicy],
         act: Callable[[], bool],
         blind: Callable[[], str],
+        quota: Callable[[], bool],
         stored: Callable[[], frozenset[tuple[int, str]] | None],
         pins: Callable[[], Mapping[int, str]],
         protected: Callable[[], Mapping[int, Protection]],
@@ -58,14 +63,17 @@ class Pruner:
         rescan: Callable[[], None],
     ) -> None:
         self._catalogue, self._remover, self._workspace = catalogue, remover, workspace
+        self._aside, self._step_paths, self._quota = aside, step_paths, quota
         self._disk, self._worker, self._clock = disk, worker, clock
         self._policy, self._act, self._blind = policy, act, blind
         self._stored, self._pins, self._protected, self._hold = stored, pins, protected, hold
         self._first_seen_wall, self._abandon_upload = first_seen_wall, abandon_upload
         self._rescan = rescan
         self._task: asyncio.Task[None] | None = None
+        self._one_at_a_time = asyncio.Lock()
         self._not_before = 0.0
-        self._aside: tuple[tuple[QuarantineEntry, ...], int] = ((), 0)
+        self._tried: tuple[Removal, ...] = ()
+        self._removed = False
         self.last_plan: RemovalPlan | None = None
 
     @property
@@ -84,16 +92,16 @@ class Pruner:
         """Start a removal if one is due. Never blocks."""
         if self._task is not None and not self._task.done():
             return
-        self._task = asyncio.create_task(self._look(), name="prune")
+        self._task = asyncio.create_task(self._turn(), name="prune")
 
     async def prune_now(self) -> RemovalPlan:
         """For a person: plan and carry out, whatever the pause; returns the plan that was carried out."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
-        await self._refresh_aside()
-        plan = self.plan()
-        await self._carry_out(plan)
-        return plan
+        async with self._one_at_a_time:
+            await self._sees_the_last_removal()
+            await self._refresh_aside()
+            plan = self.plan()
+            await self._carry_out(plan)
+            return plan
 
     async def stop(self) -> None:
         """Wait for the removal under way, a moment; a crash here would only leave trash."""
@@ -114,55 +122,66 @@ class Pruner:
         suggestion = "make room by hand, or let checkpoints reach the store; podwatch prune --dry-run explains each set"
         return (Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, reading.at, suggestion),)
 
+    async def _turn(self) -> None:
+        async with self._one_at_a_time:
+            await self._look()
+
     async def _look(self) -> None:
-        await self._refresh_aside()
+        if not await self._sees_the_last_removal():
+            return
         try:
             plan = self.plan()
+            if plan.trigger is not Trigger.NONE or self._quota():
+                await self._refresh_aside()
+                plan = self.plan()
         except HostError:
             return
         self.last_plan = plan
         now = self._clock.monotonic()
-        if plan.trigger is Trigger.NONE:
-            self._not_before = 0.0
+        if plan.trigger is Trigger.NONE or not plan.removals or not self._act() or self._hold():
             return
-        if now < self._not_before or not plan.removals or not self._act() or self._hold():
+        if plan.removals == self._tried and now < self._not_before:
             return
-        if plan.shortfall_bytes > 0:
-            self._not_before = now + HYSTERESIS_SECONDS
+        self._tried, self._not_before = plan.removals, now + HYSTERESIS_SECONDS
         await self._carry_out(plan)
 
     async def _carry_out(self, plan: RemovalPlan) -> None:
         for removal in plan.removals:
             if removal.step is not None and self._protected().get(removal.step) is Protection.UPLOADING:
                 await self._abandon_upload(removal.step)
-        await self._worker.call(self._remover.carry_out, plan, self._paths_of)
-        self._disk.refresh()
-        self._rescan()
+        try:
+            await self._worker.call(self._remover.carry_out, plan, self._step_paths)
+        finally:
+            self._removed = True
+            self._rescan()
 
-    def _paths_of(self, step: int) -> tuple[Path, ...]:
-        """Every path of a step's set, required parts first: once the first is renamed, the rest is not complete."""
-        parts = next((s.parts for s in self._catalogue.sets if s.step == step), ())
-        return tuple(Path(p.path) for p in sorted(parts, key=lambda p: not p.required))
+    async def _sees_the_last_removal(self) -> bool:
+        """Planning on figures from before a removal would remove twice. This runs after the rescan that followed it;
+        the disk must answer once more."""
+        if not self._removed:
+            return True
+        if self._quota():
+            await self._refresh_aside()
+        mark = self._clock.monotonic()
+        self._disk.refresh()
+        while self._disk.latest().at < mark:
+            if self._clock.monotonic() - mark > DISK_ANSWER_SECONDS:
+                return False
+            await self._clock.sleep(0.05)
+        self._removed = False
+        return True
 
     async def _refresh_aside(self) -> None:
-        """What lies in trash and quarantine. A good set set aside stays until a verified one is beyond it."""
+        """What lies in trash, in quarantine and as by-products. Sizes are walked for in the worker, and only under
+        pressure. A good set set aside stays until a verified one is beyond it."""
         stored = self._stored()
         verified = [step for step, _ in stored] if stored else [s.step for s in self._catalogue.sets if s.complete]
         newest = max(verified, default=-1)
-        self._aside = await self._worker.call(self._look_aside, newest)
-
-    def _look_aside(self, newest: int) -> tuple[tuple[QuarantineEntry, ...], int]:
-        entries = quarantine_entries(
-            self._workspace,
-            now_wall=self._clock.wall(),
-            keep_seconds=QUARANTINE_SECONDS,
-            needed=lambda step: step > newest,
-        )
-        return entries, tree_bytes(self._workspace.trash)
+        await self._worker.call(self._aside.look, self._clock.wall(), newest)
 
     def _input(self, disk: DiskSample) -> RemovalInput:
         stored = self._stored()
-        quarantine, trash_bytes = self._aside
+        found = self._aside.found
         return RemovalInput(
             sets=self._catalogue.sets,
             disk=disk,
@@ -171,8 +190,9 @@ class Pruner:
             stored=stored or frozenset(),
             pins=self._pins(),
             protected=self._protected(),
-            quarantine=quarantine,
-            trash_bytes=trash_bytes,
+            quarantine=found.quarantine,
+            spares=found.spares,
+            trash_bytes=found.trash_bytes,
             trash_path=str(self._workspace.trash),
             first_seen_wall=self._first_seen_wall(),
         )

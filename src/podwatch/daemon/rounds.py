@@ -54,6 +54,8 @@ def make_rounds(
     pruner = Pruner(
         catalogue=parts.catalogue,
         remover=parts.remover,
+        aside=parts.aside,
+        step_paths=parts.layout.step_paths,
         workspace=parts.workspace,
         disk=parts.disk,
         worker=parts.removals,
@@ -61,6 +63,7 @@ def make_rounds(
         policy=lambda: parts.policies.disk,
         act=lambda: parts.settings.mode == "act",
         blind=lambda: guarding.blind or parts.catalogue.problem,
+        quota=lambda: parts.settings.disk.capacity is not None,
         stored=stored,
         pins=pins,
         protected=protected,

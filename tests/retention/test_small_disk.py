@@ -1,0 +1,242 @@
+"""A trainer that saves for ever on a disk that holds only a few of its saves: it never meets a full disk.
+
+On a real small filesystem (tmpfs, needs root); elsewhere the disk is made small by its configured capacity.
+"""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
+from podwatch.daemon.guarding import Guarding
+from podwatch.daemon.pruning import Pruner
+from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.policy import DiskPolicy
+from podwatch.journal.journal import Journal
+from podwatch.judgement.retention import RemovalKind, RemovalPlan
+from podwatch.retention.aside import Aside
+from podwatch.retention.remover import Remover
+from podwatch.retention.trash import tree_bytes
+from podwatch.sensors.disk import DiskSensor
+from podwatch.system.clock import SystemClock
+from podwatch.system.threads import Worker
+from podwatch.system.workspace import Workspace
+from tests.support.checkpoints import broadcast_operations, finish, prime_rl_operations, write_rollouts
+
+MIB = 1 << 20
+DISK = 24 * MIB
+SHARD = 2 * MIB
+INTERVAL = 4
+
+
+class Trainer(threading.Thread):
+    """Broadcasts and rollouts at every step, a save at every fourth; stops at the first error, as a trainer does.
+
+    ``settled`` is asked before and after each save: the half hour between two of a trainer's saves becomes "until the
+    guard has looked".
+    """
+
+    def __init__(self, out: Path, variant: str, steps: int, settled: Callable[[int, float], bool]) -> None:
+        super().__init__(daemon=True)
+        self.out, self.variant, self.steps, self.settled = out, variant, steps, settled
+        self.error: OSError | None = None
+        self.written = 0
+        self.step = 0
+
+    def run(self) -> None:
+        own = self.out / "run_default" if self.variant == "A" else self.out
+        try:
+            for step in range(1, self.steps + 1):
+                self.step = step
+                write_rollouts(self.out, step, self.variant)
+                if step % INTERVAL:
+                    finish(broadcast_operations(own / "broadcasts" / f"step_{step}", MIB // 4))
+                    self.written += MIB // 4
+                    continue
+                self.pause(step - INTERVAL)
+                finish(prime_rl_operations(self.out, step, self.variant, size=SHARD, weights=True))
+                self.written += 2 * SHARD
+                self.pause(step)
+        except OSError as error:
+            self.error = error
+
+    def pause(self, saved: int) -> None:
+        began = time.monotonic()
+        while not self.settled(saved, began):
+            if time.monotonic() - began > 10.0:
+                raise OSError(f"after 10 s the guard has not settled step {saved}")
+            time.sleep(0.005)
+
+
+class Guard:
+    """Catalogue, guarding round, disk sensor, pruner and remover, as the daemon joins them."""
+
+    def __init__(self, root: Path, state: Path, capacity: int | None, *, store: bool, variant: str) -> None:
+        out = self.out = root / "outputs"
+        clock = SystemClock()
+        self.workspace = Workspace(out).probe()
+        layout = PrimeRLLayout(out, command=("--variant", variant))
+        self.catalogue = Catalogue(layout, clock, settle=0.05, settle_weak=0.05)
+        self.events: list[Event] = []
+        self.aside = Aside(self.workspace, layout.spare_paths, keep_seconds=60.0)
+        self.journal = Journal.open(state / "journal.sqlite")
+        self.disk = DiskSensor(
+            out,
+            clock,
+            capacity,
+            poll=0.04,
+            known_bytes=lambda: sum(s.size_bytes for s in self.catalogue.sets) + self.aside.found.bytes,
+        )
+        self.workers = (Worker("checkpoints"), Worker("removals"))
+        self.store = store
+        self.asked = 0.0
+        self.before: RemovalPlan | None = None
+        self.pruner = Pruner(
+            catalogue=self.catalogue,
+            remover=Remover(self.workspace, (out,), self.journal, clock, self.events.append),
+            aside=self.aside,
+            step_paths=layout.step_paths,
+            workspace=self.workspace,
+            disk=self.disk,
+            worker=self.workers[1],
+            clock=clock,
+            policy=DiskPolicy,
+            act=lambda: True,
+            blind=lambda: self.guarding.blind,
+            quota=lambda: capacity is not None,
+            stored=self.stored,
+            pins=dict,
+            protected=dict,
+            hold=str,
+            first_seen_wall=lambda: 0.0,
+            abandon_upload=self.abandon,
+            rescan=lambda: self.guarding.wake(),  # noqa: PLW0108 - made below
+        )
+        self.guarding = Guarding(
+            catalogue=self.catalogue,
+            worker=self.workers[0],
+            clock=clock,
+            rescan=0.04,
+            emit=self.events.append,
+            uploads=None,
+            make_room=self.pruner.look,
+            refresh_watches=lambda: None,
+        )
+
+    def stored(self) -> frozenset[tuple[int, str]] | None:
+        """A store that keeps up, one save behind."""
+        complete = [s for s in self.catalogue.sets if s.complete]
+        return frozenset((s.step, s.save_id) for s in complete[:-1]) if self.store else None
+
+    async def abandon(self, step: int) -> None:
+        raise AssertionError("nothing is uploaded here")
+
+    def settled(self, saved: int, since: float) -> bool:
+        """The last save is known to be whole, and a plan made from a later look at the disk removes nothing."""
+        newest, plan = newest_complete(self.catalogue.sets), self.pruner.last_plan
+        known = saved <= 0 or (newest is not None and newest.step >= saved)
+        if not known or self.disk.latest().at <= since:
+            return False
+        if self.asked != since:
+            self.asked, self.before = since, plan  # the next plan sees what this pause sees
+        return plan is not None and plan is not self.before and not plan.removals
+
+    async def close(self) -> None:
+        await self.pruner.stop()
+        await self.disk.stop()
+        for worker in self.workers:
+            worker.close()
+        self.journal.close()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[tuple[Path, int | None]]:
+    """A directory on a disk of 24 MiB, and the capacity to configure where it could not be mounted."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(mount)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        yield mount, DISK
+        return
+    try:
+        yield mount, None
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+@contextlib.asynccontextmanager
+async def guarded(root: Path, state: Path, capacity: int | None, *, store: bool, variant: str) -> AsyncIterator[Guard]:
+    guard = Guard(root, state, capacity, store=store, variant=variant)
+    await guard.disk.start()
+    round_ = asyncio.create_task(guard.guarding.run())
+    try:
+        yield guard
+    finally:
+        round_.cancel()
+        await asyncio.gather(round_, return_exceptions=True)
+        await guard.close()
+
+
+async def trained(guard: Guard, variant: str, steps: int) -> tuple[Trainer, list[int]]:
+    """Run it to its end; the newest complete steps as seen meanwhile."""
+    trainer = Trainer(guard.out, variant, steps, guard.settled)
+    trainer.start()
+    newest = []
+    try:
+        while trainer.is_alive():
+            found = newest_complete(guard.catalogue.sets)
+            newest.append(found.step if found is not None else 0)
+            if found is not None:
+                required = [Path(p.path) for p in found.parts if p.required]
+                assert all(p.is_dir() for p in required), f"the newest complete set {found.step} lost a part"
+            await asyncio.sleep(0.02)
+    finally:
+        trainer.steps = 0
+        trainer.join(5.0)
+    return trainer, newest
+
+
+@pytest.mark.parametrize(("limit", "variant"), [("disk", "A"), ("disk", "B"), ("capacity", "A")])
+async def test_never_full_while_the_store_keeps_up(
+    small: tuple[Path, int | None], tmp_path: Path, variant: str, limit: str
+) -> None:
+    root, capacity = small
+    if limit == "capacity":
+        root, capacity = tmp_path / "quota", DISK
+        root.mkdir()
+    async with guarded(root, tmp_path, capacity, store=True, variant=variant) as guard:
+        trainer, newest = await trained(guard, variant, steps=44)
+        assert trainer.error is None, f"step {trainer.step}: {trainer.error}"
+        assert trainer.written > 1.9 * DISK, "it wrote twice what the disk holds"
+        assert newest == sorted(newest), "the newest complete step never goes back"
+        assert tree_bytes(guard.out) < DISK
+        kinds = {str(e.fields["kind"]) for e in guard.events if e.name is EventName.PRUNED}
+        assert RemovalKind.UNSTORED_SET not in kinds
+        assert {RemovalKind.SPARE, RemovalKind.STORED_SET} <= kinds
+        assert not [e.text for e in guard.events if e.name is EventName.PRUNE_STUCK]
+
+
+async def test_without_a_store_the_oldest_go_and_the_newest_stays(
+    small: tuple[Path, int | None], tmp_path: Path
+) -> None:
+    root, capacity = small
+    async with guarded(root, tmp_path, capacity, store=False, variant="A") as guard:
+        trainer, newest = await trained(guard, "A", steps=28)
+        assert trainer.error is None, f"step {trainer.step}: {trainer.error}"
+        assert newest == sorted(newest)
+        gone = [
+            int(str(e.fields["step"]))
+            for e in guard.events
+            if e.name is EventName.PRUNED and e.fields["kind"] == RemovalKind.UNSTORED_SET
+        ]
+        assert gone
+        assert gone == sorted(gone)
