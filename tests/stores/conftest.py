@@ -7,8 +7,8 @@ import pytest
 
 from podwatch.stores.b2 import B2Store, Retry
 from podwatch.stores.base import ObjectStore
+from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
-from podwatch.stores.open import Credentials
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 
 QUICK = Retry(attempts=4, base=0.01, cap=0.05)

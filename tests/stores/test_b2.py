@@ -12,7 +12,7 @@ from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.remote import WRITER_TAG
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.base import StoredObject
-from podwatch.stores.open import Credentials
+from podwatch.stores.credentials import Credentials
 from tests.stores.conftest import QUICK
 from tests.stores.test_conformance import MB, content, fetch
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server

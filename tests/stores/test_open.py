@@ -7,14 +7,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import ConfigurationError, PermissionDenied
-from podwatch.stores.open import (
-    Credentials,
-    StoreLocation,
-    credentials_from_environment,
-    open_store,
-    parse_store_url,
-    same_filesystem,
-)
+from podwatch.stores.credentials import Credentials, credentials_from_environment
+from podwatch.stores.open import StoreLocation, open_store, parse_store_url, same_filesystem
 
 
 def test_urls(tmp_path: Path) -> None:

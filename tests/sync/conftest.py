@@ -18,8 +18,8 @@ from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.stores.b2 import B2Store, Retry
 from podwatch.stores.base import ObjectStore
+from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
-from podwatch.stores.open import Credentials
 from podwatch.sync.doors import RunIdentity
 from podwatch.sync.restore import Restorer
 from podwatch.sync.syncer import Syncer

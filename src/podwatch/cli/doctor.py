@@ -160,7 +160,8 @@ def _last_set_bytes(settings: Settings) -> int | None:
 
 
 def _store(settings: Settings) -> Iterator[Line]:
-    from podwatch.stores.open import credentials_from_environment, open_store, same_filesystem
+    from podwatch.stores.credentials import credentials_from_environment
+    from podwatch.stores.open import open_store, same_filesystem
 
     url = settings.sync.store
     if not url:

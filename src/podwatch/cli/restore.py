@@ -101,7 +101,8 @@ def _restorer(settings: "Settings", journal: "Journal", *, in_place: bool) -> "R
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.domain.remote import Keys
     from podwatch.stores.base import ObjectStore
-    from podwatch.stores.open import credentials_from_environment, open_store, parse_store_url
+    from podwatch.stores.credentials import credentials_from_environment
+    from podwatch.stores.open import open_store, parse_store_url
     from podwatch.sync.restore import Restorer
     from podwatch.system.workspace import Workspace
 

@@ -2,21 +2,38 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from podwatch.daemon.compose import Parts
 from podwatch.daemon.pruning import plan_document
+from podwatch.daemon.rounds import Rounds
 from podwatch.domain.errors import Busy, HostError, UsageError
 from podwatch.journal import Journal
 from podwatch.recovery import quarantine
 from podwatch.telling.documents import checkpoint_document, event_document, incident_document
-
-if TYPE_CHECKING:
-    from podwatch.daemon.app import Daemon
+from podwatch.telling.view import DaemonView
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
-def make_handlers(daemon: "Daemon") -> Mapping[str, Handler]:
+class Steering(Protocol):
+    """What a handler may do with the daemon."""
+
+    parts: Parts
+    rounds: Rounds
+
+    def view(self) -> DaemonView: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+    def keep(self, task: "asyncio.Task[Any]") -> None: ...
+
+    def reload(self) -> str: ...
+
+    def leave(self, code: int) -> None: ...
+
+
+def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
     """Method name -> coroutine."""
     parts, rounds = daemon.parts, daemon.rounds
 
@@ -132,7 +149,7 @@ def _step(params: Mapping[str, Any]) -> int | None:
     return value
 
 
-def _told(daemon: "Daemon", message: str) -> dict[str, Any]:
+def _told(daemon: Steering, message: str) -> dict[str, Any]:
     state = daemon.parts.recovery.state
     now = f"{state.phase}: {state.detail}" if state.detail else str(state.phase)
     return {"message": f"{message} ({now})", "phase": str(state.phase)}

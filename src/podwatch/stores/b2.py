@@ -18,7 +18,7 @@ from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.remote import WRITER_TAG, check_relative_path
 from podwatch.stores.b2_errors import B2Place, ResourceNotFound, UploadTokenUsedConcurrently, translate
 from podwatch.stores.base import Progress, StoredObject
-from podwatch.stores.open import Credentials
+from podwatch.stores.credentials import Credentials
 from podwatch.stores.parts import HEX_DIGITS, PartStream, part_spans
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from podwatch.domain.errors import InternalError, PodwatchError, RemoteError
-from podwatch.stores.open import Credentials
+from podwatch.stores.credentials import Credentials
 from podwatch.sync.job import UploadJob
 from podwatch.system.child import scrubbed_environment
 

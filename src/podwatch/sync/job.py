@@ -10,7 +10,8 @@ from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.remote import Keys, ManifestFile, ManifestSymlink, check_relative_path
 from podwatch.journal.records import UploadedObject
-from podwatch.stores.open import Credentials, parse_store_url
+from podwatch.stores.credentials import Credentials
+from podwatch.stores.open import parse_store_url
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from podwatch.domain.remote import Manifest
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave, UploadedObject
-from podwatch.stores.open import Credentials
+from podwatch.stores.credentials import Credentials
 from podwatch.sync import job as jobs
 from podwatch.sync.doors import RunIdentity, SetSource
 from podwatch.sync.engine import SetVoid, Upload

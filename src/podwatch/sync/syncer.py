@@ -19,7 +19,8 @@ from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave
 from podwatch.stores.base import ObjectStore
-from podwatch.stores.open import Credentials, open_store
+from podwatch.stores.credentials import Credentials
+from podwatch.stores.open import open_store
 from podwatch.sync import job as jobs
 from podwatch.sync.doors import RunIdentity, SetSource, SyncState
 from podwatch.sync.engine import SetVoid, UploadStopped
