@@ -93,3 +93,25 @@ def test_a_hung_call_does_not_hold_the_interpreter() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stdout) == (0, "late\n"), done.stderr
+
+
+async def test_a_cancel_that_meets_the_result_is_not_swallowed() -> None:
+    worker = Worker("w")
+    try:
+        for timeout in (None, 5.0):
+            begun = threading.Event()
+
+            async def act(begun: threading.Event = begun, timeout: float | None = timeout) -> str:
+                await worker.call(begun.set, timeout=timeout)
+                await asyncio.sleep(0)
+                return "went on"
+
+            task = asyncio.create_task(act())
+            await asyncio.sleep(0)
+            begun.wait()
+            time.sleep(0.05)  # the answer lies ready in the loop's queue: this task does not let it run
+            asyncio.get_running_loop().call_soon(task.cancel)
+            await asyncio.wait([task])
+            assert task.cancelled()
+    finally:
+        worker.close()

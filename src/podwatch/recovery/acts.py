@@ -147,7 +147,8 @@ class Acts(Core):
         environment = tools.environment()
         tree: tuple[ProcessSample, ...] = ()
         try:
-            reading = await asyncio.wait_for(handle.tree(), EVIDENCE_SECONDS)
+            async with asyncio.timeout(EVIDENCE_SECONDS):
+                reading = await handle.tree()
             tree = reading.value or ()
             path = await tools.evidence.call(
                 lambda: capture(

@@ -1,8 +1,9 @@
 """The state of recovery, the one act that runs, whom it watches, and what a crash left behind."""
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -48,6 +49,10 @@ class Core:
         self._detail = ""
         self._notes: dict[str, Finding] = {}
         self._act: asyncio.Task[None] | None = None
+        self._interrupted: asyncio.Task[None] | None = None
+        self._requests = asyncio.Lock()
+        self._wish = False
+        self._closed = False
         self._free_since = 0.0
         self._last_incident: int | None = None
 
@@ -66,6 +71,11 @@ class Core:
     @property
     def acting(self) -> bool:
         return self._act is not None and not self._act.done()
+
+    @property
+    def ready(self) -> bool:
+        """Whether an act may begin by itself: none runs, no person's wish is being taken in, podwatch stays."""
+        return not (self.acting or self._wish or self._closed)
 
     @property
     def state(self) -> RecoveryState:
@@ -113,13 +123,37 @@ class Core:
     # -- running acts -------------------------------------------------------------------------------------------------
 
     def spawn(self, act: Callable[[], Awaitable[None]]) -> None:
-        """One act at a time; the caller has made sure that none runs."""
-        self._act = asyncio.create_task(self._guarded(act), name="podwatch-recovery")
+        """One act at a time; the caller has made sure that none runs. Nothing begins once podwatch leaves."""
+        self._wish = False
+        if not self._closed:
+            self._act = asyncio.create_task(self._guarded(act), name="podwatch-recovery")
+
+    @contextlib.asynccontextmanager
+    async def by_hand(self) -> AsyncIterator[None]:
+        """A person's wish, one at a time. From ``interrupt`` on no act begins by itself until the wish has become one;
+        a wish that fails half way gives back what it interrupted, else nobody would guard any more."""
+        async with self._requests:
+            self._interrupted = None
+            try:
+                yield
+            except BaseException:
+                if self._wish and (self._interrupted is not None or self.handle is None):
+                    self.spawn(self._take_up_again)
+                raise
+            finally:
+                self._wish = False
+
+    async def _take_up_again(self) -> None:
+        if self._interrupted is not None:
+            await asyncio.wait([self._interrupted])
+        await self.carry_on()
 
     async def interrupt(self) -> None:
         """Cancel the act that runs, wait until it is really over, settle what it left open, and see what is there."""
+        self._wish = True
         task, self._act = self._act, None
         if task is not None and not task.done():
+            self._interrupted = task
             task.cancel()
             await asyncio.wait([task])
         look = await self.tools.launcher.look()

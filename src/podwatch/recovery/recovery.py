@@ -85,7 +85,6 @@ class Recovery(Acts):
         )
         self.opening = ""
         """The first line podwatch says about this run, once ``begin`` has returned."""
-        self._requests = asyncio.Lock()
         self._remembered_at = 0.0
         self._reported: set[str] = set()
 
@@ -167,6 +166,7 @@ class Recovery(Acts):
 
     async def close(self) -> None:
         """podwatch leaves; training goes on. What is half done is finished by the next one."""
+        self._closed = True
         task, self._act = self._act, None
         if task is not None and not task.done():
             task.cancel()
@@ -174,6 +174,10 @@ class Recovery(Acts):
         await self.procedure.remember()
         self.tools.files.close()
         self.tools.evidence.close()
+
+    def reconfigure(self, settings: Settings, policies: Policies) -> None:
+        """From the next act on; what an act has begun it ends as it began."""
+        self.tools = self.procedure.tools = replace(self.tools, settings=settings, policies=policies)
 
     # -- the sensing loop ---------------------------------------------------------------------------------------------
 
@@ -185,7 +189,7 @@ class Recovery(Acts):
         """One turn: watch the present attempt, and act on a confirmed verdict. Never blocks."""
         self.snapshots.append(snapshot)
         self._watch_attempt(snapshot)
-        if self.acting or self.handle is None:
+        if not self.ready or self.handle is None:
             return None
         sample = snapshot.trainer.value
         if sample is None or sample.start_id != self.handle.start_id:
@@ -231,7 +235,7 @@ class Recovery(Acts):
         gpus = (*settings.gpu.inference, *settings.gpu.trainer)
         if attempt.see(snapshot, self.memory.gpu_base, gpus):
             self._step_made()
-        if self._phase is Phase.CONFIRMING and not self.acting:
+        if self._phase is Phase.CONFIRMING and self.ready:
             self._confirm(snapshot)
         if self.unconfirmed and (newest_step(self.tools.catalogue.sets) or -1) > (self.unconfirmed_above or -1):
             self.unconfirmed = False
@@ -288,7 +292,7 @@ class Recovery(Acts):
     async def request_start(self, step: int | None = None, fresh: bool = False) -> None:
         """Training is wanted from now on; returns once that is recorded. Raises Busy while it runs, UsageError when
         the step does not exist, ConfigurationError without a command."""
-        async with self._requests:
+        async with self.by_hand():
             if self.handle is not None and await self.handle.exit_status() is None:
                 raise Busy(
                     f"training is running already (pid {self.handle.launcher.pid})",
@@ -299,13 +303,13 @@ class Recovery(Acts):
 
     async def request_restart(self, step: int | None = None) -> None:
         """Stop what runs and start from ``step`` (None: by the usual choice). Not counted as a failure."""
-        async with self._requests:
+        async with self.by_hand():
             await self._want(step, False)
             self.spawn(lambda: self.restart_act("restart was asked for"))
 
     async def request_stop(self, after_save: bool = False) -> None:
         """Training is not wanted until `start`; survives podwatch and the pod."""
-        async with self._requests:
+        async with self.by_hand():
             await self.interrupt()
             await self.set_desired(Desired.STOPPED)
             self.memory.next_try_wall = None

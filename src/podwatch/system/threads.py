@@ -107,10 +107,11 @@ class Worker:
         lane = self._lane or self._new_lane()
         lane.jobs.put(job)
         try:
-            return await asyncio.wait_for(future, timeout)
+            async with asyncio.timeout(timeout):  # wait_for() of Python 3.11 swallows a cancel that meets the result
+                return await future
         except TimeoutError:
             if future.done() and not future.cancelled():
-                raise  # the call itself raised TimeoutError
+                return future.result()  # it came in the same moment, or the call itself raised TimeoutError
             job.dropped = True
             raise TimeoutError(f"{self.name}: no answer within {timeout:g} s") from None
         except asyncio.CancelledError:

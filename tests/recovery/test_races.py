@@ -1,0 +1,132 @@
+"""What happens between two acts: a verdict that comes while a person's wish is being taken in, a wish that fails."""
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from podwatch.domain.errors import HostError
+from podwatch.domain.finding import FindingKind
+from podwatch.domain.snapshot import Desired
+from podwatch.recovery import Phase
+from podwatch.trainer.base import Look
+from tests.support.recovery_world import Podwatch, World, death
+
+
+async def running(world: World) -> Podwatch:
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.CONFIRMING)
+    world.save(5)
+    podwatch.see(7)
+    return podwatch
+
+
+def slow_look(podwatch: Podwatch, during: Callable[[], Any]) -> None:
+    """The next look takes a moment, and ``during`` happens in it."""
+    launcher = podwatch.recovery.tools.launcher
+    original = launcher.look
+
+    async def look() -> Look:
+        object.__setattr__(launcher, "look", original)
+        found = await original()
+        during()
+        await asyncio.sleep(0.05)
+        return found
+
+    object.__setattr__(launcher, "look", look)
+
+
+async def test_a_verdict_during_a_stop_request_starts_nothing(world: World) -> None:
+    podwatch = await running(world)
+    slow_look(podwatch, lambda: podwatch.see(8, finding=death(FindingKind.SILENT_DEATH)))
+    await podwatch.recovery.request_stop()
+    await podwatch.until(Phase.STOPPED)
+    await asyncio.sleep(0.1)
+    assert (world.alive(), len(world.plans)) == ([], 1)
+    assert podwatch.recovery.state.phase is Phase.STOPPED
+    await podwatch.leave()
+
+
+async def test_a_verdict_during_a_restart_request_makes_no_second_act(world: World) -> None:
+    podwatch = await running(world)
+    slow_look(podwatch, lambda: podwatch.see(8, finding=death(FindingKind.SILENT_DEATH)))
+    await podwatch.recovery.request_restart()
+    await podwatch.until(Phase.CONFIRMING)
+    await asyncio.sleep(0.1)
+    assert (len(world.alive()), len(world.plans)) == (1, 2)
+    assert podwatch.journal.sync.incidents() == [], "a person's restart is no failure"
+    await podwatch.leave()
+
+
+@pytest.mark.parametrize("fails", ["look", "record"])
+async def test_a_request_that_fails_gives_the_interrupted_act_back(
+    world: World, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    podwatch = await running(world)
+    world.kill()
+    world.gpu_used = 60 << 30
+    podwatch.see(8, finding=death())
+    await podwatch.until_phase(Phase.BLOCKED)  # the GPU is still held: recovery waits for it
+    with monkeypatch.context() as patch:
+        if fails == "look":
+
+            async def look() -> Look:
+                raise TimeoutError("/proc hangs")
+
+            patch.setattr(podwatch.recovery.tools.launcher, "look", look)
+        else:
+
+            def save(record: object) -> None:
+                raise HostError("no space", where=str(errno.ENOSPC))
+
+            patch.setattr(podwatch.record, "save", save)
+        with pytest.raises((TimeoutError, HostError)):
+            await podwatch.recovery.request_stop()
+    world.gpu_used = 0
+    await podwatch.until(Phase.CONFIRMING)
+    assert (len(world.alive()), podwatch.recovery.desired) == (1, Desired.RUNNING)
+    await podwatch.leave()
+
+
+async def test_a_request_that_is_cancelled_gives_the_interrupted_act_back(world: World) -> None:
+    podwatch = await running(world)
+    world.kill()
+    world.gpu_used = 60 << 30
+    podwatch.see(8, finding=death())
+    await podwatch.until_phase(Phase.BLOCKED)
+    slow_look(podwatch, lambda: None)
+    request = asyncio.create_task(podwatch.recovery.request_restart())
+    await asyncio.sleep(0.02)
+    request.cancel()
+    await asyncio.wait([request])
+    world.gpu_used = 0
+    await podwatch.until(Phase.CONFIRMING)
+    assert len(world.alive()) == 1
+    await podwatch.leave()
+
+
+async def test_nothing_begins_once_podwatch_leaves(world: World) -> None:
+    podwatch = await running(world)
+    slow_look(podwatch, lambda: None)
+    request = asyncio.create_task(podwatch.recovery.request_restart())
+    await asyncio.sleep(0.02)
+    await podwatch.recovery.close()
+    await asyncio.wait([request])
+    await asyncio.sleep(0.05)
+    assert not podwatch.recovery.acting
+    assert (len(world.alive()), len(world.plans)) == (1, 1)
+    await podwatch.journal.close()
+
+
+async def test_a_reload_is_in_force_at_the_next_verdict(world: World) -> None:
+    podwatch = await running(world)
+    recovery = podwatch.recovery
+    recovery.reconfigure(recovery.tools.settings.model_copy(update={"mode": "observe"}), recovery.tools.policies)
+    podwatch.see(8, finding=death(FindingKind.SILENT_DEATH))
+    assert not recovery.acting
+    assert "mode observe: would restart" in world.events[-1].message
+    assert recovery.procedure.tools is recovery.tools
+    await podwatch.leave()
