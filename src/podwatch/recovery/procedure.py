@@ -268,14 +268,16 @@ class Procedure:
             steps=known,
             lineage=record.lineage.id if record is not None else "",
             wall=tools.clock.wall(),
+            number=await tools.blocking(quarantine.free_number, tools.workspace),
         )
         intent = await tools.journal.run(Journal.open_intent, IntentKind.QUARANTINE, data)
         moved = await tools.blocking(quarantine.carry_out, tools.workspace, intent, self.roots())
         await tools.journal.run(Journal.settle, intent.id, IntentState.DONE, f"{moved} moved")
+        number = quarantine.number_of(intent)
         tools.say(
             EventName.QUARANTINED,
-            f"set aside {len(paths)} entries: {why}; `podwatch quarantine return {intent.id}` puts them back",
-            quarantine=intent.id,
+            f"set aside {len(paths)} entries: {why}; `podwatch quarantine return {number}` puts them back",
+            quarantine=number,
             step=step,
             entries=len(paths),
         )

@@ -34,11 +34,19 @@ class Move:
 
 
 def plan(
-    paths: Sequence[Path], *, step: int | None, steps: Mapping[int, str], lineage: str, wall: float
+    paths: Sequence[Path],
+    *,
+    step: int | None,
+    steps: Mapping[int, str],
+    lineage: str,
+    wall: float,
+    number: int | None = None,
 ) -> dict[str, object]:
     """The intent's data. ``steps`` maps every known step that goes to its completeness, for those who judge later
-    what may be deleted: a good set in quarantine keeps its protection until its successor is safe (promise 2)."""
+    what may be deleted: a good set in quarantine keeps its protection until its successor is safe (promise 2).
+    ``number`` names the directory (None: the intent's id, as the first podwatches did)."""
     return {
+        **({} if number is None else {"number": number}),
         "step": step,
         "lineage": lineage,
         "wall": wall,
@@ -53,8 +61,28 @@ def moves_of(intent: Intent) -> tuple[Move, ...]:
     return tuple(Move(Path(str(m["from"])), str(m["to"])) for m in pairs)
 
 
-def directory_of(workspace: Workspace, intent_id: int) -> Path:
-    return workspace.quarantine / str(intent_id)
+def free_number(workspace: Workspace) -> int:
+    """Above every directory that is there. Not the intent's id alone: the journal may have been lost and counts from 1
+    again, and what lies in an older directory must neither be mixed with this nor lose its index. Blocks."""
+    try:
+        names = [p.name for p in workspace.quarantine.iterdir() if p.name.isdecimal()]
+    except FileNotFoundError:
+        names = []
+    except OSError as error:
+        raise HostError(
+            f"cannot look at what was set aside before: {error.strerror}", where=str(workspace.quarantine)
+        ) from error
+    return 1 + max(map(int, names), default=0)
+
+
+def number_of(intent: Intent) -> int:
+    """What ``podwatch quarantine return`` is given."""
+    number = intent.data.get("number")
+    return number if isinstance(number, int) else intent.id
+
+
+def directory_of(workspace: Workspace, intent: Intent) -> Path:
+    return workspace.quarantine / str(number_of(intent))
 
 
 def carry_out(workspace: Workspace, intent: Intent, roots: Sequence[Path] = ()) -> int:
@@ -62,7 +90,7 @@ def carry_out(workspace: Workspace, intent: Intent, roots: Sequence[Path] = ()) 
 
     ``roots`` are configured directories beside output_dir that a source may lie in (``trainer.checkpoint_dir``).
     """
-    target = directory_of(workspace, intent.id)
+    target = directory_of(workspace, intent)
     try:
         _make(workspace, target)
         _write_index(target, intent)
