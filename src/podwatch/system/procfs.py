@@ -1,17 +1,22 @@
 """Reading /proc: one process, its children, what it holds open.
 
-Every function takes pids as they are now and answers None (or nothing) when the process is gone; whoever needs to be
-sure of *which* process compares start ticks (identity.py). "Denied" is told apart from "nothing": without
-CAP_SYS_PTRACE even root may not read fd links of a full-capability process (facts/systemd.md, "Exposure").
+Every function takes pids as they are now and answers None (or nothing) when the process is gone, and raises OSError
+when we are out of descriptors or memory; whoever needs to be sure of *which* process compares start ticks (identity).
+"Denied" is told apart from "nothing": without CAP_SYS_PTRACE even root may not read fd links of a full-capability
+process (facts/systemd.md, "Exposure").
 """
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+_OUT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Want of our own, not an answer about the process: raised, because a trainer that cannot be looked at has not ended
+(promise 3)."""
 _NVIDIA = re.compile(r"/dev/nvidia(\d+)")
 
 
@@ -68,7 +73,8 @@ def children(pid: int) -> list[int]:
     a kernel without it (CONFIG_PROC_CHILDREN) gets the scan."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
-    except OSError:
+    except OSError as error:
+        _raise_if_ours(error)
         return []
     found: list[int] = []
     seen_file = False
@@ -192,14 +198,21 @@ def cuda_use_of(targets: Iterable[str]) -> CudaUse:
 def _read(path: str) -> bytes | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        _raise_if_ours(error)
         return None
     try:
         chunks: list[bytes] = []
         while chunk := os.read(fd, 65_536):
             chunks.append(chunk)
         return b"".join(chunks)
-    except OSError:
+    except OSError as error:
+        _raise_if_ours(error)
         return None
     finally:
         os.close(fd)
+
+
+def _raise_if_ours(error: OSError) -> None:
+    if error.errno in _OUT_OF:
+        raise error

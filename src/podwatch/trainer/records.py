@@ -80,8 +80,9 @@ def retire_record(directory: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, object] | None:
+    """None when it is not there or no JSON. Raises OSError when it cannot be read: that says nothing about it."""
     try:
         value = json.loads(read_small(path))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
     return value if isinstance(value, dict) else None

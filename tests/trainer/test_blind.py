@@ -1,0 +1,64 @@
+"""A podwatch that cannot look has not seen an end (promise 3)."""
+
+import asyncio
+import contextlib
+import os
+import resource
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from podwatch.domain.snapshot import Supervision
+from podwatch.sensors.processes import ProcessSensor
+from podwatch.system.clock import SystemClock
+from tests.support.pod import Pod
+
+
+@contextlib.contextmanager
+def out_of_descriptors() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def until(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not check():
+            await asyncio.sleep(0.01)
+
+
+async def test_without_descriptors_of_our_own_a_trainer_has_not_ended(pod: Pod) -> None:
+    launcher = pod.launcher()
+    handle = await launcher.start(pod.script("exec sleep 300"))
+    sensor = ProcessSensor(SystemClock(), poll=0.02)
+    sensor.watch(handle)
+    await sensor.start()
+    try:
+        await until(lambda: sensor.latest().ok)
+        with out_of_descriptors():
+            with pytest.raises(OSError, match="Too many open files"):
+                await handle.exit_status()
+            with pytest.raises(OSError, match="Too many open files"):
+                await handle.tree()
+            with pytest.raises(OSError, match="Too many open files"):
+                await launcher.look()
+            await until(lambda: not sensor.latest().ok)
+            assert handle.supervision is Supervision.KEEPER
+        await until(lambda: sensor.latest().ok)
+        sample = sensor.latest().value
+        assert sample is not None
+        assert (sample.alive, sample.exit, sample.required_exits) == (True, None, ())
+    finally:
+        await sensor.stop()
+        await handle.stop(grace=5.0, save_grace=5.0, saving=lambda: False)
+        await handle.release()
+        await launcher.close()
