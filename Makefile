@@ -9,7 +9,7 @@ TORCH    := .venv-torch
 CRASH    := $(or $(N),100)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-torch test-systemd test-container test-gpu crash lint bench clean
+.PHONY: help setup demo test test-pythons test-torch test-systemd test-container test-gpu crash lint bench clean
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -36,6 +36,15 @@ demo: $(STAMP)   ## a simulated pod whose inference engine dies silently, and wh
 test: $(STAMP)   ## the default test suite
 	@$(BIN)/python -m pytest $(ARGS)
 
+test-pythons: $(STAMP)  ## the default suite under every other supported Python found here
+	@for python in $$(sh tools/other-pythons $(BIN)/python); do \
+	    venv=.venv-$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	    echo "== $$($$python -V)"; \
+	    PYTHON=$$python sh tools/make-venv $$venv && \
+	    $$venv/bin/pip install --quiet --disable-pip-version-check -e '.[test]' && \
+	    $$venv/bin/python -m pytest -q $(ARGS) || exit 1; \
+	done
+
 test-torch: $(TORCH)/.installed  ## a real torch run, interrupted and uninterrupted, compared bit by bit
 	@$(TORCH)/bin/python -m pytest tests/suites/torch $(ARGS)
 
@@ -58,4 +67,4 @@ bench: $(STAMP)  ## every benchmark, as ratios (benchmarks/README.md)
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 clean:           ## remove the virtual environments and caches
-	rm -rf $(VENV) $(TORCH) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
