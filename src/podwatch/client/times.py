@@ -27,8 +27,10 @@ def from_rfc3339(text: object) -> float | None:
 
 
 def span(seconds: float) -> str:
-    """The largest two units that matter: ``18 s``, ``4 min``, ``1 h 12 min``, ``3 d 4 h``."""
+    """The largest two units that matter: ``0.3 s``, ``18 s``, ``4 min``, ``1 h 12 min``, ``3 d 4 h``."""
     seconds = max(0.0, seconds)
+    if seconds < 5 and seconds != int(seconds):
+        return f"{seconds:.1f} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = int(seconds // 60)
@@ -45,7 +47,7 @@ def ago(seconds: float | None) -> str:
     """``18 s ago``; a moment in the future by clock skew is ``just now``; None is ``never``."""
     if seconds is None:
         return "never"
-    return "just now" if seconds < 1 else f"{span(seconds)} ago"
+    return "just now" if seconds < 1 else f"{span(round(seconds))} ago"
 
 
 def size(size_bytes: float | None) -> str:
