@@ -1,6 +1,7 @@
 """What podwatch does when it comes: adopt, attach, start, ask; and what people can ask for."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from podwatch.domain.errors import Busy, ConfigurationError, HostError, RemoteError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.reading import SensorState, observed, unobserved
 from podwatch.domain.run import Lineage, RunRecord
-from podwatch.domain.snapshot import Supervision
+from podwatch.domain.snapshot import GpuSample, Supervision
 from podwatch.journal import Journal, save_run_record
 from podwatch.judgement.choose import RemoteSave
 from podwatch.recovery import Phase
@@ -73,6 +75,30 @@ async def test_several_candidates_are_asked_about_until_one_is_left(world: World
     world.candidates.remove(second)
     await podwatch.until(Phase.ATTACHED)
     assert podwatch.recovery.findings() == ()
+    await podwatch.leave()
+
+
+async def test_several_candidates_are_not_joined_while_nobody_sees_the_gpus(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPU memory at its base means that none of them trains; memory that cannot be seen means nothing."""
+    podwatch = await running(world)
+    world.gpu_used = None
+    podwatch.recovery.memory.gpu_base = {0: 0}
+    blind = unobserved(SensorState.BLIND, 0.0, "the call hangs")
+    monkeypatch.setattr(podwatch.recovery.tools.gpus, "latest", lambda: blind)
+    for _ in range(2):
+        world.person_starts()
+    podwatch.see(18, finding=death())
+    await podwatch.until_phase(Phase.BLOCKED)
+    await asyncio.sleep(0.1)
+    assert [f.kind for f in podwatch.recovery.findings()] == [FindingKind.AMBIGUOUS_TRAINERS]
+    assert len(world.plans) == 1
+    seen = observed((GpuSample(0, "u", "n", memory_used_bytes=0, memory_total_bytes=80 << 30),), 1e12)
+    monkeypatch.setattr(podwatch.recovery.tools.gpus, "latest", lambda: seen)
+    world.candidates[0] = replace(world.candidates[0], holds_gpu=True)
+    await asyncio.sleep(0.1)
+    assert len(world.plans) == 1, "one of them has a CUDA context and may be loading"
     await podwatch.leave()
 
 

@@ -1,5 +1,6 @@
 """From a verdict to a running, confirmed trainer; and everything that must not happen on the way."""
 
+import asyncio
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.reading import observed
 from podwatch.domain.snapshot import TrainerSample
 from podwatch.recovery import Phase, quarantine
+from podwatch.trainer.base import CannotExecute
 from tests.support.recovery_world import GIB, Podwatch, World, death, finished, index_of
 
 LOAD_ERROR = "RuntimeError: cannot load checkpoints/step_15: file is truncated"
@@ -206,19 +208,79 @@ async def test_a_command_that_never_worked_gets_two_tries_and_exit_86(world: Wor
     await podwatch.leave()
 
 
-async def test_a_command_that_does_not_exist(world: World) -> None:
-    world.start_error = "command not found: /bin/train"
+async def test_a_command_that_does_not_exist_is_tried_once(world: World) -> None:
+    world.start_error = CannotExecute("the command /bin/train does not exist", fix="install it")
     world.settings_extra = {"recovery": {"on_give_up": "exit"}}
     podwatch = Podwatch(world)
     await podwatch.recovery.begin()
     await podwatch.until(Phase.GAVE_UP)
     assert podwatch.recovery.exit_code == 86
-    assert any("command not found" in f.summary for f in podwatch.recovery.findings())
+    assert any("gave up: the command /bin/train does not exist" in f.summary for f in podwatch.recovery.findings())
+    assert len(podwatch.journal.sync.incidents()) == 1
     world.start_error = ""
     await podwatch.recovery.request_start()
     await podwatch.until(Phase.CONFIRMING)
     assert podwatch.recovery.exit_code is None
     await podwatch.leave()
+
+
+async def test_a_program_that_worked_and_is_gone_is_waited_for(world: World) -> None:
+    """Its volume may come back: only count and time give up a run that has worked (promise 12)."""
+    podwatch = await running(world)
+    world.start_error = CannotExecute("the command /bin/train does not exist", fix="install it")
+    podwatch.see(18, finding=death())
+    await podwatch.until_phase(Phase.BACKOFF)
+    assert not any(f.kind is FindingKind.GAVE_UP for f in podwatch.recovery.findings())
+    world.start_error = ""
+    await podwatch.until(Phase.CONFIRMING)
+    podwatch.see(16)
+    await podwatch.leave()
+    heir = Podwatch(world)
+    assert heir.journal.sync.current_incident() is None
+    assert len(heir.journal.sync.incidents()) == 2
+    await heir.leave()
+
+
+async def test_a_start_that_fails_for_ever_does_not_grow(world: World) -> None:
+    """Each try follows the last in a loop: hundreds of them are no deeper than one."""
+    world.settings_extra = {"recovery": {"retry_after_give_up": 1.0}}
+    world.start_error = "no space"
+    tight = Policies(restart=RestartPolicy(retry_after_give_up_seconds=1.0))
+    podwatch = Podwatch(world, policies=tight)
+    await podwatch.recovery.begin()
+    while len(podwatch.journal.sync.incidents(2000)) < 400:
+        await asyncio.sleep(0.01)
+    assert not any("RecursionError" in event.message for event in world.events)
+    await podwatch.leave()
+
+
+async def test_a_try_after_exit_86_does_not_wait_an_hour(world: World) -> None:
+    world.settings_extra = {"recovery": {"on_give_up": "exit"}}
+    world.start_error = CannotExecute("the command /bin/train does not exist", fix="install it")
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.GAVE_UP)
+    await podwatch.leave()
+    world.start_error = ""
+    before = world.clock.now
+    again = Podwatch(world)
+    await again.recovery.begin()
+    await again.until(Phase.CONFIRMING)
+    assert world.clock.now - before < 60
+    await again.leave()
+
+
+async def test_a_run_that_ends_just_after_podwatch_was_restarted_has_worked(world: World) -> None:
+    podwatch = await running(world)
+    await podwatch.leave()
+    world.lines = ["ValidationError: 2 validation errors for Message", LOAD_ERROR]
+    again = Podwatch(world)
+    await again.recovery.begin()
+    again.see(finding=death())
+    await again.until(Phase.CONFIRMING)
+    memory = again.recovery.memory
+    assert (memory.history.gave_up, memory.history.failed_loads, memory.below) == (False, (), None)
+    await again.leave()
 
 
 async def test_step_back_after_two_proven_failed_loads_opens_a_new_line(world: World) -> None:

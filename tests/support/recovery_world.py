@@ -126,7 +126,7 @@ class WorldLauncher:
         if world.kept is not None and not world.kept.released:
             raise Busy("another keeper holds the run")
         if world.start_error:
-            raise HostError(world.start_error)
+            raise world.start_error if isinstance(world.start_error, Exception) else HostError(world.start_error)
         world.alive_check()
         world.plans.append(plan)
         handle = world.launch(plan.start_id)
@@ -271,7 +271,7 @@ class World:
     set_walls: dict[int, float] = field(default_factory=dict)
     damaged: dict[int, tuple[str, ...]] = field(default_factory=dict)
     gpu_used: int | None = None
-    start_error: str = ""
+    start_error: str | Exception = ""
     lines: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     settings_extra: dict[str, Any] = field(default_factory=dict)

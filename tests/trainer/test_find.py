@@ -51,6 +51,20 @@ def test_two_trees_are_two_candidates_and_interactive_shells_are_not_training() 
     assert pids(proc(19, 10, "bash train.sh"), proc(20, 19, "python a.py", cuda=True)) == [19]
 
 
+def test_a_trainer_without_a_parent_here_is_found() -> None:
+    """``docker exec`` starts processes whose parent is 0, and an image's entry point can be the trainer."""
+    assert pids(proc(20, 0, "python a.py", cuda=True)) == [20]
+    assert pids(proc(20, 0, "sh -c train"), proc(21, 20, "python a.py", cuda=True)) == [20]
+    assert pids(proc(20, 0, "bash", name="bash"), proc(21, 20, "python a.py", cuda=True)) == [21]
+    found = judge([proc(1, 0, "python a.py", cuda=True)], output_dir=OUT, gpus=frozenset())
+    assert [c.launcher.pid for c in found] == [1]
+    workers = (proc(7, 1, "python a.py", cuda=True), proc(8, 1, "python a.py", cuda=True))
+    found = judge([proc(1, 0, "torchrun a.py", name="torchrun"), *workers], output_dir=OUT, gpus=frozenset())
+    assert [(c.launcher.pid, c.holds_gpu) for c in found] == [(1, True)]
+    for entry in ("/sbin/init", "bash /start.sh", "sleep infinity"):
+        assert judge([proc(1, 0, entry)], output_dir=OUT, gpus=frozenset()) == ()
+
+
 @pytest.mark.parametrize("cuda", [None, False])
 def test_a_gpu_device_without_a_context_is_nothing(cuda: bool | None) -> None:
     assert pids(proc(20, 10, "python a.py", cuda=cuda, gpus=frozenset({0}))) == []

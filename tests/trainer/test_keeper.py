@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
+from podwatch.domain.errors import Busy, PodwatchError
 from podwatch.domain.process import ExitStatus
 from podwatch.domain.snapshot import Supervision
 from podwatch.system import procfs
 from podwatch.system.identity import is_alive
+from podwatch.trainer.base import CannotExecute, MayNotExecute
 from podwatch.trainer.keeper_client import KeeperClient
 from tests.support.pod import Pod, eventually
 
@@ -194,13 +195,13 @@ async def test_runs_as_another_user(pod: Pod) -> None:
 @pytest.mark.parametrize(
     ("argv", "changes", "kind", "text"),
     [
-        (["no-such-command-xyz"], {}, HostError, "the command no-such-command-xyz does not exist in PATH="),
-        (["/no/such/file"], {}, HostError, "the command /no/such/file does not exist"),
-        (["./plain"], {}, PermissionDenied, "may not execute ./plain"),
-        (["./noshebang"], {}, HostError, "neither a program nor a script"),
-        (["./badshebang"], {}, HostError, "the interpreter in the first line"),
-        (["true"], {"cwd": "/no/such/dir"}, HostError, "/no/such/dir"),
-        (["true"], {"user": "no-such-user"}, HostError, "no user 'no-such-user'"),
+        (["no-such-command-xyz"], {}, CannotExecute, "the command no-such-command-xyz does not exist in PATH="),
+        (["/no/such/file"], {}, CannotExecute, "the command /no/such/file does not exist"),
+        (["./plain"], {}, MayNotExecute, "may not execute ./plain"),
+        (["./noshebang"], {}, CannotExecute, "neither a program nor a script"),
+        (["./badshebang"], {}, CannotExecute, "the interpreter in the first line"),
+        (["true"], {"cwd": "/no/such/dir"}, CannotExecute, "/no/such/dir"),
+        (["true"], {"user": "no-such-user"}, CannotExecute, "no user 'no-such-user'"),
     ],
 )
 async def test_a_start_that_cannot_work_says_why(

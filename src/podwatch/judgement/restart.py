@@ -15,7 +15,8 @@ detector's floor (25 min), which is nearly a calm period by itself.
 load gives it one step back with tries of its own (a new pod whose newest checkpoint is damaged).
 
 **A deterministic line** (unknown argument, validation error...) in the output of a start that made no step needs a
-person: at once.
+person: at once. So does a command that cannot be executed, unless it has worked before: then its program may lie on a
+volume that comes back, and only count and time give up.
 
 **Step back** needs ``resume_attempts`` *proven* failed loads of the same step: the trainer had loaded (or its error
 names the checkpoint) and made no step. A start that never loaded says nothing about the checkpoint; nor does an
@@ -78,7 +79,7 @@ class Failure:
 
     ``loaded``: the load was proven (GPU memory rose, or the checkpoint was read). ``made_step``: a new step was seen
     in this attempt. ``resumed_from``: the step it was started with, None for a fresh start. ``last_lines``: its last
-    output, oldest first.
+    output, oldest first. ``needs_person``: what stands in the way of executing the command at all; empty if it ran.
     """
 
     kind: FindingKind
@@ -87,6 +88,7 @@ class Failure:
     made_step: bool
     resumed_from: int | None
     last_lines: tuple[str, ...] = ()
+    needs_person: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,8 @@ def _decide(
         meaning = deterministic(failure.last_lines)
         if meaning:
             return _give_up(history, failure, policy, f"{meaning}; the same command would fail again", False)
+        if failure.needs_person and not history.ever_worked:
+            return _give_up(history, failure, policy, failure.needs_person, False)
     if history.gave_up:
         return _give_up(history, failure, policy, "the try after giving up failed too", step_back)
     if not history.ever_worked and history.tries_without_step >= policy.never_worked_tries:

@@ -105,7 +105,14 @@ class Acts(Core):
         self.forget()
         await self.wait_and_start(incident_id=incident.id, step_at_death=seen)
 
-    async def _count(self, start_id: str, attempt: Attempt | None, kind: FindingKind, lines: tuple[str, ...]) -> None:
+    async def _count(
+        self,
+        start_id: str,
+        attempt: Attempt | None,
+        kind: FindingKind,
+        lines: tuple[str, ...],
+        needs_person: str = "",
+    ) -> None:
         """Decide what follows this failure and remember it, once per start."""
         tools, memory = self.tools, self.memory
         failure = Failure(
@@ -115,6 +122,7 @@ class Acts(Core):
             made_step=attempt is not None and attempt.made_step and kind is not FindingKind.RESUMED_WRONG,
             resumed_from=attempt.resumed_from if attempt is not None else None,
             last_lines=lines,
+            needs_person=needs_person,
         )
         decision = after_failure(memory.history, failure, tools.policies.restart, tools.jitter())
         memory.history, memory.counted = decision.history, start_id
@@ -172,6 +180,11 @@ class Acts(Core):
 
     async def wait_and_start(self, *, incident_id: int | None = None, step_at_death: int | None = None) -> None:
         """Honour the pause that was decided, then start. Ends without a start where nothing more is to be tried."""
+        if await self._pause():
+            await self.start_act(incident_id=incident_id, step_at_death=step_at_death)
+
+    async def _pause(self) -> bool:
+        """Whether there is to be another try, once its time has come."""
         tools, memory = self.tools, self.memory
         due = memory.next_try_wall
         if memory.history.gave_up:
@@ -181,9 +194,9 @@ class Acts(Core):
             if tools.settings.recovery.on_give_up == "exit":
                 self.exit_code = 86
                 self.exit_requested.set()
-                return
+                return False
             if due is None:
-                return
+                return False
         if due is not None:
             most = max(tools.policies.restart.backoff_max_seconds, tools.policies.restart.retry_after_give_up_seconds)
             pause = min(max(0.0, due - tools.clock.wall()), most)
@@ -194,7 +207,7 @@ class Acts(Core):
                 await tools.clock.sleep(pause)
             memory.next_try_wall = None
             await self.procedure.remember()
-        await self.start_act(incident_id=incident_id, step_at_death=step_at_death)
+        return True
 
     async def start_act(self, *, incident_id: int | None = None, step_at_death: int | None = None) -> None:
         """Wait until the pod is free, choose, prepare and start; or take over what a person started meanwhile."""
@@ -217,9 +230,14 @@ class Acts(Core):
                 await self.tools.clock.sleep(BLOCKED_POLL)
                 continue
             except StartFailed as error:
-                await self._could_not_start(error, choice.step)
-                return
+                incident_id = await self._could_not_start(error, choice.step)
+                if not await self._pause():
+                    return
+                continue
             break
+        if incident_id is None:  # an incident whose podwatch ended before the restart did
+            current = await self.tools.journal.run(Journal.current_incident)
+            incident_id = current.id if current is not None else None
         attempt.incident_id, attempt.step_at_death = incident_id, step_at_death
         self.clear(FindingKind.BLOCKED, FindingKind.FOREIGN_CHECKPOINTS)
         self.unconfirmed = False
@@ -243,16 +261,18 @@ class Acts(Core):
         self.tools.say(EventName.RECOVERY_BLOCKED, str(problem), Severity.CRITICAL)
         return None
 
-    async def _could_not_start(self, error: PodwatchError, step: int | None) -> None:
-        """The command did not even run: a failed start, not a bad checkpoint."""
+    async def _could_not_start(self, error: StartFailed, step: int | None) -> int:
+        """The command did not even run: a failed start, not a bad checkpoint. Its incident."""
+        await self.close_open_incident("the command could not be started")
         start_id = f"failed-{self.tools.clock.wall():.3f}"
         attempt = Attempt(start_id, self.tools.clock.monotonic(), step)
         incident = await self.tools.journal.run(Journal.open_incident, "start-failed", str(error))
         self._last_incident = incident.id
         self.tools.say(EventName.INCIDENT_OPENED, str(error), Severity.CRITICAL, incident=incident.id)
         self.note(FindingKind.BLOCKED, Severity.CRITICAL, error.what, error.fix)
-        await self._count(start_id, attempt, FindingKind.TRAINER_EXITED, (str(error),))
-        await self.wait_and_start(incident_id=incident.id)
+        needs_person = error.what if error.needs_person else ""
+        await self._count(start_id, attempt, FindingKind.TRAINER_EXITED, (str(error),), needs_person)
+        return incident.id
 
     @staticmethod
     def _foreign(error: NothingToResume) -> bool:

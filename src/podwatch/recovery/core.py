@@ -199,6 +199,8 @@ class Core:
         if start is not None and start.start_id == handle.start_id:
             first = None if start.step is None else await tools.blocking(tools.layout.first_step_after, start.step)
             attempt = Attempt(handle.start_id, attempt.started_at, start.step, first)
+            # Else a run of days that ends before its next step would look like a checkpoint that does not load.
+            attempt.made_step = self.memory.confirmed == handle.start_id
             open_incident = await tools.journal.run(Journal.current_incident)
             attempt.incident_id = open_incident.id if open_incident is not None else None
         self.watch(handle, attempt)
@@ -223,8 +225,8 @@ class Core:
                 self.clear(FindingKind.AMBIGUOUS_TRAINERS)
                 return False
             names = "; ".join(f"pid {c.launcher.pid}: {c.command[:80]} ({c.reason})" for c in candidates)
-            if len(candidates) > 1 and self.memory.gpu_base and self.procedure.free(self._free_since).free:
-                # None of them holds a GPU: whatever they are, they are not training (DESIGN section 2).
+            if len(candidates) > 1 and self._none_on_a_gpu(candidates):
+                # Whatever they are, they are not training (DESIGN section 2).
                 self.note(FindingKind.AMBIGUOUS_TRAINERS, Severity.WARNING, f"started beside: {names}")
                 return False
             text = "several trainers could be this run's" if len(candidates) > 1 else "a trainer not started by us runs"
@@ -268,6 +270,13 @@ class Core:
                 "`podwatch config init` copies it from the running trainer",
             )
         return True
+
+    def _none_on_a_gpu(self, candidates: Sequence[Candidate]) -> bool:
+        """Seen, not supposed: with a blind GPU sensor nobody knows (promises 3 and 4)."""
+        reading = self.tools.gpus.latest()
+        seen = reading.ok and bool(reading.value) and bool(self.memory.gpu_base)
+        free = self.procedure.free(self._free_since)
+        return seen and free.observed and free.free and not any(c.holds_gpu for c in candidates)
 
     def watch(self, handle: TrainerHandle, attempt: Attempt) -> None:
         self.handle, self.attempt = handle, attempt

@@ -18,7 +18,7 @@ from podwatch.recovery import plan, quarantine, release
 from podwatch.recovery.attempt import Attempt
 from podwatch.recovery.memory import Memory
 from podwatch.recovery.state import Phase, Tools, newest_step
-from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.base import CannotExecute, TrainerHandle
 
 STUCK_RETRY = 15.0
 FETCH_TRIES = 3
@@ -33,7 +33,10 @@ class StoreUnknown(PodwatchError):  # noqa: N818
 
 
 class StartFailed(HostError):  # noqa: N818
-    """The command could not be executed: a failed start, and the checkpoint is not to blame."""
+    """The command could not be executed: a failed start, and the checkpoint is not to blame. ``needs_person``: it will
+    fail in the same way until somebody mends it."""
+
+    needs_person = False
 
 
 class NothingToResume(PodwatchError):  # noqa: N818
@@ -331,7 +334,9 @@ class Procedure:
             await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(error))
             if isinstance(error, Busy):
                 raise
-            raise StartFailed(error.what, where=error.where, fix=error.fix) from error
+            failed = StartFailed(error.what, where=error.where, fix=error.fix)
+            failed.needs_person = isinstance(error, CannotExecute)
+            raise failed from error
         tools.track(handle)
         await tools.journal.run(Journal.settle, intent.id, IntentState.DONE)
         self.memory.wanted, self.memory.fresh = None, False

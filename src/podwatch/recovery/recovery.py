@@ -99,9 +99,10 @@ class Recovery(Acts):
         if adopt_existing:
             self.memory.adopted = True
             await self.procedure.remember()
-        if tools.settings.recovery.on_give_up == "exit":
-            # Whoever starts podwatch again on this machine wants at least one more try.
+        if tools.settings.recovery.on_give_up == "exit" and self.memory.history.gave_up:
+            # Whoever starts podwatch again on this machine wants at least one more try, and not in an hour.
             self.memory.history = replace(self.memory.history, gave_up_at=None)
+            self.memory.next_try_wall = None
         await self._record(adopt_existing)
         await tools.blocking(quarantine.make_spare, tools.workspace)
         _, foreign = await self.procedure.ours()

@@ -4,9 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
 from podwatch.domain.reading import Reading
 from podwatch.domain.snapshot import Supervision
+
+
+class CannotExecute(HostError):  # noqa: N818
+    """The command cannot run as it is written (no such program, directory or user): trying again changes nothing."""
+
+
+class MayNotExecute(PermissionDenied, CannotExecute):
+    """The same for want of permission."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +33,12 @@ class StartPlan:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A process tree that looks like this run's training, and why."""
+    """A process tree that looks like this run's training, and why. ``holds_gpu``: a CUDA context was seen in it."""
 
     launcher: ProcessIdentity
     command: str
     reason: str
+    holds_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +101,9 @@ class Launcher(Protocol):
         ...
 
     async def start(self, plan: StartPlan) -> TrainerHandle:
-        """Start under a new keeper. Raises Busy when another keeper holds the run lock, HostError when the command
-        does not exist or its directory is missing. Returns once the launcher has really been executed."""
+        """Start under a new keeper. Raises Busy when another keeper holds the run lock, CannotExecute when the command
+        does not exist or its directory is missing, HostError when something else stood in the way. Returns once the
+        launcher has really been executed."""
         ...
 
     def log_path(self) -> str:

@@ -64,7 +64,14 @@ class Process:
 
     @property
     def boundary(self) -> bool:
-        if self.identity.pid == 1 or self.parent_pid == 0 or self.name.lstrip("-").split(":")[0] in _BOUNDARIES:
+        """A tree ends below it. PID 1 adopts every orphan, so only a training launcher there is the top of one."""
+        return self.starter or (self.identity.pid == 1 and not self.launcher_like)
+
+    @property
+    def starter(self) -> bool:
+        """By its name. Not by its place: what ``docker exec`` starts has no parent here (0), and the entry point of an
+        image can be the trainer itself."""
+        if self.name.lstrip("-").split(":")[0] in _BOUNDARIES:
             return True
         # An interactive shell is a person's; ``bash train.sh`` is part of what it runs.
         words = [word for word in self.argv[1:] if word not in ("-l", "-i", "--login", "-il", "-li")]
@@ -80,12 +87,15 @@ def judge(processes: Iterable[Process], *, output_dir: str, gpus: frozenset[int]
     by_pid = {process.identity.pid: process for process in processes}
     found: dict[int, Candidate] = {}
     for process in by_pid.values():
-        if process.tool or process.boundary or _any_ours(process, by_pid):
+        if process.tool or process.starter or _any_ours(process, by_pid):
             continue
         reason = _reason(process, by_pid, output_dir, gpus)
         if reason:
             top = _top(process, by_pid)
-            found.setdefault(top.identity.pid, Candidate(top.identity, " ".join(top.argv) or top.name, reason))
+            known = found.get(top.identity.pid)
+            if known is None or (process.cuda and not known.holds_gpu):
+                text = " ".join(top.argv) or top.name
+                found[top.identity.pid] = Candidate(top.identity, text, reason, holds_gpu=bool(process.cuda))
     return tuple(found[pid] for pid in sorted(found))
 
 

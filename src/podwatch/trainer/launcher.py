@@ -20,7 +20,7 @@ from podwatch.system.files import atomic_write, read_small
 from podwatch.system.identity import from_here, is_alive
 from podwatch.system.threads import Worker
 from podwatch.trainer import find, tree
-from podwatch.trainer.base import Candidate, Look, StartPlan
+from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
 from podwatch.trainer.environment import for_training
 from podwatch.trainer.handle import AttachedTrainer, KeptTrainer
 from podwatch.trainer.keeper_client import KeeperClient, KeeperSilent
@@ -290,12 +290,12 @@ def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError
     if kind == "exec":
         return _exec_error(plan, code, text)
     if kind == "cwd":
-        kind_of = PermissionDenied if code == errno.EACCES else HostError
+        kind_of = MayNotExecute if code == errno.EACCES else CannotExecute
         return kind_of(
             f"cannot start in the working directory: {text}", where=plan.cwd, fix="correct trainer.cwd or create it"
         )
     if kind == "user":
-        denied = PermissionDenied if code == errno.EPERM else HostError
+        denied = MayNotExecute if code == errno.EPERM else CannotExecute
         return denied(
             f"cannot start as user {plan.user!r}: {text}",
             where="trainer.user",
@@ -309,23 +309,23 @@ def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError
 def _exec_error(plan: StartPlan, code: object, text: str) -> PodwatchError:
     program = plan.argv[0]
     if code == errno.EACCES:
-        return PermissionDenied(f"may not execute {program}", where="trainer.command", fix=f"chmod +x {program}")
+        return MayNotExecute(f"may not execute {program}", where="trainer.command", fix=f"chmod +x {program}")
     if code == errno.ENOENT:
         path = Path(plan.cwd, program)
         if "/" in program and path.exists():
-            return HostError(
+            return CannotExecute(
                 f"the interpreter in the first line of {program} does not exist",
                 where="trainer.command",
                 fix="correct its first line or install the interpreter",
             )
         looked = "" if "/" in program else f" in PATH={plan.env.get('PATH', '')}"
-        return HostError(
+        return CannotExecute(
             f"the command {program} does not exist{looked}",
             where="trainer.command",
             fix="install it, or give its full path",
         )
     if code == errno.ENOEXEC:
-        return HostError(
+        return CannotExecute(
             f"{program} is neither a program nor a script with a first line",
             where="trainer.command",
             fix='start it with its interpreter: ["bash", "script.sh"]',
