@@ -15,6 +15,7 @@ COMMANDS = {
     "stop-training": "podwatch.cli.stop_training",
     "status": "podwatch.cli.status",
     "check": "podwatch.cli.check",
+    "install": "podwatch.cli.install",
     "checkpoints": "podwatch.cli.checkpoints",
     "sync": "podwatch.cli.sync",
     "restore": "podwatch.cli.restore",

@@ -57,7 +57,9 @@ def _runtime_roots(state_dir: Path, environ: Mapping[str, str]) -> list[Path]:
 
 def _make(path: Path, mode: int, fix: str) -> None:
     try:
-        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        if not path.is_dir():
+            path.mkdir(mode=mode, parents=True, exist_ok=True)
+            path.chmod(mode)  # whatever the umask: under systemd it is 0077, and status needs no privilege
     except PermissionError as error:
         raise PermissionDenied("cannot create the directory", where=str(path), fix=fix) from error
     except OSError as error:

@@ -4,11 +4,13 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+REPO = Path(__file__).parents[3]
 MISSING = (
     "needs root"
     if os.geteuid() != 0
@@ -37,12 +39,18 @@ class Machine:
         for unit in ("apt-daily.timer", "apt-daily-upgrade.timer", "e2scrub_all.timer", "man-db.timer"):
             with contextlib.suppress(OSError):
                 (self.root / "etc/systemd/system" / unit).symlink_to("/dev/null")
+        binds = [f"--bind-ro={path}" for path in (REPO, Path(sys.prefix), Path(sys.base_prefix)) if _hidden(path)]
         self._nspawn = subprocess.Popen(
-            ["systemd-nspawn", "-D", str(self.root), "--register=no", "--keep-unit", "--machine=podwatch-test", "-b"],
+            ["systemd-nspawn", "-D", str(self.root), "--register=no", "--keep-unit", "--machine=podwatch-test",
+             *binds, "-b"],
             stdin=subprocess.DEVNULL, stdout=(self.base / "console.log").open("wb"), stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.wait(self._find_init, 30, "PID 1 of the container")
         self.wait(lambda: "running" in self.state() or "degraded" in self.state(), 60, "boot")
+
+    def show_boot_id(self) -> None:
+        """Take away nspawn's own boot id, so that the machine looks like one: its services and people see the same."""
+        self.run("umount", "/proc/sys/kernel/random/boot_id")
 
     def state(self) -> str:
         return self.run("systemctl", "is-system-running", check=False).strip()
@@ -105,6 +113,11 @@ def booted() -> Iterator[Machine]:
     finally:
         machine.halt()
         shutil.rmtree(base, ignore_errors=True)
+
+
+def _hidden(path: Path) -> bool:
+    """Whether the machine would not see it: /tmp is its own, and the overlay shows only the root filesystem."""
+    return path.is_relative_to("/tmp") or path.stat().st_dev != Path("/").stat().st_dev
 
 
 def _run(*command: str) -> None:

@@ -1,0 +1,288 @@
+"""podwatch as a service of a real systemd, installed by its own command. The tests follow one night in order; each one
+leaves training running."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.suites.systemd.machine import MISSING, booted
+from tests.suites.systemd.pod import CONFIG, ENV_SECRET, OUTPUT, PODWATCH, ROOT, RUN, SECRET, TRAIN_UNIT, Pod
+from tests.support.nvml import NoCompiler
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+
+
+@pytest.fixture(scope="module")
+def pod() -> Iterator[Pod]:
+    with booted() as machine:
+        made = Pod(machine)
+        try:
+            made.prepare()
+            made.before_boot_id = made.podwatch("install", check=False)
+            machine.show_boot_id()
+        except NoCompiler as missing:
+            pytest.skip(str(missing))
+        yield made
+
+
+def status_text(pod: Pod) -> str:
+    return pod.show("podwatch", "StatusText")
+
+
+def _security(pod: Pod, pid: int) -> dict[str, str]:
+    fields = dict(line.split(":", 1) for line in pod.run("cat", f"/proc/{pid}/status").splitlines())
+    return {name: fields[name].strip() for name in ("NoNewPrivs", "CapBnd", "Seccomp", "Seccomp_filters")}
+
+
+# -- installing
+
+
+def test_a_hidden_boot_id_is_refused(pod: Pod) -> None:
+    assert "hides the boot id" in pod.before_boot_id
+    assert "wrote" not in pod.before_boot_id
+
+
+def test_install_shows_then_writes_then_changes_nothing(pod: Pod) -> None:
+    shown = pod.podwatch("install", "--dry-run")
+    assert "would write /etc/systemd/system/podwatch.service" in shown
+    assert "No such file" in pod.run("cat", "/etc/systemd/system/podwatch.service", check=False)
+    first = pod.podwatch("install")
+    assert "wrote     /etc/systemd/system/podwatch.service.d/10-paths.conf" in first
+    assert "systemctl enable --now podwatch" in first
+    again = pod.podwatch("install")
+    assert "wrote" not in again
+    assert again.count("unchanged") == 2
+    dropin = pod.run("cat", "/etc/systemd/system/podwatch.service.d/10-paths.conf")
+    assert f"ReadWritePaths={ROOT}/work\n" in dropin
+    verified = pod.run("systemd-analyze", "verify", "podwatch.service", check=False)
+    assert "podwatch.service" not in verified, verified
+    assert PODWATCH in pod.show("podwatch", "ExecStart")
+
+
+def test_without_root_it_is_refused_with_77(pod: Pod) -> None:
+    # Everything is imported before the privileges go: the interpreter may lie where nobody else can read.
+    program = (
+        "import os, sys, podwatch.cli, podwatch.cli.failing, podwatch.cli.root, podwatch.cli.install;"
+        "os.setuid(65534); sys.argv[1:] = ['install']; podwatch.cli.main()"
+    )
+    python = str(Path(PODWATCH).with_name("python"))
+    said = pod.run("sh", "-c", 'cd /; "$0" -c "$1"; echo code=$?', python, program)
+    assert "only root may install a service" in said
+    assert "code=77" in said
+
+
+# -- running
+
+
+def test_start_is_ready_and_status_says_what_it_does(pod: Pod) -> None:
+    pod.run("systemctl", "start", "podwatch")  # returns at READY=1
+    assert pod.show("podwatch", "ActiveState") == "active"
+    pod.wait_running()
+    pod.wait(lambda: re.search(r"step \d+", status_text(pod)), 20, "a status text with a step")
+    assert "Status: " in pod.run("systemctl", "status", "podwatch", "--no-pager", check=False)
+    status = pod.status()
+    assert status["running"], status
+    assert status["run_id"] == RUN
+    assert {r["kind"] for r in status["reasons"]} == {"not-backed-up"}, status["reasons"]
+
+
+def test_training_is_outside_and_gets_its_own_surroundings(pod: Pod) -> None:
+    trainer = pod.wait_running()
+    for pid in (trainer, pod.engine()):
+        assert TRAIN_UNIT in pod.run("cat", f"/proc/{pid}/cgroup")
+        assert "podwatch.service" not in pod.run("cat", f"/proc/{pid}/cgroup")
+    assert pod.run("readlink", f"/proc/{trainer}/cwd").strip() == f"{ROOT}/work"
+    limits = pod.run("cat", f"/proc/{trainer}/limits")
+    can = pod.run("sh", "-c", "ulimit -n 65536 2>/dev/null || ulimit -n $(ulimit -Hn); ulimit -n").strip()
+    assert re.search(rf"Max open files\s+{can}\s", limits), limits
+    assert pod.run("cat", f"/proc/{trainer}/oom_score_adj").strip() == "0"
+    # Some hosts do not let even their root lower it; systemd then goes on without.
+    lowest = pod.run(
+        "sh", "-c", "echo -500 2>/dev/null >/proc/self/oom_score_adj; cat /proc/self/oom_score_adj"
+    ).strip()
+    assert pod.run("cat", f"/proc/{pod.main_pid}/oom_score_adj").strip() == lowest
+    assert pod.show("podwatch", "OOMScoreAdjust") == "-500"
+    trained, machine, guard = (_security(pod, pid) for pid in (trainer, 1, pod.main_pid))
+    assert trained == machine, "the trainer is as free as the machine itself"
+    assert (guard["NoNewPrivs"], guard["CapBnd"]) == ("1", "000000000000002b")
+    assert int(guard["Seccomp_filters"]) > int(trained["Seccomp_filters"])
+    environ = dict(
+        line.split("=", 1) for line in pod.run("cat", f"/proc/{trainer}/environ").split("\0") if "=" in line
+    )  # fmt: skip
+    assert environ["GREETING"] == "hello from the configuration"
+    assert environ["WANDB_API_KEY"] == ENV_SECRET
+    assert environ["HOME"] == "/root"
+    for name in environ:
+        assert not name.startswith(("B2_", "WATCHDOG_", "LISTEN_")), name
+        assert name not in ("NOTIFY_SOCKET", "INVOCATION_ID", "JOURNAL_STREAM", "CREDENTIALS_DIRECTORY"), name
+    ours = {n for n in environ if n.startswith("PODWATCH_") and not n.startswith("PODWATCH_HEARTBEAT_")}
+    assert ours <= {"PODWATCH_START_ID", "PODWATCH_RUN", "PODWATCH_STEP", "PODWATCH_CHECKPOINT", "PODWATCH_RESUME_ARGS"}
+    assert SECRET not in environ.values()
+    commands = pod.run("ps", "-eo", "args")
+    assert SECRET not in commands
+    assert ENV_SECRET not in commands
+    assert SECRET not in pod.run("systemctl", "show", TRAIN_UNIT)
+
+
+def test_the_journal_has_fields(pod: Pod) -> None:
+    started = pod.events("trainer-started")[-1]
+    assert (started["PRIORITY"], started["SYSLOG_IDENTIFIER"]) == ("6", "podwatch")
+    pod.wait(lambda: pod.events("checkpoint-complete"), 20, "a checkpoint")
+    complete = pod.events("checkpoint-complete")[-1]
+    assert int(complete["STEP"]) % 10 == 0
+    warning = [e for e in pod.journal("PRIORITY=4") if "NOT BACKED UP" in e["MESSAGE"]]
+    assert warning
+    everything = pod.run("journalctl", "-o", "json", "--no-pager")
+    assert SECRET not in everything
+    assert ENV_SECRET not in everything
+
+
+# -- the sandbox
+
+
+def test_files_elsewhere_cannot_be_written(pod: Pod) -> None:
+    inside = ("nsenter", "-t", str(pod.main_pid), "-m")
+    for path in ("/etc/x", "/usr/x", "/root/x", f"{ROOT}/control/x", "/var/x"):
+        assert "Read-only file system" in pod.run(*inside, "touch", path, check=False), path
+    for path in (f"{ROOT}/work/x", f"{OUTPUT}/x", "/var/lib/podwatch/x", "/run/podwatch/x"):
+        assert pod.run(*inside, "touch", path) == ""
+        pod.run(*inside, "rm", path)
+    # Two mounts would make this EXDEV: the parent has to be named, not its children.
+    pod.run(*inside, "mkdir", f"{OUTPUT}/set-aside")
+    pod.run(*inside, "python3", "-c", f"import os; os.rename('{OUTPUT}/set-aside', '{ROOT}/work/set-aside')")
+    pod.run("rmdir", f"{ROOT}/work/set-aside")
+
+
+def test_exposure(pod: Pod) -> None:
+    report = pod.run("systemd-analyze", "security", "podwatch", "--no-pager", check=False)
+    found = re.search(r"Overall exposure level for podwatch.service: ([\d.]+)", report)
+    assert found, report
+    print(f"\nsystemd-analyze security podwatch: exposure {found[1]}")
+    assert float(found[1]) <= 3.0, report
+
+
+# -- leaving, dying, hanging
+
+
+def test_stop_leaves_training_and_start_adopts_it(pod: Pod) -> None:
+    trainer = pod.wait_running()
+    pod.run("systemctl", "stop", "podwatch")
+    assert pod.show("podwatch", "Result") == "success"
+    assert pod.trainer() == trainer
+    assert "training goes on UNGUARDED" in pod.events("daemon-stopping")[-1]["MESSAGE"]
+    pod.run("systemctl", "start", "podwatch")
+    assert pod.wait_running() == trainer
+    assert pod.events("trainer-adopted")[-1]["PID"] == str(trainer)
+
+
+def test_anyone_may_ask_for_the_status_and_only_root_may_control(pod: Pod) -> None:
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    pod.wait(
+        lambda: pod.run("ls", f"/run/podwatch/{RUN}/status.json", check=False).startswith("/run"), 30, "status.json"
+    )
+    for name in ("endpoint.json", "status.json"):
+        document = json.loads(pod.run(*nobody, "cat", f"/run/podwatch/{RUN}/{name}"))
+        assert document["run_id"] == RUN
+    assert "ermission denied" in pod.run(*nobody, "ls", f"/run/podwatch/{RUN}/control", check=False)
+
+
+def test_a_killed_daemon_is_started_again_and_adopts(pod: Pod) -> None:
+    trainer, daemon = pod.wait_running(), pod.main_pid
+    pod.run("kill", "-9", str(daemon))
+    pod.wait(lambda: pod.main_pid not in (0, daemon), 30, "systemd restarts podwatch")
+    assert pod.wait_running() == trainer
+    assert int(pod.show("podwatch", "NRestarts")) == 1
+
+
+def test_a_hung_daemon_is_restarted_by_the_watchdog(pod: Pod) -> None:
+    trainer, daemon = pod.wait_running(), pod.main_pid
+    pod.run("kill", "-STOP", str(daemon))
+    pod.wait(lambda: pod.main_pid not in (0, daemon), 40, "the watchdog ends the hung podwatch")
+    assert pod.wait_running() == trainer
+    assert "Watchdog timeout" in pod.run("journalctl", "-u", "podwatch", "--no-pager")
+
+
+def test_reload(pod: Pod) -> None:
+    daemon = pod.main_pid
+    before = len(pod.events("config-reloaded"))
+    pod.machine.write("/etc/podwatch/podwatch.toml", CONFIG.replace('hold = "1s"', 'hold = "1200ms"'), 0o600)
+    pod.run("systemctl", "reload", "podwatch")
+    pod.wait(lambda: len(pod.events("config-reloaded")) > before, 20, "the reload is told")
+    assert pod.events("config-reloaded")[-1]["MESSAGE"].startswith("configuration reloaded")
+    pod.machine.write("/etc/podwatch/podwatch.toml", CONFIG.replace("night-1", "another"), 0o600)
+    pod.run("systemctl", "reload", "podwatch")
+    pod.wait(lambda: pod.events("config-refused"), 20, "a change that is not possible is refused")
+    assert "run_id" in pod.events("config-refused")[-1]["MESSAGE"]
+    pod.machine.write("/etc/podwatch/podwatch.toml", CONFIG, 0o600)
+    pod.run("systemctl", "reload", "podwatch")
+    assert pod.main_pid == daemon
+
+
+# -- the job itself
+
+
+def test_a_silent_death_is_healed_under_the_sandbox(pod: Pod) -> None:
+    trainer = pod.wait_running()
+    pod.wait(lambda: "silent-death:gpu0" in pod.status()["daemon"]["armed"], 30, "the detector is armed")
+    pod.run("kill", "-9", str(pod.engine()))
+    pod.wait(lambda: pod.events("incident-closed"), 60, "the incident is closed")
+    opened, closed = pod.events("incident-opened")[-1], pod.events("incident-closed")[-1]
+    assert opened["KIND"] == "silent-death"
+    assert int(closed["RESUMED_STEP"]) >= 10
+    assert pod.wait_running() != trainer
+    assert TRAIN_UNIT in pod.run("cat", f"/proc/{pod.trainer()}/cgroup")
+    assert pod.run("sh", "-c", f"ls {ROOT}/control/double 2>/dev/null; true") == ""
+
+
+def test_stop_training_ends_the_transient_unit_and_start_makes_it_anew(pod: Pod) -> None:
+    pod.wait_running()
+    pod.podwatch("stop-training")
+    assert pod.trainer() == 0
+    assert pod.engine() == 0
+    pod.wait(lambda: pod.show(TRAIN_UNIT, "LoadState") == "not-found", 20, "the transient unit is gone")
+    assert pod.show("podwatch", "ActiveState") == "active"
+    pod.podwatch("start")
+    pod.wait_running()
+    assert pod.show(TRAIN_UNIT, "ActiveState") == "active"
+
+
+# -- more than one, and none at all
+
+
+def test_a_second_run_is_an_instance_and_a_bad_configuration_is_not_retried(pod: Pod) -> None:
+    second = (
+        'run_id = "second"\n[trainer]\nlayout = "prime-rl"\noutput_dir = "/srv/second/outputs"\nsupervise = "attach"\n'
+    )
+    pod.machine.write("/etc/podwatch/second.toml", second, 0o600)
+    missing = pod.podwatch("--run", "second", "install", check=False)
+    assert "/srv/second" in missing
+    assert "mkdir -p" in missing
+    pod.run("mkdir", "-p", "/srv/second")
+    assert "podwatch@.service" in pod.podwatch("--run", "second", "install")
+    pod.run("systemctl", "start", "podwatch@second")
+    assert "run second" in pod.journal(unit="podwatch@second")[1]["MESSAGE"]
+    assert json.loads(pod.podwatch("--run", "second", "status", "--json", check=False))["running"]
+    pod.run("systemctl", "stop", "podwatch@second")
+
+    pod.machine.write("/etc/podwatch/broken.toml", 'run_id = "broken"\nnonsense = 1\n', 0o600)
+    pod.run("systemctl", "start", "podwatch@broken", check=False)
+    pod.wait(lambda: pod.show("podwatch@broken", "ActiveState") == "failed", 20, "the broken one has failed")
+    assert pod.show("podwatch@broken", "ExecMainStatus") == "78"
+    assert pod.show("podwatch@broken", "NRestarts") == "0"
+    assert "nonsense" in pod.run("journalctl", "-u", "podwatch@broken", "--no-pager")
+
+
+def test_a_configuration_elsewhere_is_named_in_the_unit(pod: Pod) -> None:
+    pod.wait_running()
+    pod.machine.write("/srv/pod/my config.toml", CONFIG, 0o600)
+    said = pod.podwatch("-c", "/srv/pod/my config.toml", "install")
+    assert "systemctl restart podwatch  (training goes on)" in said
+    trainer = pod.trainer()
+    pod.run("systemctl", "restart", "podwatch")
+    assert pod.wait_running() == trainer
+    assert pod.status()["daemon"]["config_path"] == "/srv/pod/my config.toml"
+    pod.run("chown", "65534", "/srv/pod/my config.toml")
+    assert "chown" in pod.podwatch("-c", "/srv/pod/my config.toml", "install", check=False)
