@@ -8,7 +8,7 @@ import pytest
 
 from podwatch.domain.finding import Agreement, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import DetectionPolicy
-from podwatch.domain.process import ExitStatus, ProcessRole
+from podwatch.domain.process import ExitStatus, ProcessRole, ProcessSample
 from podwatch.domain.reading import SensorState, observed, unobserved
 from podwatch.domain.snapshot import (
     Desired,
@@ -26,7 +26,7 @@ from podwatch.domain.snapshot import (
 )
 from podwatch.judgement.learned import Learned
 from podwatch.judgement.watch import WatchState, advance, initial
-from tests.judgement.pod import ENGINE, GIB, LAUNCHER, ORCHESTRATOR, SERVER, TRAINER, Pod
+from tests.judgement.pod import ENGINE, GIB, LAUNCHER, ORCHESTRATOR, SERVER, TRAINER, Pod, process
 
 POLICY = DetectionPolicy(inference_gpus=(0,))
 FULL, EMPTY = 60 * GIB, 300 << 20
@@ -120,6 +120,39 @@ def test_memory_gone_with_the_engine_is_a_silent_death_with_its_evidence() -> No
 def test_each_second_signal_is_enough(name: str, change: dict[str, object]) -> None:
     _, findings = run((snap(60.0 + n, memory=EMPTY, **change) for n in range(0, 12, 2)), healthy())  # type: ignore[arg-type]
     assert [f.kind for f in restarts(findings)][:1], name
+
+
+def with_processes(snapshot: Snapshot, *more: ProcessSample) -> Snapshot:
+    trainer = snapshot.trainer.value
+    assert trainer is not None
+    return replace(snapshot, trainer=observed(replace(trainer, descendants=(*trainer.descendants, *more)), snapshot.at))
+
+
+def test_an_engine_that_ended_long_ago_agrees_with_nothing_that_happens_now() -> None:
+    """It was replaced, and everything works: a dip of the memory hours later has no second signal."""
+    gone = RequiredExit(process(77, ProcessRole.ENGINE).identity, ProcessRole.ENGINE, "EngineCore", ExitStatus(), 60.0)
+    state, _ = run((snap(60.0 + n, required_exits=(gone,)) for n in range(0, 60, 2)), healthy())
+    dip = (snap(900.0 + n, step_at=890.0, memory=EMPTY, required_exits=(gone,)) for n in range(0, 20, 2))
+    assert not restarts(run(dip, state)[1])
+
+
+@pytest.mark.parametrize("looks", [1, 5])
+def test_a_process_that_bore_the_engines_name_for_a_moment_is_not_missed(looks: int) -> None:
+    fork = process(99, ProcessRole.ENGINE)
+    state, _ = run((with_processes(snap(60.0 + 2 * n), fork) for n in range(looks)), healthy())
+    state, _ = run((snap(80.0 + n) for n in range(0, 100, 2)), state)
+    assert not restarts(run((snap(180.0 + n, memory=EMPTY) for n in range(0, 20, 2)), state)[1])
+    state, _ = run([with_processes(snap(198.0), fork)], state)
+    assert not restarts(run((snap(200.0 + n, memory=EMPTY) for n in range(0, 20, 2)), state)[1])
+
+
+def test_one_engine_of_two_is_a_death_however_long_nobody_could_look() -> None:
+    second = process(99, ProcessRole.ENGINE, (0,))
+    state, _ = run((with_processes(snap(60.0 + n), second) for n in range(0, 60, 2)), healthy())
+    blind = unobserved(SensorState.BLIND, 0.0, "hangs")
+    state, _ = run((replace(snap(120.0 + n, memory=EMPTY), trainer=blind) for n in range(0, 300, 2)), state)
+    (finding,) = restarts(run((snap(420.0 + n, memory=EMPTY) for n in range(0, 4, 2)), state)[1])
+    assert "engine process agrees" in finding.summary
 
 
 def test_memory_alone_only_warns() -> None:
@@ -301,6 +334,35 @@ def test_an_attached_trainer_that_ends_is_given_two_minutes() -> None:
     state, findings = run((ended(60.0 + n, ExitStatus(), **attached) for n in range(0, 110, 2)), state)
     assert [f.confirmed for f in findings] == [False]
     assert restarts(run((ended(170.0 + n, ExitStatus(), **attached) for n in range(0, 20, 2)), state)[1])
+
+
+def test_a_wrapper_that_ends_is_not_the_end_of_what_it_started() -> None:
+    """``bash start.sh`` may end while the trainer it started goes on; without steps it is taken for dead after all."""
+    attached = {"supervision": Supervision.ATTACH, "alive": False, "exit": ExitStatus()}
+    state, step = healthy(), 5
+    for n in range(0, 1200, 2):
+        step = 5 + n // 200
+        turn = snap(60.0 + n, step=step, step_at=60.0 + n - n % 200, **attached)
+        state, findings = run([turn], state)
+        assert not restarts(findings)
+    assert "still train" in findings[0].suggestion
+    still = (snap(1260.0 + n, step=step, step_at=1100.0, tokens=1.0, **attached) for n in range(0, 1200, 2))
+    assert restarts(run(still, state)[1])
+    engine_only = {"descendants": (ENGINE, SERVER), **attached}
+    left = (snap(60.0 + n, **engine_only) for n in range(0, 130, 2))
+    assert restarts(run(left, healthy())[1]), "an engine that outlived its trainer is no training"
+
+
+def test_a_clean_exit_far_below_the_last_one_is_a_crash() -> None:
+    state, _ = run(snap(float(n), step=47, step_at=1.0) for n in range(2, 20, 2))
+    state, _ = run([ended(20.0, ExitStatus(0), step=47, step_at=1.0)], state)
+    second = {"start_id": "s2", "started_at": 80.0}
+    for reached, verdict in ((44, Verdict.RESTART), (46, Verdict.FINISH), (47, Verdict.FINISH), (50, Verdict.RESTART)):
+        last = {"step": reached, "step_at": 92.0, **second}
+        turns = (snap(92.0 + n, **last) for n in range(0, 4, 2))  # type: ignore[arg-type]
+        again, _ = run(turns, state)
+        _, findings = run([ended(97.0, ExitStatus(0), **last)], again)  # type: ignore[arg-type]
+        assert (reached, findings[0].verdict) == (reached, verdict)
 
 
 def test_a_required_child_needs_a_second_signal_and_has_one_even_in_start_up() -> None:

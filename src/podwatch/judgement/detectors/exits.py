@@ -65,7 +65,9 @@ def _launcher(
         evidence.append(Evidence("finish line", "seen", Agreement.AGREES))
         return _finished("the trainer printed its finish line and ended", since, evidence), learned
     if not trainer.exit.clean:
-        return _failed(f"the trainer ended with {how} at {step}", state, snapshot, trainer, evidence), learned
+        what = f"the trainer ended with {how} at {step}"
+        second = _still_training(snapshot, trainer, progress, learned, policy)
+        return _failed(what, state, snapshot, trainer, evidence, second), learned
     if policy.max_steps is not None:
         if target_reached(progress, policy):
             return _finished(f"the trainer ended with code 0 at its target ({step})", since, evidence), learned
@@ -79,13 +81,17 @@ def _launcher(
     new_step = progress.step is not None and (
         learned.clean_exit_step is None or progress.step > learned.clean_exit_step
     )
-    if again and not new_step:
+    # Over is what ends where it ended before; one short of it is a line that was lost. Far short of it is a crash.
+    short = progress.step is not None and progress.step < (learned.clean_exit_step or 0) - 1
+    if again and not new_step and not short:
         what = "the trainer ended with code 0 again without a new step: nothing is left to do"
         return _finished(what, since, evidence), learned
     if learned.clean_exit_start_id != trainer.start_id:
         highest = max((s for s in (progress.step, learned.clean_exit_step) if s is not None), default=None)
         learned = replace(learned, clean_exit_start_id=trainer.start_id, clean_exit_step=highest)
     what = f"the trainer ended with code 0 at {step}; whether it was done is not known, so it is started once more"
+    if again and short:
+        what = f"the trainer ended with code 0 at {step}, after it had come to step {learned.clean_exit_step} before"
     return _failed(what, state, snapshot, trainer, evidence), learned
 
 
@@ -101,14 +107,34 @@ def _finished(what: str, since: float, evidence: list[Evidence]) -> Finding:
     )
 
 
+def _still_training(
+    snapshot: Snapshot, trainer: TrainerSample, progress: Progress, learned: Learned, policy: DetectionPolicy
+) -> Evidence | None:
+    """A trainer that podwatch did not start, or whose keeper was killed: its topmost process may have been a script
+    that ended, and training goes on below it. Then steps tell; without them nobody knows."""
+    if trainer.supervision is not Supervision.ATTACH:
+        return None
+    engine = (ProcessRole.ENGINE, ProcessRole.INFERENCE)
+    living = [p for p in trainer.descendants if p.role is ProcessRole.TRAINER or (p.cuda and p.role not in engine)]
+    return _steps(snapshot, progress, learned, policy) if living else None
+
+
 def _failed(
-    what: str, state: ExitState, snapshot: Snapshot, trainer: TrainerSample, evidence: list[Evidence]
+    what: str,
+    state: ExitState,
+    snapshot: Snapshot,
+    trainer: TrainerSample,
+    evidence: list[Evidence],
+    second: Evidence | None = None,
 ) -> Finding:
+    """``second`` has to agree where it is given."""
     since = state.ended_at if state.ended_at is not None else snapshot.at
     waited = snapshot.at - since
     confirmed = trainer.supervision is not Supervision.ATTACH or waited >= ATTACH_EXIT_WAIT_SECONDS
     suggestion = ""
-    if not confirmed:
+    if second is not None and second.agreement is not Agreement.AGREES:
+        confirmed, suggestion = False, "processes of it still train; podwatch acts when no more steps are made"
+    elif not confirmed:
         left = ATTACH_EXIT_WAIT_SECONDS - waited
         suggestion = f"podwatch did not start it; it acts in {left:.0f} s unless a person starts it again or pauses"
     return Finding(
@@ -119,7 +145,7 @@ def _failed(
         suggestion=suggestion,
         verdict=Verdict.RESTART,
         confirmed=confirmed,
-        evidence=tuple(evidence),
+        evidence=(*evidence, second) if second is not None else tuple(evidence),
     )
 
 

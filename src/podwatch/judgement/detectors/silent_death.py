@@ -31,6 +31,10 @@ MIN_SAMPLES_BELOW = 3
 """However short ``hold`` is, two observations could be one blink."""
 GAP_SHARE_OF_HOLD = 0.75
 """Three polls of 2 s against a hold of 8 s: a hole longer than this is no observation of the window."""
+NEAR_SECONDS = 60.0
+"""An engine process that ended longer than this before the memory fell was another matter: it was replaced since, or
+was never one (a fork bears its parent's title until it execs)."""
+ENGINE_LOOKS_KEPT = 32
 _ENGINE_ROLES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
 
 
@@ -49,8 +53,11 @@ class GpuWatch:
 class SilentDeathState:
     gpus: tuple[GpuWatch, ...] = ()
     rhythm: Rhythm = NO_RHYTHM
-    engines: int = 0
-    """Most engine processes seen at once during this start."""
+    engines: tuple[tuple[float, int], ...] = ()
+    """(when, how many) engine processes were seen at two looks running; of the last NEAR_SECONDS, or those before the
+    memory fell."""
+    engines_now: int = 0
+    looked_at: float = float("-inf")
     tokens: float | None = None
     tokens_grew_at: float | None = None
 
@@ -68,9 +75,8 @@ def advance(
     trainer = snapshot.trainer.value if snapshot.trainer.ok else None
     alive = trainer is not None and trainer.alive
     if alive and trainer is not None:
-        engines = sum(1 for p in trainer.descendants if p.role is ProcessRole.ENGINE)
-        state = replace(state, engines=max(state.engines, engines))
-        learned = learned.saw(*_holders_seen(trainer.descendants, policy), *(["engine"] if engines else []))
+        state = _follow_engines(state, trainer, snapshot.trainer.at)
+        learned = learned.saw(*_holders_seen(trainer.descendants, policy), *(["engine"] if state.engines_now else []))
     servers = snapshot.inference.value if snapshot.inference.ok else None
     if servers and any(s.health is Health.OK for s in servers):
         learned = learned.saw("health")
@@ -84,6 +90,18 @@ def advance(
             if _dead(watch, policy) and f"gpu{watch.index}" in learned.seen:
                 findings.append(_judge(watch, state, snapshot, trainer, progress, learned, policy))
     return state, learned, tuple(findings)
+
+
+def _follow_engines(state: SilentDeathState, trainer: TrainerSample, at: float) -> SilentDeathState:
+    if at <= state.looked_at:
+        return state
+    now = sum(1 for p in trainer.descendants if p.role is ProcessRole.ENGINE)
+    falls = [w.fell_at for w in state.gpus if w.fell_at is not None]
+    kept = tuple(seen for seen in state.engines if seen[0] >= min((at, *falls)) - NEAR_SECONDS)
+    both = (at, min(state.engines_now, now))
+    # The same count again: only its time moves on.
+    kept = (*kept[:-1], both) if kept and kept[-1][1] == both[1] else (*kept, both)
+    return replace(state, engines=kept[-ENGINE_LOOKS_KEPT:], engines_now=now, looked_at=at)
 
 
 def _follow_memory(
@@ -169,7 +187,7 @@ def _judge(
     since = watch.fell_at if watch.fell_at is not None else snapshot.at
     second = (
         cuda_evidence(watch.index, trainer.descendants, learned, shared=watch.index in policy.shared_gpus),
-        engine_evidence(trainer, state.engines, learned),
+        engine_evidence(trainer, max((n for _, n in state.engines), default=0), learned, since),
         health_evidence(snapshot, learned),
         _no_step_evidence(snapshot, progress, state, since, learned, policy),
     )
@@ -211,10 +229,12 @@ def cuda_evidence(index: int, processes: Iterable[ProcessSample], learned: Learn
     return Evidence(name, "none any more", Agreement.AGREES)
 
 
-def engine_evidence(trainer: TrainerSample, most_engines: int, learned: Learned) -> Evidence:
-    """Are all engine processes there that were there before? An inference server that ended counts as well."""
+def engine_evidence(trainer: TrainerSample, most_engines: int, learned: Learned, since: float) -> Evidence:
+    """Are all engine processes there that were there when the memory fell at ``since``? An inference server that ended
+    counts as well."""
+    living = {p.role for p in trainer.descendants}
     for gone in trainer.required_exits:
-        if gone.role in _ENGINE_ROLES:
+        if gone.role in _ENGINE_ROLES and (gone.role not in living or gone.seen_gone_at >= since - NEAR_SECONDS):
             return Evidence("engine process", f"{gone.name} ended ({gone.status.describe()})", Agreement.AGREES)
     now = sum(1 for p in trainer.descendants if p.role is ProcessRole.ENGINE)
     before = max(most_engines, 1 if "engine" in learned.seen else 0)
