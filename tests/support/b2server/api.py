@@ -7,6 +7,7 @@ from typing import Any
 from tests.support.b2server.state import MINIMUM_PART, ApiError, Key, State, Version
 
 Json = dict[str, Any]
+_NO_LOCK: Json = {"mode": None, "period": None}
 
 
 def describe(state: State, v: Version) -> Json:
@@ -21,6 +22,9 @@ def describe(state: State, v: Version) -> Json:
         "fileId": v.file_id,
         "fileInfo": v.info,
         "fileName": v.name,
+        "fileRetention": {"isClientAuthorizedToRead": True, "value": {"mode": None, "retainUntilTimestamp": None}},
+        "legalHold": {"isClientAuthorizedToRead": True, "value": None},
+        "serverSideEncryption": {"algorithm": None, "mode": None},
         "uploadTimestamp": v.timestamp_ms,
     }
 
@@ -65,8 +69,13 @@ def authorize(state: State, key: Key, base: str) -> Json:
 def list_buckets(state: State, key: Key, body: Json, base: str) -> Json:
     need(state, key, "listBuckets")
     wanted = body.get("bucketName") or state.bucket
-    found = [{"accountId": "acct", "bucketId": state.bucket_id, "bucketName": state.bucket, "bucketType": "allPrivate"}]
+    found: list[Json] = [
+        {"accountId": "acct", "bucketId": state.bucket_id, "bucketName": state.bucket, "bucketType": "allPrivate"}
+    ]
+    open_lock = {"isClientAuthorizedToRead": True, "value": {"defaultRetention": _NO_LOCK, "isFileLockEnabled": False}}
+    encryption = {"isClientAuthorizedToRead": True, "value": {"algorithm": None, "mode": None}}
     for bucket in found:
+        bucket |= {"fileLockConfiguration": open_lock, "defaultServerSideEncryption": encryption}
         bucket |= {"bucketInfo": {}, "corsRules": [], "lifecycleRules": [], "options": [], "revision": 1}
     return {"buckets": found if wanted == state.bucket else []}
 

@@ -1,0 +1,75 @@
+"""One set of one big file, its upload job, and podwatch's own child that sends it."""
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import MIB, memory_mib
+from podwatch.stores.open import Credentials
+from podwatch.sync.engine import Upload
+from podwatch.sync.job import JobFile, UploadJob
+from tests.support.b2server import BUCKET, KEY, KEY_ID
+
+PART_SIZE = 100_000_000
+"""What the store recommends; podwatch's default is the same."""
+
+
+def write_file(path: Path, mib: int) -> Path:
+    """Random, so that nothing on the way can compress it; in the page cache afterwards."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for _ in range(mib):
+            file.write(os.urandom(MIB))
+    return path
+
+
+def job_for(path: Path, store: str, name: str, lock: Path, connections: int = 4) -> UploadJob:
+    found = path.stat()
+    file = JobFile(
+        part="trainer", path=path.name, remote=f"trainer/{path.name}", key=f"run/podwatch/step_1/{name}/{path.name}",
+        size=found.st_size, mtime_ns=found.st_mtime_ns, mode=0o644, inode=found.st_ino, device=found.st_dev,
+    )  # fmt: skip
+    return UploadJob(
+        step=1, save_id=name, store=store, writer_id="bench", part_size=PART_SIZE, connections=connections,
+        lock=str(lock), roots={"trainer": str(path.parent)}, files=(file,),
+    )  # fmt: skip
+
+
+def b2_credentials(url: str) -> tuple[str, Credentials]:
+    return f"b2://{BUCKET}", Credentials(KEY_ID, KEY, url)
+
+
+@dataclass
+class Sent:
+    seconds: float
+    peak_mib: float
+
+
+async def send(job: UploadJob, credentials: Credentials | None) -> Sent:
+    """Run podwatch's upload child to its end. Its own start-up counts."""
+    upload = Upload(job)
+    peak = 0.0
+
+    async def on_object(_: dict[str, Any]) -> None:
+        pass
+
+    async def watch() -> None:
+        nonlocal peak
+        while True:
+            if upload.pid is not None:
+                try:
+                    peak = max(peak, memory_mib(upload.pid, "VmHWM"))
+                except OSError:
+                    return
+            await asyncio.sleep(0.05)
+
+    loop = asyncio.get_running_loop()
+    watcher = asyncio.create_task(watch())
+    began = loop.time()
+    try:
+        await upload.run(credentials, on_object, lambda _: None)
+    finally:
+        watcher.cancel()
+    return Sent(loop.time() - began, peak)
