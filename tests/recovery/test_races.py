@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from podwatch.domain.errors import HostError
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.snapshot import Desired
+from podwatch.judgement.choose import Choice
 from podwatch.recovery import Phase
-from podwatch.trainer.base import Look
+from podwatch.recovery.attempt import Attempt
+from podwatch.trainer.base import Look, TrainerHandle
 from tests.support.recovery_world import Podwatch, World, death
 
 
@@ -129,4 +132,37 @@ async def test_a_reload_is_in_force_at_the_next_verdict(world: World) -> None:
     assert not recovery.acting
     assert "mode observe: would restart" in world.events[-1].message
     assert recovery.procedure.tools is recovery.tools
+    await podwatch.leave()
+
+
+async def test_a_set_that_is_removed_while_it_is_chosen_is_not_started_from(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removal that was planned before may still strike, until the choice protects the set."""
+    podwatch = await running(world)
+    for step in (10, 15):
+        world.save(step)
+    world.damaged[15] = ("truncated",)
+    protected: list[frozenset[int]] = []
+    verify = podwatch.catalogue.verify
+
+    def prune_then_verify(step: int) -> tuple[str, ...]:
+        reasons = verify(step)
+        if step == 10:
+            shutil.rmtree(world.output / "checkpoints" / "step_10")
+        return reasons
+
+    monkeypatch.setattr(podwatch.catalogue, "verify", prune_then_verify)
+    start = podwatch.recovery.procedure.start
+
+    async def watched(choice: Choice) -> tuple[TrainerHandle, Attempt]:
+        protected.append(podwatch.recovery.state.protect)
+        return await start(choice)
+
+    monkeypatch.setattr(podwatch.recovery.procedure, "start", watched)
+    podwatch.see(17, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 5
+    assert protected == [frozenset({5})], "also in the moment before the start is recorded"
+    assert podwatch.recovery.chosen is None
     await podwatch.leave()

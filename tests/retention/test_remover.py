@@ -270,3 +270,19 @@ def test_quarantine_expires_but_never_while_it_is_needed(pod: Pod) -> None:
     removal = Removal(RemovalKind.QUARANTINE, expired.bytes, "expired", path=expired.path)
     assert pod.remover.carry_out(plan(removal), pod.paths).problems == ()
     assert sorted(p.name for p in pod.workspace.quarantine.iterdir()) == [".spare", "2", "3"]
+
+
+def test_what_came_into_use_after_the_plan_was_made_stays(pod: Pod) -> None:
+    for step in (5, 10, 15):
+        pod.save(step)
+    in_use: set[int] = set()
+
+    def veto(removal: Removal) -> str:
+        reason = "being resumed from" if removal.step in in_use else ""
+        in_use.add(10)  # while the first one is being removed, training is started from the second
+        return reason
+
+    report = pod.remover.carry_out(plan(whole(5), whole(10), whole(15)), pod.paths, veto)
+    assert [r.step for r in report.done] == [5, 15]
+    assert pod.there(10) == [True, True, True]
+    assert pod.journal.open_intents() == []

@@ -211,6 +211,12 @@ class Acts(Core):
 
     async def start_act(self, *, incident_id: int | None = None, step_at_death: int | None = None) -> None:
         """Wait until the pod is free, choose, prepare and start; or take over what a person started meanwhile."""
+        try:
+            await self._start_act(incident_id, step_at_death)
+        finally:
+            self.chosen = None
+
+    async def _start_act(self, incident_id: int | None, step_at_death: int | None) -> None:
         while True:
             if await self._until_free():
                 return
@@ -218,11 +224,14 @@ class Acts(Core):
             choice = await self._choose()
             if choice is None:
                 return
+            self.chosen = choice.step
             if choice.source == "store":
                 await self.procedure.fetch(choice)
             # Fetching may have taken an hour: look once more before anything of the trainer's is touched.
             if await self._someone_there(await self.tools.launcher.look()):
                 return
+            if not await self.procedure.still_there(choice):
+                continue  # pruned in the moment before it was protected: choose again
             try:
                 handle, attempt = await self.procedure.start(choice)
             except Busy as error:

@@ -41,6 +41,8 @@ class Core:
         self.exit_requested = asyncio.Event()
         self.handle: TrainerHandle | None = None
         self.attempt: Attempt | None = None
+        self.chosen: int | None = None
+        """What the start under way is made from: nobody may remove it, also where it is not the newest."""
         self.unconfirmed_above: int | None = None
         self.unconfirmed = False
         self.snapshots: deque[Snapshot] = deque(maxlen=3)
@@ -100,6 +102,8 @@ class Core:
 
     def _protected(self, last: int | None) -> tuple[tuple[int, str], ...]:
         kept = dict(self.memory.refused)
+        if self.chosen is not None:
+            kept[self.chosen] = "being resumed from"
         if self.procedure.restoring is not None:
             kept[self.procedure.restoring] = "being fetched"
         if self.attempt is not None and self.attempt.resumed_from is not None and not self.attempt.made_step:

@@ -209,6 +209,13 @@ class Procedure:
                 step=choice.step,
             )
 
+    async def still_there(self, choice: Choice) -> bool:
+        """The chosen set is here and whole, now that it is protected. A fetched one was verified just now, and the
+        catalogue waits until it has settled."""
+        if choice.step is None or choice.source == "store":
+            return True
+        return any(s.step == choice.step and s.complete for s in await self.tools.blocking(self.tools.catalogue.rescan))
+
     async def _remote(self) -> tuple[tuple[RemoteSave, ...], str]:
         if self.tools.restore is None:
             return (), ""

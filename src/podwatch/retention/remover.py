@@ -60,9 +60,15 @@ class Remover:
         self._emit = emit
         self._unjournaled = 0
 
-    def carry_out(self, plan: RemovalPlan, paths_of: Callable[[int], Sequence[Path]]) -> RemovalReport:
+    def carry_out(
+        self,
+        plan: RemovalPlan,
+        paths_of: Callable[[int], Sequence[Path]],
+        veto: Callable[[Removal], str] = lambda _: "",
+    ) -> RemovalReport:
         """Do the removals in order. ``paths_of(step)`` gives every path of a step's set, **the part that decides
-        completeness first**.
+        completeness first**. ``veto`` is asked just before each one, from this thread; a reason keeps it: a plan of
+        many sets takes minutes, and training may have been started from one of them meanwhile (promise 2).
 
         Goes on after a removal that fails; problems are told by one ``prune-stuck`` event.
         """
@@ -73,6 +79,8 @@ class Remover:
         for removal in plan.removals:
             if removal.kind is RemovalKind.TRASH:
                 done.append(removal)
+                continue
+            if veto(removal):
                 continue
             try:
                 moved = self._set_aside(removal, paths_of)
