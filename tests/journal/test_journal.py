@@ -254,3 +254,13 @@ def test_an_intent_is_durable_once_it_returned(tmp_path: Path) -> None:
         for intent in journal.open_intents():
             journal.settle(intent.id, IntentState.UNDONE)
         journal.close()
+
+
+def test_an_intent_of_a_kind_that_a_newer_podwatch_knows_does_not_stop_an_older_one(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "j.sqlite")
+    known = journal.open_intent(IntentKind.STOP, {"pid": 1})
+    newer = journal.open_intent(IntentKind.PRUNE, {})
+    journal._write("UPDATE intents SET kind = 'teleport' WHERE id = ?", (newer.id,))
+    assert [i.id for i in journal.open_intents()] == [known.id]
+    assert [i.id for i in journal.intents()] == [known.id]
+    journal.close()

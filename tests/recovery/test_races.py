@@ -4,6 +4,7 @@ import asyncio
 import errno
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -166,3 +167,43 @@ async def test_a_set_that_is_removed_while_it_is_chosen_is_not_started_from(
     assert protected == [frozenset({5})], "also in the moment before the start is recorded"
     assert podwatch.recovery.chosen is None
     await podwatch.leave()
+
+
+async def test_a_person_who_starts_during_the_pause_after_giving_up_is_guarded(world: World) -> None:
+    podwatch = await running(world)
+    world.kill()
+    podwatch.recovery.memory.next_try_wall = world.clock.wall() + 3600.0
+    history = podwatch.recovery.memory.history
+    podwatch.recovery.memory.history = replace(history, gave_up_at=world.clock.now)
+    podwatch.recovery.memory.counted = world.plans[-1].start_id
+    release = asyncio.Event()
+    sleep = world.clock.sleep
+
+    async def real_pause(seconds: float) -> None:
+        if seconds > 10:
+            await release.wait()
+        await sleep(seconds)
+
+    object.__setattr__(world.clock, "sleep", real_pause)
+    podwatch.see(finding=death())
+    await podwatch.until_phase(Phase.GAVE_UP)
+    world.person_starts()
+    began = world.clock.now
+    release.set()
+    await podwatch.until(Phase.ATTACHED)
+    assert world.clock.now - began < 60
+    assert len(world.plans) == 1
+    assert podwatch.recovery.findings() == ()
+    await podwatch.leave()
+
+
+async def test_a_completion_that_was_recorded_and_not_carried_out_is_carried_out(world: World) -> None:
+    """Else the processes that linger are billed for ever: nothing is judged any more once a run is finished."""
+    podwatch = await running(world)
+    await podwatch.recovery.set_desired(Desired.FINISHED)
+    await podwatch.leave()
+    again = Podwatch(world)
+    await again.recovery.begin()
+    await again.until(Phase.FINISHED)
+    assert world.alive() == []
+    await again.leave()

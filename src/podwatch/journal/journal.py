@@ -159,12 +159,12 @@ class Journal:
             " ORDER BY id",
             (str(kind or ""), str(kind or "")),
         )
-        return [_intent(row) for row in rows]
+        return [intent for row in rows if (intent := _intent(row)) is not None]
 
     def intents(self, limit: int = 100) -> list[Intent]:
         """The newest ones, settled or not, newest first."""
         rows = self._rows("SELECT id, kind, wall, data, state, note FROM intents ORDER BY id DESC LIMIT ?", (limit,))
-        return [_intent(row) for row in rows]
+        return [intent for row in rows if (intent := _intent(row)) is not None]
 
     # -- incidents ----------------------------------------------------------------------------------------------------
 
@@ -333,5 +333,9 @@ def _event(row: tuple[Any, ...]) -> Event | None:
         return None
 
 
-def _intent(row: tuple[Any, ...]) -> Intent:
-    return Intent(row[0], IntentKind(row[1]), row[2], json.loads(row[3]), IntentState(row[4]), row[5])
+def _intent(row: tuple[Any, ...]) -> Intent | None:
+    """None for a kind this version does not know: a newer podwatch opened it, and will find it again."""
+    try:
+        return Intent(row[0], IntentKind(row[1]), row[2], json.loads(row[3]), IntentState(row[4]), row[5])
+    except ValueError:
+        return None

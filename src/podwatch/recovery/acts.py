@@ -25,6 +25,8 @@ EVIDENCE_SECONDS: Final = 10.0
 """A bundle that takes longer is not waited for: the GPUs cost money."""
 FREE_POLL: Final = 0.5
 SAVE_POLL: Final = 1.0
+PERSON_POLL: Final = 15.0
+"""Seconds between two looks for a person's own start while the next try is waited for; one look reads all of /proc."""
 
 
 class Acts(Core):
@@ -51,10 +53,8 @@ class Acts(Core):
         settings = self.tools.settings
         if look.handle is not None:
             await self.adopt(look.handle)
-            if self.desired is not Desired.STOPPED or look.handle.supervision is not Supervision.KEEPER:
-                return
-            # The person's "stop" was recorded, and podwatch ended before it was carried out.
-            await self.stop_act("stop was asked for")
+            if look.handle.supervision is Supervision.KEEPER:
+                await self.as_recorded()
         elif self.desired is Desired.FINISHED:
             self._show(Phase.FINISHED, "training has finished")
         elif self.desired is Desired.STOPPED and not look.candidates:
@@ -67,6 +67,13 @@ class Acts(Core):
             await self._await_candidate()
         else:
             await self.wait_and_start()
+
+    async def as_recorded(self) -> None:
+        """A stop or a completion was recorded, and podwatch ended before it was carried out."""
+        if self.desired is Desired.STOPPED:
+            await self.stop_act("stop was asked for")
+        elif self.desired is Desired.FINISHED:
+            await self.finish_act(Finding(FindingKind.FINISHED, Severity.INFO, "training has finished", 0.0))
 
     async def _await_candidate(self) -> None:
         self._show(Phase.IDLE, "supervise = attach: waiting for a trainer to be started")
@@ -204,10 +211,22 @@ class Acts(Core):
                 if not memory.history.gave_up:
                     self._show(Phase.BACKOFF, self._detail)
                     tools.say(EventName.RECOVERY_BACKOFF, f"next try in {pause:.0f} s", seconds=round(pause, 1))
-                await tools.clock.sleep(pause)
+                if await self._started_meanwhile(pause):
+                    return False
             memory.next_try_wall = None
             await self.procedure.remember()
         return True
+
+    async def _started_meanwhile(self, pause: float) -> bool:
+        """Sleep, but see the trainer that a person starts by hand in the meantime: it wants a guard at once."""
+        clock = self.tools.clock
+        end = clock.monotonic() + pause
+        while (left := end - clock.monotonic()) > 0:
+            await clock.sleep(min(left, PERSON_POLL))
+            if left > PERSON_POLL and await self._someone_there(await self.tools.launcher.look()):
+                self.clear(FindingKind.GAVE_UP)
+                return True
+        return False
 
     async def start_act(self, *, incident_id: int | None = None, step_at_death: int | None = None) -> None:
         """Wait until the pod is free, choose, prepare and start; or take over what a person started meanwhile."""

@@ -127,8 +127,8 @@ class Recovery(Acts):
                 if status is None
                 else f"training ended while podwatch was away ({status.describe()})"
             )
-            if self.desired is Desired.STOPPED:
-                self.spawn(lambda: self.stop_act("stop was asked for"))
+            if self.desired is not Desired.RUNNING:
+                self.spawn(self.as_recorded)
             return
         self.opening = self._opening(bool(look.handle), len(look.candidates))
         self.spawn(self.carry_on)
