@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from podwatch import __version__
@@ -19,12 +19,15 @@ from podwatch.daemon.bulletin import Bulletin
 from podwatch.daemon.compose import Parts, build
 from podwatch.daemon.descent import Descent
 from podwatch.daemon.emitting import Emitter
+from podwatch.daemon.ending import briefly, end_tasks
 from podwatch.daemon.handlers import make_handlers
+from podwatch.daemon.init import UNDER_INIT
 from podwatch.daemon.jobs import Jobs
 from podwatch.daemon.outlets import Outlets
 from podwatch.daemon.own_findings import backup_findings, config_findings, store_refused_finding
 from podwatch.daemon.paths import RunPaths, run_paths
 from podwatch.daemon.policies import policies_from
+from podwatch.daemon.reloading import waits_for_restart
 from podwatch.daemon.rounds import Rounds, make_rounds
 from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.event import Event, EventName, Incident
@@ -36,6 +39,7 @@ from podwatch.sensors.gpu import GpuReader
 from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.locks import FileLock
 from podwatch.system.sd_notify import make_notifier
+from podwatch.system.threads import Worker
 from podwatch.telling import logging as log
 from podwatch.telling.status import build_status
 from podwatch.telling.view import DaemonView
@@ -45,6 +49,8 @@ FIRST_LOOK_SECONDS = 10.0
 STATUS_FILE_SECONDS = 15.0
 FOLLOW_SECONDS = 5.0
 """How soon the store's pointer follows a step back; the check itself costs nothing."""
+TASKS_END_SECONDS = 5.0
+"""A round that waits for a hung disk is left behind: training has a keeper of its own, and the thread is a daemon."""
 REMEMBER_TURNS = 30
 """What was learned goes to the journal every so many turns of the sensing loop: a minute at the default poll."""
 LEARNED = "learned"
@@ -58,12 +64,15 @@ async def serve(
     gpu_reader: GpuReader | None = None,
     same_disk_store: bool = False,
     clock: Clock | None = None,
+    load_again: Callable[[], LoadedSettings] | None = None,
 ) -> int:
-    """Be the daemon until told to leave; returns the exit code. Raises PodwatchError if it cannot start."""
+    """Be the daemon until told to leave; returns the exit code. Raises PodwatchError if it cannot start.
+
+    ``load_again`` is what a reload does (None: read the same file, with the environment)."""
     settings = loaded.settings
     logs = log.configure(settings.log.format, settings.log.level)
     lock = FileLock(run_paths(settings.state_dir, settings.run_id, os.environ).lock)
-    daemon = Daemon(loaded, clock or SystemClock())
+    daemon = Daemon(loaded, clock or SystemClock(), load_again)
     try:
         lock.acquire(what=f"the guard of run {settings.run_id}")
         try:
@@ -79,8 +88,11 @@ async def serve(
 class Daemon:
     """Holds the parts together. ``parts`` and ``rounds`` exist once ``start`` has got that far."""
 
-    def __init__(self, loaded: LoadedSettings, clock: Clock) -> None:
+    def __init__(
+        self, loaded: LoadedSettings, clock: Clock, load_again: Callable[[], LoadedSettings] | None = None
+    ) -> None:
         self.loaded, self._clock = loaded, clock
+        self._load_again = load_again or (lambda: load_settings(self.loaded.path, environ=os.environ))
         self.parts: Parts
         self.rounds: Rounds
         self._notifier = make_notifier(os.environ)
@@ -90,10 +102,13 @@ class Daemon:
         self._pins: dict[int, str] = {}
         self._incident: Incident | None = None
         self._config_problem = loaded.refused
+        self._told = ""
+        self._armed: tuple[str, ...] = ()
         self._journal: AsyncJournal | None = None
         self._emit: Emitter | None = None
         self._outlets: Outlets | None = None
         self._jobs = Jobs()
+        self._disk = Worker("daemon")
 
     # -- start
 
@@ -102,12 +117,12 @@ class Daemon:
         self._leaving = loop.create_future()
         settings = self.loaded.settings
         paths = run_paths(settings.state_dir, settings.run_id, os.environ)
-        journal = self._journal = AsyncJournal(await asyncio.to_thread(Journal.open, paths.journal))
+        journal = self._journal = AsyncJournal(await self._disk.call(Journal.open, paths.journal))
         emit = self._emit = Emitter(journal)
         await emit.load()
         emit.listeners.append(self._on_event)
         self.bulletin = Bulletin(emit)
-        self.parts = await asyncio.to_thread(self._build, paths, journal, emit, gpu_reader, same_disk_store, loop)
+        self.parts = await self._disk.call(self._build, paths, journal, emit, gpu_reader, same_disk_store, loop)
         await self._load_memory()
         if journal.sync.rebuilt:
             self._say(EventName.STATE_REBUILT, journal.sync.rebuilt, Severity.WARNING)
@@ -119,7 +134,7 @@ class Daemon:
             loop.add_signal_handler(number, self.leave, 0)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
         await self._begin(adopt_existing)
-        await asyncio.to_thread(self._keep_last_good)
+        await self._disk.call(self._keep_last_good)
         self._notifier.ready(self._headline())
 
     def _build(
@@ -138,6 +153,7 @@ class Daemon:
             journal,
             emit,
             wake=lambda: _soon(loop, self.wake),
+            current=lambda: self.loaded.settings,
             heartbeat_base=lambda: self._outlets.url if self._outlets is not None else "",
             gpu_reader=gpu_reader,
             same_disk_store=same_disk_store,
@@ -167,7 +183,7 @@ class Daemon:
         parts = self.parts
         await parts.removals.call(parts.remover.sweep_trash)
         await parts.senses.start()
-        await asyncio.to_thread(parts.watcher.start)
+        await self._disk.call(parts.watcher.start)
         await self.rounds.guarding.look()
         end = self._clock.monotonic() + FIRST_LOOK_SECONDS
         while self._clock.monotonic() < end and str(parts.gpus.latest().state) == "pending":
@@ -214,7 +230,13 @@ class Daemon:
         """Take the configuration file anew; returns what happened. What cannot change while running is refused."""
         self._notifier.reloading()
         try:
-            new = load_settings(self.loaded.path, environ=os.environ)
+            return self._reload()
+        finally:  # whatever happens: a service that never comes back from its reload cannot be reloaded again
+            self._notifier.ready(self._headline())
+
+    def _reload(self) -> str:
+        try:
+            new = self._load_again()
             if blocked := changes_needing_restart(self.loaded.settings, new.settings):
                 raise ConfigurationError(
                     f"{', '.join(blocked)} cannot change while podwatch runs",
@@ -225,14 +247,17 @@ class Daemon:
             self._config_problem, text = str(error), f"the old configuration stays: {error}"
             self._say(EventName.CONFIG_REFUSED, text, Severity.WARNING)
         else:
-            self.loaded, self._config_problem, text = new, "", "configuration reloaded"
+            later = waits_for_restart(self.loaded.settings, new.settings)
+            text = "configuration reloaded: thresholds and policies are in force"
+            if later:
+                text += f"; after the next start of podwatch: {', '.join(later)}"
+            self.loaded, self._config_problem = new, ""
             parts = self.parts
             parts.settings = new.settings
             parts.policies = policies_from(new.settings, max_steps=parts.policies.detection.max_steps)
             self.rounds.sensing.policies = parts.policies
             parts.recovery.reconfigure(parts.settings, parts.policies)
-            self._say(EventName.CONFIG_RELOADED, "configuration reloaded: thresholds and policies are in force")
-        self._notifier.ready(self._headline())
+            self._say(EventName.CONFIG_RELOADED, text)
         return text
 
     def _on_turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
@@ -243,10 +268,12 @@ class Daemon:
         self.bulletin.update(everything, snapshot.wall)
         if parts.recovery.exit_code is not None:
             self.leave(parts.recovery.exit_code)
-        if sensing.turns % REMEMBER_TURNS == 0:
+        if sensing.turns % REMEMBER_TURNS == 0 or sensing.state.armed != self._armed:
+            # What is armed is told to the next podwatch at once: the engine may die while none runs.
+            self._armed = sensing.state.armed
             parts.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_dict())
             parts.emit.save()
-            self._notifier.status(self._headline())
+        self._tell_systemd()
 
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
         parts = self.parts
@@ -284,28 +311,27 @@ class Daemon:
         """Let go of everything, in reverse order; each step has its own deadline, so that leaving never hangs."""
         self._notifier.stopping()
         self._jobs.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks, within=TASKS_END_SECONDS)
         if hasattr(self, "rounds"):
             await self._let_go()
         if self._journal is not None:
-            await _briefly(self._journal.close())
+            await briefly(self._journal.close())
+        self._disk.close()
         self._notifier.close()
 
     async def _let_go(self) -> None:
         parts = self.parts
         self._say(EventName.DAEMON_STOPPING, self._farewell())
-        await _briefly(parts.recovery.close())
+        await briefly(parts.recovery.close())
         if parts.syncer is not None:
-            await _briefly(self._beat("restarting"), 3.0)
-            await _briefly(parts.syncer.stop())
-        await _briefly(self.rounds.pruner.stop())
+            await briefly(self._beat("preempted" if self._preempted() else "restarting"), 3.0)
+            await briefly(parts.syncer.stop())
+        await briefly(self.rounds.pruner.stop())
         if self._outlets is not None:
-            await _briefly(self._outlets.close())
-        await _briefly(parts.senses.stop())
-        await _briefly(asyncio.to_thread(parts.watcher.stop))
-        await _briefly(parts.launcher.close())
+            await briefly(self._outlets.close())
+        await briefly(parts.senses.stop())
+        await briefly(self._disk.call(parts.watcher.stop))
+        await briefly(parts.launcher.close())
         parts.journal.post(Journal.learn, LEARNED, self.rounds.sensing.state.learned.to_dict())
         parts.emit.save()
 
@@ -348,10 +374,18 @@ class Daemon:
         state = self.parts.recovery.state
         if state.handle is None:
             return "podwatch leaves; no training is running"
+        if self._preempted():
+            return "podwatch leaves because its container is being stopped; training is told to end"
         return (
             "podwatch leaves; training goes on UNGUARDED. Start podwatch again to guard it,"
             " or `podwatch stop-training` first to stop it"
         )
+
+    def _preempted(self) -> bool:
+        """Told to leave by an init that is PID 1: the container ends, and training with it (DESIGN section 4)."""
+        leaving = self._leaving
+        told = leaving is not None and leaving.done() and not leaving.cancelled() and leaving.result() == 0
+        return told and os.environ.get(UNDER_INIT) == "pid1"
 
     def _headline(self) -> str:
         newest = viewing.newest_step(self.rounds.sensing.snapshot)
@@ -359,6 +393,13 @@ class Daemon:
         return f"{self.parts.recovery.state.phase}{step}"
 
     # -- small change
+
+    def _tell_systemd(self) -> None:
+        """The line that ``systemctl status`` shows, as soon as it changes."""
+        headline = self._headline()
+        if headline != self._told:
+            self._told = headline
+            self._notifier.status(headline)
 
     def _say(
         self, name: EventName, text: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool | None
@@ -389,10 +430,3 @@ def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     """From any thread; nothing to do once the loop is closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)
-
-
-async def _briefly(step: Awaitable[Any], seconds: float = 8.0) -> None:
-    try:
-        await asyncio.wait_for(step, seconds)
-    except (TimeoutError, PodwatchError, OSError):
-        pass

@@ -17,6 +17,7 @@ from podwatch.daemon.fetching import StoreDoor
 from podwatch.daemon.paths import RunPaths
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.sensing import Senses
+from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.policy import Policies
 from podwatch.journal import AsyncJournal, Journal
@@ -97,11 +98,13 @@ def build(
     emit: Emitter,
     *,
     wake: Callable[[], None],
+    current: Callable[[], Settings],
     heartbeat_base: Callable[[], str],
     gpu_reader: GpuReader | None = None,
     same_disk_store: bool = False,
 ) -> Parts:
-    """``wake`` is called from a thread when checkpoint files changed; ``heartbeat_base`` is the URL pings go to.
+    """``wake`` is called from a thread when checkpoint files changed; ``current`` gives the settings as last reloaded;
+    ``heartbeat_base`` is the URL pings go to.
 
     ``same_disk_store`` allows a ``file://`` store beside the checkpoints: for the demo only. Blocks: probes the disk.
     """
@@ -180,12 +183,17 @@ def build(
             catalogue=catalogue,
             journal=journal,
             clock=clock,
-            credentials=lambda: credentials_for(settings),
+            credentials=lambda: credentials_for(current()),
             emit=emit,
         )
-        door = StoreDoor(make_restorer(settings, layout, workspace, journal.sync, writer_id), Worker("restore"))
+        door = StoreDoor(
+            make_restorer(settings, layout, workspace, journal.sync, writer_id),
+            Worker("restore"),
+            have_local=lambda: newest_complete(catalogue.sets) is not None,
+        )
 
     def environment() -> dict[str, str]:
+        trainer = current().trainer
         built = build_environment(os.environ, trainer.env, trainer.env_file, user=trainer.user)
         base = heartbeat_base()
         if base:

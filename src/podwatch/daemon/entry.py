@@ -3,11 +3,11 @@
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from podwatch.config.last_good import load_or_last_good
-from podwatch.config.loading import LoadedSettings
+from podwatch.config.loading import LoadedSettings, load_settings
 from podwatch.daemon.paths import run_paths
 
 UNDER_INIT = "PODWATCH_UNDER_INIT"
@@ -34,13 +34,19 @@ def run_daemon(
             log_path=paths.state / "podwatch.log",
             run_dir=paths.runtime,
         )
-    return asyncio.run(_serve(loaded, adopt_existing))
+    return asyncio.run(
+        _serve(
+            loaded,
+            adopt_existing,
+            lambda: load_settings(loaded.path, environ=os.environ, overrides=overrides, run=run_name),
+        )
+    )
 
 
-async def _serve(loaded: LoadedSettings, adopt_existing: bool) -> int:
+async def _serve(loaded: LoadedSettings, adopt_existing: bool, load_again: Callable[[], LoadedSettings]) -> int:
     from podwatch.daemon.app import serve
 
-    return await serve(loaded, adopt_existing=adopt_existing)
+    return await serve(loaded, adopt_existing=adopt_existing, load_again=load_again)
 
 
 def _own_command(

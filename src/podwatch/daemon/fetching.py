@@ -7,15 +7,22 @@ from podwatch.judgement.choose import RemoteSave
 from podwatch.sync.restore import Restorer
 from podwatch.system.threads import Worker
 
+LOOK_SECONDS = 4.0
+"""How long a restart waits for the store to name its newest save when a complete set is here: a store out of reach is
+tried again for minutes, and idle GPUs cost money. B2 answers the four requests of a look within one second."""
+ONLY_STORE_SECONDS = 180.0
+"""The same while nothing is here to start from: then only the store can help."""
+
 
 class StoreDoor:
-    """Implements recovery's RestoreDoor over a Restorer."""
+    """Implements recovery's RestoreDoor over a Restorer. ``have_local``: whether a complete set is on this pod."""
 
-    def __init__(self, restorer: Restorer, worker: Worker) -> None:
-        self._restorer, self._worker = restorer, worker
+    def __init__(self, restorer: Restorer, worker: Worker, have_local: Callable[[], bool]) -> None:
+        self._restorer, self._worker, self._have_local = restorer, worker, have_local
 
     async def newest(self, exclude: frozenset[int]) -> RemoteSave | None:
-        found = await self._worker.call(lambda: self._restorer.newest(exclude=exclude))
+        patience = LOOK_SECONDS if self._have_local() else ONLY_STORE_SECONDS
+        found = await self._worker.call(lambda: self._restorer.newest(exclude=exclude), timeout=patience)
         if found is None:
             return None
         seq = found.pointer.seq if found.pointer is not None else 0

@@ -72,10 +72,11 @@ class Guarding:
             if any(s.completeness is Completeness.WRITING for s in self._catalogue.sets):
                 pause = min(pause, max(0.5, self._rescan / 4))
             try:
-                await asyncio.wait_for(self._wake.wait(), pause)
-                await self._clock.sleep(min(0.5, self._rescan / 4))
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
             except TimeoutError:
-                pass
+                continue
+            await self._clock.sleep(min(0.5, self._rescan / 4))  # more events follow the first one
 
     def _tell(self, sets: tuple[CheckpointSet, ...]) -> None:
         now = {s.step: s for s in sets}

@@ -3,21 +3,23 @@
 None of them is worth dying for: a guard that cannot be asked is still a guard.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from podwatch import __version__
-from podwatch.client.endpoint import SNAPSHOT, own_endpoint, write_document, write_endpoint
+from podwatch.client.endpoint import SNAPSHOT, Endpoint, own_endpoint, write_document, write_endpoint
 from podwatch.control.server import ControlServer
 from podwatch.daemon.compose import Parts
 from podwatch.daemon.handlers import Handler
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
 from podwatch.journal import Journal
+from podwatch.system.threads import Worker
 from podwatch.telling.http import HttpServer
 from podwatch.telling.view import DaemonView
+
+WRITE_SECONDS = 10.0
 
 
 class Outlets:
@@ -34,6 +36,7 @@ class Outlets:
         complain: Callable[[str], None],
     ) -> None:
         self._parts, self._status, self._complain = parts, status, complain
+        self._disk = Worker("outlets")
         http = parts.settings.http
         self._http = HttpServer(http.host, http.port, view, self._events, self._ping, parts.token, live, ready)
         self._control = ControlServer(
@@ -68,23 +71,20 @@ class Outlets:
                 await start()
             except PodwatchError as error:
                 self._complain(str(error))
-        self._write(lambda: write_endpoint(self._parts.paths.runtime, replace(self._endpoint, http_url=self.url)))
+        await self._write_endpoint(replace(self._endpoint, http_url=self.url))
 
     async def close(self) -> None:
-        self.write_status()
-        left = replace(self._endpoint, stopped_wall=self._parts.clock.wall())
-        self._write(lambda: write_endpoint(self._parts.paths.runtime, left))
+        await self.refresh()
+        await self._write_endpoint(replace(self._endpoint, stopped_wall=self._parts.clock.wall()))
         await self._control.stop()
         await self._http.stop()
+        self._disk.close()
 
     async def refresh(self) -> None:
         """Write status.json, for those who look when the daemon is gone."""
         document = self._status()
         path = self._parts.paths.runtime / SNAPSHOT
-        await asyncio.to_thread(self._write, lambda: write_document(path, document))
-
-    def write_status(self) -> None:
-        self._write(lambda: write_document(self._parts.paths.runtime / SNAPSHOT, self._status()))
+        await self._write(lambda: write_document(path, document))
 
     def _ping(self, role: str) -> None:
         self._parts.inbox.ping(role)
@@ -92,8 +92,11 @@ class Outlets:
     async def _events(self, after_id: int, limit: int) -> list[Event]:
         return await self._parts.journal.run(Journal.events, after_id=after_id, limit=limit)
 
-    def _write(self, write: Callable[[], None]) -> None:
+    async def _write_endpoint(self, endpoint: Endpoint) -> None:
+        await self._write(lambda: write_endpoint(self._parts.paths.runtime, endpoint))
+
+    async def _write(self, write: Callable[[], None]) -> None:
         try:
-            write()
-        except OSError as error:
-            self._complain(f"{error.filename or self._parts.paths.runtime}: {error.strerror}")
+            await self._disk.call(write, timeout=WRITE_SECONDS)
+        except OSError as error:  # a deadline that passed is one, too
+            self._complain(f"{error.filename or self._parts.paths.runtime}: {error.strerror or error}")
