@@ -138,14 +138,28 @@ def read_hints(config: str, environ: Mapping[str, str] = os.environ) -> Hints:
             f"cannot read the configuration: {error.strerror}", where=name, fix="check -c or $PODWATCH_CONFIG"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"not valid TOML: {error}", where=name, fix="run `podwatch config validate`"
-        ) from error
+        # podwatch itself goes on with its last good copy: those two lines are mostly still whole, and tell where it is
+        document = _two_lines(Path(name))
+        if not document:
+            raise ConfigurationError(
+                f"not valid TOML: {error}", where=name, fix="run `podwatch config validate`"
+            ) from error
     run_id, state_dir = document.get("run_id", ""), document.get("state_dir", "")
     return Hints(
         run_id=run_id if isinstance(run_id, str) else "",
         state_dir=Path(state_dir) if isinstance(state_dir, str) and state_dir else None,
     )
+
+
+def _two_lines(path: Path) -> dict[str, str]:
+    """run_id and state_dir from a file that is not TOML as a whole."""
+    import re
+
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in re.findall(r"""(?m)^\s*(state_dir|run_id)\s*=\s*(["'])(.*?)\2""", text)}
 
 
 def _names(runs: list[Found]) -> list[str]:

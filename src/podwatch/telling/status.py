@@ -24,7 +24,7 @@ _SUGGESTIONS = {
     FindingKind.GAVE_UP: "look at `podwatch incidents` and the trainer's log, then `podwatch start`",
     FindingKind.SENSOR_BLIND: "run `podwatch check`",
     FindingKind.TRAINER_EXITED: "see `podwatch logs` and `podwatch incidents`",
-    FindingKind.BLOCKED: "end what holds the GPUs; podwatch starts training as soon as they are free",
+    FindingKind.BLOCKED: "podwatch goes on by itself as soon as that is over",
 }
 
 
