@@ -18,6 +18,8 @@ class DaemonProcess:
 
     def __init__(self, directory: Path, config: str, environ: Mapping[str, str] | None = None) -> None:
         self.directory = directory
+        self.wrapper: tuple[str, ...] = ()
+        """A command that is put before ``podwatch run``, such as setpriv."""
         directory.mkdir(parents=True, exist_ok=True)
         self.config = directory / "podwatch.toml"
         self.config.write_text(config)
@@ -33,7 +35,7 @@ class DaemonProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *flags: str) -> "DaemonProcess":
-        command = [sys.executable, "-m", "podwatch", "-c", str(self.config), "run", *flags]
+        command = [*self.wrapper, sys.executable, "-m", "podwatch", "-c", str(self.config), "run", *flags]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -1,0 +1,291 @@
+"""Everything a person can get wrong: one clear line (what, where, what to do), the right exit code, nothing lost."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.asking import confirmed, guards_without_store, reasons, status, wait_reason
+from tests.support.b2server import KEY, KEY_ID, B2Server
+from tests.support.checkpoints import write_prime_rl_step
+from tests.support.daemon import DaemonProcess
+from tests.support.rig import Rig
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else or to mount")
+
+
+def fails(daemon: DaemonProcess, code: int, *words: str) -> str:
+    """``podwatch run`` ends with this code and says one line with all the words in it."""
+    daemon.start()
+    assert daemon.process is not None
+    assert daemon.process.wait(30) == code, daemon.tail()
+    said = [line for line in daemon.log.read_text().splitlines() if line.startswith("podwatch: ")]
+    assert len(said) == 1, daemon.tail()
+    for word in words:
+        assert word in said[0], said[0]
+    return said[0]
+
+
+# -- configuration ----------------------------------------------------------------------------------------------------
+
+
+def test_missing_file(rig: Rig) -> None:
+    daemon = rig.daemon()
+    daemon.config.unlink()
+    fails(daemon, 78, "does not exist", str(daemon.config), "podwatch config init")
+
+
+def test_malformed_file(rig: Rig) -> None:
+    daemon = rig.daemon()
+    daemon.config.write_text(rig.config() + "[gpu\n")
+    fails(daemon, 78, str(daemon.config), "line")
+
+
+def test_unknown_key_and_bad_unit(rig: Rig) -> None:
+    daemon = rig.daemon(gpu__pol="2s")
+    fails(daemon, 78, 'unknown key "pol" in [gpu]', 'did you mean "poll"', str(daemon.config))
+    daemon.log.unlink()
+    daemon.config.write_text(rig.config(gpu__hold="8 parsecs"))
+    fails(daemon, 78, '"hold" in [gpu]', "8 parsecs", str(daemon.config))
+
+
+def test_broken_at_restart_with_a_last_good_copy(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    confirmed(daemon)
+    pid = rig.trainer_pid
+    daemon.stop()
+    daemon.config.write_text("run_id = [broken\n" + rig.config())
+    daemon.start()
+    stale = wait_reason(daemon, "config-stale")
+    assert stale["severity"] == "critical"
+    assert str(daemon.config) in stale["suggestion"]
+    assert rig.trainer_pid == pid, "and the guard goes on"
+    assert daemon.command("status").returncode == 2
+
+
+# -- directories and permission ---------------------------------------------------------------------------------------
+
+
+def test_output_directory_that_does_not_exist_yet(rig: Rig) -> None:
+    shutil.rmtree(rig.output.parent)
+    daemon = rig.daemon(trainer__cwd=str(rig.root)).start()
+    confirmed(daemon)
+    daemon.wait_event("checkpoint-complete", 30)
+    assert rig.output.is_dir()
+
+
+@as_root
+def test_state_directory_that_may_not_be_written(rig: Rig) -> None:
+    _open_for_nobody(rig)
+    (rig.root / "state").mkdir(mode=0o755)
+    daemon = _as_nobody(rig, rig.daemon())
+    fails(daemon, 77, str(rig.root / "state"), "state_dir")
+
+
+@as_root
+def test_output_directory_that_may_not_be_read(rig: Rig) -> None:
+    """A guard that cannot see the checkpoints says so; it does not take them for gone, and starts nothing fresh."""
+    write_prime_rl_step(rig.output, 5)
+    _open_for_nobody(rig)
+    rig.output.chmod(0o700)
+    daemon = _as_nobody(rig, rig.daemon(state_dir=str(rig.root / "own")))
+    (rig.root / "own").mkdir(mode=0o700)
+    os.chown(rig.root / "own", NOBODY, NOBODY)
+    daemon.start()
+    daemon.wait_for(
+        lambda: (daemon.process is not None and daemon.process.poll() is not None)
+        or str(rig.output) in json.dumps([r for r in reasons(daemon).values() if r["severity"] == "critical"]),
+        20, "the directory is named",
+    )  # fmt: skip
+    time.sleep(0.5)
+    assert not rig.starts
+    assert (rig.output / "checkpoints" / "step_5" / "trainer" / ".metadata").exists()
+
+
+def _open_for_nobody(rig: Rig) -> None:
+    for path in (rig.root, *rig.root.parents):
+        if str(path).startswith("/tmp/") and path.owner() == "root":
+            path.chmod(path.stat().st_mode | 0o055)
+    for path in (rig.control, rig.output.parent):
+        path.chmod(0o777)
+
+
+def _as_nobody(rig: Rig, daemon: DaemonProcess) -> DaemonProcess:
+    """Run it as an unprivileged user."""
+    daemon.wrapper = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--")
+    daemon.runtime.mkdir(exist_ok=True)
+    os.chown(daemon.runtime, NOBODY, NOBODY)
+    os.chown(daemon.config, NOBODY, NOBODY)
+    return daemon
+
+
+# -- what runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["command", "cwd"])
+def test_a_command_or_directory_that_does_not_exist(rig: Rig, what: str) -> None:
+    changes: dict[str, Any] = {"trainer__command": ["no-such-trainer", "--x"]}
+    if what == "cwd":
+        changes = {"trainer__cwd": str(rig.root / "no-such-directory")}
+    daemon = rig.daemon(**changes).start()
+    gave_up = daemon.wait_event("gave-up", 30)
+    assert gave_up["level"] == "critical"
+    told = " ".join(str(e["event"]) for e in daemon.events() if e["level"] == "critical")
+    assert "no-such" in told, told
+    daemon.wait_for(lambda: "no-such" in json.dumps(reasons(daemon).get("gave-up")), 10, "status says why")
+    assert daemon.command("status").returncode == 2
+    assert daemon.process is not None
+    assert daemon.process.poll() is None, "checkpoints stay guarded"
+
+
+def test_two_podwatches_on_one_run(rig: Rig) -> None:
+    first = rig.daemon().start()
+    confirmed(first)
+    second = DaemonProcess(rig.root / "second", rig.config(), first.environ)
+    assert first.process is not None
+    fails(second, 75, f"process {first.process.pid}", rig.run_id)
+    assert len(rig.starts) == 1
+    assert first.process.poll() is None
+
+
+def test_health_port_already_taken(rig: Rig) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        daemon = rig.daemon(http__port=port).start()
+        url = status(daemon)["daemon"]["http_url"]
+        assert not url.endswith(f":{port}")
+        confirmed(daemon)
+
+
+# -- state ------------------------------------------------------------------------------------------------------------
+
+
+def test_corrupt_state_database(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    confirmed(daemon)
+    pid = rig.trainer_pid
+    daemon.stop()
+    database = rig.root / "state" / rig.run_id / "journal.sqlite"
+    database.write_bytes(b"this is not a database" * 1000)
+    seen = len(daemon.events())
+    daemon.start()
+    said = daemon.wait_event("state-rebuilt", 20, after=seen)
+    assert "journal.sqlite.corrupt-1" in said["event"]
+    assert database.with_name("journal.sqlite.corrupt-1").exists()
+    daemon.wait_event("trainer-adopted", 20, after=seen)
+    assert rig.trainer_pid == pid
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "small"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], capture_output=True)
+    if done.returncode != 0:
+        pytest.skip("a small filesystem cannot be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def _fill(place: Path) -> None:
+    with (place / "filler").open("wb", buffering=0) as out, contextlib.suppress(OSError):
+        while out.write(b"x" * 4096):
+            pass
+
+
+@as_root
+def test_full_disk_at_the_very_first_start(rig: Rig, small_disk: Path) -> None:
+    _fill(small_disk)
+    fails(rig.daemon(state_dir=str(small_disk / "state")), 69, str(small_disk), "space")
+    assert not rig.starts
+
+
+@as_root
+def test_full_disk_at_a_later_start(rig: Rig, small_disk: Path) -> None:
+    """The guard matters most when the disk is full: it takes the trainer over all the same."""
+    daemon = rig.daemon(state_dir=str(small_disk / "state")).start()
+    confirmed(daemon)
+    pid = rig.trainer_pid
+    daemon.stop()
+    _fill(small_disk)
+    seen = len(daemon.events())
+    daemon.start()
+    daemon.wait_event("trainer-adopted", 20, after=seen)
+    assert rig.trainer_pid == pid
+    daemon.wait_event("detector-armed", 20, after=seen, detector="silent-death:gpu0")
+    daemon.wait_for(lambda: rig.saved, 20, "something to resume from")
+    os.kill(rig.engine_pid, signal.SIGKILL)
+    daemon.wait_event("incident-closed", 30, after=seen)
+    assert rig.trainer_pid != pid
+
+
+# -- GPU --------------------------------------------------------------------------------------------------------------
+
+
+def test_no_nvml(rig: Rig) -> None:
+    daemon = rig.daemon(gpu__release_wait="0.5s")
+    daemon.environ.pop("LD_LIBRARY_PATH")
+    daemon.start()
+    absent = daemon.wait_event("sensor-changed", 20, sensor="gpus")
+    assert absent["state"] == "absent"
+    confirmed(daemon)
+    assert daemon.command("status").returncode in (1, 2)
+
+
+# -- store ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def b2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[B2Server]:
+    with B2Server(tmp_path_factory.mktemp("b2")) as server:
+        yield server
+
+
+def b2_environment(server: B2Server) -> dict[str, str]:
+    return {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": server.url}
+
+
+@pytest.mark.parametrize("what", ["wrong key", "no such bucket", "half a key", "no key"])
+def test_a_store_that_cannot_be_used_does_not_remove_the_guard(rig: Rig, b2: B2Server, what: str) -> None:
+    environ, bucket, words, code = b2_environment(b2), "test-bucket", "", 69
+    if what == "wrong key":
+        environ["B2_APPLICATION_KEY"] = "wrong-secret-never-to-be-seen"
+        words = "store refuses the key"
+    elif what == "no such bucket":
+        bucket = words = "no-such-bucket"
+    elif what == "half a key":
+        del environ["B2_APPLICATION_KEY"]
+        words, code = "half of the store's key is missing", 78
+    else:
+        environ, words, code = {}, "no credentials for the store", 78
+    daemon = rig.daemon(environ, sync__store=f"b2://{bucket}").start()
+    # Training does not begin by itself, because the store may hold this run; a person's word is enough.
+    daemon.wait_for(lambda: "podwatch start --fresh" in json.dumps(reasons(daemon).get("blocked")), 20, "what to do")
+    assert "the store could not be asked" in reasons(daemon)["blocked"]["summary"]
+    assert not rig.starts
+    guards_without_store(rig, daemon, words)
+    sync = daemon.command("sync", "--wait")
+    assert sync.returncode == code, sync.stderr
+    assert len(sync.stderr.splitlines()) == 1
+    assert sync.stderr.startswith("podwatch: ")
+    assert "never-to-be-seen" not in daemon.log.read_text() + sync.stderr
+
+
+def test_a_store_beside_the_checkpoints_is_refused(rig: Rig) -> None:
+    daemon = rig.daemon(sync__store=f"file://{rig.root}/backup").start()
+    confirmed(daemon)
+    reason = wait_reason(daemon, "not-backed-up")
+    assert reason["severity"] == "critical"
+    assert "same filesystem" in reason["summary"]
+    assert daemon.command("status").returncode == 2
+    assert not (rig.root / "backup").exists()

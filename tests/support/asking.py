@@ -1,0 +1,58 @@
+"""What end-to-end tests ask a daemon for."""
+
+import os
+import signal
+import time
+from typing import Any
+
+from tests.support.daemon import DaemonProcess
+from tests.support.rig import Rig
+
+
+def status(daemon: DaemonProcess) -> dict[str, Any]:
+    document: dict[str, Any] = daemon.wait_for(daemon.status, 20, "an answer to /status")
+    return document
+
+
+def reasons(daemon: DaemonProcess) -> dict[str, dict[str, Any]]:
+    """The open reasons by their kind."""
+    return {r["kind"]: r for r in status(daemon)["reasons"]}
+
+
+def wait_reason(daemon: DaemonProcess, kind: str, seconds: float = 30) -> dict[str, Any]:
+    found: dict[str, Any] = daemon.wait_for(lambda: reasons(daemon).get(kind), seconds, f"finding {kind}")
+    return found
+
+
+def messages(daemon: DaemonProcess, name: str, after: int = 0) -> list[str]:
+    return [str(e["event"]) for e in daemon.events()[after:] if e["podwatch_event"] == name]
+
+
+def confirmed(daemon: DaemonProcess, after: int = 0) -> None:
+    daemon.wait_event("trainer-confirmed", 30, after=after)
+
+
+def running(daemon: DaemonProcess, rig: Rig, step: int = 0, after: int = 0) -> int:
+    """Wait until training is confirmed and a checkpoint at or above ``step`` is complete; the trainer's pid."""
+    confirmed(daemon, after)
+    if step:
+        daemon.wait_for(
+            lambda: any(e["podwatch_event"] == "checkpoint-complete" and e["step"] >= step for e in daemon.events()),
+            30, f"a complete checkpoint at step {step} or above",
+        )  # fmt: skip
+    return rig.trainer_pid
+
+
+def guards_without_store(rig: Rig, daemon: DaemonProcess, words: str) -> None:
+    """Training begins at a person's word, and everything but the backup works."""
+    started = daemon.command("start", "--fresh")
+    assert started.returncode == 0, started.stderr
+    running(daemon, rig, step=5)
+    died = time.monotonic()
+    os.kill(rig.engine_pid, signal.SIGKILL)
+    assert daemon.wait_event("incident-closed", 30)["resumed_step"] >= 5
+    assert time.monotonic() - died < 20, "a store out of reach does not hold a restart up"
+    reason = wait_reason(daemon, "store-unavailable", 120)
+    assert reason["severity"] == "warning"
+    assert words in reason["summary"], reason
+    daemon.wait_for(lambda: daemon.command("status").returncode == 1, 20, "status: warning, nothing worse")

@@ -1,0 +1,131 @@
+"""A trainer in prime-rl's layout A with nothing to train: steps, STABLE markers, checkpoint files, an engine child.
+
+Standard library only, so that it starts fast. It misbehaves when told to, by ``<control>/orders.json``, which is read
+at every step: ``{"exit": 1}`` (with ``"at": N`` only from step N on), ``{"hang": true}``, ``{"finish": true}`` (finish
+line now), ``{"step_seconds": 0.5}``. An order with ``"once": true`` is removed before it is carried out.
+
+Each trainer and each engine takes a lock for its whole life. One that finds it taken writes to ``<control>/double``:
+two trainers were alive at once, however short (promise 4).
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.support.checkpoints import (
+    broadcast_operations,
+    dcp_operations,
+    finish,
+    orchestrator_operations,
+    write_rollouts,
+)
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output-dir", type=Path, required=True)
+    parser.add_argument("--control", type=Path, required=True)
+    parser.add_argument("--max-steps", type=int, default=1_000_000)
+    parser.add_argument("--ckpt.interval", dest="interval", type=int, default=5)
+    parser.add_argument("--ckpt.resume-step", dest="resume", type=int)
+    parser.add_argument("--step-seconds", type=float, default=0.1)
+    parser.add_argument("--start-seconds", type=float, default=0.0)
+    parser.add_argument("--size", type=int, default=4096)
+    return parser.parse_args(argv)
+
+
+def alone(control: Path, what: str) -> int:
+    """Hold the lock of ``what`` until this process ends; tell if somebody else holds it."""
+    lock = os.open(control / f"{what}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with (control / "double").open("a") as out:
+            out.write(f"{what} {os.getpid()} {time.time()}\n")
+    (control / f"{what}.pid").write_text(str(os.getpid()))
+    return lock
+
+
+def engine(control: Path, parent_lock: int) -> NoReturn:
+    """The process that would hold the GPU memory. It outlives a trainer that is killed, as vLLM's does."""
+    os.close(parent_lock)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    Path("/proc/self/comm").write_text("VLLM::EngineCore")
+    alone(control, "engine")
+    while True:
+        time.sleep(60)
+
+
+class Orders:
+    def __init__(self, control: Path) -> None:
+        self._path = control / "orders.json"
+
+    def now(self, step: int) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return {}
+        if step < found.get("at", 0):
+            return {}
+        if found.get("once"):
+            self._path.unlink(missing_ok=True)
+        return found
+
+
+def main() -> int:
+    args = parse(sys.argv[1:])
+    control, output = args.control, args.output_dir
+    orders = Orders(control)
+    lock = alone(control, "trainer")
+    with (control / "starts.jsonl").open("a") as out:
+        out.write(json.dumps({"pid": os.getpid(), "step": args.resume, "argv": sys.argv[1:]}) + "\n")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    own = output / "run_default"
+    if args.resume is not None:
+        needed = output / "checkpoints" / f"step_{args.resume}" / "trainer" / ".metadata"
+        if not needed.exists():
+            raise FileNotFoundError(f"Checkpoint not found at {needed.parent}")
+    if os.fork() == 0:
+        engine(control, lock)
+    time.sleep(args.start_seconds)
+
+    def save(step: int) -> None:
+        finish(orchestrator_operations(own / "checkpoints" / f"step_{step}" / "orchestrator", step, "A"))
+        finish(dcp_operations(output / "checkpoints" / f"step_{step}" / "trainer", args.size))
+
+    step = args.resume or 0
+    while step < args.max_steps:
+        order = orders.now(step)
+        if order.get("hang"):
+            while True:
+                time.sleep(60)
+        if "exit" in order:
+            return int(order["exit"])
+        if order.get("finish"):
+            break
+        finish(broadcast_operations(own / "broadcasts" / f"step_{step}", args.size))
+        if step and step % args.interval == 0 and step != args.resume:
+            save(step)
+        write_rollouts(output, step)
+        time.sleep(order.get("step_seconds", args.step_seconds))
+        print(f"{time.strftime('%H:%M:%S')} SUCCESS Step {step} | Time: 0.1s | Loss: 0.5 | Reward: 0.1", flush=True)
+        step += 1
+    finish(broadcast_operations(own / "broadcasts" / f"step_{step}", args.size))
+    save(step)
+    print("Orchestrator finished.\nRL trainer finished!", flush=True)
+    engine_pid = int((control / "engine.pid").read_text())
+    os.kill(engine_pid, signal.SIGTERM)
+    os.waitpid(engine_pid, 0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

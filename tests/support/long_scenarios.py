@@ -1,0 +1,86 @@
+"""Scenarios that mostly wait. The end-to-end suite runs them beside its other tests (see its conftest)."""
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from tests.support.asking import confirmed, guards_without_store
+from tests.support.b2server import KEY, KEY_ID
+from tests.support.daemon import DaemonProcess
+from tests.support.rig import Rig
+
+ROUNDS = int(os.environ.get("PODWATCH_CRASH_ROUNDS", "8"))
+SEED = int(os.environ.get("PODWATCH_CRASH_SEED", "2"))
+
+
+class Background(threading.Thread):
+    """Runs one scenario; ``result`` waits for its end and raises what it raised."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._work = work
+        self._failure: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._failure = error
+
+    def result(self) -> None:
+        self.join()
+        if self._failure is not None:
+            raise self._failure
+
+
+def no_network(rig: Rig) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    environ = {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": url}
+    daemon = rig.daemon(environ, sync__store="b2://test-bucket", gpu__poll="0.3s", gpu__hold="1s").start()
+    daemon.wait_for(daemon.status, 20, "an answer")
+    guards_without_store(rig, daemon, "store cannot be reached")
+
+
+def crash(rig: Rig) -> None:
+    """kill -9 of podwatch anywhere in a recovery: never two trainers, and the run ends healed (promises 4 and 10).
+
+    The fake trainer and its engine each hold a lock for their whole life and tell if they find it taken, so that no
+    moment with two of them can be missed.
+    """
+    chance = random.Random(SEED)
+    rig.trainer_flags += ["--step-seconds", "0.1"]
+    daemon = rig.daemon(gpu__hold="0.3s").start()
+    confirmed(daemon)
+    daemon.wait_event("checkpoint-complete", 30)
+    daemon.wait_event("detector-armed", 30, detector="silent-death:gpu0")
+    for number in range(ROUNDS):
+        trainer, engine = rig.trainer_pid, rig.engine_pid
+        victim = chance.choice((trainer, engine))
+        plan = [chance.uniform(0.0, 1.5) for _ in range(chance.randint(1, 2))]
+        name = "trainer" if victim == trainer else "engine"
+        told = f"seed {SEED}, round {number}: {name} killed, podwatch after {plan}"
+        os.kill(victim, signal.SIGKILL)
+        for pause in plan:
+            time.sleep(pause)
+            daemon.stop(signal.SIGKILL)
+            daemon.start()
+        daemon.wait_for(lambda t=trainer, e=engine: _healed(rig, daemon, t, e), 60, f"healed; {told}")
+        rig.never_two()
+    wrong = [e for e in daemon.events() if e["podwatch_event"] in ("gave-up", "recovery-blocked")]
+    assert not wrong, wrong
+
+
+def _healed(rig: Rig, daemon: DaemonProcess, trainer: int, engine: int) -> bool:
+    """Both processes are new and live, and podwatch is content."""
+    if rig.trainer_pid in (0, trainer) or rig.engine_pid in (0, engine):
+        return False
+    status = daemon.status()
+    if status is None or status["training"]["state"] != "running" or status["overall"] == "critical":
+        return False
+    return "silent-death:gpu0" in status["daemon"]["armed"]

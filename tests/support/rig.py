@@ -1,0 +1,180 @@
+"""One pod for an end-to-end test: a real ``podwatch run``, the NVML stand-in, and a fake trainer that obeys orders."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from podwatch.system import procfs
+from tests.support.daemon import DaemonProcess
+from tests.support.nvml import GIB, NvmlWorld
+
+TRAINER = Path(__file__).with_name("fake_trainer.py")
+
+
+def alive(pid: int) -> bool:
+    stat = procfs.read_stat(pid)
+    return stat is not None and stat.state not in "ZX"
+
+
+class Cards(threading.Thread):
+    """Shows on GPU 0 what the engine would hold and on GPU 1 what the trainer would hold, while they live."""
+
+    def __init__(self, world: NvmlWorld, control: Path) -> None:
+        super().__init__(daemon=True)
+        self._world, self._control, self._ended = world, control, threading.Event()
+        self._shown = [-1, -1]
+
+    def run(self) -> None:
+        while not self._ended.wait(0.05):
+            for index, what in enumerate(("engine", "trainer")):
+                used = 60 * GIB if self._lives(what) else 0
+                if used != self._shown[index]:
+                    self._shown[index] = used
+                    self._world.set_memory(index, used)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+    def _lives(self, what: str) -> bool:
+        try:
+            return alive(int((self._control / f"{what}.pid").read_text()))
+        except (OSError, ValueError):
+            return False
+
+
+class Rig:
+    """``daemon`` is not started yet. ``settings`` are TOML tables merged over quick ones."""
+
+    def __init__(self, root: Path, library: Path) -> None:
+        self.root = root
+        self.output = root / "work" / "outputs"
+        self.control = root / "control"
+        self.control.mkdir(parents=True)
+        self.output.parent.mkdir(parents=True)
+        self.run_id = f"e2e-{os.getpid()}-{time.monotonic_ns() % 10**9}"
+        self.world = NvmlWorld(root / "world", devices=2)
+        self.cards = Cards(self.world, self.control)
+        self.trainer_flags: list[str] = []
+        self._library = library
+        self._daemons: list[DaemonProcess] = []
+        self.cards.start()
+
+    # -- configuration
+
+    def command(self) -> list[str]:
+        where = ["--output-dir", str(self.output), "--control", str(self.control)]
+        return [sys.executable, "-S", str(TRAINER), *where, *self.trainer_flags]
+
+    def config(self, **changes: Any) -> str:
+        """Keys are ``section__key`` (or a top-level key); a value of None removes the key."""
+        tables: dict[str, dict[str, Any]] = {
+            "": {"run_id": self.run_id, "state_dir": str(self.root / "state")},
+            "trainer": {
+                "layout": "prime-rl", "output_dir": str(self.output), "cwd": str(self.output.parent),
+                "command": self.command(), "stop_grace": "2s", "save_grace": "2s",
+            },
+            "gpu": {"inference": [0], "trainer": [1], "poll": "0.1s", "hold": "0.5s", "deadline": "0.5s"},
+            "checkpoints": {"rescan": "0.3s", "settle": "0.2s"},
+            "recovery": {"backoff_min": "0.1s", "backoff_max": "0.5s"},
+            "http": {"port": 0},
+            "log": {"format": "json"},
+        }  # fmt: skip
+        for name, value in changes.items():
+            section, _, key = name.rpartition("__")
+            table = tables.setdefault(section, {})
+            if value is None:
+                table.pop(key, None)
+            else:
+                table[key] = value
+        lines = []
+        for section, table in tables.items():
+            lines += [f"[{section}]"] if section else []
+            lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+        return "\n".join(lines) + "\n"
+
+    def daemon(self, environ: dict[str, str] | None = None, **changes: Any) -> DaemonProcess:
+        variables = {**self.world.environment(self._library), **(environ or {})}
+        made = DaemonProcess(self.root, self.config(**changes), variables)
+        self._daemons.append(made)
+        return made
+
+    # -- orders and looks
+
+    def order(self, **order: Any) -> None:
+        path = self.control / "orders.json"
+        path.with_suffix(".new").write_text(json.dumps(order))
+        path.with_suffix(".new").replace(path)
+
+    def obey(self) -> None:
+        """No orders any more."""
+        (self.control / "orders.json").unlink(missing_ok=True)
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        try:
+            return [json.loads(line) for line in (self.control / "starts.jsonl").read_text().splitlines()]
+        except OSError:
+            return []
+
+    @property
+    def trainer_pid(self) -> int:
+        """0 while none lives."""
+        return self._living("trainer")
+
+    @property
+    def engine_pid(self) -> int:
+        return self._living("engine")
+
+    def _living(self, what: str) -> int:
+        try:
+            pid = int((self.control / f"{what}.pid").read_text())
+        except (OSError, ValueError):
+            return 0
+        return pid if alive(pid) else 0
+
+    def never_two(self) -> None:
+        double = self.control / "double"
+        assert not double.exists(), f"two were alive at once: {double.read_text()}"
+
+    @property
+    def saved(self) -> list[int]:
+        """Steps whose trainer part has its marker."""
+        return sorted(int(p.parts[-3][5:]) for p in self.output.glob("checkpoints/step_*/trainer/.metadata"))
+
+    def members(self) -> list[int]:
+        """Everything that was started for this run: trainer, engine, keeper."""
+        return [
+            pid
+            for pid in procfs.all_pids()
+            if pid != os.getpid() and alive(pid)
+            and (
+                procfs.environment_value(pid, "PODWATCH_RUN") == self.run_id
+                or any(str(self.root) in word for word in procfs.command(pid))
+            )
+        ]  # fmt: skip
+
+    def close(self) -> None:
+        """End everything, and hold every test to what must be true whatever it did."""
+        for daemon in self._daemons:
+            if daemon.process is not None and daemon.process.poll() is None:
+                daemon.process.kill()
+                daemon.process.wait()
+        end = time.monotonic() + 10
+        while (left := self.members()) and time.monotonic() < end:
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.01)
+        self.cards.stop()
+        self.never_two()
+        for daemon in self._daemons:
+            if daemon.log.exists():
+                assert "Traceback" not in daemon.log.read_text(errors="replace"), daemon.tail(80)
