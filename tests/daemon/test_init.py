@@ -216,6 +216,17 @@ def test_detach_returns_once_ready_and_leaves_a_small_init(box: Box) -> None:
     until(lambda: not Path(f"/proc/{pid}").exists())
 
 
+def test_detached_a_daemon_that_dies_later_is_started_again(box: Box) -> None:
+    assert _detach(box, SERVE).returncode == 0
+    init_pid = int((box.root / "init.pid").read_text())
+    for count in (1, 2):
+        os.kill(box.starts[-1], signal.SIGKILL)
+        until(lambda count=count: len(box.starts) > count)
+    assert int((box.root / "init.pid").read_text()) == init_pid
+    os.kill(init_pid, signal.SIGTERM)
+    until(lambda: not Path(f"/proc/{init_pid}").exists())
+
+
 def test_detach_reports_what_went_wrong(box: Box) -> None:
     done = _detach(box, "print('bad: what, where, fix'); sys.exit(78)")
     assert done.returncode == 78

@@ -129,6 +129,8 @@ class Init:
         self.only_children = False
         """The daemon is over for good; PID 1 stays for what is left."""
         self.reported = options.report_fd is None
+        if not self.reported:
+            os.set_inheritable(options.report_fd, False)
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -228,8 +230,6 @@ class Init:
                     except (OSError, ValueError):
                         continue
                 environment["WATCHDOG_PID"] = str(os.getpid())
-                if self.options.report_fd is not None:
-                    os.set_inheritable(self.options.report_fd, False)
                 os.execvpe(self.command[0], self.command, environment)  # noqa: S606 - argv by design
             except OSError as error:
                 os.write(2, f"cannot execute {self.command[0]}: {error.strerror}\n".encode())
