@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -62,3 +64,16 @@ async def test_without_descriptors_of_our_own_a_trainer_has_not_ended(pod: Pod) 
         await handle.stop(grace=5.0, save_grace=5.0, saving=lambda: False)
         await handle.release()
         await launcher.close()
+
+
+async def test_a_clock_that_was_set_since_the_start_does_not_make_it_older(pod: Pod) -> None:
+    launcher = pod.launcher()
+    handle = await launcher.start(pod.script("exec sleep 300"))
+    path = pod.directory / "record.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "started_wall": record["started_wall"] - 7200.0}))
+    found = (await pod.launcher().look()).handle
+    assert found is not None
+    assert abs(found.started_wall - time.time()) < 30
+    await handle.stop(grace=5.0, save_grace=5.0, saving=lambda: False)
+    await handle.release()

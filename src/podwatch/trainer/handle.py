@@ -1,5 +1,6 @@
 """Trainers that are ours: under a keeper, or attached to. One way to stop them all."""
 
+import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,6 +22,13 @@ _SWEEP_EVERY = 10.0
 """Looking for the marker reads every process of the pod: now and then is enough while nothing is being stopped."""
 _EXIT_RECORD_WAIT = 5.0
 """A living keeper records its child's end within milliseconds; after this it is taken to be stuck."""
+
+
+def started_wall(identity: ProcessIdentity, clock: Clock) -> float:
+    """Epoch second of its start by the clock as it is now, from its start ticks: a clock that was set since (a pod that
+    boots with a wrong one) must not make a start look older than its patience."""
+    age = clock.boottime() - identity.start_ticks / os.sysconf("SC_CLK_TCK")
+    return clock.wall() - max(0.0, age)
 
 
 class _Trainer(ABC):
@@ -119,7 +127,7 @@ class KeptTrainer(_Trainer):
             start_id=record.start_id,
             supervision=Supervision.KEEPER,
             launcher=record.launcher,
-            started_wall=record.started_wall,
+            started_wall=started_wall(record.launcher, clock),
             local=LocalTree(record.launcher, start_id=record.start_id, keeper=record.keeper),
             worker=worker,
             clock=clock,

@@ -22,7 +22,7 @@ from podwatch.system.threads import Worker
 from podwatch.trainer import find, tree
 from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
 from podwatch.trainer.environment import for_training
-from podwatch.trainer.handle import AttachedTrainer, KeptTrainer
+from podwatch.trainer.handle import AttachedTrainer, KeptTrainer, started_wall
 from podwatch.trainer.keeper_client import KeeperClient, KeeperSilent
 from podwatch.trainer.records import KeeperRecord, read_exit, read_record, read_result
 
@@ -162,7 +162,7 @@ class KeeperLauncher:
             raise Busy(f"process {candidate.launcher.pid} has ended", fix="look again")
         return AttachedTrainer(
             candidate.launcher,
-            started_wall=_started_wall(candidate.launcher, self._clock),
+            started_wall=started_wall(candidate.launcher, self._clock),
             worker=self._worker,
             clock=self._clock,
         )
@@ -331,11 +331,6 @@ def _exec_error(plan: StartPlan, code: object, text: str) -> PodwatchError:
             fix='start it with its interpreter: ["bash", "script.sh"]',
         )
     return HostError(f"cannot execute {program}: {text}", where="trainer.command", fix="correct trainer.command")
-
-
-def _started_wall(identity: ProcessIdentity, clock: Clock) -> float:
-    age = clock.boottime() - identity.start_ticks / os.sysconf("SC_CLK_TCK")
-    return clock.wall() - max(0.0, age)
 
 
 def _last_line(path: Path) -> str:
