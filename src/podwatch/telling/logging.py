@@ -10,11 +10,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal, TextIO
 
-import structlog
-from structlog.typing import EventDict, WrappedLogger
-
 from podwatch.domain.event import Event
 from podwatch.domain.finding import Severity
+from podwatch.telling.plain_structlog import EventDict, WrappedLogger, structlog
 from podwatch.telling.redaction import Redactor
 from podwatch.telling.sink import JOURNAL_SOCKET, JournalTarget, Sink, StreamTarget, under_journal
 
