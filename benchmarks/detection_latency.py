@@ -41,10 +41,12 @@ def latency(seed: int, scenario: dict[str, float]) -> float | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--deaths", type=int, default=200)
+    parser.add_argument("--quick", action="store_true", help="20 deaths, for a first look")
     args = parser.parse_args()
+    deaths = 20 if args.quick else args.deaths
     worst = 0.0
     for name, scenario in SCENARIOS.items():
-        found = [latency(seed, scenario) for seed in range(args.deaths)]
+        found = [latency(seed, scenario) for seed in range(deaths)]
         seen = sorted(x for x in found if x is not None)
         p50, p95 = seen[len(seen) // 2], seen[max(0, -(-len(seen) * 95 // 100) - 1)]
         print(f"{name}: {len(seen)}/{len(found)} seen, p50 {p50:.1f} s, p95 {p95:.1f} s, max {seen[-1]:.1f} s")

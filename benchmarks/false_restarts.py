@@ -43,8 +43,9 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=500.0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="100 hours, for a first look")
     args = parser.parse_args()
-    runs = max(1, round(args.hours / CHUNK_HOURS))
+    runs = max(1, round((100.0 if args.quick else args.hours) / CHUNK_HOURS))
     began = time.monotonic()
     with ProcessPoolExecutor(args.jobs) as pool:
         results = list(pool.map(one, range(args.seed, args.seed + runs)))

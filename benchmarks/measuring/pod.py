@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks.measuring import ROOT
+from tests.support.b2server import B2Server
 from tests.support.daemon import DaemonProcess
 from tests.support.nvml import GIB, NvmlWorld, build_nvml
 
@@ -34,7 +35,7 @@ while True:
 class Pod:
     """``with Pod(directory) as pod``: the daemon is up and training runs."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, store: B2Server | None = None) -> None:
         self._world = NvmlWorld(directory / "world", devices=8)
         library = build_nvml(directory)
         output = directory / "work" / "outputs"
@@ -59,7 +60,12 @@ port = 0
 [log]
 format = "json"
 """
-        self.daemon = DaemonProcess(directory, config, self._world.environment(library))
+        environ = self._world.environment(library)
+        if store is not None:
+            config += f'[sync]\nstore = "b2://{store.bucket}"\n'
+            names = ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT")
+            environ |= {name: store.environment()[name] for name in names}
+        self.daemon = DaemonProcess(directory, config, environ)
         self.environ, self.config = self.daemon.environ, self.daemon.config
 
     @property

@@ -1,7 +1,8 @@
-"""One set of one big file, its upload job, and podwatch's own child that sends it."""
+"""A set of big files, its upload job, and podwatch's own child that sends it."""
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,21 @@ def write_file(path: Path, mib: int) -> Path:
     return path
 
 
-def job_for(path: Path, store: str, name: str, lock: Path, connections: int = 4) -> UploadJob:
-    found = path.stat()
-    file = JobFile(
-        part="trainer", path=path.name, remote=f"trainer/{path.name}", key=f"run/podwatch/step_1/{name}/{path.name}",
-        size=found.st_size, mtime_ns=found.st_mtime_ns, mode=0o644, inode=found.st_ino, device=found.st_dev,
-    )  # fmt: skip
+def job_for(paths: Sequence[Path], store: str, name: str, lock: Path, connections: int = 4) -> UploadJob:
+    """All files lie in one directory."""
+    files = []
+    for path in paths:
+        found = path.stat()
+        key = f"run/podwatch/step_1/{name}/{path.name}"
+        files.append(
+            JobFile(
+                part="trainer", path=path.name, remote=f"trainer/{path.name}", key=key, size=found.st_size,
+                mtime_ns=found.st_mtime_ns, mode=0o644, inode=found.st_ino, device=found.st_dev,
+            )
+        )  # fmt: skip
     return UploadJob(
         step=1, save_id=name, store=store, writer_id="bench", part_size=PART_SIZE, connections=connections,
-        lock=str(lock), roots={"trainer": str(path.parent)}, files=(file,),
+        lock=str(lock), roots={"trainer": str(paths[0].parent)}, files=tuple(files),
     )  # fmt: skip
 
 
