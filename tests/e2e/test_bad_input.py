@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.asking import confirmed, guards_without_store, reasons, status, wait_reason
+from tests.support.asking import confirmed, guards_without_store, reasons, starts_without_store, status, wait_reason
 from tests.support.b2server import KEY, KEY_ID, B2Server
 from tests.support.checkpoints import write_prime_rl_step
 from tests.support.daemon import DaemonProcess
@@ -273,7 +273,14 @@ def test_a_store_that_cannot_be_used_does_not_remove_the_guard(rig: Rig, b2: B2S
     daemon.wait_for(lambda: "podwatch start --fresh" in json.dumps(reasons(daemon).get("blocked")), 20, "what to do")
     assert "the store could not be asked" in reasons(daemon)["blocked"]["summary"]
     assert not rig.starts
-    guards_without_store(rig, daemon, words)
+    if what == "wrong key":
+        guards_without_store(rig, daemon, words)
+        assert daemon.command("status").returncode == 1
+    else:
+        starts_without_store(daemon)
+        daemon.wait_event("checkpoint-complete", 20)
+        reason = wait_reason(daemon, "store-unavailable")
+        assert (reason["severity"], words in reason["summary"]) == ("warning", True), reason
     sync = daemon.command("sync", "--wait")
     assert sync.returncode == code, sync.stderr
     assert len(sync.stderr.splitlines()) == 1

@@ -1,0 +1,112 @@
+"""Leaving ends, whatever hangs; and a reload says what it could not take over."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from podwatch.config.settings import Settings
+from podwatch.daemon import fetching
+from podwatch.daemon.ending import briefly, end_tasks
+from podwatch.daemon.fetching import StoreDoor
+from podwatch.daemon.reloading import waits_for_restart
+from podwatch.system.threads import Worker
+
+
+async def test_a_task_that_swallows_a_cancellation_is_ended_all_the_same() -> None:
+    swallowed = 0
+
+    async def stubborn() -> None:
+        nonlocal swallowed
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                swallowed += 1
+                if swallowed == 3:
+                    raise
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    await end_tasks([task], within=5)
+    assert (swallowed, task.cancelled()) == (3, True)
+
+
+async def test_a_task_that_never_ends_is_left_behind_in_time() -> None:
+    release = asyncio.Event()
+
+    async def immortal() -> None:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    task = asyncio.create_task(immortal())
+    await asyncio.sleep(0)
+    began = time.monotonic()
+    await end_tasks([task], within=0.2)
+    assert time.monotonic() - began < 2
+    assert not task.done()
+    release.set()
+    await task
+
+
+async def test_a_step_of_leaving_that_hangs_does_not_hold_the_next_one() -> None:
+    began = time.monotonic()
+    await briefly(asyncio.sleep(60), 0.05)
+    assert time.monotonic() - began < 5
+
+
+def test_a_hung_disk_does_not_hold_the_exit() -> None:
+    """The daemon's file work runs in threads that the interpreter does not join."""
+    code = """
+import asyncio, time
+from podwatch.daemon.ending import briefly
+from podwatch.system.threads import Worker
+async def main():
+    await briefly(Worker("disk").call(time.sleep, 600), 0.05)
+asyncio.run(main())
+"""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    assert time.monotonic() - began < 20
+
+
+class _Silent:
+    """A store that does not answer until it is told to."""
+
+    def __init__(self) -> None:
+        self.answer = threading.Event()
+
+    def newest(self, *, exclude: frozenset[int]) -> None:
+        self.answer.wait(30)
+
+
+async def test_a_store_out_of_reach_is_not_waited_for_when_a_set_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "LOOK_SECONDS", 0.05)
+    store = _Silent()
+    door = StoreDoor(store, Worker("store"), have_local=lambda: True)  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError):
+        await door.newest(frozenset())
+    store.answer.set()
+    waiting = _Silent()
+    door = StoreDoor(waiting, Worker("store"), have_local=lambda: False)  # type: ignore[arg-type]
+    look = asyncio.ensure_future(door.newest(frozenset()))
+    await asyncio.sleep(0.2)
+    assert not look.done(), "nothing is here: only the store can help"
+    waiting.answer.set()
+    assert await look is None
+
+
+def test_a_reload_names_what_waits_for_the_next_start() -> None:
+    def made(**changes: object) -> Settings:
+        return Settings.model_validate({"run_id": "r", "trainer": {"output_dir": "/out"}, **changes})
+
+    live = made(mode="observe", gpu={"hold": 5}, hang={"k": 3}, recovery={"calm": 60}, disk={"prune_to": "50%"})
+    assert waits_for_restart(made(), live) == ()
+    later = made(gpu={"poll": 1, "hold": 5}, sync={"connections": 8})
+    assert waits_for_restart(made(), later) == ("gpu.poll", "sync.connections")
