@@ -102,11 +102,9 @@ def test_output_directory_that_may_not_be_read(rig: Rig) -> None:
     (rig.root / "own").mkdir(mode=0o700)
     os.chown(rig.root / "own", NOBODY, NOBODY)
     daemon.start()
-    daemon.wait_for(
-        lambda: (daemon.process is not None and daemon.process.poll() is not None)
-        or str(rig.output) in json.dumps([r for r in reasons(daemon).values() if r["severity"] == "critical"]),
-        20, "the directory is named",
-    )  # fmt: skip
+    daemon.wait_for(lambda: str(rig.output) in json.dumps(reasons(daemon).get("blocked")), 20, "the directory is named")
+    assert "Permission denied" in reasons(daemon)["blocked"]["summary"]
+    daemon.wait_for(lambda: "podwatch's user" in reasons(daemon)["blocked"]["suggestion"], 10, "what to do")
     time.sleep(0.5)
     assert not rig.starts
     assert (rig.output / "checkpoints" / "step_5" / "trainer" / ".metadata").exists()

@@ -177,7 +177,7 @@ class Core:
             except PodwatchError as error:
                 problem = error
             except OSError as error:
-                problem = PodwatchError(f"the operating system refused: {error}")
+                problem = _refused(error)
             except Exception as error:  # a mistake of ours must not end the guard
                 problem = InternalError(f"{type(error).__name__}: {error}", fix="please report this")
             else:
@@ -356,3 +356,12 @@ class Core:
         """Without waiting: for the sensing loop."""
         data = self.memory.to_dict(self.tools.clock)
         self.tools.journal.post(Journal.learn, memory_module.KEY, data)
+
+
+def _refused(error: OSError) -> PodwatchError:
+    """One line with the path in it: a finding shows no other place."""
+    where = f"{error.filename}: " if error.filename else ""
+    fix = "podwatch tries again by itself"
+    if isinstance(error, PermissionError):
+        fix = "give podwatch's user the right to it, or run podwatch as the user that training runs as"
+    return PodwatchError(f"{where}{error.strerror or error}", fix=fix)
