@@ -19,10 +19,11 @@ from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.daemon.guarding import Guarding
 from podwatch.daemon.pruning import Pruner
 from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.errors import Busy
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.policy import DiskPolicy
 from podwatch.journal.journal import Journal
-from podwatch.judgement.retention import RemovalKind, RemovalPlan
+from podwatch.judgement.retention import Protection, RemovalKind, RemovalPlan
 from podwatch.retention.aside import Aside
 from podwatch.retention.remover import Remover
 from podwatch.retention.trash import tree_bytes
@@ -98,6 +99,8 @@ class Guard:
         )
         self.workers = (Worker("checkpoints"), Worker("removals"))
         self.store = store
+        self.protected: dict[int, Protection] = {}
+        self.held = ""
         self.asked = 0.0
         self.before: RemovalPlan | None = None
         self.pruner = Pruner(
@@ -114,9 +117,10 @@ class Guard:
             blind=lambda: self.guarding.blind,
             quota=lambda: capacity is not None,
             stored=self.stored,
+            verified=lambda: max((step for step, _ in self.stored() or ()), default=-1),
             pins=dict,
-            protected=dict,
-            hold=str,
+            protected=lambda: self.protected,
+            hold=lambda: self.held,
             first_seen_wall=lambda: 0.0,
             abandon_upload=self.abandon,
             rescan=lambda: self.guarding.wake(),  # noqa: PLW0108 - made below
@@ -240,3 +244,36 @@ async def test_without_a_store_the_oldest_go_and_the_newest_stays(
         ]
         assert gone
         assert gone == sorted(gone)
+
+
+async def test_a_plan_does_not_outlive_what_it_was_made_from(small: tuple[Path, int | None], tmp_path: Path) -> None:
+    """Between the plan and each removal training may have been started from one of its steps (promise 2)."""
+    root, capacity = small
+    guard = Guard(root, tmp_path, capacity, store=False, variant="A")
+    await guard.disk.start()
+    try:
+        for step in (5, 10, 15, 20):
+            finish(prime_rl_operations(guard.out, step, "A", size=SHARD, weights=True))
+        (guard.out / "ballast").write_bytes(b"x" * (DISK - 8 * SHARD - 3 * MIB))
+        await wait_until(lambda: len([s for s in guard.catalogue.rescan() if s.complete]) == 4)
+        await guard.guarding.look()
+        await wait_until(lambda: guard.disk.latest().ok)
+        planned = guard.pruner.plan()
+        going = [r.step for r in planned.removals if r.kind is RemovalKind.UNSTORED_SET]
+        assert going[:1] == [5]
+        guard.protected = {5: Protection.RESUME_SOURCE}
+        await guard.pruner._carry_out(planned)
+        guard.catalogue.rescan()
+        assert 5 in {s.step for s in guard.catalogue.sets if s.complete}
+        guard.held = "training is being started"
+        with pytest.raises(Busy, match="nothing may be deleted now"):
+            await guard.pruner.prune_now()
+    finally:
+        await guard.close()
+
+
+async def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)

@@ -215,7 +215,7 @@ def build(
         restore=door,
         emit=emit,
         track=processes.watch,
-        begin_start=lambda _: progress.begin_start(clock.wall()),
+        begin_start=lambda at: progress.begin_start(clock.wall() - (clock.monotonic() - at)),
         last_lines=lambda n: list(progress.last_lines(n)),
         environment=environment,
         ports=_ports(inference.urls),

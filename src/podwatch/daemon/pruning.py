@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.catalogue import Catalogue
-from podwatch.domain.errors import HostError
+from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
@@ -55,6 +56,7 @@ class Pruner:
         blind: Callable[[], str],
         quota: Callable[[], bool],
         stored: Callable[[], frozenset[tuple[int, str]] | None],
+        verified: Callable[[], int],
         pins: Callable[[], Mapping[int, str]],
         protected: Callable[[], Mapping[int, Protection]],
         hold: Callable[[], str],
@@ -66,7 +68,8 @@ class Pruner:
         self._aside, self._step_paths, self._quota = aside, step_paths, quota
         self._disk, self._worker, self._clock = disk, worker, clock
         self._policy, self._act, self._blind = policy, act, blind
-        self._stored, self._pins, self._protected, self._hold = stored, pins, protected, hold
+        self._stored, self._verified, self._pins = stored, verified, pins
+        self._protected, self._hold = protected, hold
         self._first_seen_wall, self._abandon_upload = first_seen_wall, abandon_upload
         self._rescan = rescan
         self._task: asyncio.Task[None] | None = None
@@ -95,8 +98,11 @@ class Pruner:
         self._task = asyncio.create_task(self._turn(), name="prune")
 
     async def prune_now(self) -> RemovalPlan:
-        """For a person: plan and carry out, whatever the pause; returns the plan that was carried out."""
+        """For a person: plan and carry out, whatever the pause; returns the plan that was carried out. Raises Busy
+        while nothing may be deleted."""
         async with self._one_at_a_time:
+            if reason := self._hold():
+                raise Busy("nothing may be deleted now", where=reason, fix="try again when training goes on")
             await self._sees_the_last_removal()
             await self._refresh_aside()
             plan = self.plan()
@@ -150,10 +156,22 @@ class Pruner:
             if removal.step is not None and self._protected().get(removal.step) is Protection.UPLOADING:
                 await self._abandon_upload(removal.step)
         try:
-            await self._worker.call(self._remover.carry_out, plan, self._step_paths)
+            await self._worker.call(self._remover.carry_out, plan, self._step_paths, self._veto)
         finally:
             self._removed = True
             self._rescan()
+
+    def _veto(self, removal: Removal) -> str:
+        """Asked from the worker's thread just before each removal: a long plan must not outlive what it was made from.
+        Reads frozen values only."""
+        if reason := self._hold():
+            return reason
+        protection = self._protected().get(removal.step) if removal.step is not None else None
+        if protection is not None and protection is not Protection.UPLOADING:
+            return f"protected: {protection}"
+        newest = newest_complete(self._catalogue.sets)
+        whole = removal.step is not None and not removal.part and not removal.path
+        return "the newest complete checkpoint" if whole and newest and newest.step == removal.step else ""
 
     async def _sees_the_last_removal(self) -> bool:
         """Planning on figures from before a removal would remove twice. This runs after the rescan that followed it;
@@ -174,10 +192,7 @@ class Pruner:
     async def _refresh_aside(self) -> None:
         """What lies in trash, in quarantine and as by-products. Sizes are walked for in the worker, and only under
         pressure. A good set set aside stays until a verified one is beyond it."""
-        stored = self._stored()
-        verified = [step for step, _ in stored] if stored else [s.step for s in self._catalogue.sets if s.complete]
-        newest = max(verified, default=-1)
-        await self._worker.call(self._aside.look, self._clock.wall(), newest)
+        await self._worker.call(self._aside.look, self._clock.wall(), self._verified())
 
     def _input(self, disk: DiskSample) -> RemovalInput:
         stored = self._stored()

@@ -7,6 +7,7 @@ from podwatch.daemon.compose import Parts
 from podwatch.daemon.guarding import Guarding
 from podwatch.daemon.pruning import Pruner
 from podwatch.daemon.sensing import SensingLoop
+from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.finding import Finding
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.judgement.learned import Learned
@@ -51,6 +52,15 @@ def make_rounds(
     def stored() -> frozenset[tuple[int, str]] | None:
         return parts.syncer.state.stored if parts.syncer is not None else None
 
+    def verified() -> int:
+        """Newest step of the line that is trained now whose set is safe: what was set aside before it may expire. A
+        higher step of a line that was left proves nothing, so the pointer's step counts, not the highest one."""
+        if parts.syncer is not None:
+            last = parts.syncer.state.last_step
+            return -1 if last is None else last
+        newest = newest_complete(parts.catalogue.sets)
+        return -1 if newest is None else newest.step
+
     pruner = Pruner(
         catalogue=parts.catalogue,
         remover=parts.remover,
@@ -65,6 +75,7 @@ def make_rounds(
         blind=lambda: guarding.blind or parts.catalogue.problem,
         quota=lambda: parts.settings.disk.capacity is not None,
         stored=stored,
+        verified=verified,
         pins=pins,
         protected=protected,
         hold=hold,
