@@ -54,8 +54,9 @@ class Sent:
     peak_mib: float
 
 
-async def send(job: UploadJob, credentials: Credentials | None) -> Sent:
-    """Run podwatch's upload child to its end. Its own start-up counts."""
+async def send(job: UploadJob, credentials: Credentials | None, *, measure: bool = True) -> Sent:
+    """Run podwatch's upload child to its end. Its own start-up counts. ``measure``: its memory, which blocks the loop
+    for as long as the kernel keeps the child's memory map."""
     upload = Upload(job)
     peak = 0.0
 
@@ -73,7 +74,7 @@ async def send(job: UploadJob, credentials: Credentials | None) -> Sent:
             await asyncio.sleep(0.05)
 
     loop = asyncio.get_running_loop()
-    watcher = asyncio.create_task(watch())
+    watcher = asyncio.create_task(watch() if measure else asyncio.sleep(0))
     began = loop.time()
     try:
         await upload.run(credentials, on_object, lambda _: None)
