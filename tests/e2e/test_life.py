@@ -86,7 +86,7 @@ def test_what_a_person_wants_is_kept_through_a_restart_of_podwatch(rig: Rig) -> 
 
 def test_an_exit_is_judged_by_what_was_still_to_do(rig: Rig) -> None:
     rig.trainer_flags += ["--max-steps", "40", "--step-seconds", "0.05"]
-    daemon = rig.daemon().start()
+    daemon = rig.daemon(recovery__backoff_min="1s", recovery__backoff_max="1s").start()
     running(daemon, rig, step=5)
     rig.order(exit=1, once=True)
     failed = daemon.wait_event("incident-opened", 20)

@@ -14,7 +14,7 @@ from typing import Any
 from podwatch import __version__
 from podwatch.config.last_good import save_last_good
 from podwatch.config.loading import LoadedSettings, changes_needing_restart, load_settings
-from podwatch.daemon import viewing
+from podwatch.daemon import viewing, words
 from podwatch.daemon.bulletin import Bulletin
 from podwatch.daemon.compose import Parts, build
 from podwatch.daemon.descent import Descent
@@ -174,7 +174,7 @@ class Daemon:
             view=self.view,
             status=self.status,
             live=self.rounds.sensing.alive,
-            ready=self._ready,
+            ready=lambda: words.readiness(self.parts, self.rounds.sensing.snapshot),
             handlers=make_handlers(self),
             complain=lambda text: self._say(EventName.SENSOR_CHANGED, text, Severity.WARNING),
         )
@@ -192,7 +192,7 @@ class Daemon:
     async def _begin(self, adopt_existing: bool) -> None:
         parts, sync = self.parts, self.parts.settings.sync
         await parts.recovery.begin(adopt_existing=adopt_existing)
-        self._say(EventName.DAEMON_STARTED, self._opening(), version=__version__, pid=os.getpid())
+        self._say(EventName.DAEMON_STARTED, words.opening(self.parts), version=__version__, pid=os.getpid())
         for warning in self.loaded.warnings:
             self._say(EventName.CONFIG_RELOADED, warning, Severity.WARNING)
         self._spawn(self.rounds.sensing.run(), "sensing")
@@ -321,7 +321,10 @@ class Daemon:
 
     async def _let_go(self) -> None:
         parts = self.parts
-        self._say(EventName.DAEMON_STOPPING, self._farewell())
+        self._say(
+            EventName.DAEMON_STOPPING,
+            words.farewell(training=parts.recovery.state.handle is not None, preempted=self._preempted()),
+        )
         await briefly(parts.recovery.close())
         if parts.syncer is not None:
             await briefly(self._beat("preempted" if self._preempted() else "restarting"), 3.0)
@@ -352,35 +355,6 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         return build_status(self.view())
 
-    def _ready(self) -> tuple[bool, list[str]]:
-        """Sensors and store usable; the reasons where they are not."""
-        parts, snapshot = self.parts, self.rounds.sensing.snapshot
-        reasons = [
-            f"the {name} sensor is {view.state}" + (f": {view.detail}" if view.detail else "")
-            for name, view in viewing.sensor_views(snapshot).items()
-            if view.state in ("blind", "denied", "pending")
-        ]
-        if parts.syncer is not None and parts.syncer.state.ok is False:
-            reasons.append(f"the store cannot be used: {parts.syncer.state.error}")
-        return not reasons, reasons
-
-    def _opening(self) -> str:
-        """The first line: what podwatch found, and whether anything is backed up."""
-        parts = self.parts
-        where = f"syncing to {parts.settings.sync.store}" if parts.syncer is not None else "NOT BACKED UP"
-        return f"podwatch {__version__} guards run {parts.settings.run_id}: {parts.recovery.opening}; {where}"
-
-    def _farewell(self) -> str:
-        state = self.parts.recovery.state
-        if state.handle is None:
-            return "podwatch leaves; no training is running"
-        if self._preempted():
-            return "podwatch leaves because its container is being stopped; training is told to end"
-        return (
-            "podwatch leaves; training goes on UNGUARDED. Start podwatch again to guard it,"
-            " or `podwatch stop-training` first to stop it"
-        )
-
     def _preempted(self) -> bool:
         """Told to leave by an init that is PID 1: the container ends, and training with it (DESIGN section 4)."""
         leaving = self._leaving
@@ -388,9 +362,7 @@ class Daemon:
         return told and os.environ.get(UNDER_INIT) == "pid1"
 
     def _headline(self) -> str:
-        newest = viewing.newest_step(self.rounds.sensing.snapshot)
-        step = f", step {newest.step}" if newest is not None else ""
-        return f"{self.parts.recovery.state.phase}{step}"
+        return words.headline(self.parts.recovery.state.phase, self.rounds.sensing.snapshot)
 
     # -- small change
 
