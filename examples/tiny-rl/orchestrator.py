@@ -66,9 +66,7 @@ def main() -> None:
         if layout.variant == "B" and step % args.interval == 0:
             save_progress(layout, step)
         write_whole(layout.rollouts(step) / "rank_0.bin", base64.b64decode(answer["batch"]))
-    if layout.variant == "A":
-        save_progress(layout, args.max_steps)
-    elif args.max_steps % args.interval:
+    if layout.variant == "A" or args.max_steps % args.interval:
         save_progress(layout, args.max_steps)
     print("Orchestrator finished.", flush=True)
 

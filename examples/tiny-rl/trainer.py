@@ -1,7 +1,6 @@
 """The trainer: REINFORCE on the rollouts, checkpoints through torch.distributed.checkpoint as prime-rl writes them."""
 
 import argparse
-import os
 import time
 import urllib.request
 from dataclasses import asdict, dataclass
@@ -138,7 +137,7 @@ def main() -> None:
         save(args.max_steps)
     final = args.output_dir / "final.pt"
     torch.save(model.state_dict(), final.with_suffix(".tmp"))
-    os.replace(final.with_suffix(".tmp"), final)
+    final.with_suffix(".tmp").replace(final)
     print("RL trainer finished!", flush=True)
 
 
