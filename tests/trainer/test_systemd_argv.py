@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from podwatch.trainer.launcher import KeeperOptions, runs_as_service, systemd_argv
+from podwatch.trainer.launcher import KeeperOptions, own_unit, runs_as_service, systemd_argv
 
 
 def test_the_unit_has_a_fixed_name_and_stands_apart_from_podwatch() -> None:
@@ -18,3 +18,15 @@ def test_the_unit_has_a_fixed_name_and_stands_apart_from_podwatch() -> None:
 
 def test_only_a_service_gets_a_unit() -> None:
     assert not runs_as_service({})
+
+
+def test_training_is_ordered_before_the_very_unit_that_guards_it() -> None:
+    """At power-off the later one gets SIGTERM first: podwatch must be gone before training is told to end."""
+    v2 = "0::/system.slice/system-podwatch.slice/podwatch@bs4-qwen3.service\n"
+    assert own_unit(v2) == "podwatch@bs4-qwen3.service"
+    v1 = "12:cpu:/\n1:name=systemd:/system.slice/podwatch.service\n0::/init.scope\n"
+    assert own_unit(v1) == "podwatch.service"
+    assert own_unit("0::/user.slice/session-1.scope\n") == "podwatch.service"
+    unit = own_unit(v2)
+    argv = systemd_argv("demo", Path("/s"), ["keeper"], KeeperOptions(), 65_536, unit)
+    assert f"--property=Before={unit}" in argv

@@ -194,11 +194,12 @@ class Daemon:
         await parts.recovery.begin(adopt_existing=adopt_existing)
         self._say(EventName.DAEMON_STARTED, words.opening(self.parts), version=__version__, pid=os.getpid())
         for warning in self.loaded.warnings:
-            self._say(EventName.CONFIG_RELOADED, warning, Severity.WARNING)
+            self._say(EventName.CONFIG_WARNING, warning, Severity.WARNING)
         self._spawn(self.rounds.sensing.run(), "sensing")
         self._spawn(self.rounds.guarding.run(), "guarding")
         if parts.syncer is not None:
             await parts.syncer.start()
+            self._spawn(self._beat(), "first heartbeat")
             self._jobs.every(sync.sweep, "sync sweep", self._sweep)
             self._jobs.every(sync.heartbeat, "heartbeat", self._beat)
             self._jobs.every(FOLLOW_SECONDS, "descent", Descent(parts.syncer, parts.record, parts.journal).follow)

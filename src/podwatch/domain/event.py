@@ -14,6 +14,7 @@ class EventName(StrEnum):
     DAEMON_STOPPING = "daemon-stopping"
     CONFIG_RELOADED = "config-reloaded"
     CONFIG_REFUSED = "config-refused"
+    CONFIG_WARNING = "config-warning"
     SENSOR_CHANGED = "sensor-changed"
     DETECTOR_ARMED = "detector-armed"
     FINDING_RAISED = "finding-raised"

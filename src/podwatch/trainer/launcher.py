@@ -52,13 +52,25 @@ def runs_as_service(environ: Mapping[str, str]) -> bool:
     return "INVOCATION_ID" in environ and Path("/run/systemd/system").is_dir() and os.geteuid() == 0
 
 
-def systemd_argv(run_id: str, directory: Path, keeper: list[str], options: KeeperOptions, nofile: int) -> list[str]:
+def own_unit(cgroups: str) -> str:
+    """The service this process runs in, from the text of ``/proc/self/cgroup``: ``podwatch@NAME.service`` for an
+    instance. Training is ordered before it, so that at power-off podwatch leaves first."""
+    for line in cgroups.splitlines():
+        for segment in reversed(line.rpartition(":")[2].split("/")):
+            if segment.endswith(".service"):
+                return segment
+    return "podwatch.service"
+
+
+def systemd_argv(
+    run_id: str, directory: Path, keeper: list[str], options: KeeperOptions, nofile: int, unit: str = "podwatch.service"
+) -> list[str]:
     """``systemd-run`` for a transient *service* (a scope inherits the sandbox; facts/systemd.md, "Starting training
     from a service"). The fixed name is a lock of its own. OOMPolicy: one child killed by the kernel must not end the
     unit. KillMode=mixed: SIGTERM goes to the keeper alone, which tells the tree."""
     properties = {
         "Description": f"training of run {run_id}, kept for podwatch",
-        "Before": "podwatch.service",
+        "Before": unit,
         "WorkingDirectory": str(directory),
         "LimitNOFILE": str(max(nofile, 65_536)),
         "OOMScoreAdjust": "0",
@@ -231,7 +243,8 @@ class KeeperLauncher:
         environment = scrubbed_environment(os.environ, keep_python=False)
         with (self._directory / "keeper.log").open("ab") as log:
             if self._systemd:
-                argv = systemd_argv(self._run_id, self._directory, keeper, self._options, nofile)
+                unit = own_unit(_cgroups())
+                argv = systemd_argv(self._run_id, self._directory, keeper, self._options, nofile, unit)
             else:
                 keep = ("PATH", "LANG", "LC_ALL", "TZ")
                 environment = {name: value for name, value in environment.items() if name in keep}
@@ -339,3 +352,10 @@ def _last_line(path: Path) -> str:
     except OSError:
         return ""
     return lines[-1][:300] if lines else ""
+
+
+def _cgroups() -> str:
+    try:
+        return read_small(Path("/proc/self/cgroup")).decode(errors="replace")
+    except OSError:
+        return ""
