@@ -13,11 +13,13 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
+from podwatch.domain.finding import Verdict
 from podwatch.domain.reading import SensorState
 from podwatch.domain.snapshot import GpuSample, GpuState
 from podwatch.sensors.gpu import GpuSensor
 from podwatch.sensors.nvml import NvmlReader
 from podwatch.system.clock import SystemClock
+from tests.support.detecting import watch_a_death
 
 MIB = 1 << 20
 TAKEN = 1024 * MIB
@@ -120,6 +122,18 @@ async def test_a_killed_process_shows_as_memory_gone_within_the_hold() -> None:
                 assert time.monotonic() - killed < 8, "memory given back does not show"
                 await asyncio.sleep(0.05)
             print(f"memory gone {time.monotonic() - killed:.2f} s after the kill")
+
+
+async def test_the_detector_finds_a_silent_death_on_this_card() -> None:
+    """The same detector, and the same code around it, as tests/sensors/test_silent_death.py runs on the stand-in."""
+    async with sensing() as sensor:
+        with holding(0, TAKEN) as process:
+            await asyncio.sleep(1.0)
+            finding, seconds = await watch_a_death(
+                sensor, 0, lambda: process.poll() is None, process.kill, held_bytes=TAKEN
+            )
+    assert finding.verdict is Verdict.RESTART
+    print(f"verdict {seconds:.1f} s after the kill")
 
 
 async def test_a_look_is_quick_enough_for_the_default_rhythm() -> None:
