@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pwd
+import re
 import signal
 import socket
 import stat
@@ -150,7 +151,9 @@ async def test_nothing_leaks_into_training(pod: Pod, monkeypatch: pytest.MonkeyP
     eventually(lambda: "Umask" in Path(log).read_text())
     said = Path(log).read_text()
     assert "Umask:\t0022" in said
-    assert "SigIgn:\t0000000000000000" in said
+    # 32 and 33 are glibc's own: its posix_spawn (make uses it) leaves them ignored, and sigaction() refuses them
+    ignored = int(re.search(r"SigIgn:\t([0-9a-f]+)", said)[1], 16)  # type: ignore[index]
+    assert ignored & ~(0b11 << 31) == 0
     assert "SigBlk:\t0000000000000000" in said
     status = procfs.read_stat(handle.launcher.pid)
     assert status is not None
