@@ -7,6 +7,8 @@ STAMP    := $(VENV)/.installed
 LINT     := $(VENV)/.lint-installed
 TORCH    := .venv-torch
 CRASH    := $(or $(N),100)
+# Two workers, a file on one of them: tests of one file share locks and ports on purpose.
+PARALLEL := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-pythons test-torch test-systemd test-container test-gpu crash lint bench clean
@@ -34,7 +36,7 @@ demo: $(STAMP)   ## a simulated pod whose inference engine dies silently, and wh
 	@$(BIN)/podwatch demo $(ARGS)
 
 test: $(STAMP)   ## the default test suite
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-pythons: $(STAMP)  ## the default suite under every other supported Python found here
 	@for python in $$(sh tools/other-pythons $(BIN)/python); do \
@@ -42,7 +44,7 @@ test-pythons: $(STAMP)  ## the default suite under every other supported Python 
 	    echo "== $$($$python -V)"; \
 	    PYTHON=$$python sh tools/make-venv $$venv && \
 	    $$venv/bin/pip install --quiet --disable-pip-version-check -e '.[test]' && \
-	    $$venv/bin/python -m pytest -q $(ARGS) || exit 1; \
+	    $$venv/bin/python -m pytest -q $(PARALLEL) $(ARGS) || exit 1; \
 	done
 
 test-torch: $(TORCH)/.installed  ## a real torch run, interrupted and uninterrupted, compared bit by bit
