@@ -1,4 +1,4 @@
-"""The engine core: the process that holds the policy (on a real pod: the GPU memory). JSON lines on stdin and stdout."""
+"""The engine core: the process that holds the policy (on a pod: GPU memory). JSON lines on stdin and stdout."""
 
 import ctypes
 import io

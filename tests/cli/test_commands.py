@@ -1,6 +1,8 @@
 """Every command as a real process: with a daemon, without one, and with bad input."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -198,6 +200,17 @@ def test_check_refuses_a_backup_on_the_same_disk(machine):
     result = machine.podwatch("check", "-c", config)
     assert result.returncode == 1
     assert "own filesystem" in result.stdout
+
+
+def test_check_counts_the_disk_as_status_does(machine):
+    """Blocks reserved for root are no room; and with a capacity the host's own use means nothing."""
+    figures = os.statvfs(machine.directory)
+    text = machine.podwatch("check", "-c", configure(machine)).stdout
+    used = int(re.search(r"disk +(\d+)% of", text)[1])
+    assert used == pytest.approx(100 * (1 - figures.f_bavail / figures.f_blocks), abs=2)
+    free = figures.f_bavail * figures.f_frsize
+    text = machine.podwatch("check", "-c", configure(machine, extra=f"disk.capacity = {free // 2}")).stdout
+    assert re.search(r"disk +0% of", text)
 
 
 def test_a_reader_that_leaves_is_not_an_error(guarded):

@@ -7,6 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from podwatch.client.render import verdict
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.reading import SensorState, observed, unobserved
@@ -139,3 +140,23 @@ def test_the_catalogue_lists_exactly_what_exists(title, names):
     section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
     listed = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
     assert sorted(listed) == sorted(str(n) for n in names)
+
+
+def test_a_first_start_is_not_a_training_that_is_down():
+    """vLLM loads for minutes: an evening's `podwatch run` must not look like a death until the first step."""
+    view = views.healthy()
+    loading = replace(view.snapshot, trainer=observed(views.trainer(started_ago=5.0), views.NOW))
+    confirming = RecoveryView(phase="confirming", active=True, confirmed=None)
+    document = build_status(replace(view, snapshot=loading, recovery=confirming, incident=None))
+    assert (document["training"]["state"], document["overall"], document["reasons"]) == ("starting", "ok", [])
+
+
+def test_a_restart_after_a_failure_stays_critical_until_a_step_and_says_what_is_true():
+    view = views.healthy()
+    loading = replace(view.snapshot, trainer=observed(views.trainer(started_ago=5.0), views.NOW))
+    confirming = RecoveryView(phase="confirming", active=True, resumed_step=80, confirmed=None, attempts=1)
+    again = replace(view, snapshot=loading, recovery=confirming, incident=views.incident(resolved=False))
+    document = build_status(again)
+    assert (document["training"]["state"], document["overall"]) == ("recovering", "critical")
+    assert "not shown a step yet" in document["reasons"][0]["summary"]
+    assert verdict(document) == "TRAINING IS STARTING AGAIN from step 80; no step yet since it was down"

@@ -104,7 +104,7 @@ def init(output: Path, force: bool, pid: int | None) -> None:
     loaded = load_settings(output, environ={})
     click.echo(f"wrote {output} (run {loaded.settings.run_id}, layout {loaded.settings.trainer.layout})")
     if trainer is None:
-        click.echo("no running trainer seen: fill in [trainer] command, or start training and run this again")
+        click.echo("no running trainer seen: fill in [trainer] command, or name a running one with --pid and --force")
     elif trainer.removed:
         click.echo(f"left out of the command: {' '.join(trainer.removed)} (podwatch passes the step it has checked)")
     if no_gpu:

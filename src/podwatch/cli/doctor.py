@@ -126,19 +126,27 @@ def _read_gpus() -> dict[int, str]:
 
 
 def _disk(settings: Settings) -> Iterator[Line]:
+    from podwatch.cli.offline import look
+    from podwatch.domain.checkpoint import newest_complete
+
     path = settings.trainer.output_dir
     nearest = next(p for p in (path, *path.parents) if p.exists())
     usage = _in_time(lambda: shutil.disk_usage(nearest))
-    capacity = settings.disk.capacity or usage.total
-    free = max(0, min(usage.free, capacity - usage.used))
-    ratio = usage.used / capacity if capacity else 0.0
+    sets = _in_time(lambda: look(settings)).sets
+    capacity, free = usage.total, usage.free
+    if settings.disk.capacity:
+        # as the disk sensor: what statvfs says of the whole disk means nothing then, what lies there of ours does
+        capacity = settings.disk.capacity
+        free = max(0, min(free, capacity - sum(found.size_bytes for found in sets)))
+    ratio = 1 - free / capacity if capacity else 0.0
     level = "warn" if ratio >= settings.disk.prune_above else "ok"
     fix = f"above {settings.disk.prune_above:.0%} podwatch prunes" if level == "warn" else ""
     yield Line("disk", level, f"{ratio:.0%} of {size(capacity)} used, {size(free)} free", fix)
-    last = _last_set_bytes(settings)
-    if last is None:
+    newest = newest_complete(sets)
+    if newest is None:
         yield Line("disk", "ok", "the size of a save is not known yet")
         return
+    last = newest.size_bytes
     need = int(last * settings.disk.margin)
     if capacity < 2 * need:
         text = f"the disk ({size(capacity)}) holds one set only: a set is {size(last)}, with margin {size(need)}"
@@ -149,14 +157,6 @@ def _disk(settings: Settings) -> Iterator[Line]:
         )
     else:
         yield Line("disk", "ok", f"the next save ({size(need)} with margin) fits")
-
-
-def _last_set_bytes(settings: Settings) -> int | None:
-    from podwatch.cli.offline import look
-    from podwatch.domain.checkpoint import newest_complete
-
-    newest = newest_complete(_in_time(lambda: look(settings)).sets)
-    return newest.size_bytes if newest else None
 
 
 def _store(settings: Settings) -> Iterator[Line]:

@@ -67,6 +67,8 @@ def verdict(document: Document) -> str:
             return f"TRAINING IS STARTING{source}" + (f" (for {span(up)}, no step yet)" if up is not None else "")
         case "recovering" if recovery.get("waiting") and again is not None:
             return f"TRAINING IS DOWN; podwatch starts it again in {span(-again)}"
+        case "recovering" if recovery.get("phase") == "confirming" and training.get("alive"):
+            return f"TRAINING IS STARTING AGAIN{source}; no step yet since it was down"
         case "recovering":
             doing = _clean(recovery.get("phase") or "")
             return f"TRAINING IS DOWN; podwatch is bringing it back{source}" + (f" ({doing})" if doing else "")

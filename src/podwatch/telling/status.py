@@ -126,7 +126,10 @@ def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, 
     ended = (training["exit"] or {}).get("text", "")
     match training["state"]:
         case "recovering" | "down":
-            summary = f"the trainer is not running{f' ({ended})' if ended else ''}"
+            if training["alive"]:
+                summary = "the trainer was brought back and has not shown a step yet"
+            else:
+                summary = f"the trainer is not running{f' ({ended})' if ended else ''}"
             return [_own(view, FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary)]
         case "blocked":
             detail = view.recovery.detail or "something still holds the GPUs or ports"
@@ -208,9 +211,15 @@ def training_state(view: DaemonView) -> str:
         return "stopped" if view.desired is Desired.STOPPED else "down"
     if dead:
         return "recovering" if recovery.active else "down"
-    if recovery.active:
+    if recovery.active and not _first_steps_awaited(view):
         return "recovering"
     return "running" if _newest_step(view, trainer) is not None else "starting"
+
+
+def _first_steps_awaited(view: DaemonView) -> bool:
+    """A start that no failure caused lives and has not shown its first step: model loading takes minutes."""
+    healed = view.incident is None or bool(view.incident.resolution)
+    return healed and view.recovery.phase in ("starting", "confirming")
 
 
 def _since_start(view: DaemonView, trainer: TrainerSample | None) -> list[ProgressSample]:
