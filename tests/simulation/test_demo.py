@@ -46,7 +46,8 @@ def test_a_silent_death_is_healed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.timeout(60)
-def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_and_a_closed_terminal_clean_up(tmp_path: Path, number: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "podwatch", "demo"],
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -64,7 +65,7 @@ def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
         while len(pids_of(root)) < 4:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.stdout.read()
     assert process.wait(30) == 130
     assert pids_of(root) == []

@@ -4,9 +4,11 @@ import io
 import json
 import logging
 import os
+import re
 import socket
 import struct
 import threading
+from dataclasses import replace
 
 import pytest
 import structlog
@@ -149,6 +151,17 @@ def test_console_on_a_terminal_and_no_colour_when_asked():
         assert made.form == "console"
         assert ("\x1b[" in stream.getvalue()) is coloured
         assert "step 80 is in the store" in stream.getvalue()
+
+
+def test_a_console_line_is_for_people_and_a_library_keeps_its_fields():
+    stream = io.StringIO()
+    made = configure("console", stream=stream)
+    log_event(replace(event(step=80), severity=Severity.CRITICAL))
+    logging.getLogger("b2sdk").warning("slow")
+    made.close()
+    first, second = stream.getvalue().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d !! step 80 is in the store", first)
+    assert second.endswith(" ! slow  logger=b2sdk")
 
 
 def test_a_stuck_reader_never_blocks_the_caller():

@@ -4,6 +4,7 @@ Every line of the summary is measured: from the journal's times, the trainer's o
 every stored byte back. Nothing is assumed, and the exit code is 0 only if all of it really happened.
 """
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -64,7 +65,8 @@ def run(
     pod = Pod(root, replace(shape, speed=speed, layout=layout))
     watching = Watching(pod, screen)
     result = Result()
-    before = signal.signal(signal.SIGTERM, _interrupted)
+    before = {number: signal.signal(number, _interrupted) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.getsignal(signal.SIGINT)
     try:
         _open(pod, screen, scenario)
         try:
@@ -74,12 +76,16 @@ def run(
             result.add("demo", False, str(failure))
         _summary(screen, result)
     except KeyboardInterrupt:
-        screen.say("demo", "interrupted; cleaning up", "demo")
+        with contextlib.suppress(OSError):  # the terminal may be what went away
+            screen.say("demo", "interrupted; cleaning up", "demo")
         return 130
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)  # an impatient second Ctrl-C must not leave a mount behind
         watching.close()
         pod.destroy(keep=keep)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if keep:
             what = f"; `umount {pod.disk}` before removing it" if pod.mounted else ""
             screen.plain(f"Kept in {pod.root}: podwatch.log, state/, store/, disk/outputs{what}")

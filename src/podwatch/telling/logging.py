@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any, Literal, TextIO
 
@@ -106,7 +107,7 @@ class _Emit:
 
     def __init__(self, sink: Sink, form: str, *, colours: bool) -> None:
         self._sink, self._form = sink, form
-        self._console = structlog.dev.ConsoleRenderer(colors=colours, pad_event_to=30)
+        self._colours = colours
 
     def __call__(self, logger: WrappedLogger, method: str, event_dict: EventDict) -> str:
         level = str(event_dict.get("level", method))
@@ -114,11 +115,27 @@ class _Emit:
         if self._form == "journal":
             text, fields = _journal_entry(event_dict)
         elif self._form == "console":
-            text = str(self._console(logger, method, dict(event_dict)))
+            text = _console_line(level, event_dict, colours=self._colours)
         else:
             text = json.dumps(event_dict, default=str, ensure_ascii=False)
         self._sink.write(level, text, fields)
         return ""
+
+
+def _console_line(level: str, event_dict: EventDict, *, colours: bool) -> str:
+    """What a person reads on a terminal, as `podwatch events` prints it; events have said all in their sentence."""
+    mark, colour = {"warning": (" !", "33"), "error": ("!!", "31"), "critical": ("!!", "31")}.get(level, ("  ", ""))
+    said = "".join(c if c.isprintable() else " " for c in str(event_dict.get("event", "")))
+    line = f"{time.strftime('%H:%M:%S')} {mark} {said}"
+    if "podwatch_event" not in event_dict:
+        hidden = ("event", "level", "timestamp", "exception")
+        fields = " ".join(f"{key}={value}" for key, value in event_dict.items() if key not in hidden)
+        line += f"  {fields}" if fields else ""
+    if event_dict.get("exception"):
+        line += f"\n{event_dict['exception']}"
+    if not colours:
+        return line
+    return f"\x1b[{colour}m{line}\x1b[0m" if colour else line.replace(line[:8], f"\x1b[2m{line[:8]}\x1b[0m", 1)
 
 
 def _journal_entry(event_dict: EventDict) -> tuple[str, dict[str, str]]:
