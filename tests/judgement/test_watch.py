@@ -1,6 +1,7 @@
 """The detectors, turn by turn, over generated pods."""
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -392,6 +393,7 @@ def test_a_hang_needs_the_limit_and_a_second_signal() -> None:
     (finding,) = restarts(run(stalled(60.0, 1600.0), state)[1])
     assert finding.kind is FindingKind.HANG
     assert "generation tokens" in finding.summary
+    assert re.search(r"no progress for \d+ min \(limit 25 min\)", finding.summary)
     (idle,) = restarts(run(stalled(60.0, 1600.0, utilization=0.0, health=None), state)[1])
     assert "gpu utilisation" in idle.summary
     _, findings = run((snap(60.0 + n) for n in range(0, 1600, 10)), state)

@@ -111,6 +111,10 @@ def _evidence(signal: str, yes: str, no: str, held: Held, window: float) -> Evid
     return Evidence(signal, f"{yes}, not long enough", Agreement.UNAVAILABLE, held.seconds)
 
 
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
 def _stalled(
     state: HangState, snapshot: Snapshot, progress: Progress, learned: Learned, policy: DetectionPolicy
 ) -> Finding | None:
@@ -120,7 +124,7 @@ def _stalled(
     if quiet <= limit:
         return None
     first = Evidence("progress", f"none for {quiet:.0f} s (limit {limit:.0f} s)", Agreement.AGREES, quiet)
-    what = f"no progress for {quiet / 60:.0f} min (limit {limit / 60:.0f} min)"
+    what = f"no progress for {_span(quiet)} (limit {_span(limit)})"
     if progress.step is not None:
         what += f" since step {progress.step}"
     return _finding(what, progress.active_at, first, _second(state, snapshot, policy.hang_agree_seconds), "")
