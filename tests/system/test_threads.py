@@ -115,3 +115,23 @@ async def test_a_cancel_that_meets_the_result_is_not_swallowed() -> None:
             assert task.cancelled()
     finally:
         worker.close()
+
+
+async def test_a_cancelled_call_does_not_stand_in_the_way_of_the_next() -> None:
+    """``podwatch start`` right after ``restart`` interrupts an act that may be looking at /proc at this moment."""
+    worker = Worker("cancelled")
+    entered, leave = threading.Event(), threading.Event()
+
+    def look() -> None:
+        entered.set()
+        leave.wait(5.0)
+
+    first = asyncio.create_task(worker.call(look))
+    while not entered.is_set():
+        await asyncio.sleep(0.001)
+    first.cancel()
+    await asyncio.wait([first])
+    assert worker.stuck
+    threading.Timer(0.1, leave.set).start()
+    assert await worker.call(lambda: "answered") == "answered"
+    worker.close()

@@ -21,12 +21,13 @@ class WorkerStuck(TimeoutError):  # noqa: N818
 
 
 class _Job:
-    __slots__ = ("args", "done", "dropped", "fn")  # dropped: its caller waits no longer
+    __slots__ = ("args", "cancelled", "done", "dropped", "fn")  # dropped: its caller waits no longer
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], done: Callable[[Any, BaseException | None], None]
     ) -> None:
-        self.fn, self.args, self.done, self.dropped = fn, args, done, False
+        self.fn, self.args, self.done = fn, args, done
+        self.dropped = self.cancelled = False
 
 
 class _Lane:
@@ -57,6 +58,12 @@ class _Lane:
             del job, result, error
 
 
+CANCELLED_GRACE = 5.0
+"""Seconds a new call waits for one whose caller was cancelled. It was not slow, merely unlucky: a request that
+interrupts an act must not find the act's last look at /proc in its way."""
+_LOOK_AGAIN = 0.01
+
+
 class Worker:
     """One named daemon thread that does one call after the other."""
 
@@ -83,10 +90,12 @@ class Worker:
         """Run ``fn(*args)`` in the thread and return its result or raise its exception.
 
         After ``timeout`` seconds (waiting in the queue included) TimeoutError is raised; a call that was still queued
-        is dropped, one that runs leaves the worker ``stuck``. Raises WorkerStuck at once while it is.
+        is dropped, one that runs leaves the worker ``stuck``. Raises WorkerStuck while it is: at once after a timeout,
+        and after ``CANCELLED_GRACE`` seconds when the caller of the earlier call was merely cancelled.
         """
         if self._closed:
             raise RuntimeError(f"worker {self.name} is closed")
+        await self._let_the_cancelled_finish()
         if self.stuck:
             raise WorkerStuck(f"{self.name}: an earlier call has not come back for {self.busy_seconds:.0f} s")
         loop = asyncio.get_running_loop()
@@ -115,8 +124,13 @@ class Worker:
             job.dropped = True
             raise TimeoutError(f"{self.name}: no answer within {timeout:g} s") from None
         except asyncio.CancelledError:
-            job.dropped = True
+            job.dropped = job.cancelled = True
             raise
+
+    async def _let_the_cancelled_finish(self) -> None:
+        lane, end = self._lane, time.monotonic() + CANCELLED_GRACE
+        while (job := lane.current if lane else None) and job.cancelled and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_AGAIN)
 
     def renew(self) -> None:
         """Give up the present thread (it stays, asleep in the kernel) and take a fresh one for the next call."""
