@@ -24,7 +24,8 @@ RUN set -eu; \
 # Put the state on a volume if you have one; the run itself can be rebuilt from the store.
 VOLUME ["/var/lib/podwatch"]
 EXPOSE 9477
-# As /healthz: a warning (1) is healthy. Some engines restart an unhealthy container, and that would end training.
-HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD podwatch status --plugin || [ $? -eq 1 ]
+# Unhealthy only when podwatch itself is gone or blind (3). Some engines restart an unhealthy container, and that would
+# end the very training that podwatch is bringing back (2) or merely warns about (1).
+HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD podwatch status --plugin || [ $? -ne 3 ]
 ENTRYPOINT ["podwatch"]
 CMD ["run"]

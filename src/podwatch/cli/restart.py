@@ -7,6 +7,9 @@ import click
 from podwatch.cli.common import Where, ask, clean, common, json_option, print_json, say
 from podwatch.domain.errors import ExitCode
 
+SHOWN = 12
+"""Paths that fit on a screen beside the rest."""
+
 
 @click.command("restart")
 @common
@@ -46,7 +49,9 @@ def describe(plan: dict[str, Any]) -> list[str]:
         lines.append(f"with      {clean(', '.join(map(str, plan['environment_names'])))}")
     aside = plan.get("set_aside") or []
     lines.append("set aside " + ("nothing" if not aside else f"{len(aside)} (renamed, not destroyed)"))
-    lines += [f"          {clean(path)}" for path in aside]
+    lines += [f"          {clean(path)}" for path in aside[:SHOWN]]
+    if len(aside) > SHOWN:
+        lines.append(f"          ... and {len(aside) - SHOWN} more (--json lists all)")
     if plan.get("removed_flags"):
         lines.append(
             f"removed   {clean(' '.join(map(str, plan['removed_flags'])))} (resume flags of the command itself)"

@@ -43,11 +43,11 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
     async def start(params: dict[str, Any]) -> dict[str, Any]:
         step, fresh = _step(params), bool(params.get("fresh"))
         await parts.recovery.request_start(step=step, fresh=fresh)
-        return _told(daemon, "training is wanted")
+        return _told("training is wanted and will be started")
 
     async def restart(params: dict[str, Any]) -> dict[str, Any]:
         await parts.recovery.request_restart(step=_step(params))
-        return _told(daemon, "training is being restarted")
+        return _told("training is being restarted")
 
     async def restart_plan(params: dict[str, Any]) -> dict[str, Any]:
         return dict(await parts.recovery.dry_run(_step(params)))
@@ -55,8 +55,10 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
     async def stop_training(params: dict[str, Any]) -> dict[str, Any]:
         after_save = bool(params.get("after_save"))
         await parts.recovery.request_stop(after_save=after_save)
+        if parts.recovery.handle is None:
+            return {"message": "no training is running, and none will be started; `podwatch start` starts it"}
         when = "after the next save" if after_save else "now"
-        return _told(daemon, f"training is being stopped {when}; `podwatch start` starts it again")
+        return _told(f"training is being stopped {when} (`podwatch start` starts it again)")
 
     async def checkpoints(_: dict[str, Any]) -> dict[str, Any]:
         await rounds.guarding.look()
@@ -96,7 +98,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
 
     async def prune(_: dict[str, Any]) -> dict[str, Any]:
         await rounds.guarding.look()
-        return plan_document(await rounds.pruner.prune_now())
+        return plan_document(await rounds.pruner.prune_now(), done=True)
 
     async def quarantine_return(params: dict[str, Any]) -> dict[str, Any]:
         handle = parts.recovery.handle
@@ -149,7 +151,6 @@ def _step(params: Mapping[str, Any]) -> int | None:
     return value
 
 
-def _told(daemon: Steering, message: str) -> dict[str, Any]:
-    state = daemon.parts.recovery.state
-    now = f"{state.phase}: {state.detail}" if state.detail else str(state.phase)
-    return {"message": f"{message} ({now})", "phase": str(state.phase)}
+def _told(message: str) -> dict[str, Any]:
+    """What was accepted. What became of it shows in the status: the act has only just begun."""
+    return {"message": f"{message}; `podwatch status` shows how it goes"}

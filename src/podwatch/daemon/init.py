@@ -102,9 +102,11 @@ def _tail(path: str, count: int = 5) -> list[str]:
     try:
         with open(path, "rb") as stream:
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - 4096))
-            return stream.read().decode("utf-8", "replace").splitlines()[-count:]
+            lines = stream.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
+    # An error on the way up is plain text; JSON lines may be those of another podwatch that runs with the same log.
+    return ([line for line in lines if not line.startswith("{")] or lines)[-count:]
 
 
 class Init:

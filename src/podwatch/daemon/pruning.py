@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.config.units import format_size
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.finding import Finding, FindingKind, Severity
@@ -122,8 +123,8 @@ class Pruner:
             return ()
         needed = self.next_save_bytes or 0
         summary = (
-            f"the next save needs {needed / 1e9:.1f} GB, {reading.value.free_bytes / 1e9:.1f} GB are free, "
-            f"and nothing more may go ({plan.shortfall_bytes / 1e9:.1f} GB short)"
+            f"the next save needs {format_size(needed)}, {format_size(reading.value.free_bytes)} are free, "
+            f"and nothing more may go ({format_size(plan.shortfall_bytes)} short)"
         )
         suggestion = "make room by hand, or let checkpoints reach the store; podwatch prune --dry-run explains each set"
         return (Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, reading.at, suggestion),)
@@ -213,8 +214,8 @@ class Pruner:
         )
 
 
-def plan_document(plan: RemovalPlan) -> dict[str, Any]:
-    """What ``podwatch prune`` shows: one entry for each set or path, with the reason."""
+def plan_document(plan: RemovalPlan, *, done: bool = False) -> dict[str, Any]:
+    """What ``podwatch prune`` shows: one entry for each set or path, with the reason. ``done``: it was carried out."""
     entries: list[dict[str, Any]] = [
         {
             "action": "remove",
@@ -231,11 +232,10 @@ def plan_document(plan: RemovalPlan) -> dict[str, Any]:
     if plan.trigger is Trigger.NONE:
         message = "there is room: nothing needs to go"
     else:
-        message = (
-            f"{plan.freed_bytes / 1e9:.2f} GB of {plan.target_bytes / 1e9:.2f} GB would come free ({plan.trigger})"
-        )
+        verb = "freed" if done else "would come free"
+        message = f"{format_size(plan.freed_bytes)} of {format_size(plan.target_bytes)} {verb} ({plan.trigger})"
         if plan.shortfall_bytes:
-            message += f"; {plan.shortfall_bytes / 1e9:.2f} GB short"
+            message += f"; {format_size(plan.shortfall_bytes)} short"
     return {
         "entries": entries,
         "trigger": str(plan.trigger),
