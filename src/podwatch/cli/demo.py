@@ -5,7 +5,7 @@ import click
 SCENARIOS = ("silent-death", "hang", "disk-pressure", "crash-loop")
 
 
-@click.command("demo")
+@click.command("demo", short_help="Break a simulated pod and watch it heal.")
 @click.option("--speed", type=click.FloatRange(0.25, 4.0), default=1.0, show_default=True, help="Time runs faster.")
 @click.option(
     "--scenario", type=click.Choice(SCENARIOS), default="silent-death", show_default=True, help="What breaks."

@@ -12,7 +12,7 @@ from podwatch.client.times import from_rfc3339, local, span
 from podwatch.domain.errors import UsageError
 
 
-@click.command("incidents")
+@click.command("incidents", short_help="List incidents, or show one with its evidence.")
 @common
 @click.argument("incident_id", metavar="[ID]", required=False, type=click.IntRange(min=1))
 @json_option

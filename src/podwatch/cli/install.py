@@ -40,7 +40,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-@click.command("install")
+@click.command("install", short_help="Install podwatch as a systemd service.")
 @common
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 def command(where: Where, dry_run: bool) -> None:

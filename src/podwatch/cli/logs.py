@@ -16,7 +16,7 @@ _BLOCK = 1 << 16
 POLL_SECONDS = 0.5
 
 
-@click.command("logs")
+@click.command("logs", short_help="Print the end of the trainer's log.")
 @common
 @click.option("-f", "--follow", is_flag=True, help="Go on as it grows, through rotations, until Ctrl-C.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=50, show_default=True, help="Last lines first.")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TELL_SECONDS = 1.0
 
 
-@click.command("restore")
+@click.command("restore", short_help="Fetch a checkpoint from the store, verified.")
 @common
 @click.option("--step", type=click.IntRange(min=0), help="This step instead of the newest.")
 @click.option(

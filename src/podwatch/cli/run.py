@@ -8,7 +8,7 @@ from podwatch.cli.common import Where, common
 from podwatch.domain.errors import UsageError
 
 
-@click.command("run")
+@click.command("run", short_help="Guard the run: adopt, attach to or start training.")
 @common
 @click.option("--detach", is_flag=True, help="Go to the background, under a small parent that restarts podwatch.")
 @click.option("--adopt-existing", is_flag=True, help="Take checkpoints found without a record as this run's own.")

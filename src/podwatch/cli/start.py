@@ -5,7 +5,7 @@ import click
 from podwatch.cli.common import Where, ask, common, json_option, say
 
 
-@click.command("start")
+@click.command("start", short_help="Training is wanted: start it, keep it running.")
 @common
 @click.option("--step", type=click.IntRange(min=0), help="From this step instead of the newest complete one.")
 @click.option("--fresh", is_flag=True, help="From the beginning, on a new lineage.")

@@ -5,7 +5,7 @@ import click
 from podwatch.cli.common import Where, ask, common, json_option, say
 
 
-@click.command("stop-training")
+@click.command("stop-training", short_help="Stop training, and keep it stopped.")
 @common
 @click.option("--after-save", is_flag=True, help="Wait for the next complete checkpoint first.")
 @json_option
