@@ -281,8 +281,7 @@ async def test_a_living_tree_then_its_end() -> None:
 async def test_a_required_child_that_ends_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("podwatch.sensors.processes.REPLACEMENT_WINDOW", 0.2)
     async with watching(ProcessRole.INFERENCE, ProcessRole.TRAINER) as (sensor, handle):
-        await until(lambda: len(value(sensor).descendants) == 3)
-        await asyncio.sleep(0.1)
+        await seen_alive(sensor, 3)
         child = handle.child(0)
         child.kill()
         await until(lambda: value(sensor).required_exits)
@@ -291,6 +290,19 @@ async def test_a_required_child_that_ends_silently(monkeypatch: pytest.MonkeyPat
         assert value(sensor).alive
         sensor.watch(None)
         assert value(sensor).required_exits == ()
+
+
+async def seen_alive(sensor: ProcessSensor, count: int) -> None:
+    """Whole in as many looks as make a process one whose end is told; on a busy machine a fixed pause is too short."""
+    looks: set[float] = set()
+
+    def enough() -> bool:
+        reading = sensor.latest()
+        if reading.value is not None and len(reading.value.descendants) == count:
+            looks.add(reading.at)
+        return len(looks) > MIN_SIGHTINGS
+
+    await until(enough)
 
 
 async def test_an_orchestrator_that_said_it_is_done_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
