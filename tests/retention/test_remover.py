@@ -243,6 +243,19 @@ def test_an_optional_part_goes_alone(pod: Pod) -> None:
     assert pod.there(5) == [True, True, False]
 
 
+def test_many_small_removals_are_told_in_one_line(pod: Pod) -> None:
+    for step in (5, 10):
+        pod.save(step)
+    parts = [
+        Removal(RemovalKind.OPTIONAL_PART, 4096, "a resume does not need it", step, str(pod.paths(step)[2]), "weights")
+        for step in (5, 10)
+    ]
+    pod.remover.carry_out(plan(*parts), pod.paths)
+    (told,) = pod.events
+    assert told.fields["count"] == 2
+    assert "2 parts that a resume does not need of steps 5 to 10" in told.message
+
+
 def test_names_that_are_taken_in_the_trash(pod: Pod) -> None:
     pod.save(5)
     left = pod.workspace.trash / "1.5.0"

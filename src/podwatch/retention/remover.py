@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from podwatch.config.units import format_size
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
@@ -28,6 +29,10 @@ YIELD_EVERY_ENTRIES = 32
 YIELD_SECONDS = 0.002
 """A pause after every so many unlinks lets a trainer's own writes through; 100,000 files then take about 6 s longer."""
 _LOWEST_PRIORITY = 19
+_TOLD_TOGETHER = {
+    RemovalKind.SPARE: "broadcasts and rollouts that belong to no checkpoint",
+    RemovalKind.OPTIONAL_PART: "parts that a resume does not need",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,10 @@ class Remover:
                 continue  # someone else removed it: that is what was wanted
             freed += self._empty_trash(problems)
             done.append(removal)
-            self._tell(removal)
+            if removal.kind not in _TOLD_TOGETHER:
+                self._tell(removal)
+        for kind, what in _TOLD_TOGETHER.items():
+            self._tell_together(kind, what, [r for r in done if r.kind is kind])
         if problems:
             self._emit(
                 Event(
@@ -232,6 +240,22 @@ class Remover:
                 f"removed {what}{part}: {removal.reason}",
                 Severity.WARNING if removal.kind is RemovalKind.UNSTORED_SET else Severity.INFO,
                 {"step": removal.step, "kind": str(removal.kind), "bytes": removal.bytes, "reason": removal.reason},
+            )
+        )
+
+    def _tell_together(self, kind: RemovalKind, what: str, removals: Sequence[Removal]) -> None:
+        """One line for many small things: nobody reads fifty of them, and each has its intent in the journal."""
+        if not removals:
+            return
+        steps = sorted({r.step for r in removals if r.step is not None})
+        of = f" of step {steps[0]}" if len(steps) == 1 else f" of steps {steps[0]} to {steps[-1]}" if steps else ""
+        size = sum(r.bytes for r in removals)
+        self._emit(
+            Event(
+                EventName.PRUNED,
+                self._clock.wall(),
+                f"removed {len(removals)} {what}{of}: {format_size(size)}",
+                fields={"step": None, "kind": str(kind), "bytes": size, "count": len(removals)},
             )
         )
 

@@ -267,14 +267,15 @@ def _whole_sets_removed(stage: Stage) -> set[object]:
     """Steps of complete checkpoints that podwatch removed and whose files are really gone from the disk."""
     pruned = {event.fields.get("step") for event in stage.watching.all(EventName.PRUNED)}
     checkpoints = stage.pod.output_dir / "checkpoints"
-    return {step for step in pruned if not (checkpoints / f"step_{step}" / "trainer").exists()}
+    return {step for step in pruned if step is not None and not (checkpoints / f"step_{step}" / "trainer").exists()}
 
 
 def _prove(stage: Stage) -> None:
     """podwatch leaves (training stays, promise 5), training is ended, and everything is read back."""
     pod, watching, result = stage.pod, stage.watching, stage.result
     complete = len({event.fields.get("step") for event in watching.all(EventName.CHECKPOINT_COMPLETE)})
-    pruned, sets_gone = len(watching.all(EventName.PRUNED)), len(_whole_sets_removed(stage))
+    pruned = sum(int(e.fields.get("count") or 1) for e in watching.all(EventName.PRUNED))
+    sets_gone = len(_whole_sets_removed(stage))
     code = pod.stop_daemon()
     alive = pod.engine_pid() is not None
     result.add("podwatch left", code == 0 and alive, f"exit code {code}, training {'goes on' if alive else 'is gone'}")
