@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,8 +120,11 @@ def _open_for_nobody(rig: Rig) -> None:
 
 
 def _as_nobody(rig: Rig, daemon: DaemonProcess) -> DaemonProcess:
-    """Run it as an unprivileged user."""
+    """Run it as an unprivileged user, where that user can reach the interpreter and this checkout at all."""
     daemon.wrapper = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--")
+    probe = [*daemon.wrapper, sys.executable, "-c", "import podwatch.cli.root"]
+    if shutil.which("setpriv") is None or subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+        pytest.skip("another user cannot run this Python or read this checkout (is it below /root?)")
     daemon.runtime.mkdir(exist_ok=True)
     os.chown(daemon.runtime, NOBODY, NOBODY)
     os.chown(daemon.config, NOBODY, NOBODY)
