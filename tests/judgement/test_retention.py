@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podwatch.daemon.pruning import plan_document
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState, newest_complete
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
@@ -18,7 +19,6 @@ from podwatch.judgement.retention import (
     plan_removal,
     predict_next_save,
 )
-from podwatch.retention.explain import explain
 
 POLICY = DiskPolicy()
 GB = 1_000_000_000
@@ -185,10 +185,11 @@ def test_low_inodes_take_one_thing_at_a_time() -> None:
 
 def test_the_dry_run_names_every_set() -> None:
     given = room(disk=disk(249 * GB), stored=stored(5), pins={10: "good eval"})
-    text = explain(given, plan_removal(given, POLICY))
-    assert "remove  step 5  47.0 GB" in text
-    assert "keep    step 10  pinned: good eval" in text
-    assert "keep    step 15  the newest complete checkpoint" in text
+    entries = plan_document(plan_removal(given, POLICY))["entries"]
+    told = {(e["action"], e["step"]): (e["reason"], e["size_bytes"]) for e in entries}
+    assert told["remove", 5][1] == 47 * GB
+    assert told["keep", 10][0] == "pinned: good eval"
+    assert told["keep", 15][0] == "the newest complete checkpoint"
 
 
 @st.composite
