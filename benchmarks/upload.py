@@ -1,116 +1,213 @@
-"""One file, and the same bytes as 8 files, to the loopback B2 server: podwatch's child, b2sdk's own upload, the floor.
+"""How fast checkpoints reach B2: podwatch beside the machine's limit, b2sdk, `b2 sync` and two rclones, in one run.
 
-    python benchmarks/upload.py [--mib 256] [--rounds 3]
+    python benchmarks/upload.py [--rounds 3] [--only large small far tls] [--quick] [--svg FILE]
 
-All three run as processes of the lowest priority, as podwatch's child does, and their start-up counts. The floor reads
-each file once, hashes it and writes it to a local socket that nobody looks at. The server hashes and stores what it
-gets in Python on the same cores, so both clients are bound by it: the ratios count, not the MB/s.
+The service throws bodies away (measuring/discard.py), so that the clients are what is measured. ``large`` is a
+checkpoint of 4.29 GB (1 x 2 GiB + 4 x 512 MiB), ``small`` 2,000 files of 64 KiB, ``far`` 1.07 GB (2 x 512 MiB) at 60 ms
+and 40 MB/s per connection, ``tls`` 2.15 GB (4 x 512 MiB) over TLS. Clients take turns within each round, and each round
+begins with another one; files are in the page cache before each turn; all run at the same priority (``--lowest``: that
+of podwatch's child in real life). Start-up counts, but for podwatch's child, which the daemon starts while the set is
+still being written ("child started last": where it did not see it coming). Medians; on a shared machine ratios are what
+counts, those of CPU time most.
+
+While podwatch sends, a loop as the daemon's notes how late it wakes; that is judged with ``--lowest`` and by
+upload_jitter.py. The clients come from ``make test-clients`` and Debian; one that is not here is left out. rclone paces
+itself to 100 calls a second, so that ``small`` takes 22 s whatever else happens: it has one round there. Three rounds
+take seven minutes on two quiet cores.
 """
 
-import argparse
-import asyncio
+import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.measuring import ROOT, Figures, memory_mib, parser, percentile
-from benchmarks.measuring.sending import b2_credentials, job_for, send, write_file
-from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from benchmarks.measuring import MIB, ROOT, Figures, machine, parser, percentile
+from benchmarks.measuring.bars import svg
+from benchmarks.measuring.sending import write_file
+from benchmarks.measuring.uploaders import LOWEST, Ran, Uploader, b2_sync, b2sdk, podwatch, raw, rclone, rclone_version
 
+CLIENTS = ROOT / ".venv-clients" / "bin"
 MEMORY_LIMIT = 80.0
-LOW = """
-import contextlib, os
-os.setsid()
-os.nice(19)
-with contextlib.suppress(OSError):
-    open("/proc/self/autogroup", "w").write("19")
-"""
-RAW = """
-import hashlib, os, socket, sys, threading
-ours, theirs = socket.socketpair()
-def swallow():
-    buffer = bytearray(1 << 20)
-    while theirs.recv_into(buffer):
-        pass
-threading.Thread(target=swallow, daemon=True).start()
-digest, buffer = hashlib.sha1(), memoryview(bytearray(1 << 20))
-for path in sys.argv[1:]:
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            ours.sendall(buffer[:count])
-"""
-SDK = """
-import os, sys
-from concurrent.futures import ThreadPoolExecutor
-from b2sdk.v3 import B2Api, InMemoryAccountInfo
-url, bucket, key_id, key, prefix, *paths = sys.argv[1:]
-api = B2Api(InMemoryAccountInfo(), max_upload_workers=4)
-api.authorize_account(application_key_id=key_id, application_key=key, realm=url)
-place = api.get_bucket_by_name(bucket)
-def send(path):
-    place.upload_local_file(local_file=path, file_name=prefix + os.path.basename(path))
-with ThreadPoolExecutor(4) as pool:
-    list(pool.map(send, paths))
-"""
+LATE_MS = 20.0
+FEWEST_BEATS = 100
+"""For a 99th percentile that means something: a short upload has too few."""
 
 
-def other(code: str, *arguments: str) -> tuple[float, float]:
-    """Seconds and peak memory of a client of its own."""
-    began, peak = time.monotonic(), 0.0
-    process = subprocess.Popen([sys.executable, "-c", LOW + code, *arguments], cwd=ROOT)
-    while process.poll() is None:
+@dataclass(frozen=True, slots=True)
+class Work:
+    name: str
+    title: str
+    sizes: tuple[int, ...]
+    """Bytes of each file."""
+    clients: tuple[Uploader, ...]
+    options: tuple[str, ...] = ()
+    """Of the service."""
+    once: tuple[Uploader, ...] = ()
+    """Measured in the first round only."""
+
+
+def works(quick: bool, certificate: Path) -> list[Work]:
+    b2, new, old = CLIENTS / "b2", CLIENTS / "rclone", Path("/usr/bin/rclone")
+    versions = [(path, v) for path in (new, old) if (v := rclone_version(path))]
+    sync = [b2_sync(b2)] if b2.exists() else []
+    many = [b2_sync(b2, "--threads", "20")] if b2.exists() else []
+    rclones = tuple(rclone(path, version) for path, version in versions)
+    wide = [rclone(path, version, "--transfers", "16") for path, version in versions[:1]]
+    half = 512 * MIB
+    big = (half,) if quick else (4 * half, *(4 * [half]))
+    count = 300 if quick else 2000
+    far = 2 * ((128 if quick else 512) * MIB,)
+    tls = (1 if quick else 4) * (half,)
+    key = certificate.with_suffix(".key")
+    return [
+        Work("large", f"{sum(big) / 1e9:.2f} GB in {len(big)} file(s)", big,
+             (podwatch(), podwatch(ahead=False), raw(4), b2sdk(1), *sync, *rclones)),
+        Work("small", f"{count} files of 64 KiB", (65536,) * count,
+             (podwatch(), podwatch(ahead=False), raw(4), b2sdk(4), *sync, *many), once=rclones),
+        Work("far", f"{sum(far) / 1e9:.2f} GB in 2 files, 60 ms, 40 MB/s per connection", far,
+             (podwatch(), raw(32), *sync, *many, *rclones, *wide), ("--latency", "0.06", "--rate", "40e6")),
+        Work("tls", f"{sum(tls) / 1e9:.2f} GB in {len(tls)} file(s), TLS", tls,
+             (podwatch(), raw(4), *sync, *rclones), ("--tls", str(certificate), str(key))),
+    ]  # fmt: skip
+
+
+def certify(certificate: Path) -> bool:
+    """A certificate for this run; False where openssl is not here."""
+    if shutil.which("openssl") is None:
+        return False
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", str(certificate.with_suffix(".key")), "-out", str(certificate)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@contextmanager
+def service(work: Work) -> Iterator[str]:
+    command = [sys.executable, "-m", "benchmarks.measuring.discard", *work.options]
+    if "--tls" in work.options:
+        os.environ["REQUESTS_CA_BUNDLE"] = work.options[1]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         try:
-            peak = max(peak, memory_mib(process.pid, "VmHWM"))
-        except OSError:
-            break
-        time.sleep(0.02)
-    if process.wait():
-        raise SystemExit(f"a peer failed with exit code {process.returncode}")
-    return time.monotonic() - began, peak
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+            os.environ.pop("REQUESTS_CA_BUNDLE", None)
 
 
-def measure(directory: Path, args: argparse.Namespace, figures: Figures) -> None:
-    mib, rounds = (64, 2) if args.quick else (args.mib, args.rounds)
-    for count in (1, 8):
-        sources = [write_file(directory / str(count) / f"__{n}_0.distcp", mib // count) for n in range(count)]
-        paths = [str(s) for s in sources]
-        taken: dict[str, list[float]] = {"podwatch": [], "b2sdk": [], "floor": []}
-        peaks = {"podwatch": 0.0, "b2sdk": 0.0}
-        for number in range(rounds):
-            with B2Server(directory / f"b2-{count}-{number}") as server:
-                url, credentials = b2_credentials(server.url)
-                sent = asyncio.run(send(job_for(sources, url, "ours", directory / "lock"), credentials))
-                taken["podwatch"].append(sent.seconds)
-                peaks["podwatch"] = max(peaks["podwatch"], sent.peak_mib)
-                seconds, peak = other(SDK, server.url, BUCKET, KEY_ID, KEY, "sdk/", *paths)
-                taken["b2sdk"].append(seconds)
-                peaks["b2sdk"] = max(peaks["b2sdk"], peak)
-                taken["floor"].append(other(RAW, *paths)[0])
-            shutil.rmtree(directory / f"b2-{count}-{number}")
-        middle = {name: percentile(seconds, 0.5) for name, seconds in taken.items()}
-        figures.line(f"-- {mib} MiB as {count} file{'s' if count > 1 else ''}")
-        for name, seconds in middle.items():
-            memory = f", peak {peaks[name]:.0f} MiB" if name in peaks else ""
-            figures.line(f"{name}: {seconds:.2f} s, {mib * 1.048576 / seconds:.0f} MB/s{memory}")
-        figures.at_least("speed against b2sdk's upload_local_file", middle["b2sdk"] / middle["podwatch"], 1.0, "x")
-        figures.line(f"share of the floor's speed: {middle['floor'] / middle['podwatch']:.2f}")
-        figures.at_most("peak memory of the child", peaks["podwatch"], MEMORY_LIMIT, "MiB")
+def into_cache(directory: Path) -> None:
+    """podwatch lets go of what it sent; without this the next one would read from the disk."""
+    buffer = bytearray(MIB)
+    for path in directory.iterdir():
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def measure(work: Work, scratch: Path, rounds: int) -> dict[str, list[Ran]]:
+    directory = scratch / work.name
+    directory.mkdir()
+    for number, size in enumerate(work.sizes):
+        path = directory / f"__{number:04}_0.distcp"
+        if size >= MIB:
+            write_file(path, size // MIB)
+        else:
+            path.write_bytes(os.urandom(size))
+    os.sync()  # or the first would share the machine with the writing back of its files
+    clients = (*work.clients, *work.once)
+    taken: dict[str, list[Ran]] = {client.name: [] for client in clients}
+    for turn in range(rounds):
+        start = turn % len(work.clients)  # nobody is always the one after the one that leaves the memory in disorder
+        order = clients if turn == 0 else (*work.clients[start:], *work.clients[:start])
+        for number, client in enumerate(order):
+            into_cache(directory)
+            home = scratch / f"{work.name}-{turn}-{number}"
+            home.mkdir()
+            with service(work) as url:
+                taken[client.name].append(client.run(url, directory, home))
+    for path in directory.iterdir():
+        path.unlink()
+    return taken
+
+
+def report(work: Work, taken: dict[str, list[Ran]], figures: Figures) -> dict[str, tuple[float, float]]:
+    """The table, as docs/performance.md has it. Returns each client's median seconds and CPU seconds per GB."""
+    total = sum(work.sizes)
+    middle = {
+        name: (statistics.median(r.seconds for r in ran), statistics.median(r.cpu for r in ran) / total * 1e9)
+        for name, ran in taken.items()
+    }
+    ours, our_cpu = middle["podwatch"]
+    figures.line("")
+    figures.line(f"{work.title} ({machine()})")
+    figures.line("")
+    figures.line("| client | s [min-max] | MB/s | CPU s per GB | peak MiB | podwatch is | and takes |")
+    figures.line("|---|---|---|---|---|---|---|")
+    for name, ran in taken.items():
+        seconds, cpu = middle[name]
+        span = f"{seconds:.2f} [{min(r.seconds for r in ran):.2f}-{max(r.seconds for r in ran):.2f}]"
+        ratio = " | " if name == "podwatch" else f"{seconds / ours:.2f}x as fast | {our_cpu / cpu:.2f} of its CPU"
+        peak = max(r.peak_mib for r in ran)
+        figures.line(f"| {name} | {span} | {total / seconds / 1e6:.0f} | {cpu:.2f} | {peak:.0f} | {ratio} |")
+    figures.line("")
+    return middle
+
+
+def judge(work: Work, taken: dict[str, list[Ran]], middle: dict[str, tuple[float, float]], figures: Figures) -> None:
+    ours = middle["podwatch"][0]
+    figures.at_most("peak memory of the child", max(r.peak_mib for r in taken["podwatch"]), MEMORY_LIMIT, "MiB")
+    for name, (seconds, _) in middle.items():
+        if name.startswith("limit") and work.name == "large":
+            figures.at_least("share of the limit's speed", seconds / ours, 0.85, "of it")
+        elif name.startswith("b2 sync"):
+            figures.at_least(f"speed against {name}", seconds / ours, 3.0 if work.name == "large" else 1.0, "x")
+        elif name.startswith("rclone"):
+            new = work.name == "large" and " 1.60" not in name
+            figures.at_least(f"speed against {name}", seconds / ours, 1.8 if new else 1.0, "x")
+    late = [ms for r in taken["podwatch"] for ms in r.late]
+    quiet = [ms for r in taken["podwatch"] for ms in r.quiet]
+    if len(late) >= FEWEST_BEATS:
+        figures.line(f"the loop before: late p50 {percentile(quiet, 0.5):.2f}, p99 {percentile(quiet, 0.99):.2f} ms")
+        p99 = percentile(late, 0.99)
+        figures.line(f"while sending: late p50 {percentile(late, 0.5):.2f}, p99 {p99:.2f}, max {max(late):.2f} ms")
+        if LOWEST in os.environ:  # with the child at ordinary priority it is worse than it ever is: told, not judged
+            figures.at_most("late while sending, p99", p99, LATE_MS, "ms")
 
 
 def main() -> int:
     options = parser(__doc__ or "")
-    options.add_argument("--mib", type=int, default=256)
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--only", nargs="*", choices=("large", "small", "far", "tls"), default=())
+    options.add_argument("--lowest", action="store_true", help="all at the lowest priority, as podwatch's child is")
+    options.add_argument("--svg", type=Path, help="write the plot there")
     args = options.parse_args()
+    if args.lowest:
+        os.environ[LOWEST] = "1"
     figures = Figures("upload")
+    plotted = []
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
-        measure(Path(directory), args, figures)
+        certificate = Path(directory) / "certificate.pem"
+        secure = certify(certificate)
+        for work in works(args.quick, certificate):
+            if (not args.only or work.name in args.only) and (secure or work.name != "tls"):
+                taken = measure(work, Path(directory), 1 if args.quick else args.rounds)
+                middle = report(work, taken, figures)
+                judge(work, taken, middle, figures)
+                plotted.append((work.title, middle))
+    figures.line(f"took {time.monotonic() - began:.0f} s")
+    if args.svg:
+        args.svg.parent.mkdir(parents=True, exist_ok=True)
+        args.svg.write_text(svg(plotted, f"Medians of {1 if args.quick else args.rounds} round(s); {machine()}"))
     return figures.code
 
 

@@ -1,4 +1,6 @@
-"""A real daemon with 8 GPUs (the NVML stand-in), a trainer of 20 idle processes, and 10 step directories."""
+"""A real daemon with 8 GPUs (the NVML stand-in), a trainer of 20 idle processes, and 10 step directories; on a disk
+that counts as empty, whatever this machine's is, because a full one is no idle pod.
+"""
 
 import json
 import os
@@ -35,7 +37,7 @@ while True:
 class Pod:
     """``with Pod(directory) as pod``: the daemon is up and training runs."""
 
-    def __init__(self, directory: Path, store: B2Server | None = None) -> None:
+    def __init__(self, directory: Path, store: B2Server | None = None, *, poll: str = "2s") -> None:
         self._world = NvmlWorld(directory / "world", devices=8)
         library = build_nvml(directory)
         output = directory / "work" / "outputs"
@@ -55,6 +57,10 @@ command = {json.dumps(command)}
 [gpu]
 inference = [0, 1, 2, 3]
 trainer = [4, 5, 6, 7]
+poll = {json.dumps(poll)}
+[disk]
+prune_above = "99%"
+prune_to = "98%"
 [http]
 port = 0
 [log]
@@ -72,6 +78,12 @@ format = "json"
     def pid(self) -> int:
         assert self.daemon.process is not None
         return self.daemon.process.pid
+
+    @property
+    def turns(self) -> int:
+        """Of the sensing loop, so far."""
+        document = self.daemon.wait_for(self.daemon.status, 30, "status answers")
+        return int(document["counters"]["turns"])
 
     def __enter__(self) -> "Pod":
         self.daemon.start()

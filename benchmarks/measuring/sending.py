@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.measuring import MIB, memory_mib
 from podwatch.stores.open import Credentials
+from podwatch.sync.children import Children
 from podwatch.sync.engine import Upload
 from podwatch.sync.job import JobFile, UploadJob
 from tests.support.b2server import BUCKET, KEY, KEY_ID
@@ -57,10 +58,10 @@ class Sent:
 async def send(job: UploadJob, credentials: Credentials | None, *, measure: bool = True) -> Sent:
     """Run podwatch's upload child to its end. Its own start-up counts. ``measure``: its memory, which blocks the loop
     for as long as the kernel keeps the child's memory map."""
-    upload = Upload(job)
+    upload = Upload(job, Children(job.store))
     peak = 0.0
 
-    async def on_object(_: dict[str, Any]) -> None:
+    async def heard(_: Sequence[dict[str, Any]]) -> None:
         pass
 
     async def watch() -> None:
@@ -77,7 +78,7 @@ async def send(job: UploadJob, credentials: Credentials | None, *, measure: bool
     watcher = asyncio.create_task(watch() if measure else asyncio.sleep(0))
     began = loop.time()
     try:
-        await upload.run(credentials, on_object, lambda _: None)
+        await upload.run(credentials, heard, lambda _: None)
     finally:
         watcher.cancel()
     return Sent(loop.time() - began, peak)

@@ -33,6 +33,8 @@ class Engine:
         self.ready = bool(self.process.stdout.readline())
 
     def ask(self, request: dict) -> dict:
+        if not self.ready:  # nobody but wait_ready may read the engine's first line
+            raise RuntimeError("the engine is starting")
         with self.lock:
             self.running += 1
             try:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
-from podwatch.checkpoints.filesystems import _look_up
+from podwatch.checkpoints import settling
+from podwatch.checkpoints.catalogue import LOOK_AROUND, Catalogue
+from podwatch.checkpoints.filesystems import _look_up, is_slow
 from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
 from podwatch.checkpoints.structure import isolated
 from podwatch.config.settings import CustomLayoutSettings
@@ -282,6 +283,31 @@ def test_verify_finds_what_sizes_cannot(out: Path) -> None:
 # -- contents -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_set_rewritten_where_no_telltale_shows_it_is_not_resumed_from(out: Path, whole: bool) -> None:
+    """Neither its first shard nor its newest file, no name: only the look at each file before a resume sees it."""
+    for step in range(0, 70, 5):
+        write_prime_rl_step(out, step, ranks=2)
+    for path in sorted(out.rglob("*")):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    bench = prime(out)
+    bench.poll()
+    assert bench.poll(LOOK_AROUND)[5].complete
+    assert bench.catalogue.verify(5) == ()
+
+    shard = out / "checkpoints" / "step_5" / "trainer" / "__1_0.distcp"
+    data = shard.read_bytes()
+    shard.write_bytes(data if whole else data[:-1])
+    os.utime(shard, (1_600_000_000, 1_600_000_000))
+    assert bench.poll(1.0)[5].complete, "this is the limit that docs/checkpoints.md tells of"
+    assert bench.catalogue.verify(10) == ()
+    problems = bench.catalogue.verify(5)
+    assert problems[0] == "changed since it was found complete"
+    assert (len(problems) == 1) is whole
+    assert not bench.poll()[5].complete, "it is looked at anew from now on"
+    assert bench.poll(1000.0)[5].complete is whole
+
+
 def test_contents_are_what_travels(out: Path) -> None:
     write_prime_rl_step(out, 5, "A", weights=True)
     trainer = out / "checkpoints/step_5/trainer"
@@ -390,7 +416,7 @@ def test_what_cannot_be_read_keeps_the_last_sets(out: Path, monkeypatch: pytest.
         return real(path)  # type: ignore[call-overload]
 
     monkeypatch.setattr(os, "scandir", denied)
-    assert bench.poll(10)[5].complete
+    assert bench.poll(LOOK_AROUND)[5].complete
     assert "Permission denied" in bench.catalogue.problem
     monkeypatch.undo()
     bench.poll()
@@ -422,13 +448,12 @@ def test_unchanged_sets_are_not_judged_again(out: Path, monkeypatch: pytest.Monk
     bench = prime(out)
     bench.settle()
     looked: list[object] = []
-    from podwatch.checkpoints import catalogue
-
-    real = catalogue.scan_part
-    monkeypatch.setattr(catalogue, "scan_part", lambda part: (looked.append(part), real(part))[1])
+    real = settling.scan_part
+    monkeypatch.setattr(settling, "scan_part", lambda part: (looked.append(part), real(part))[1])
     monkeypatch.setattr(PrimeRLLayout, "judge", lambda *_: pytest.fail("judged again"))
+    os.utime(out)  # something may have changed
     bench.poll(10)
-    assert len(looked) <= 12 * 5, "only the newest four and eight in turn are looked at file by file"
+    assert 0 < len(looked) <= 12 * 5, "only the newest four and eight in turn are looked at file by file"
 
 
 def test_hf_rotation_and_watch_dirs(out: Path) -> None:
@@ -449,6 +474,8 @@ def test_network_filesystems_are_known_by_their_type(tmp_path: Path) -> None:
         "22 1 0:50 / /data rw - nfs4 server:/x rw\n23 1 0:51 / /f rw - fuse.sshfs x rw\n"
         "24 1 0:52 / / rw - ext4 /dev/a rw\n"
     )
-    assert _look_up(os.makedev(0, 50), info)
-    assert _look_up(os.makedev(0, 51), info)
-    assert not _look_up(os.makedev(0, 52), info)
+    assert is_slow(_look_up(os.makedev(0, 50), info))
+    assert is_slow(_look_up(os.makedev(0, 51), info))
+    assert _look_up(os.makedev(0, 52), info) == "ext4"
+    assert not is_slow("ext4")
+    assert not is_slow(_look_up(os.makedev(0, 53), info))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.layouts import CustomLayout, HFLayout, Layout, PrimeRLLayout, make_layout
+from podwatch.checkpoints.layouts.base import Marker
 from podwatch.checkpoints.scan import scan_part
 from podwatch.config.settings import CheckpointSettings, CustomLayoutSettings, Settings, TrainerSettings
 from podwatch.domain.errors import ConfigurationError
@@ -446,7 +447,7 @@ def test_custom_rules(out: Path) -> None:
     assert verdict() == (True, "")
     judged = layout.judge(5, [scan_part(p).found for p in layout.steps()[5]])
     assert judged.leftovers == ("checkpoint/samples/broken.json",)
-    assert judged.strong
+    assert judged.marker is Marker.LAST_FILE
     (out / "training_state" / "step_latest").symlink_to("step_5")
     assert set(layout.steps()) == {5}
     (out / "videos").mkdir()

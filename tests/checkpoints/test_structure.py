@@ -18,7 +18,10 @@ from podwatch.checkpoints.structure.holes import has_hole
 from tests.support.checkpoints import dcp_files, safetensors_bytes, torch_zip_bytes, write_hf_step
 
 GOLDEN = Path(__file__).parent / "golden"
-FUZZ = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+FUZZ = settings(
+    deadline=None, max_examples=600 if LONG else 30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def lay(directory: Path, files: dict[str, bytes]) -> Path:
@@ -51,7 +54,7 @@ def test_files_written_by_torch_pass(golden_dcp: Path) -> None:
     for name in ("progress.pt", "optimizer.pt", "legacy.pt", "model.safetensors"):
         assert check_file(GOLDEN / name) == ""
     assert torch_zip.is_legacy(GOLDEN / "legacy.pt")
-    assert torch_zip.read_values(GOLDEN / "progress.pt") == {"progress.step": 5}
+    assert torch_zip.read_values(GOLDEN / "progress.pt") == {"progress#": 1, "progress.step": 5}
     assert safetensors.read_header(GOLDEN / "model.safetensors").names == {"w", "b"}
 
 
@@ -59,7 +62,7 @@ def test_files_written_by_torch_pass(golden_dcp: Path) -> None:
 def test_real_file_cut_anywhere_is_found(tmp_path: Path, name: str) -> None:
     data = (GOLDEN / name).read_bytes()
     target = tmp_path / name
-    for length in range(0, len(data), 7):
+    for length in (*range(0, len(data), 1 if LONG else 31), len(data) - 1):
         target.write_bytes(data[:length])
         assert check_file(target), f"cut at {length} of {len(data)} went unnoticed"
 
@@ -162,7 +165,7 @@ def test_zip_that_is_not_torch(tmp_path: Path) -> None:
 # -- DCP ------------------------------------------------------------------------------------------------------------
 
 
-@settings(FUZZ, max_examples=20)
+@settings(FUZZ, max_examples=200 if LONG else 10)
 @given(rank=st.integers(0, 1), cut=st.integers(0, 9000))
 def test_dcp_shard_cut_anywhere(tmp_path: Path, rank: int, cut: int) -> None:
     directory = lay(tmp_path / "d", dcp_files(ranks=2, save_id="same"))
@@ -178,7 +181,7 @@ def test_dcp_shard_cut_anywhere(tmp_path: Path, rank: int, cut: int) -> None:
 def test_dcp_metadata_cut_anywhere(golden_dcp: Path) -> None:
     data = (golden_dcp / ".metadata").read_bytes()
     with isolated.session():
-        for length in range(0, len(data), 97):
+        for length in (*range(0, len(data), 13 if LONG else 389), len(data) - 1):
             (golden_dcp / ".metadata").write_bytes(data[:length])
             assert not dcp.check(golden_dcp, seen(golden_dcp)).whole, f"cut at {length}"
 
@@ -265,7 +268,7 @@ def test_mutated_metadata_never_escapes(golden_dcp: Path) -> None:
     chance = random.Random(7)
     data = (golden_dcp / ".metadata").read_bytes()
     with isolated.session():
-        for _ in range(40):
+        for _ in range(400 if LONG else 15):
             bad = bytearray(data)
             for _ in range(chance.randint(1, 3)):
                 bad[chance.randrange(len(bad))] = chance.randrange(256)
@@ -288,6 +291,35 @@ def test_answers_are_remembered_until_the_file_changes(golden_dcp: Path, monkeyp
     assert dcp.check(golden_dcp, seen(golden_dcp)).whole
     monkeypatch.setattr(isolated, "_ask", lambda *_: pytest.fail("asked again"))
     assert dcp.check(golden_dcp, seen(golden_dcp)).whole
+
+
+def test_an_index_is_read_once_for_its_sizes_and_its_records(golden_dcp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    real = unpickler.load
+    monkeypatch.setattr(unpickler, "load", lambda data: (read.append(len(data)), real(data))[1])
+    index = golden_dcp / ".metadata"
+    sizes = unpickler.answer("dcp", str(index))
+    records = unpickler.answer("records", str(index))
+    assert len(read) == 1
+    spans = {n: list(zip(flat[::2], flat[1::2], strict=True)) for n, flat in records["answer"].pop("records").items()}
+    assert records == sizes
+    assert {n: max(o + size for o, size in found) for n, found in spans.items()} == sizes["answer"]["need"]
+
+    index.write_bytes(b"\x80\x04N.")  # another file under the same name: nothing of the old one may be told
+    assert not unpickler.answer("records", str(index))["ok"]
+    assert len(read) == 2
+
+
+def test_each_record_must_begin_and_end_as_torch_writes_it(tmp_path: Path) -> None:
+    whole = b"PK\x03\x04" + bytes(30) + b"PK\x05\x06" + bytes(18)
+    size = len(whole)
+    path = tmp_path / "shard"
+    path.write_bytes(whole * 2 + bytes(7) + whole + bytes(size) + b"PK\x03\x04" + bytes(size - 4))
+    spans = [(0, size), (size, size), (2 * size + 7, size), (3 * size + 7, size), (4 * size + 7, size), (5 * size, 9)]
+    with path.open("rb") as file:
+        assert torch_zip.bad_records(file.fileno(), spans) == [3 * size + 7, 4 * size + 7, 5 * size]
+        assert torch_zip.bad_records(file.fileno(), [(0, size - 1), (size, size)]) == [0]
+        assert torch_zip.bad_records(file.fileno(), [(6 * size, size)]) == [6 * size]  # beyond its end
 
 
 def test_a_reader_that_dies_is_asked_once_more(golden_dcp: Path) -> None:

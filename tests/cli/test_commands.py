@@ -52,6 +52,16 @@ def test_what_acts_says_that_there_is_no_daemon(machine, arguments):
     assert result.stderr.count("\n") == 1
 
 
+def test_preempt_without_a_daemon_does_not_ask_to_start_one(machine):
+    result = machine.podwatch("preempt")
+    assert result.returncode == 69
+    assert "send training a SIGTERM yourself" in result.stderr
+
+
+def test_a_status_without_facts_has_no_hole_in_it(machine):
+    assert "\n\n\n" not in machine.podwatch("status").stdout
+
+
 def test_acting_through_the_socket(guarded):
     result = guarded.podwatch("restart", "--step", "80")
     assert (result.returncode, result.stdout) == (0, "restarting from step 80\n")
@@ -118,7 +128,10 @@ def test_events_without_a_daemon_come_from_the_journal(machine):
 def test_checkpoints_without_a_daemon(machine):
     config = configure(machine)
     result = machine.podwatch("checkpoints", "-c", config)
-    assert (result.returncode, result.stdout) == (0, "no checkpoints on this pod\n")
+    assert result.returncode == 0
+    said = " ".join(result.stdout.split())
+    assert said.startswith("no checkpoints on this pod (layout ")
+    assert f"looked in {machine.directory / 'outputs'}" in said
     (machine.directory / "outputs" / "checkpoint-7").mkdir()
     (machine.directory / "outputs" / "checkpoint-7" / "trainer_state.json").write_text("{")
     sets = json.loads(machine.podwatch("checkpoints", "-c", config, "--json").stdout)["sets"]
@@ -245,3 +258,49 @@ def test_prune_names_parts_and_paths():
     assert lines[0] == "remove   step 80 weights     16 GB  stored"
     assert "/app/trash/1" in lines[1]
     assert "?" not in lines[2]
+
+
+def test_pins_without_a_daemon(machine):
+    config = configure(machine)
+    assert machine.podwatch("checkpoints", "unpin", "7", "-c", config).returncode == 64
+    result = machine.podwatch("checkpoints", "pin", "7", "--reason", "figure 2", "-c", config)
+    assert (result.returncode, "pinned" in result.stdout) == (0, True), result.stderr
+    journal = Journal.open(machine.directory / "state" / "r" / "journal.sqlite", read_only=True)
+    assert journal.pins() == {7: "figure 2"}
+    journal.close()
+    assert machine.podwatch("checkpoints", "unpin", "7", "-c", config).returncode == 0
+
+
+def test_a_daemon_with_another_runtime_directory_is_not_said_to_be_gone(machine):
+    """Who holds the run's lock guards it, wherever its doors are."""
+    config = configure(machine)
+    lock = machine.directory / "state" / "r" / "lock"
+    elsewhere = machine.directory / "elsewhere"
+    code = (
+        "import sys; from pathlib import Path; from podwatch.system.locks import FileLock\n"
+        "FileLock(Path(sys.argv[1])).acquire(); print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**machine.env, "PODWATCH_RUNTIME_DIR": str(elsewhere)},
+    )  # fmt: skip
+    try:
+        assert holder.stdout.readline() == "held\n"
+        result = machine.podwatch("status", "-c", config)
+        assert result.returncode == 3
+        assert result.stdout.startswith("PODWATCH RUNS, AND CANNOT BE ASKED FROM HERE\n")
+        assert f"withPODWATCH_RUNTIME_DIR={elsewhere}" in "".join(result.stdout.split()), "whatever was wrapped"
+        (reason,) = json.loads(machine.podwatch("status", "-c", config, "--json").stdout)["reasons"]
+        assert reason["kind"] == "podwatch-elsewhere"
+        assert f"pid {holder.pid}" in reason["summary"]
+        assert str(machine.runtime) in reason["summary"]
+        refused = machine.podwatch("stop-training", "-c", config)
+        assert refused.returncode == 69
+        assert f"pid {holder.pid}" in refused.stderr
+        assert machine.podwatch("checkpoints", "pin", "7", "-c", config).returncode == 75
+    finally:
+        holder.communicate("")
+    result = machine.podwatch("status", "-c", config)
+    assert "PODWATCH IS NOT RUNNING" in result.stdout
+    assert str(machine.runtime) in "".join(result.stdout.split())
+    assert f"do:podwatchrun-c{config}" in "".join(result.stdout.split())

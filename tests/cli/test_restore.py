@@ -13,6 +13,7 @@ from podwatch.domain.remote import Keys, Manifest, ManifestFile, Pointer, sha1_h
 from podwatch.domain.run import Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
 from podwatch.stores.local import LocalStore
+from podwatch.stores.whole import put_file
 from podwatch.system.clock import SystemClock
 from podwatch.system.workspace import Workspace
 
@@ -56,7 +57,7 @@ def stored(machine):
     for entry in catalogue.contents(40).files:
         name = f"{entry.part}/{entry.path}"
         with (source / "step_40" / entry.path).open("rb") as file:
-            put = store.put_file(keys.data(40, found.save_id, name), file, entry.size, part_size=PART_SIZE)
+            put = put_file(store, keys.data(40, found.save_id, name), file, entry.size, part_size=PART_SIZE)
         files.append(
             ManifestFile(name, entry.part, entry.size, entry.mtime_ns, 0o644, put.key, put.file_id, put.parts_sha1)
         )

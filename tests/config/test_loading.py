@@ -115,6 +115,17 @@ def test_a_key_in_the_wrong_section_is_sent_home() -> None:
     ]
 
 
+def test_a_right_name_in_the_wrong_section_beats_one_that_resembles_it() -> None:
+    assert problems(MINIMAL + '[recovery]\nstop_grace = "5s"\n')[0].endswith('did you mean "stop_grace" in [trainer]?')
+    assert problems(MINIMAL + '[sync]\nfloor = "1GiB"\n')[0].endswith('did you mean "floor" in [gpu] or in [hang]?')
+
+
+def test_a_word_that_nearly_fits_is_told_what_was_meant() -> None:
+    text = 'run_id = "r"\n[trainer]\noutput_dir = "/o"\nlayout = "primerl"\n'
+    assert problems(text)[0].endswith("(it is 'primerl'): did you mean \"prime-rl\"?")
+    assert "did you mean" not in problems(text.replace("primerl", "zzz"))[0]
+
+
 def test_lines_are_right_after_multi_line_values() -> None:
     text = 'run_id = "r"\n[trainer]\noutput_dir = "/o"\ncommand = [\n  "a", # ]\n  "b = [",\n]\n'
     text += 'logs = ["""\nx = 1\n"""]\nbad = 1\n'

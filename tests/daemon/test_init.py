@@ -200,6 +200,30 @@ def _detach(box: Box, body: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=40)
 
 
+@unshare
+def test_pid_one_gives_the_daemon_the_grace_it_says_and_no_more(box: Box) -> None:
+    """``preempt_grace`` is the daemon's to know; one that says nothing, or hangs, gets what init gives by itself."""
+    stop = (
+        "def term(*_):\n    {said}; time.sleep(30)\nsignal.signal(signal.SIGTERM, term)\nopen(where + '/armed', 'w')\n"
+    )
+    took = {}
+    for said in ("pass", "tell('STOPPING=1\\nEXTEND_TIMEOUT_USEC=1500000')"):
+        (box.root / "starts").unlink(missing_ok=True)
+        process = box.start(stop.format(said=said) + SERVE, "--grace", "0.3", "--last", "0.3", wrap=PID1)
+        until(lambda: box.starts)
+        until(lambda: (box.root / "armed").exists())
+        (box.root / "armed").unlink()
+        (inner,) = procfs.children(process.pid)
+        began = time.monotonic()
+        os.kill(inner, signal.SIGTERM)
+        process.wait(20)
+        took[said] = time.monotonic() - began
+    silent, asked = took.values()
+    assert silent > 0.2
+    assert 1.1 < asked < 15.0, "and not as long as the daemon would take"
+    assert asked - silent > 0.4
+
+
 def test_detach_returns_once_ready_and_leaves_a_small_init(box: Box) -> None:
     done = _detach(box, "print('hello', flush=True)\n" + SERVE)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.asking import confirmed, guards_without_store, reasons, starts_without_store, status, wait_reason
+from tests.support.asking import (
+    confirmed,
+    guards_without_store,
+    lived,
+    reasons,
+    starts_without_store,
+    status,
+    wait_reason,
+)
 from tests.support.b2server import KEY, KEY_ID, B2Server
 from tests.support.checkpoints import write_prime_rl_step
 from tests.support.daemon import DaemonProcess
@@ -226,7 +234,7 @@ def test_full_disk_at_a_later_start(rig: Rig, small_disk: Path) -> None:
     assert rig.trainer_pid == pid
     daemon.wait_event("detector-armed", 20, after=seen, detector="silent-death:gpu0")
     daemon.wait_for(lambda: rig.saved, 20, "something to resume from")
-    os.kill(rig.engine_pid, signal.SIGKILL)
+    os.kill(lived(rig.engine_pid), signal.SIGKILL)
     daemon.wait_event("incident-closed", 30, after=seen)
     assert rig.trainer_pid != pid
 

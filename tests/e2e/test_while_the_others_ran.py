@@ -15,6 +15,12 @@ def test_no_network(meanwhile: Finish) -> None:
     meanwhile("no_network")
 
 
+@pytest.mark.meanwhile("frozen")
+@pytest.mark.timeout(120)
+def test_a_podwatch_that_stood_still(meanwhile: Finish) -> None:
+    meanwhile("frozen")
+
+
 @pytest.mark.meanwhile("crash")
 @pytest.mark.timeout(120 + 20 * ROUNDS)
 def test_crash_at_random_points_of_a_recovery(meanwhile: Finish) -> None:

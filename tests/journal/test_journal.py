@@ -264,3 +264,18 @@ def test_an_intent_of_a_kind_that_a_newer_podwatch_knows_does_not_stop_an_older_
     assert [i.id for i in journal.open_intents()] == [known.id]
     assert [i.id for i in journal.intents()] == [known.id]
     journal.close()
+
+
+def test_writes_that_go_together_are_all_there_or_none(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "state.db")
+    journal.together([lambda j: j.save_object(1, "s", obj("a")), lambda j: j.save_object(1, "s", obj("b"))])
+    assert set(journal.objects(1, "s")) == {"a", "b"}
+
+    def fails(_: Journal) -> None:
+        raise HostError("no room")
+
+    with pytest.raises(HostError):
+        journal.together([lambda j: j.save_object(1, "s", obj("c")), fails])
+    assert set(journal.objects(1, "s")) == {"a", "b"}
+    journal.save_object(1, "s", obj("d"))  # and the next write stands alone again
+    assert set(journal.objects(1, "s")) == {"a", "b", "d"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from podwatch.domain.finding import Agreement, Finding, FindingKind, Severity, Verdict
-from podwatch.domain.policy import DetectionPolicy
+from podwatch.domain.policy import DetectionPolicy, Policies
 from podwatch.domain.process import ExitStatus, ProcessRole, ProcessSample
 from podwatch.domain.reading import SensorState, observed, unobserved
 from podwatch.domain.snapshot import (
@@ -27,7 +27,8 @@ from podwatch.domain.snapshot import (
 )
 from podwatch.judgement.learned import Learned
 from podwatch.judgement.watch import WatchState, advance, initial
-from tests.judgement.pod import ENGINE, GIB, LAUNCHER, ORCHESTRATOR, SERVER, TRAINER, Pod, process
+from tests.support.pods.tree import ENGINE, LAUNCHER, ORCHESTRATOR, SERVER, TRAINER, process
+from tests.support.pods.world import GIB
 
 POLICY = DetectionPolicy(inference_gpus=(0,))
 FULL, EMPTY = 60 * GIB, 300 << 20
@@ -74,10 +75,10 @@ def snap(
 def run(
     snapshots: Iterable[Snapshot], state: WatchState | None = None, policy: DetectionPolicy = POLICY
 ) -> tuple[WatchState, tuple[Finding, ...]]:
-    state = initial(policy) if state is None else state
+    state = initial(Policies(detection=policy)) if state is None else state
     findings: tuple[Finding, ...] = ()
     for snapshot in snapshots:
-        state, findings = advance(state, snapshot, policy)
+        state, findings = advance(state, snapshot, Policies(detection=policy))
     return state, findings
 
 
@@ -163,10 +164,10 @@ def test_memory_alone_only_warns() -> None:
 
 
 def test_no_step_for_long_confirms_but_not_while_tokens_flow() -> None:
-    flowing = (snap(60.0 + n, memory=EMPTY) for n in range(0, 1200, 2))
+    flowing = (snap(60.0 + n, memory=EMPTY) for n in range(0, 1700, 2))
     assert not restarts(run(flowing, healthy())[1])
-    dry = (snap(60.0 + n, memory=EMPTY, tokens=58.0) for n in range(0, 1200, 2))
-    (finding,) = restarts(run(dry, healthy())[1])
+    dry = (snap(60.0 + n, memory=EMPTY, tokens=58.0) for n in range(0, 1700, 2))
+    (finding,) = [f for f in restarts(run(dry, healthy())[1]) if f.kind is FindingKind.SILENT_DEATH]
     assert "steps" in finding.summary
 
 
@@ -196,7 +197,7 @@ def test_what_cannot_be_observed_agrees_with_nothing() -> None:
 
 def test_never_armed_before_something_besides_memory_was_healthy() -> None:
     state, _ = run(snap(float(n), step=None, health=Health.REFUSED) for n in range(0, 60, 2))
-    assert state.armed == ()
+    assert not [name for name in state.armed if not name.startswith("inference:")]
     _, findings = run((snap(60.0 + n, step=None, memory=EMPTY, health=Health.REFUSED) for n in range(0, 60, 2)), state)
     assert not restarts(findings)
 
@@ -255,7 +256,7 @@ def test_a_restart_wipes_the_detectors_and_keeps_what_was_learned() -> None:
     state, _ = run((snap(60.0 + n, memory=EMPTY, engine=False) for n in range(0, 20, 2)), state)
     state, findings = run([snap(82.0, memory=EMPTY, engine=False, start_id="s2", step=None, started_at=81.0)], state)
     assert not restarts(findings)
-    assert state.armed == ()
+    assert not [name for name in state.armed if not name.startswith("inference:")]
     assert state.learned.baseline(0) == FULL
     _, findings = run(
         (snap(84.0 + n, memory=EMPTY, health=Health.REFUSED, engine=False, start_id="s2", step=None, started_at=81.0)
@@ -266,7 +267,10 @@ def test_a_restart_wipes_the_detectors_and_keeps_what_was_learned() -> None:
 
 def test_an_armed_detector_survives_a_restart_of_podwatch() -> None:
     learned = Learned.from_dict(json.loads(json.dumps(healthy().learned.to_dict())))
-    _, findings = run((snap(90.0 + n, memory=EMPTY, engine=False) for n in range(0, 12, 2)), initial(POLICY, learned))
+    _, findings = run(
+        (snap(90.0 + n, memory=EMPTY, engine=False) for n in range(0, 12, 2)),
+        initial(Policies(detection=POLICY), learned),
+    )
     assert restarts(findings)
 
 
@@ -319,7 +323,7 @@ def test_exit_zero_without_a_target_is_tried_once_more() -> None:
     state, findings = run((ended(60.0 + n, ExitStatus(0)) for n in range(0, 10, 2)), state)
     assert restarts(findings)
     # A podwatch that was restarted in between says the same about the same exit.
-    reborn = initial(POLICY, Learned.from_dict(state.learned.to_dict()))
+    reborn = initial(Policies(detection=POLICY), Learned.from_dict(state.learned.to_dict()))
     assert restarts(run([ended(70.0, ExitStatus(0))], reborn)[1])
     second = {"start_id": "s2", "started_at": 80.0}
     again, _ = run((snap(80.0 + n, step=5, step_at=81.0, **second) for n in range(0, 10, 2)), state)  # type: ignore[arg-type]
@@ -331,7 +335,7 @@ def test_exit_zero_without_a_target_is_tried_once_more() -> None:
 
 def test_an_attached_trainer_that_ends_is_given_two_minutes() -> None:
     state = healthy()
-    attached = {"supervision": Supervision.ATTACH}
+    attached = {"supervision": Supervision.ATTACH, "start_id": "attach-1-10"}
     state, findings = run((ended(60.0 + n, ExitStatus(), **attached) for n in range(0, 110, 2)), state)
     assert [f.confirmed for f in findings] == [False]
     assert restarts(run((ended(170.0 + n, ExitStatus(), **attached) for n in range(0, 20, 2)), state)[1])
@@ -363,7 +367,8 @@ def test_a_clean_exit_far_below_the_last_one_is_a_crash() -> None:
         turns = (snap(92.0 + n, **last) for n in range(0, 4, 2))  # type: ignore[arg-type]
         again, _ = run(turns, state)
         _, findings = run([ended(97.0, ExitStatus(0), **last)], again)  # type: ignore[arg-type]
-        assert (reached, findings[0].verdict) == (reached, verdict)
+        judged = [f for f in findings if f.kind is not FindingKind.LOOP_STALLED]
+        assert (reached, judged[0].verdict) == (reached, verdict)
 
 
 def test_a_required_child_needs_a_second_signal_and_has_one_even_in_start_up() -> None:
@@ -394,9 +399,11 @@ def test_a_hang_needs_the_limit_and_a_second_signal() -> None:
     assert finding.kind is FindingKind.HANG
     assert "generation tokens" in finding.summary
     assert re.search(r"no progress for \d+ min \(limit 25 min\)", finding.summary)
-    (idle,) = restarts(run(stalled(60.0, 1600.0, utilization=0.0, health=None), state)[1])
+    assert not restarts(run(stalled(60.0, 1750.0, utilization=0.0, health=None), state)[1]), "tools may be at work"
+    (idle,) = restarts(run(stalled(60.0, 1850.0, utilization=0.0, health=None), state)[1])
     assert "gpu utilisation" in idle.summary
-    _, findings = run((snap(60.0 + n) for n in range(0, 1600, 10)), state)
+    assert not run((snap(60.0 + n) for n in range(0, 1600, 10)), state)[1], "an evaluation: the engine works"
+    _, findings = run((snap(60.0 + n) for n in range(0, 3100, 10)), state)
     assert [(f.kind, f.confirmed) for f in findings] == [(FindingKind.HANG, False)], "busy GPUs and tokens: a warning"
 
 
@@ -407,7 +414,7 @@ def test_saves_and_slow_runs_are_no_hang() -> None:
     assert not restarts(findings)
     assert not restarts(run(stalled(3060.0, 1400.0), state_after)[1]), "the save moved the clock on"
     slow = Learned(gap_seconds=(600.0,) * 9, step_seconds=(600.0,) * 9)
-    known, _ = run((snap(float(n)) for n in range(0, 60, 2)), initial(POLICY, slow))
+    known, _ = run((snap(float(n)) for n in range(0, 60, 2)), initial(Policies(detection=POLICY), slow))
     assert not restarts(run(stalled(60.0, 3500.0), known)[1])
     assert restarts(run(stalled(60.0, 3700.0), known)[1])
 
@@ -436,7 +443,9 @@ def test_start_up_has_its_own_patience() -> None:
     assert not restarts(run(stalled(0.0, 4100.0, **kw))[1])
     _, findings = run(stalled(0.0, 4500.0, **kw))
     assert [f.confirmed for f in findings] == [False], "no step was ever seen on this run: it only warns"
-    proven = initial(POLICY, Learned(gap_seconds=(60.0,), step_seconds=(60.0,)))
+    proven = initial(
+        Policies(detection=POLICY), Learned(gap_seconds=(60.0,), step_seconds=(60.0,), utilization_works=True)
+    )
     assert restarts(run(stalled(0.0, 4500.0, **kw), proven)[1])
 
 
@@ -462,7 +471,7 @@ def test_blind_sensors_show() -> None:
     state = healthy()
     for at in range(60, 130, 2):
         s = replace(snap(float(at)), gpus=unobserved(SensorState.BLIND, float(at), "hang"))
-        state, findings = advance(state, s, POLICY)
+        state, findings = advance(state, s, Policies(detection=POLICY))
         assert bool(findings) is (at >= 90), at
 
 
@@ -483,29 +492,14 @@ def test_disk_warnings() -> None:
     assert {f.kind for f in run([full])[1]} == {FindingKind.DISK_HIGH, FindingKind.INODES_LOW}
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_no_false_restart_in_healthy_hours(seed: int) -> None:
-    """A light version of benchmarks/false_restarts.py."""
-    pod = Pod(seed, step_seconds=(2.0, 20.0, 200.0, 300.0)[seed])
-    state, turns = initial(POLICY), 0
-    for snapshot in pod.snapshots(12):
-        state, findings = advance(state, snapshot, POLICY)
-        acting = [f for f in findings if f.verdict is not Verdict.NONE]
-        assert not acting, acting
-        turns += 1
-    assert turns > 20_000
-    assert "silent-death:gpu0" in state.armed
-
-
-def test_detection_latency() -> None:
-    latencies = []
-    for seed in range(20):
-        died = 2000.0 + seed * 1.37
-        state = initial(POLICY)
-        for snapshot in Pod(seed, dies_at=died, load_seconds=60.0).snapshots(2):
-            state, findings = advance(state, snapshot, POLICY)
-            if restarts(findings):
-                latencies.append(snapshot.at - 100.0 - died)
-                break
-    assert len(latencies) == 20
-    assert sorted(latencies)[18] <= 15.0
+@pytest.mark.parametrize(("seconds", "restarted"), [(10, False), (60, True)])
+def test_what_bore_an_engines_title_for_seconds_is_no_engine_that_is_missing(seconds: int, restarted: bool) -> None:
+    """A fork bears it until it execs. One that was there for long is missed."""
+    other = process(77, ProcessRole.ENGINE, cuda=False)
+    tree = (LAUNCHER, ORCHESTRATOR, TRAINER, ENGINE, SERVER, other)
+    state, _ = run((snap(60.0 + n, descendants=tree) for n in range(0, seconds, 2)), healthy())
+    at = 60.0 + seconds
+    gone = RequiredExit(other.identity, ProcessRole.ENGINE, "EngineCore", ExitStatus(), at, seen_for=float(seconds))
+    for exits in ((), (gone,)):
+        empty = (snap(at + n, memory=EMPTY, required_exits=exits) for n in range(0, 20, 2))
+        assert bool(restarts(run(empty, state)[1])) == restarted

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.journal import room
+from podwatch.recovery import litter
 from tests.support.recovery_world import World
 
 
@@ -13,6 +14,12 @@ def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full disks are the journal's own tests; here 2 MiB per database would only cost time."""
     monkeypatch.setattr(room, "RESERVED_PAGES", 8)
     monkeypatch.setattr(room, "BALLAST_BYTES", 4096)
+
+
+@pytest.fixture(autouse=True)
+def not_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's clock says nothing about what lies in this machine's /dev/shm and /tmp."""
+    monkeypatch.setattr(litter, "PLACES", [])
 
 
 @pytest.fixture

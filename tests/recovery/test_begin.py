@@ -144,9 +144,12 @@ async def test_a_directory_of_another_run_is_refused(world: World) -> None:
 async def test_a_new_pod_fetches_the_newest_save_of_the_run(world: World) -> None:
     store = Store(world, RemoteSave(30, "s30", "line1", 3), RemoteSave(25, "s25", "line1", 2))
     podwatch = Podwatch(world, restore=store)
+    shown: list[str] = []
+    store.meanwhile = lambda: shown.append(podwatch.recovery.state.detail)
     await podwatch.recovery.begin()
     await podwatch.until(Phase.CONFIRMING)
     assert store.fetched == [30]
+    assert shown == ["fetching step 30 from the store: 12.3 of 47.0 GB"]
     assert world.plans[0].step == 30
     record = podwatch.record.load()
     assert record is not None

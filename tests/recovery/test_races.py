@@ -11,6 +11,7 @@ import pytest
 
 from podwatch.domain.errors import HostError
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.snapshot import Desired
 from podwatch.judgement.choose import Choice
 from podwatch.recovery import Phase
@@ -207,3 +208,62 @@ async def test_a_completion_that_was_recorded_and_not_carried_out_is_carried_out
     await again.until(Phase.FINISHED)
     assert world.alive() == []
     await again.leave()
+
+
+async def test_a_stop_during_a_long_start_is_durable_at_once(world: World) -> None:
+    """``trainer.start_before`` takes minutes, and the pod may end in them. The first of two stops comes between the
+    making of the start's record and its writing."""
+    podwatch = Podwatch(world)
+    recovery, launcher = podwatch.recovery, podwatch.recovery.tools.launcher
+    original, go, begun = launcher.start, asyncio.Event(), asyncio.Event()
+
+    async def start(plan: Any) -> TrainerHandle:
+        begun.set()
+        await go.wait()
+        return await original(plan)
+
+    async def repair(*_: object) -> None:
+        await recovery.set_desired(Desired.STOPPED)
+
+    object.__setattr__(launcher, "start", start)
+    await recovery.begin()
+    object.__setattr__(recovery.procedure, "_repair", repair)
+    await begun.wait()
+
+    def durable() -> Desired:
+        record = podwatch.record.load()
+        assert record is not None
+        return record.desired
+
+    assert durable() is Desired.STOPPED, "the record of the start does not take it back"
+    await recovery.set_desired(Desired.RUNNING)
+    stop = asyncio.create_task(recovery.request_stop())
+    end = asyncio.get_running_loop().time() + 5
+    while durable() is not Desired.STOPPED:
+        assert asyncio.get_running_loop().time() < end, "only once the start has been made"
+        await asyncio.sleep(0.005)
+    assert not stop.done()
+    go.set()
+    await stop
+    await podwatch.until(Phase.STOPPED)
+    assert (world.alive(), recovery.desired) == ([], Desired.STOPPED)
+    await podwatch.leave()
+
+
+async def test_a_start_that_fails_tells_no_secret(world: World) -> None:
+    """The command before a start is quoted where it failed: `ray start --redis-password ...`."""
+    podwatch = Podwatch(world, policies=Policies(restart=RestartPolicy(retry_after_give_up_seconds=0.0)))
+    world.start_error = HostError(
+        "the command before the start ended with exit code 1: login --token=tok_abcdefghijk hf_secretsecretsecret1",
+        where="trainer.start_before",
+    )
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.GAVE_UP)
+    told = [e.message for e in world.events] + [f.summary for f in podwatch.recovery.findings()]
+    told += [i.summary for i in podwatch.journal.sync.incidents()]
+    told += [podwatch.recovery.state.detail]
+    assert any("ended with exit code 1: login" in text for text in told)
+    told.append((world.root / "state" / "j.sqlite").read_bytes().decode("latin-1"))
+    told.append((world.root / "state" / "j.sqlite-wal").read_bytes().decode("latin-1"))
+    assert [t for t in told if "tok_abcdefghijk" in t or "hf_secretsecretsecret1" in t] == []
+    await podwatch.leave()

@@ -5,8 +5,11 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.intent import IntentKind
 from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.reading import observed
 from podwatch.domain.snapshot import TrainerSample
@@ -133,7 +136,8 @@ async def test_a_port_in_use_is_waited_for(world: World) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        podwatch = Podwatch(world, ports=(server.getsockname()[1],))
+        port = server.getsockname()[1]
+        podwatch = Podwatch(world, ports=lambda: (port,))
         await podwatch.recovery.begin()
         await podwatch.until_phase(Phase.BLOCKED)
         assert "is in use" in podwatch.recovery.state.detail
@@ -360,3 +364,50 @@ async def test_finish_is_recorded_and_lingering_processes_end(world: World) -> N
     await heir.until(Phase.FINISHED)
     assert len(world.plans) == 1
     await heir.leave()
+
+
+async def test_the_trainers_own_trackers_are_set_right_before_it_starts(world: World) -> None:
+    """A number and a link, both ahead of the step that is started from; the other way round they are left alone."""
+    podwatch = await running(world)
+    root = world.output / "checkpoints"
+    (root / "latest").write_text("20")
+    (root / "latest").chmod(0o640)
+    (root / "newest").symlink_to("step_20")
+    world.save(20, whole=False)
+    plan = await podwatch.recovery.dry_run()
+    assert plan["trackers_set_right"] == [str(root / "latest"), str(root / "newest")]
+    assert (root / "latest").read_text() == "20", "a dry run changes nothing"
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert (root / "latest").read_text() == "15"
+    assert (await podwatch.recovery.dry_run())["trackers_set_right"] == []
+    assert (root / "latest").stat().st_mode & 0o777 == 0o640
+    assert (root / "newest").readlink() == Path("step_15")
+    assert not [p for p in root.iterdir() if p.name.startswith(".")]
+    told = [e for e in world.events if "set right" in e.message]
+    assert [e.message for e in told] == ["latest, newest set right for a start from step 15"]
+    intent = next(i for i in podwatch.journal.sync.intents() if i.kind is IntentKind.START)
+    assert intent.data["trackers"] == [str(root / "latest"), str(root / "newest")]
+    await podwatch.leave()
+
+
+@pytest.mark.parametrize(("saved", "started", "fits"), [(8, 4, False), (4, 8, False), (8, 8, True), (8, None, True)])
+async def test_a_set_of_another_world_size_is_not_started_from_where_the_trainer_cannot_reshard(
+    world: World, saved: int, started: int | None, fits: bool
+) -> None:
+    podwatch = await running(world)
+    layout = podwatch.catalogue.layout
+    layout.reshards, layout.saved_by, layout.started = False, saved, started
+    starts = len(world.plans)
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING if fits else Phase.BLOCKED)
+    assert len(world.plans) == starts + fits
+    if not fits:
+        (note,) = [f for f in podwatch.recovery.findings() if f.kind is FindingKind.BLOCKED]
+        assert f"step 15 cannot be resumed from: it was saved by {saved} processes" in note.summary
+        assert f"the command starts {started} processes" in note.summary
+        assert (await podwatch.recovery.dry_run())["possible"] is False
+        await podwatch.recovery.request_start(step=15)  # a person knows better
+        await podwatch.until(Phase.CONFIRMING)
+        assert world.plans[-1].step == 15
+    await podwatch.leave()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.recovery import Phase
+from podwatch.system.clock import Clock
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 from tests.support.recovery_world import Podwatch, World, death
 
@@ -26,7 +27,7 @@ time.sleep(600)
 """
 
 
-class RealTime:
+class RealTime(Clock):
     def monotonic(self) -> float:
         return time.monotonic()
 

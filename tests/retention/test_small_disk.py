@@ -4,34 +4,20 @@ On a real small filesystem (tmpfs, needs root); elsewhere the disk is made small
 """
 
 import asyncio
-import contextlib
-import os
-import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
-from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
-from podwatch.daemon.guarding import Guarding
-from podwatch.daemon.pruning import Pruner
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import Busy
-from podwatch.domain.event import Event, EventName
-from podwatch.domain.policy import DiskPolicy
-from podwatch.journal.journal import Journal
-from podwatch.judgement.retention import Protection, RemovalKind, RemovalPlan
-from podwatch.retention.aside import Aside
-from podwatch.retention.remover import Remover
+from podwatch.domain.event import EventName
+from podwatch.judgement.retention import Protection, RemovalKind
 from podwatch.retention.trash import tree_bytes
-from podwatch.sensors.disk import DiskSensor
-from podwatch.system.clock import SystemClock
-from podwatch.system.threads import Worker
-from podwatch.system.workspace import Workspace
 from tests.support.checkpoints import broadcast_operations, finish, prime_rl_operations, write_rollouts
+from tests.support.small_disk import Guard, guarded, small_mount
 
 MIB = 1 << 20
 DISK = 24 * MIB
@@ -78,116 +64,12 @@ class Trainer(threading.Thread):
             time.sleep(0.005)
 
 
-class Guard:
-    """Catalogue, guarding round, disk sensor, pruner and remover, as the daemon joins them."""
-
-    def __init__(self, root: Path, state: Path, capacity: int | None, *, store: bool, variant: str) -> None:
-        out = self.out = root / "outputs"
-        clock = SystemClock()
-        self.workspace = Workspace(out).probe()
-        layout = PrimeRLLayout(out, command=("--variant", variant))
-        self.catalogue = Catalogue(layout, clock, settle=0.05, settle_weak=0.05)
-        self.events: list[Event] = []
-        self.aside = Aside(self.workspace, layout.spare_paths, keep_seconds=60.0)
-        self.journal = Journal.open(state / "journal.sqlite")
-        self.disk = DiskSensor(
-            out,
-            clock,
-            capacity,
-            poll=0.04,
-            known_bytes=lambda: sum(s.size_bytes for s in self.catalogue.sets) + self.aside.found.bytes,
-        )
-        self.workers = (Worker("checkpoints"), Worker("removals"))
-        self.store = store
-        self.protected: dict[int, Protection] = {}
-        self.held = ""
-        self.asked = 0.0
-        self.before: RemovalPlan | None = None
-        self.pruner = Pruner(
-            catalogue=self.catalogue,
-            remover=Remover(self.workspace, (out,), self.journal, clock, self.events.append),
-            aside=self.aside,
-            step_paths=layout.step_paths,
-            workspace=self.workspace,
-            disk=self.disk,
-            worker=self.workers[1],
-            clock=clock,
-            policy=DiskPolicy,
-            act=lambda: True,
-            blind=lambda: self.guarding.blind,
-            quota=lambda: capacity is not None,
-            stored=self.stored,
-            verified=lambda: max((step for step, _ in self.stored() or ()), default=-1),
-            pins=dict,
-            protected=lambda: self.protected,
-            hold=lambda: self.held,
-            first_seen_wall=lambda: 0.0,
-            abandon_upload=self.abandon,
-            rescan=lambda: self.guarding.wake(),  # noqa: PLW0108 - made below
-        )
-        self.guarding = Guarding(
-            catalogue=self.catalogue,
-            worker=self.workers[0],
-            clock=clock,
-            rescan=0.04,
-            emit=self.events.append,
-            uploads=None,
-            make_room=self.pruner.look,
-            refresh_watches=lambda: None,
-        )
-
-    def stored(self) -> frozenset[tuple[int, str]] | None:
-        """A store that keeps up, one save behind."""
-        complete = [s for s in self.catalogue.sets if s.complete]
-        return frozenset((s.step, s.save_id) for s in complete[:-1]) if self.store else None
-
-    async def abandon(self, step: int) -> None:
-        raise AssertionError("nothing is uploaded here")
-
-    def settled(self, saved: int, since: float) -> bool:
-        """The last save is known to be whole, and a plan made from a later look at the disk removes nothing."""
-        newest, plan = newest_complete(self.catalogue.sets), self.pruner.last_plan
-        known = saved <= 0 or (newest is not None and newest.step >= saved)
-        if not known or self.disk.latest().at <= since:
-            return False
-        if self.asked != since:
-            self.asked, self.before = since, plan  # the next plan sees what this pause sees
-        return plan is not None and plan is not self.before and not plan.removals
-
-    async def close(self) -> None:
-        await self.pruner.stop()
-        await self.disk.stop()
-        for worker in self.workers:
-            worker.close()
-        self.journal.close()
-
-
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[tuple[Path, int | None]]:
     """A directory on a disk of 24 MiB, and the capacity to configure where it could not be mounted."""
     mount = tmp_path / "disk"
-    mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(mount)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        yield mount, DISK
-        return
-    try:
-        yield mount, None
-    finally:
-        subprocess.run(["umount", "-l", str(mount)], check=True)
-
-
-@contextlib.asynccontextmanager
-async def guarded(root: Path, state: Path, capacity: int | None, *, store: bool, variant: str) -> AsyncIterator[Guard]:
-    guard = Guard(root, state, capacity, store=store, variant=variant)
-    await guard.disk.start()
-    round_ = asyncio.create_task(guard.guarding.run())
-    try:
-        yield guard
-    finally:
-        round_.cancel()
-        await asyncio.gather(round_, return_exceptions=True)
-        await guard.close()
+    with small_mount(mount, DISK) as mounted:
+        yield mount, None if mounted else DISK
 
 
 async def trained(guard: Guard, variant: str, steps: int) -> tuple[Trainer, list[int]]:
@@ -265,9 +147,44 @@ async def test_a_plan_does_not_outlive_what_it_was_made_from(small: tuple[Path, 
         await guard.pruner._carry_out(planned)
         guard.catalogue.rescan()
         assert 5 in {s.step for s in guard.catalogue.sets if s.complete}
+        going = [r.step for r in guard.pruner.plan().removals if r.kind is RemovalKind.UNSTORED_SET]
+        assert going[:1] == [10]
+        planned, guard.pins = guard.pruner.plan(), {10: "by hand"}
+        await guard.pruner._carry_out(planned)
+        guard.catalogue.rescan()
+        assert {5, 10} <= {s.step for s in guard.catalogue.sets if s.complete}
         guard.held = "training is being started"
         with pytest.raises(Busy, match="nothing may be deleted now"):
             await guard.pruner.prune_now()
+    finally:
+        await guard.close()
+
+
+async def test_what_a_symlink_names_stays(small: tuple[Path, int | None], tmp_path: Path) -> None:
+    root, capacity = small
+    guard = Guard(root, tmp_path, capacity, store=False, variant="A")
+    await guard.disk.start()
+    try:
+        for step in (5, 10, 15, 20):
+            finish(prime_rl_operations(guard.out, step, "A", size=SHARD, weights=True))
+        checkpoints = guard.out / "checkpoints"
+        (checkpoints / "best").symlink_to("step_5")
+        (checkpoints / "dangling").symlink_to("step_99")
+        (guard.out / "eval-me").symlink_to(checkpoints / "step_10" / "trainer")
+        await wait_until(lambda: len([s for s in guard.catalogue.rescan() if s.complete]) == 4)
+        (guard.out / "ballast").write_bytes(b"x" * (DISK - 8 * SHARD - 3 * MIB))
+        await guard.guarding.look()
+        assert guard.guarding.named == {5: "the symlink best", 10: "the symlink eval-me"}
+        at = guard.disk.latest().at
+        await wait_until(lambda: guard.disk.latest().ok)
+        for _ in range(100):
+            if guard.disk.latest().at > at:
+                break
+            await asyncio.sleep(0.05)
+        gone = {r.step for r in guard.pruner.plan().removals if not r.path}
+        assert gone == {15}
+        told = {k.step: k.reason for k in guard.pruner.plan().kept}
+        assert told[5] == "pinned: the symlink best"
     finally:
         await guard.close()
 

@@ -71,6 +71,19 @@ async def test_reads_every_device_and_follows_changes(world: NvmlWorld) -> None:
         await until(lambda: values(sensor)[0].memory_used_bytes == 0)
 
 
+async def test_looks_again_at_once_when_asked(world: NvmlWorld) -> None:
+    """A restart waits for the GPUs to be free: not for the sensor's next turn."""
+    sensor = GpuSensor(NvmlReader(), SystemClock(), 60.0, DEADLINE)
+    await sensor.start()
+    try:
+        await until(lambda: sensor.latest().ok)
+        world.set_memory(0, 7 * GIB)
+        sensor.wake()
+        await until(lambda: values(sensor)[0].memory_used_bytes == 7 * GIB)
+    finally:
+        await sensor.stop()
+
+
 async def test_reserved_memory_is_not_counted(world: NvmlWorld) -> None:
     world.set_reserved(0, 3 * GIB)
     world.set_memory(0, GIB)

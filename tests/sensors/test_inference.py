@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.reading import SensorState
-from podwatch.domain.snapshot import Health
+from podwatch.domain.snapshot import Health, InferenceSample, Liveness, ServerKind
 from podwatch.sensors.inference import InferenceSensor, sum_series
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
@@ -23,6 +23,7 @@ METRICS = """\
 vllm:num_requests_running{engine="0",model_name="a b} 7"} 3.0
 vllm:num_requests_running{engine="1",model_name="m"} 4.0
 vllm:num_requests_running_other{engine="0"} 100.0
+vllm:num_requests_waiting{engine="0"} 2.0
 vllm:generation_tokens_total{engine="0",model_name="m"} 1.5e+06 1700000000000
 vllm:generation_tokens_total{engine="1",model_name="m"} 500000.0
 vllm:generation_tokens_created{engine="0"} 1.7e+09
@@ -36,12 +37,19 @@ class Server:
         self.health = 200
         self.metrics = METRICS.encode()
         self.metrics_status = 200
+        self.routes: dict[str, tuple[int, bytes]] = {}
+        self.asked: list[str] = []
+        self.gate = threading.Event()  # while cleared, /liveness does not answer
+        self.gate.set()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 known = {"/health": (server.health, b""), "/metrics": (server.metrics_status, server.metrics)}
-                status, body = known.get(self.path, (404, b"{}"))
+                status, body = (known | server.routes).get(self.path, (404, b"{}"))
+                server.asked.append(self.path)
+                if self.path == "/liveness":
+                    server.gate.wait(10)
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -56,6 +64,7 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
+        self.gate.set()
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
@@ -96,7 +105,7 @@ async def first(urls: tuple[str, ...], timeout: float = 2.0):  # type: ignore[no
     sensor = InferenceSensor(urls, SystemClock(), timeout, 60.0)
     await sensor.start()
     try:
-        await until(lambda: all(p.latest().state is not SensorState.PENDING for p in sensor._pollers))
+        await until(lambda: all(s.latest().state is not SensorState.PENDING for s in sensor._servers.values()))
         return sensor.latest()
     finally:
         await sensor.stop()
@@ -106,6 +115,7 @@ async def test_a_healthy_server_and_its_counters(server: Server) -> None:
     (sample,) = (await first((server.url,))).value
     assert (sample.url, sample.health, sample.http_status) == (server.url, Health.OK, 200)
     assert (sample.requests_running, sample.generation_tokens_total) == (7.0, 2_000_000.0)
+    assert (sample.requests_waiting, sample.kind, sample.liveness) == (2.0, ServerKind.ENGINE, None)
 
 
 async def test_an_address_with_v1_means_the_same_server(server: Server) -> None:
@@ -217,3 +227,59 @@ def test_any_text_is_survived(text: str, name: str) -> None:
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "abc"])
 def test_nonsense_is_none(value: str) -> None:
     assert sum_series(f'm 1\nm{{a="b"}} {value}\n', "m") is None
+
+
+@contextmanager
+def quick_inside(monkeypatch: pytest.MonkeyPatch, timeout: float = 5.0) -> Iterator[None]:
+    monkeypatch.setattr("podwatch.sensors.inference.LIVENESS_POLL", 0.03)
+    monkeypatch.setattr("podwatch.sensors.inference.LIVENESS_TIMEOUT", timeout)
+    yield
+
+
+def only(sensor: InferenceSensor) -> InferenceSample | None:
+    return next(iter(sensor.latest().value or ()), None)
+
+
+async def test_liveness_tells_a_hung_engine_and_a_server_without_the_route_is_left_alone(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with quick_inside(monkeypatch):
+        sensor = InferenceSensor((server.url,), SystemClock(), 2.0, 0.02)
+        await sensor.start()
+        await until(lambda: server.asked.count("/liveness") == 1 and server.asked.count("/health") > 10)
+        assert only(sensor).liveness is None
+        assert server.asked.count("/liveness") == 1, "404: not asked again for a while"
+        await sensor.stop()
+        server.routes = {"/liveness": (200, b""), "/is_sleeping": (200, b'{"is_sleeping": true}')}
+        sensor = InferenceSensor((server.url,), SystemClock(), 2.0, 0.02)
+        await sensor.start()
+        await until(lambda: (s := only(sensor)) and (s.liveness, s.asleep) == (Liveness.OK, True))
+        server.routes = {"/liveness": (503, b"{}"), "/is_sleeping": (200, b'{"is_sleeping": false}')}
+        await until(lambda: (s := only(sensor)) and (s.liveness, s.asleep) == (Liveness.UNRESPONSIVE, False))
+        assert only(sensor).health is Health.OK
+        await sensor.stop()
+
+
+async def test_a_liveness_that_hangs_delays_nothing_else(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with quick_inside(monkeypatch, timeout=0.6):
+        server.routes = {"/liveness": (200, b"")}
+        sensor = InferenceSensor((server.url,), SystemClock(), 2.0, 0.02)
+        await sensor.start()
+        await until(lambda: (s := only(sensor)) and s.liveness is Liveness.OK)
+        server.gate.clear()
+        await until(lambda: server.asked[-1] == "/liveness" or "/liveness" in server.asked[-3:])
+        before = server.asked.count("/health")
+        await until(lambda: server.asked.count("/health") > before + 5, 0.55)
+        await until(lambda: (s := only(sensor)) and s.liveness is Liveness.TIMEOUT)
+        await sensor.stop()
+
+
+@pytest.mark.parametrize("path", ["/list_workers", "/workers"])
+async def test_a_router_is_told_by_its_list_of_workers(server: Server, path: str) -> None:
+    server.metrics_status = 404
+    server.routes = {path: (200, b'{"urls": []}')}
+    (sample,) = (await first((server.url,))).value
+    assert (sample.health, sample.kind) == (Health.OK, ServerKind.ROUTER)
+    server.routes = {}
+    (sample,) = (await first((server.url,))).value
+    assert sample.kind is ServerKind.ENGINE

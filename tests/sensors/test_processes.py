@@ -82,10 +82,22 @@ def test_exits_keep_their_order() -> None:
     assert looks.look(*without(ENGINE, WORKER, SERVER, ORCHESTRATOR), times=5) == [21, 22, 20, 30]
 
 
-def test_a_trainer_or_launcher_is_not_a_required_child() -> None:
+def test_a_launcher_is_not_a_required_child_and_a_trainer_is() -> None:
     looks = Looks()
     looks.look(*ALL, times=3)
-    assert looks.look(*without(TRAINER, LAUNCHER), times=6) == []
+    assert looks.look(*without(LAUNCHER), times=6) == []
+    assert looks.look(*without(TRAINER, LAUNCHER), times=6) == [40]
+
+
+def test_how_it_ended_is_told_where_somebody_knows() -> None:
+    exits, tree = RequiredExits(), (LAUNCHER, ENGINE, SERVER)
+    ended = {(ENGINE.identity.pid, ENGINE.identity.start_ticks): ExitStatus(signal=9, at_wall=5.0)}
+    for now in range(0, 20, 2):
+        exits.look(tree if now < 6 else (LAUNCHER,), float(now), 0.0, ended)
+    assert {gone.role: gone.status.describe() for gone in exits.so_far} == {
+        ProcessRole.ENGINE: "signal 9",
+        ProcessRole.INFERENCE: "unknown exit status",
+    }
 
 
 def test_a_replacement_in_time_cancels() -> None:
@@ -208,15 +220,19 @@ class RealHandle:
         found = []
         try:
             root = psutil.Process(self.popen.pid)
-            for p in (root, *root.children()):
+            children = root.children()
+        except psutil.NoSuchProcess:
+            return observed((), now)
+        for p in (root, *children):
+            try:
                 with p.oneshot():
                     role = self._role_of.get((p.cmdline() or ["x"])[-1].removeprefix("1000."), ProcessRole.OTHER)
                     letter = "Z" if p.status() == psutil.STATUS_ZOMBIE else "S"
                     role = ProcessRole.LAUNCHER if p.pid == root.pid else role
                     identity = ProcessIdentity(p.pid, int(p.create_time() * 100))
                     found.append(ProcessSample(identity, p.ppid(), p.name(), p.name(), role, letter))
-        except psutil.NoSuchProcess:
-            pass
+            except psutil.NoSuchProcess:
+                continue
         return observed(tuple(found), now)
 
     async def stop(

@@ -49,7 +49,7 @@ def test_progress_files_can_be_read_without_torch(tmp_path: Path, atomic: bool) 
     path = tmp_path / "progress.pt"
     write_torch_zip(path, {"progress": {"step": 40, "name": "x"}}, atomic=atomic)
     assert torch_zip.check(path) == ""
-    assert torch_zip.read_values(path) == {"progress.step": 40, "progress.name": "x"}
+    assert torch_zip.read_values(path) == {"progress#": 2, "progress.step": 40, "progress.name": "x"}
     assert [entry.name for entry in tmp_path.iterdir()] == ["progress.pt"]
 
 

@@ -10,6 +10,7 @@ import pytest
 from podwatch.domain.remote import Keys, Manifest, ManifestFile, Pointer
 from podwatch.simulation.verify import prove_store
 from podwatch.stores.local import LocalStore
+from podwatch.stores.whole import put_file
 
 KEYS = Keys("demo")
 PART = 1000
@@ -23,7 +24,7 @@ def publish(root: Path, step: int) -> None:
     store = LocalStore(root, writer_id="w")
     content = bytes(range(256)) * 10
     key = KEYS.data(step, "s1", "trainer/a.bin")
-    stored = store.put_file(key, io.BytesIO(content), len(content), part_size=PART)
+    stored = put_file(store, key, io.BytesIO(content), len(content), part_size=PART)
     file = ManifestFile("trainer/a.bin", "trainer", len(content), 1, 0o644, key, "", stored.parts_sha1)
     manifest = Manifest(
         run_id="demo",

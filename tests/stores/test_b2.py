@@ -13,6 +13,7 @@ from podwatch.domain.remote import WRITER_TAG
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.base import StoredObject
 from podwatch.stores.credentials import Credentials
+from podwatch.stores.whole import put_file
 from tests.stores.conftest import QUICK
 from tests.stores.test_conformance import MB, content, fetch
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
@@ -53,7 +54,7 @@ def test_least_privilege_key_works_without_list_buckets(server: B2Server, b2: Ma
     warnings = store.check()
     assert len(warnings) == 1
     assert "may not delete" in warnings[0]
-    stored = store.put_file("mine/f", io.BytesIO(content(11 * MB)), 11 * MB, part_size=5 * MB)
+    stored = put_file(store, "mine/f", io.BytesIO(content(11 * MB)), 11 * MB, part_size=5 * MB)
     assert fetch(store, stored) == content(11 * MB)
     assert store.stat("mine/f") is not None
     assert "b2_list_buckets" not in {e["ep"] for e in server.events()[seen:]}
@@ -116,7 +117,7 @@ def test_shaky_service(server: B2Server, b2: Make, endpoint: str, fault: dict[st
     store = b2()
     server.fault(endpoint, **fault)  # type: ignore[arg-type]
     data = content(12 * MB, seed=7)
-    stored = store.put_file("shaky/f", io.BytesIO(data), len(data), part_size=5 * MB)
+    stored = put_file(store, "shaky/f", io.BytesIO(data), len(data), part_size=5 * MB)
     assert fetch(store, stored) == data
     assert not [v for v in server.versions("shaky/f") if v["action"] == "start"]
 
@@ -133,7 +134,7 @@ def test_tokens_expire(server: B2Server, b2: Make) -> None:
 def test_a_failed_large_file_is_cancelled(server: B2Server, b2: Make) -> None:
     store = b2()
     server.fault("b2_upload_part", "status", skip=1, count=50)
-    error = refused(lambda: store.put_file("fail/f", io.BytesIO(content(11 * MB)), 11 * MB, part_size=5 * MB))
+    error = refused(lambda: put_file(store, "fail/f", io.BytesIO(content(11 * MB)), 11 * MB, part_size=5 * MB))
     assert error.transient
     server.admin("clear")
     assert server.versions("fail/f") == []
@@ -142,16 +143,16 @@ def test_a_failed_large_file_is_cancelled(server: B2Server, b2: Make) -> None:
 def test_finish_that_never_happened_is_an_error(server: B2Server, b2: Make) -> None:
     store = b2()
     server.fault("b2_finish_large_file", "status", status=400, code="bad_request")
-    error = refused(lambda: store.put_file("fin/f", io.BytesIO(content(11 * MB)), 11 * MB, part_size=5 * MB))
+    error = refused(lambda: put_file(store, "fin/f", io.BytesIO(content(11 * MB)), 11 * MB, part_size=5 * MB))
     assert not error.transient
 
 
 def test_objects_without_our_mark_stay(server: B2Server, b2: Make) -> None:
     store = b2()
-    store._ready("")
+    store._bucket.id()
     data = b"theirs"
     sha = hashlib.sha1(data).hexdigest()
-    answer = store._session.upload_file(store._bucket_id, "old/f", 6, "text/plain", sha, {}, io.BytesIO(data))
+    answer = store._session.upload_file(store._bucket.id(), "old/f", 6, "text/plain", sha, {}, io.BytesIO(data))
     seen = store.stat("old/f", answer["fileId"])
     assert seen is not None
     assert not seen.ours
@@ -163,7 +164,7 @@ def test_objects_without_our_mark_stay(server: B2Server, b2: Make) -> None:
 
 def test_stat_of_an_unfinished_or_unknown_id_is_none(server: B2Server, b2: Make) -> None:
     store = b2()
-    bucket = store._ready("")
+    bucket = store._bucket.id()
     started = store._session.start_large_file(bucket, "un/f", "x/y", {})
     assert store.stat("un/f", started["fileId"]) is None
     assert store.stat("un/f") is None
@@ -175,10 +176,10 @@ def test_stat_of_an_unfinished_or_unknown_id_is_none(server: B2Server, b2: Make)
 def test_damage_on_the_way_is_sent_again_once(server: B2Server, b2: Make) -> None:
     store, data = b2(), content(1000)
     server.fault("b2_upload_file", "flip")
-    stored = store.put_file("flip/f", io.BytesIO(data), 1000, part_size=5 * MB)
+    stored = put_file(store, "flip/f", io.BytesIO(data), 1000, part_size=5 * MB)
     assert fetch(store, stored) == data
     server.fault("b2_upload_file", "flip", count=2)
-    error = refused(lambda: store.put_file("flip/f", io.BytesIO(data), 1000, part_size=5 * MB))
+    error = refused(lambda: put_file(store, "flip/f", io.BytesIO(data), 1000, part_size=5 * MB))
     assert not error.transient
 
 
@@ -194,7 +195,7 @@ def test_secret_is_never_shown(b2: Make, caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_hung_service_is_left(server: B2Server, b2: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.stores.b2._Http.TIMEOUT_FOR_COPY", 0.3)
+    monkeypatch.setattr("podwatch.stores.b2_http._Http.TIMEOUT_FOR_COPY", 0.3)
     store = b2()
     server.fault("b2_get_upload_url", "slow", seconds=1.0)
     assert store.put_bytes("hang/a", b"x").size == 1

@@ -2,13 +2,16 @@
 
 import hashlib
 import io
+import threading
 import time
 import uuid
 
 import pytest
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.base import ObjectStore, StoredObject, StoredPart
+from podwatch.stores.parts import StreamSource, part_spans
+from podwatch.stores.whole import put_file
 
 MB = 1_000_000
 
@@ -62,7 +65,7 @@ def test_file_in_parts(store: ObjectStore, at: str, size: int) -> None:
         nonlocal seen
         seen += count
 
-    stored = store.put_file(f"{at}/dir/f.bin", io.BytesIO(data), size, part_size=5 * MB, progress=progress)
+    stored = put_file(store, f"{at}/dir/f.bin", io.BytesIO(data), size, part_size=5 * MB, progress=progress)
     expected = [hashlib.sha1(data[i : i + 5 * MB]).hexdigest() for i in range(0, size, 5 * MB)]
     assert (stored.size, stored.parts_sha1, seen) == (size, tuple(expected), size)
     assert fetch(store, stored) == data
@@ -70,12 +73,38 @@ def test_file_in_parts(store: ObjectStore, at: str, size: int) -> None:
         assert fetch(store, stored, offset) == data[offset:]
 
 
+def test_ranges(store: ObjectStore, at: str) -> None:
+    data = content(12 * MB)
+    stored = put_file(store, f"{at}/r.bin", io.BytesIO(data), len(data), part_size=5 * MB)
+
+    def ranged(offset: int, length: int, key: str = stored.key) -> tuple[int, bytes]:
+        got = bytearray()
+        size = store.get_range(key, offset, length, got.extend, file_id=stored.file_id if key == stored.key else "")
+        return size, bytes(got)
+
+    for offset, length in ((0, 1), (0, len(data)), (5 * MB - 1, 2), (7 * MB, 5 * MB), (len(data) - 1, 1)):
+        assert ranged(offset, length) == (len(data), data[offset : offset + length])
+    for offset, length in ((len(data) - 1, 2), (len(data), 1), (len(data) + 5, 3)):
+        with pytest.raises(IntegrityError, match="shorter"):
+            ranged(offset, length)
+    with pytest.raises(RemoteError) as caught:
+        ranged(0, 1, f"{at}/nothing")
+    assert not caught.value.transient
+
+    def full(_: memoryview) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        store.get_range(stored.key, 0, 10, full, file_id=stored.file_id)
+    assert ranged(3, 4) == (len(data), data[3:7]), "and the store can be used on"
+
+
 def test_source_shorter_than_announced(store: ObjectStore, at: str) -> None:
     with pytest.raises(IntegrityError, match="shorter"):
-        store.put_file(f"{at}/f", io.BytesIO(b"abc"), 10, part_size=5 * MB)
+        put_file(store, f"{at}/f", io.BytesIO(b"abc"), 10, part_size=5 * MB)
     assert store.stat(f"{at}/f") is None
     with pytest.raises(IntegrityError, match="shorter"):
-        store.put_file(f"{at}/g", io.BytesIO(content(6 * MB)), 12 * MB, part_size=5 * MB)
+        put_file(store, f"{at}/g", io.BytesIO(content(6 * MB)), 12 * MB, part_size=5 * MB)
     assert store.stat(f"{at}/g") is None
 
 
@@ -121,10 +150,129 @@ def test_unsafe_keys(store: ObjectStore, key: str) -> None:
     with pytest.raises(IntegrityError):
         store.put_bytes(key, b"x")
     with pytest.raises(IntegrityError):
-        store.put_file(key, io.BytesIO(b"x"), 1, part_size=5 * MB)
+        put_file(store, key, io.BytesIO(b"x"), 1, part_size=5 * MB)
 
 
 def test_check_leaves_nothing(store: ObjectStore) -> None:
     before = {o.key for o in store.list("")}
     assert store.check() == ()
     assert {o.key for o in store.list("")} == before
+
+
+def test_parts_in_any_order_and_going_on_after_an_end(store: ObjectStore, at: str) -> None:
+    data, key = content(12 * MB), f"{at}/large"
+    source = StreamSource(io.BytesIO(data))
+    upload = store.begin_large(key, len(data))
+    assert store.parts_there(upload) == {}
+    spans = part_spans(len(data), 5 * MB)
+    hashes = {n: store.put_part(upload, n, source, *spans[n - 1]) for n in (3, 1)}
+    there = store.parts_there(upload)
+    assert there == {n: StoredPart(spans[n - 1][1], hashes[n]) for n in (1, 3)}
+    assert hashes[1] == hashlib.sha1(data[: 5 * MB]).hexdigest()
+    assert store.stat(key) is None
+    assert [(u.key, u.upload, u.ours, u.writer_id) for u in store.unfinished(f"{at}/")] == [(key, upload, True, "w1")]
+    assert list(store.unfinished("elsewhere/")) == []
+    hashes[2] = store.put_part(upload, 2, source, *spans[1])
+    stored = store.finish_large(key, upload, [hashes[n] for n in (1, 2, 3)], len(data))
+    assert (stored.key, stored.size, stored.ours) == (key, len(data), True)
+    assert fetch(store, stored) == data
+    again = store.finish_large(key, upload, [hashes[n] for n in (1, 2, 3)], len(data))
+    assert (again.file_id, again.size) == (stored.file_id, stored.size)
+    assert store.parts_there(upload) is None
+    assert list(store.unfinished(at)) == []
+
+
+def test_an_upload_given_up_leaves_nothing(store: ObjectStore, at: str) -> None:
+    upload = store.begin_large(f"{at}/large", 10 * MB)
+    store.put_part(upload, 1, StreamSource(io.BytesIO(content(10 * MB))), 0, 5 * MB)
+    store.cancel_large(upload)
+    store.cancel_large(upload)
+    assert store.parts_there(upload) is None
+    assert list(store.unfinished(at)) == []
+    with pytest.raises((RemoteError, IntegrityError)):
+        store.finish_large(f"{at}/large", upload, [hashlib.sha1(b"x").hexdigest()], 10 * MB)
+    assert store.stat(f"{at}/large") is None
+
+
+def test_finishing_with_a_missing_part_is_refused(store: ObjectStore, at: str) -> None:
+    data = content(12 * MB)
+    upload = store.begin_large(f"{at}/large", len(data))
+    first = store.put_part(upload, 1, StreamSource(io.BytesIO(data)), 0, 5 * MB)
+    with pytest.raises((RemoteError, IntegrityError)):
+        store.finish_large(f"{at}/large", upload, [first, first], len(data))
+    assert store.stat(f"{at}/large") is None
+
+
+def test_a_part_of_a_source_that_became_shorter(store: ObjectStore, at: str) -> None:
+    upload = store.begin_large(f"{at}/large", 10 * MB)
+    with pytest.raises(IntegrityError, match="shorter"):
+        store.put_part(upload, 1, StreamSource(io.BytesIO(b"short")), 0, 5 * MB)
+    assert not store.parts_there(upload)
+    store.cancel_large(upload)
+
+
+def test_versions(store: ObjectStore, at: str) -> None:
+    first, second = store.put_bytes(f"{at}/v", b"1"), store.put_bytes(f"{at}/v", b"22")
+    found = list(store.versions(f"{at}/"))
+    expected = [second.file_id, first.file_id] if store.versioned else [""]
+    assert [v.file_id for v in found] == expected
+    assert found[0].size == 2
+
+
+def test_copies_inside_the_store(store: ObjectStore, at: str) -> None:
+    data = content(12 * MB)
+    small = put_file(store, f"{at}/from/small", io.BytesIO(data[:1000]), 1000, part_size=5 * MB)
+    empty = store.put_bytes(f"{at}/from/empty", b"")
+    large = put_file(store, f"{at}/from/large", io.BytesIO(data), len(data), part_size=5 * MB)
+    copied = store.copy_small(f"{at}/to/small", small)
+    assert (copied.key, copied.size, copied.ours, copied.writer_id) == (f"{at}/to/small", 1000, True, "w1")
+    assert copied.parts_sha1 in ((), small.parts_sha1)
+    assert fetch(store, copied) == data[:1000]
+    assert store.copy_small(f"{at}/to/empty", empty).size == 0
+    upload = store.begin_large(f"{at}/to/large", len(data))
+    hashes = [store.copy_part(upload, n, large, *span) for n, span in enumerate(part_spans(len(data), 6 * MB), 1)]
+    assert hashes == [hashlib.sha1(data[i : i + 6 * MB]).hexdigest() for i in (0, 6 * MB)]
+    done = store.finish_large(f"{at}/to/large", upload, hashes, len(data))
+    assert fetch(store, done) == data
+    assert [o.key for o in store.list(f"{at}/from/")] == [f"{at}/from/empty", f"{at}/from/large", f"{at}/from/small"]
+
+
+def test_a_copy_of_what_is_gone(store: ObjectStore, at: str) -> None:
+    gone = store.put_bytes(f"{at}/gone", b"123")
+    store.delete(gone)
+    with pytest.raises(RemoteError) as caught:
+        store.copy_small(f"{at}/copy", gone)
+    assert not caught.value.transient
+    upload = store.begin_large(f"{at}/large", 12 * MB)
+    with pytest.raises(RemoteError):
+        store.copy_part(upload, 1, gone, 0, 3)
+    assert store.stat(f"{at}/copy") is None
+
+
+def test_a_name_for_whoever_is_first(store: ObjectStore, at: str) -> None:
+    key = f"{at}/claims/1-only"
+    if not store.exclusive:
+        with pytest.raises(RemoteError):
+            store.create(key, b"one")
+        return
+    results: list[StoredObject | None] = []
+    barrier = threading.Barrier(8)
+
+    def race(number: int) -> None:
+        barrier.wait()
+        results.append(store.create(key, b"writer %d" % number))
+
+    racers = [threading.Thread(target=race, args=(n,)) for n in range(8)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    won = [r for r in results if r is not None]
+    assert len(won) == 1
+    assert won[0].ours
+    data = store.get_bytes(key)
+    assert data is not None
+    assert data.startswith(b"writer ")
+    assert len(data) == won[0].size
+    assert store.create(key, b"late") is None
+    assert [o.key for o in store.list(f"{at}/claims/")] == [key]

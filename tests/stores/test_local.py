@@ -13,6 +13,7 @@ import pytest
 from podwatch.domain.errors import RemoteError
 from podwatch.stores.base import StoredObject
 from podwatch.stores.local import PRIVATE, LocalStore
+from podwatch.stores.whole import put_file
 
 
 def test_symlinks_are_not_followed(tmp_path: Path) -> None:
@@ -73,13 +74,14 @@ WRITER = """
 import io, sys, time
 from pathlib import Path
 from podwatch.stores.local import LocalStore
+from podwatch.stores.whole import put_file
 class Slow(io.BytesIO):
     def read(self, n=-1):
         data = super().read(n)
         print("reading", flush=True)
         time.sleep(60)
         return data
-LocalStore(Path(sys.argv[1]), writer_id="w").put_file("run/f", Slow(b"x" * 100), 100, part_size=50)
+put_file(LocalStore(Path(sys.argv[1]), writer_id="w"), "run/f", Slow(b"x" * 100), 100, part_size=100)
 """
 
 
@@ -105,7 +107,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
     store = LocalStore(tmp_path, writer_id="w")
     with pytest.raises(RemoteError, match="Input/output error"):
-        store.put_file("f", Broken(b"x"), 1, part_size=50)
+        put_file(store, "f", Broken(b"x"), 1, part_size=50)
     assert list((tmp_path / PRIVATE / "tmp").iterdir()) == []
     assert store.stat("f") is None
 

@@ -5,6 +5,8 @@ import signal
 import time
 from typing import Any
 
+import psutil
+
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 
@@ -43,13 +45,24 @@ def running(daemon: DaemonProcess, rig: Rig, step: int = 0, after: int = 0) -> i
     return rig.trainer_pid
 
 
+LIVED = 7.0
+"""Seconds between several looks of the process sensor, and more than four holds of any test's configuration."""
+
+
+def lived(pid: int) -> int:
+    """Wait until this engine has been there for a while: one that was seen for a moment only cannot be missed."""
+    time.sleep(max(0.0, psutil.Process(pid).create_time() + LIVED - time.time()))
+    return pid
+
+
 def guards_without_store(rig: Rig, daemon: DaemonProcess, words: str) -> None:
     """Training begins at a person's word, and everything but the backup works."""
     starts_without_store(daemon)
     running(daemon, rig, step=5)
     daemon.wait_event("detector-armed", 20, detector="silent-death:gpu0")
+    engine = lived(rig.engine_pid)
     died = time.monotonic()
-    os.kill(rig.engine_pid, signal.SIGKILL)
+    os.kill(engine, signal.SIGKILL)
     assert daemon.wait_event("incident-closed", 30)["resumed_step"] >= 5
     assert time.monotonic() - died < 20, "a store out of reach does not hold a restart up"
     reason = wait_reason(daemon, "store-unavailable", 120)

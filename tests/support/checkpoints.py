@@ -13,7 +13,7 @@ import time
 import types
 import uuid
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -119,16 +119,19 @@ def _make(cls: type, **state: Any) -> Any:
     return made
 
 
-def dcp_files(size: int = 4096, ranks: int = 1, save_id: str = "", records: int = 3) -> dict[str, bytes]:
-    """Name -> content of a DCP directory; ``.metadata`` comes last. ``size``: about so many bytes per shard."""
+def dcp_files(
+    size: int = 4096, ranks: int = 1, save_id: str = "", records: int = 3, keys: Sequence[str] = ()
+) -> dict[str, bytes]:
+    """Name -> content of a DCP directory; ``.metadata`` comes last. ``size``: about so many bytes per shard. ``keys``:
+    names of what was saved, instead of made-up ones."""
     storage: dict[Any, Any] = {}
     state: dict[str, Any] = {}
     shards: dict[str, bytes] = {}
     for rank in range(ranks):
         name = f"__{rank}_0.distcp"
         body = b""
-        for number in range(records):
-            key = f"app.model.layer{number}.rank{rank}"
+        for number in range(len(keys) or records):
+            key = keys[number] if keys else f"app.model.layer{number}.rank{rank}"
             data = torch_zip_bytes({"n": number}, (os.urandom(max(1, size // records)),))
             index = _make(_Index, fqn=key, offset=_SizeValue(0), index=0)
             storage[index] = _make(
@@ -138,7 +141,8 @@ def dcp_files(size: int = 4096, ranks: int = 1, save_id: str = "", records: int 
             state[key] = _make(_Tensor, properties=None, size=_SizeValue(size), chunks=[chunk])
             body += data
         shards[name] = body
-    state["app.progress"] = _make(_Bytes)
+    if not keys:
+        state["app.progress"] = _make(_Bytes)
     metadata = _make(
         _Metadata,
         state_dict_metadata=state,

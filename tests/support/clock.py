@@ -4,8 +4,10 @@ import asyncio
 import heapq
 import itertools
 
+from podwatch.system.clock import Clock
 
-class ManualClock:
+
+class ManualClock(Clock):
     """Stands still until ``advance``. Sleepers wake in the order of their deadlines."""
 
     def __init__(self, monotonic: float = 1_000.0, wall: float = 1_700_000_000.0) -> None:

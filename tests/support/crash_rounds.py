@@ -6,6 +6,7 @@ tries to take a lock that it holds for its whole life; one that finds it taken w
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -99,7 +100,8 @@ def main(root: Path, rounds: int, seed: int) -> None:
             for pid in procfs.all_pids():
                 line = " ".join(procfs.command(pid))
                 if "keeper.py" in line and str(root) in line:
-                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
         for pid in starters:
             os.waitpid(pid, 0)
         time.sleep(0.05 if victims != "none" else 0)

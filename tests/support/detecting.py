@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable
 
 from podwatch.domain.finding import Finding, FindingKind
-from podwatch.domain.policy import DetectionPolicy
+from podwatch.domain.policy import DetectionPolicy, Policies
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.reading import observed
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot, Supervision, TrainerSample
+from podwatch.judgement.signals import lasting_seconds
 from podwatch.judgement.watch import advance, initial
 from podwatch.sensors.gpu import GpuSensor
 
@@ -27,12 +28,15 @@ async def watch_a_death(
     """
     # A GPU of its own is empty below the floor; a test holds less than a model does, so both marks come down.
     base = _used(sensor, index) - held_bytes
-    policy = DetectionPolicy(
-        inference_gpus=(index,),
-        memory_floor_bytes=base + held_bytes // 4,
-        baseline_min_bytes=base + held_bytes // 2,
-        hold_seconds=2.0,
+    policy = Policies(
+        detection=DetectionPolicy(
+            inference_gpus=(index,),
+            memory_floor_bytes=base + held_bytes // 4,
+            baseline_min_bytes=base + held_bytes // 2,
+            hold_seconds=2.0,
+        )
     )
+    lived = lasting_seconds(policy.detection) + 1.0  # else it is a fork that was about to become something else
     state, killed, step = initial(policy), None, 0
     began = time.monotonic()
     while True:
@@ -53,7 +57,7 @@ async def watch_a_death(
         if killed is None:
             assert not deaths, "a verdict on an engine that lives"
             assert now - began < 30, f"never armed: {state.armed}"
-            if f"silent-death:gpu{index}" in state.armed and now - began > 2.0:
+            if f"silent-death:gpu{index}" in state.armed and now - began > lived:
                 kill()
                 killed = time.monotonic()
         elif any(f.confirmed for f in deaths):

@@ -39,6 +39,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--step-seconds", type=float, default=0.1)
     parser.add_argument("--start-seconds", type=float, default=0.0)
     parser.add_argument("--size", type=int, default=4096)
+    parser.add_argument("--broadcast-size", type=int, help="as --size")
+    parser.add_argument("--trainer.wandb.id", dest="wandb_trainer")
+    parser.add_argument("--orchestrator.wandb.id", dest="wandb_orchestrator")
     return parser.parse_args(argv)
 
 
@@ -111,14 +114,14 @@ def main() -> int:
             return int(order["exit"])
         if order.get("finish"):
             break
-        finish(broadcast_operations(own / "broadcasts" / f"step_{step}", args.size))
+        finish(broadcast_operations(own / "broadcasts" / f"step_{step}", args.broadcast_size or args.size))
         if step and step % args.interval == 0 and step != args.resume:
             save(step)
         write_rollouts(output, step)
         time.sleep(order.get("step_seconds", args.step_seconds))
         print(f"{time.strftime('%H:%M:%S')} SUCCESS Step {step} | Time: 0.1s | Loss: 0.5 | Reward: 0.1", flush=True)
         step += 1
-    finish(broadcast_operations(own / "broadcasts" / f"step_{step}", args.size))
+    finish(broadcast_operations(own / "broadcasts" / f"step_{step}", args.broadcast_size or args.size))
     save(step)
     print("Orchestrator finished.\nRL trainer finished!", flush=True)
     engine_pid = int((control / "engine.pid").read_text())

@@ -1,41 +1,21 @@
 """Scenarios that mostly wait. The end-to-end suite runs them beside its other tests (see its conftest)."""
 
+import contextlib
 import os
 import random
 import signal
 import socket
-import threading
 import time
-from collections.abc import Callable
+import urllib.error
+import urllib.request
 
-from tests.support.asking import confirmed, guards_without_store
+from tests.support.asking import confirmed, guards_without_store, lived, status, wait_reason
 from tests.support.b2server import KEY, KEY_ID
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 
 ROUNDS = int(os.environ.get("PODWATCH_CRASH_ROUNDS", "8"))
 SEED = int(os.environ.get("PODWATCH_CRASH_SEED", "2"))
-
-
-class Background(threading.Thread):
-    """Runs one scenario; ``result`` waits for its end and raises what it raised."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__(daemon=True)
-        self._work = work
-        self._failure: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self._failure = error
-
-    def result(self) -> None:
-        self.join()
-        if self._failure is not None:
-            raise self._failure
 
 
 def no_network(rig: Rig) -> None:
@@ -45,6 +25,33 @@ def no_network(rig: Rig) -> None:
     daemon = rig.daemon(environ, sync__store="b2://test-bucket", gpu__poll="0.3s", gpu__hold="1s").start()
     daemon.wait_for(daemon.status, 20, "an answer")
     guards_without_store(rig, daemon, "store cannot be reached")
+
+
+def frozen(rig: Rig) -> None:
+    """podwatch is stopped for longer than a sensor may be silent: not live meanwhile, then said, and nothing killed."""
+    daemon = rig.daemon(hang__floor="20s", hang__k=2.0, hang__agree="5s").start()
+    confirmed(daemon)
+    pid, process = rig.trainer_pid, daemon.process
+    assert process is not None
+    live = status(daemon)["daemon"]["http_url"] + "/livez"
+    time.sleep(1.0)
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with contextlib.suppress(TimeoutError, urllib.error.URLError):
+            urllib.request.urlopen(live, timeout=1)
+            raise AssertionError("a loop that stands still says that it is live")
+        time.sleep(32)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    told = wait_reason(daemon, "loop-stalled")
+    assert "saw nothing for 3" in told["summary"], told
+    with urllib.request.urlopen(live, timeout=5) as answer:
+        assert answer.status == 200
+    assert (rig.trainer_pid, len(rig.starts)) == (pid, 1)
+    assert not any(e["podwatch_event"] == "incident-opened" for e in daemon.events())
+    replayed = daemon.command("replay").stdout
+    assert "loop-stalled: podwatch saw nothing for 3" in replayed, replayed
+    assert "would have restarted 0 times" in replayed, replayed
 
 
 def crash(rig: Rig) -> None:
@@ -62,6 +69,8 @@ def crash(rig: Rig) -> None:
     for number in range(ROUNDS):
         trainer, engine = rig.trainer_pid, rig.engine_pid
         victim = chance.choice((trainer, engine))
+        if victim == engine:  # one that lived for a moment only is none that can be missed (and loads for minutes)
+            lived(engine)
         plan = [chance.uniform(0.0, 1.5) for _ in range(chance.randint(1, 2))]
         name = "trainer" if victim == trainer else "engine"
         told = f"seed {SEED}, round {number}: {name} killed, podwatch after {plan}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen
+from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import Busy, HostError
@@ -115,7 +115,7 @@ class WorldLauncher:
 
     async def attach(self, candidate: Candidate) -> Handle:
         process = self.world.foreign[candidate.launcher.pid]
-        handle = Handle(self.world, f"attached-{candidate.launcher.pid}", process, Supervision.ATTACH)
+        handle = Handle(self.world, candidate.start_id, process, Supervision.ATTACH)
         handle.point = self.killer.point
         self.world.candidates = [c for c in self.world.candidates if c is not candidate]
         return handle
@@ -145,6 +145,10 @@ class FlatLayout:
     """``checkpoints/step_N`` with three files; ``done`` is the marker. ``notes/step_N`` must go with it."""
 
     name, variant, finish_lines = "flat", "", ()
+    reshards, counts_all = True, True
+    saved_by: int | None = None
+    started: int | None = None
+    """Processes that wrote each set, and that the command starts."""
 
     def __init__(self, output_dir: Path) -> None:
         self.output_dir = output_dir
@@ -165,13 +169,23 @@ class FlatLayout:
         }
 
     def judge(self, step: int, parts: Sequence[PartFiles]) -> Judgement:
-        return Judgement(True)
+        return Judgement(True, world_size=self.saved_by)
 
     def ahead_of(self, step: int | None) -> tuple[Path, ...]:
         first = -1 if step is None else step + 1
         return tuple(
             self.part_dir(kind, n) for kind in ("checkpoints", "notes") for n in self.numbers(kind) if n >= first
         )
+
+    def trackers(self, step: int | None) -> tuple[Tracker, ...]:
+        """``latest`` and the link ``newest``, in runs that have them."""
+        root = self.output_dir / "checkpoints"
+        found = []
+        if step is not None and (root / "latest").exists():
+            found.append(Tracker(root / "latest", content=str(step).encode()))
+        if step is not None and (root / "newest").is_symlink():
+            found.append(Tracker(root / "newest", target=f"step_{step}"))
+        return tuple(found)
 
     def progress(self) -> tuple[StepSeen, ...]:
         return ()
@@ -185,11 +199,17 @@ class FlatLayout:
     def first_step_after(self, step: int) -> int:
         return step + 1
 
+    def processes(self, command: Sequence[str]) -> int | None:
+        return self.started
+
     def target_step(self, command: Sequence[str]) -> int | None:
         return None
 
+    def wandb_variables(self) -> tuple[str, ...]:
+        return ()
+
     def wandb_identity(self) -> Mapping[str, str]:
-        return {"id": "w1"}
+        return {}
 
     def log_globs(self) -> tuple[str, ...]:
         return ()
@@ -286,12 +306,12 @@ class World:
         self.kept = Handle(self, start_id, process, Supervision.KEEPER)
         return self.kept
 
-    def person_starts(self) -> Candidate:
+    def person_starts(self, *, of_run: bool = True, age: float = 0.0) -> Candidate:
         process = subprocess.Popen(["/bin/sh", "-c", "sleep 1000"], start_new_session=True)
         self.processes.append(process)
         identity = identify(process.pid)
         assert identity is not None
-        candidate = Candidate(identity, "python train.py", "holds gpu0")
+        candidate = Candidate(identity, "python train.py", "holds gpu0", of_run=of_run, age=age)
         self.foreign[process.pid] = process
         self.candidates.append(candidate)
         return candidate
@@ -376,7 +396,7 @@ class Podwatch:
             restore=restore,
             emit=world.events.append,
             track=self.tracked.append,
-            begin_start=lambda at: None,
+            begin_start=lambda at, start_id: None,
             last_lines=lambda n: world.lines[-n:],
             environment=lambda: {"HOME": "/root", "HF_TOKEN": "hf_secretsecretsecret1"},
             jitter=lambda: 0.5,
@@ -449,6 +469,8 @@ class Store:
     def __init__(self, world: World, *saves: RemoteSave, error: Exception | None = None) -> None:
         self.world, self.saves, self.error = world, list(saves), error
         self.fetched: list[int] = []
+        self.progress: tuple[int, int] = (12_340_000_000, 47_000_000_000)
+        self.meanwhile: Callable[[], None] = lambda: None
         self.fetch_error: Exception | None = None
 
     async def newest(self, exclude: frozenset[int]) -> RemoteSave | None:
@@ -461,6 +483,9 @@ class Store:
         self.fetched.append(step)
         if self.fetch_error is not None:
             raise self.fetch_error
+        if progress is not None:
+            progress(*self.progress)
+        self.meanwhile()
         self.world.save(step, wall=5.0)
         return step
 

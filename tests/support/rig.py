@@ -1,11 +1,13 @@
 """One pod for an end-to-end test: a real ``podwatch run``, the NVML stand-in, and a fake trainer that obeys orders."""
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,16 @@ TRAINER = Path(__file__).with_name("fake_trainer.py")
 def alive(pid: int) -> bool:
     stat = procfs.read_stat(pid)
     return stat is not None and stat.state not in "ZX"
+
+
+def end_all(members: Callable[[], Collection[int]], within: float = 10.0) -> None:
+    """SIGKILL until none of them is left, for so many seconds."""
+    end = time.monotonic() + within
+    while (left := members()) and time.monotonic() < end:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 class Cards(threading.Thread):
@@ -82,6 +94,7 @@ class Rig:
             "gpu": {"inference": [0], "trainer": [1], "poll": "0.1s", "hold": "0.5s", "deadline": "0.5s"},
             "checkpoints": {"rescan": "0.3s", "settle": "0.2s"},
             "recovery": {"backoff_min": "0.1s", "backoff_max": "0.5s"},
+            "sync": {"claim_wait": "1s"},
             "http": {"port": 0},
             "log": {"format": "json"},
         }  # fmt: skip
@@ -165,14 +178,7 @@ class Rig:
             if daemon.process is not None and daemon.process.poll() is None:
                 daemon.process.kill()
                 daemon.process.wait()
-        end = time.monotonic() + 10
-        while (left := self.members()) and time.monotonic() < end:
-            for pid in left:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            time.sleep(0.01)
+        end_all(self.members)
         self.cards.stop()
         self.never_two()
         for daemon in self._daemons:

@@ -1,6 +1,7 @@
 """A run with real checkpoint files, a real catalogue and journal, and a store of either kind."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -12,20 +13,24 @@ import pytest
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts import make_layout
 from podwatch.config.settings import Settings
+from podwatch.domain.claims import Pod
 from podwatch.domain.event import Event
 from podwatch.domain.remote import Keys, Manifest, Pointer, sha1_hex
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
+from podwatch.judgement.claims import Timing
 from podwatch.stores.b2 import B2Store, Retry
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
 from podwatch.sync.doors import RunIdentity
+from podwatch.sync.fetch_process import FetchProcess
 from podwatch.sync.restore import Restorer
 from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import SystemClock
 from podwatch.system.workspace import Workspace
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.hurry import hurrying
 
 QUICK = Retry(attempts=4, base=0.01, cap=0.05)
 
@@ -62,12 +67,17 @@ class World:
     server: B2Server | None = None
     writer_id: str = "writer-1"
     lineage: str = "line-1"
-    generation: int = 0
+    timing: Timing = field(default_factory=lambda: Timing(patience=0.6, claim_wait=0.1, poll=0.05))
+    """A living pod of a test gives its signs more often than this."""
+    take_over: bool = False
+    trains: bool = False
+    refused: list[str] = field(default_factory=list)
     key: str = KEY
     key_id: str = KEY_ID
     events: list[Event] = field(default_factory=list)
     backoff: tuple[float, float] = (0.02, 0.1)
     keep_last: int = 3
+    finished: bool = False
 
     def __post_init__(self) -> None:
         self.output = self.directory / "out"
@@ -111,7 +121,6 @@ class World:
             ("python", "train.py"),
             {"run_id": "abc"},
             "custom",
-            generation=self.generation,
         )
 
     def store(self) -> ObjectStore:
@@ -154,10 +163,25 @@ class World:
             credentials=self.credentials,
             emit=self.events.append,
             backoff=self.backoff,
+            me=Pod(self.writer_id, f"machine-{self.writer_id}", "boot", "place", f"host-{self.writer_id}"),
+            timing=self.timing,
+            take_over=self.take_over,
+            training=lambda: self.trains,
+            refused=self.refused.append,
+            finished=lambda: self.finished,
         )
 
     def restorer(self) -> Restorer:
-        return Restorer(self.store, self.keys, self.layout, Workspace(self.output), self.journal)
+        return Restorer(
+            self.store,
+            self.keys,
+            self.layout,
+            Workspace(self.output),
+            self.journal,
+            store_url=self.store_url,
+            writer_id=self.writer_id,
+            fetcher=FetchProcess(self.credentials),
+        )
 
     def pointer(self) -> Pointer | None:
         store = self.store()
@@ -177,11 +201,18 @@ class World:
 Run = Callable[[World], Awaitable[Syncer]]
 
 
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 45.0) -> None:
     deadline = asyncio.get_running_loop().time() + seconds
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, "waited in vain"
         await asyncio.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def ordinary_priority(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Not for the test that looks at the child's own."""
+    with contextlib.nullcontext() if "nice" in request.node.name else hurrying():
+        yield
 
 
 @pytest.fixture

@@ -4,25 +4,36 @@ import asyncio
 import itertools
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from podwatch.domain.claims import Pod
 from podwatch.domain.intent import IntentKind
 from podwatch.domain.policy import RemotePolicy
 from podwatch.domain.remote import Manifest
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import UploadedObject
+from podwatch.journal.records import BegunUpload, UploadedObject
+from podwatch.judgement.claims import Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.sync import job as jobs
+from podwatch.sync.asking import perform
+from podwatch.sync.claims import Claims
 from podwatch.sync.publish import Publisher
 from podwatch.sync.remote_retention import RemoteRetention
+from podwatch.sync.sending import Sending
+from tests.support.forking import in_child
 from tests.sync.conftest import Run, World, until
+
+
+def part_size(world: World) -> int:
+    """A directory takes parts of any size, so that small files go through all of an upload in parts; B2 does not."""
+    return 400 if world.server is None else 5_000_000
 
 
 class Crash(BaseException):
@@ -61,8 +72,21 @@ class Fuse:
         self.count += 1
 
 
-STORE = ("put_bytes", "put_file", "delete")
-JOURNAL = ("open_intent", "settle", "note_published", "save_object", "learn", "forget_save")
+STORE = ("create", "put_bytes", "put_small", "begin_large", "put_part", "finish_large", "cancel_large", "delete")
+JOURNAL = (
+    "open_intent", "settle", "note_published", "save_object", "save_begun", "save_part", "learn", "forget_save",
+)  # fmt: skip
+
+
+def hold(world: World, store: ObjectStore, journal: Journal) -> Claims:
+    """What comes first: the claim, which is killed at its writes like everything else."""
+    claims = Claims(
+        Pod(world.writer_id, "machine", "boot", "place"), world.keys, journal, exclusive=store.exclusive,
+        boottime=time.monotonic, stamp=lambda: "", timing=Timing(patience=0.0, claim_wait=0.0),
+    )  # fmt: skip
+    while not claims.holding:
+        perform(store, claims.look(), time.monotonic)
+    return claims
 
 
 def once(world: World, step: int, fuse: Fuse) -> None:
@@ -72,24 +96,43 @@ def once(world: World, step: int, fuse: Fuse) -> None:
     opened = world.store()
     store: ObjectStore = fuse.wrap(opened, STORE)
     try:
-        publisher = Publisher(store, world.keys, journal, world.identity, lambda: float(step))
+        claims = hold(world, store, journal)
+        publisher = Publisher(
+            store, world.keys, journal, world.identity, lambda: float(step),
+            confirm=lambda _: perform(store, claims.confirm(), time.monotonic), boottime=time.monotonic,
+        )  # fmt: skip
         publisher.recover()
         world.scan()
         contents = world.catalogue.contents(step)
         files = jobs.all_files(contents, world.keys)
         done = real.objects(step, contents.set.save_id)
-        for file in jobs.missing(files, done):
-            with (Path(jobs.roots(contents)[file.part]) / file.path).open("rb") as source:
-                stored = store.put_file(file.key, source, file.size, part_size=5_000_000)
-            names = ("part", "size", "mtime_ns", "mode", "inode", "device", "key")
-            obj = UploadedObject(
-                path=file.remote,
-                file_id=stored.file_id,
-                parts_sha1=stored.parts_sha1,
-                **{n: getattr(file, n) for n in names},
-            )
-            journal.save_object(step, contents.set.save_id, obj)
-            done[file.remote] = obj
+        save_id = contents.set.save_id
+        todo = jobs.taken_up(jobs.missing(files, done), real.begun(step, save_id), part_size(world))
+        expected = {f.remote: f for f in todo}
+        uploads = {f.remote: f.upload for f in todo}
+
+        def heard(kind: str, **said: Any) -> None:
+            file = expected[said["remote"]]
+            fields = {n: getattr(file, n) for n in ("key", "size", "mtime_ns", "inode", "device")}
+            if kind == "begun":
+                uploads[file.remote] = said["upload"]
+                begun = BegunUpload(path=file.remote, upload=said["upload"], part_size=part_size(world), **fields)
+                journal.save_begun(step, save_id, begun)
+            elif kind == "part":
+                journal.save_part(uploads[file.remote], said["number"], said["sha1"])
+            else:
+                obj = UploadedObject(
+                    path=file.remote, part=file.part, mode=file.mode, file_id=said["file_id"],
+                    parts_sha1=tuple(said["parts_sha1"]), **fields,
+                )  # fmt: skip
+                journal.save_object(step, save_id, obj)
+                done[file.remote] = obj
+
+        job = jobs.UploadJob(
+            step=step, save_id=save_id, store="", writer_id=world.writer_id, part_size=part_size(world), connections=1,
+            lock="", roots=jobs.roots(contents), files=todo,
+        )  # fmt: skip
+        Sending(job, store, heard, lambda _: None).run()
         if (step, contents.set.save_id) not in {(p.step, p.save_id) for p in real.published()}:
             publisher.publish(
                 Manifest(
@@ -100,28 +143,19 @@ def once(world: World, step: int, fuse: Fuse) -> None:
                     layout="custom",
                     created_at="2026-01-01T00:00:00Z",
                     writer_id=world.writer_id,
-                    part_size=5_000_000,
+                    part_size=part_size(world),
                     total_bytes=sum(f.size for f in files),
                     files=jobs.manifest_files(files, done),
                 )
             )
         policy = RemotePolicy(keep_last=1, keep_every=0, superseded_grace_seconds=0.0)
-        RemoteRetention(store, world.keys, journal, policy, lambda: float(step) + 1).carry_out()
+        RemoteRetention(
+            store, world.keys, journal, policy, lambda: float(step) + 1, writer_id=world.writer_id,
+            confirm=lambda _: perform(store, claims.confirm(), time.monotonic),
+        ).carry_out()  # fmt: skip
     finally:
         opened.close()
         real.close()
-
-
-def in_child(work: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def kill_self() -> None:

@@ -1,10 +1,6 @@
 """Restore: everything verified, nothing trusted, a kill survived, nothing written over."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +8,13 @@ from typing import Any
 import pytest
 
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError
-from podwatch.domain.intent import IntentKind
 from podwatch.domain.remote import ManifestSymlink, sha1_hex
+from podwatch.recovery import quarantine
+from podwatch.stores.calls import TOTAL
 from podwatch.sync.fetching import check_link
+from podwatch.system.workspace import Workspace
+from tests.support.small_disk import small_mount
+from tests.support.stored_set import put_set
 from tests.sync.conftest import Run, World
 
 
@@ -31,12 +31,12 @@ def tree(root: Path) -> dict[str, Any]:
 
 
 async def publish(world: World, run: Run, *steps: int, size: int = 6_000_000) -> None:
-    syncer = await run(world)
     for step in steps:
         world.write_set(step, size=size)
         world.scan()
-        await syncer.sync_now()
-    await syncer.stop()
+        store = world.store()
+        put_set(store, world.keys, world.catalogue, step, layout="custom", seq=step)
+        store.close()
     world.journals.clear()
 
 
@@ -67,6 +67,17 @@ async def test_another_pod_gets_the_same_files_and_sends_nothing_again(world: Wo
     assert (10, newest.save_id) in syncer.state.stored
     await syncer.stop()
     pod.journal.close()
+
+
+async def test_what_its_process_calls_is_counted_as_it_is_billed(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    await publish(b2, run, 5)
+    restorer = fresh(b2).restorer()
+    before, billed = TOTAL.snapshot(), b2.server.classes()
+    restorer.fetch()
+    now, after = b2.server.classes(), TOTAL.snapshot()
+    assert {k: after[k] - before[k] for k in "ABC"} == {k: now.get(k, 0) - billed.get(k, 0) for k in "ABC"}
+    assert after["B"] - before["B"] >= 4
 
 
 async def test_a_step_by_number_and_to_a_directory(local: World, run: Run) -> None:
@@ -120,55 +131,33 @@ async def test_what_is_there_is_kept_or_set_aside_never_written_over(local: Worl
     other = tree(pod.output / "checkpoints" / "step_10")
     report = pod.restorer().fetch()
     assert report.set_aside == (str(pod.output / "checkpoints" / "step_10"),)
-    kept = list((pod.output.parent / ".podwatch" / "out" / "quarantine").glob("*/checkpoint"))
+    kept = list((pod.output.parent / ".podwatch" / "out" / "quarantine").glob("1/*-step_10"))
     assert [tree(k) for k in kept] == [other]
+    (entry,) = quarantine.listing(Workspace(pod.output))
+    assert (entry["id"], entry["steps"], [m["from"] for m in entry["moves"]]) == (
+        1,
+        {"10": "complete"},
+        list(report.set_aside),
+    )
     assert tree(pod.output / "checkpoints" / "step_10") == tree(local.output / "checkpoints" / "step_10")
     pod.journal.close()
 
 
-SCRIPT = """
-import sys
-import time
-from pathlib import Path
-from tests.sync.conftest import World
-def progress(done, total):
-    if done > 6_000_000:
-        print("far enough", flush=True)
-        time.sleep(60)
-store, directory, endpoint = sys.argv[1:4]
-world = World(Path(directory), store, endpoint, writer_id="writer-2")
-world.restorer().fetch(progress=progress)
-"""
+async def test_no_room(local: World, run: Run, tmp_path: Path) -> None:
+    await publish(local, run, 10, size=6_000_000)
+    with small_mount(tmp_path / "small", 5_000_000) as mounted:
+        if not mounted:
+            pytest.skip("mounting needs root")
+        pod = fresh(local)
+        with pytest.raises(HostError, match="not enough room to restore: 6 MB needed, 5 MB free"):
+            pod.restorer().fetch(to=tmp_path / "small" / "there")
+        assert not list((tmp_path / "small").rglob("*.bin"))
+        pod.journal.close()
 
 
-async def test_kill_then_go_on(b2: World, run: Run) -> None:
-    assert b2.server is not None
-    await publish(b2, run, 10, size=16_000_000)
-    command = [sys.executable, "-c", SCRIPT, b2.store_url, str(b2.directory.parent / "pod2"), b2.endpoint]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"far enough\n"
-        process.send_signal(signal.SIGKILL)
-    pod = fresh(b2)
-    assert not (pod.output / "checkpoints").exists(), "nothing half done is visible"
-    staged = list((pod.output.parent / ".podwatch" / "out" / "staging").glob("restore-*"))
-    assert len(staged) == 1
-    (staged[0] / "stray").write_text("not in the manifest")
-    report = pod.restorer().fetch()
-    assert report.downloaded_bytes <= 16_001_001 - 5_000_000, "whole parts are kept"
-    assert tree(pod.output / "checkpoints" / "step_10") == tree(b2.output / "checkpoints" / "step_10")
-    assert pod.journal.open_intents(IntentKind.RESTORE) == []
-    pod.journal.close()
-
-
-async def test_no_room_and_no_permission(local: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_where_a_directory_must_be(local: World, run: Run) -> None:
     await publish(local, run, 10, size=1000)
     pod = fresh(local)
-    room = os.statvfs("/")
-    monkeypatch.setattr("os.statvfs", lambda _: type("Room", (), {"f_bavail": 0, "f_frsize": room.f_frsize})())
-    with pytest.raises(HostError, match="not enough room"):
-        pod.restorer().fetch()
-    monkeypatch.undo()
     (pod.output / "checkpoints").write_text("a file where a directory must be")
     with pytest.raises(HostError, match="cannot write"):
         pod.restorer().fetch()

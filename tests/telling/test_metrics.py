@@ -36,6 +36,9 @@ def test_values():
     assert value(view, "podwatch_gpu_memory_used_bytes", gpu="0", uuid="GPU-00000000") == 71 * views.GIB
     assert value(view, "podwatch_gpu_utilization_ratio", gpu="1", uuid="GPU-00000001") == pytest.approx(0.97)
     assert value(view, "podwatch_disk_used_ratio") == pytest.approx(0.56)
+    assert value(view, "podwatch_other_disk_free_bytes", role="temp") == 3 * views.GB
+    assert value(view, "podwatch_other_disk_capacity_bytes", role="temp") == 20 * views.GB
+    assert value(view, "podwatch_other_disk_inodes_free", role="temp") == 900
     assert value(view, "podwatch_restarts_total") == 1
     assert value(view, "podwatch_incidents_total", kind="silent-death") == 1
     assert value(view, "podwatch_sensor_up", sensor="gpu") == 1

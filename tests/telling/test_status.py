@@ -28,6 +28,18 @@ def test_document_follows_the_schema(name):
     assert undocumented(document, SCHEMA) == []
 
 
+def test_why_this_layout_and_what_the_filesystem_tells():
+    told = build_status(views.healthy())["daemon"]
+    assert (told["layout"], told["layout_because"]) == ("prime-rl", "the command runs rl")
+    assert told["capabilities"] == {"filesystem": "ext4", "slow": False, "holes": True, "leases": None, "inotify": True}
+    assert build_status(replace(views.healthy(), capabilities={}))["daemon"]["capabilities"] is None
+
+
+def test_other_file_systems_by_what_lies_there():
+    (temp,) = build_status(views.healthy())["other_disks"]
+    assert (temp["role"], temp["path"], temp["free_bytes"], temp["used_ratio"]) == ("temp", "/tmp", 3 * views.GB, 0.85)
+
+
 def test_the_schema_refuses_what_it_should():
     document = build_status(views.healthy())
     validator = jsonschema.Draft202012Validator(SCHEMA)

@@ -71,6 +71,7 @@ def healthy() -> DaemonView:
         gpus=observed((gpu(0, 71 * GIB), gpu(1, 64 * GIB)), NOW),
         trainer=observed(trainer(), NOW),
         disk=observed(DiskSample("/app/outputs", 250 * GB, 140 * GB, 110 * GB, 1_000_000, 900_000), NOW),
+        disks=observed((DiskSample("/tmp", 20 * GB, 17 * GB, 3 * GB, 1_000, 900, "temp", 7),), NOW),
         inference=observed((InferenceSample("http://127.0.0.1:8000", Health.OK, 200, 3.0, 1e6),), NOW),
         progress=observed(
             (
@@ -118,6 +119,8 @@ def healthy() -> DaemonView:
         config_path="/etc/podwatch/podwatch.toml",
         output_dir="/app/outputs",
         layout="prime-rl",
+        layout_because="the command runs rl",
+        capabilities={"filesystem": "ext4", "slow": False, "holes": True, "leases": None, "inotify": True},
         log_path="/var/lib/podwatch/bs4-qwen3-8b/trainer.log",
     )
 

@@ -17,15 +17,20 @@ from tests.support.pod import Pod
 
 
 @contextlib.contextmanager
-def out_of_descriptors() -> Iterator[None]:
+def out_of_descriptors() -> Iterator[Callable[[], None]]:
+    """Yields what takes the ones that were given back meanwhile, by a look that was under way."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     held: list[int] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, limits[1]))
-    try:
+
+    def fill() -> None:
         with contextlib.suppress(OSError):
             while True:
                 held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
-        yield
+
+    try:
+        fill()
+        yield fill
     finally:
         for fd in held:
             os.close(fd)
@@ -46,7 +51,8 @@ async def test_without_descriptors_of_our_own_a_trainer_has_not_ended(pod: Pod) 
     await sensor.start()
     try:
         await until(lambda: sensor.latest().ok)
-        with out_of_descriptors():
+        with out_of_descriptors() as fill:
+            await until(lambda: fill() is None and not sensor.latest().ok)
             with pytest.raises(OSError, match="Too many open files"):
                 await handle.exit_status()
             with pytest.raises(OSError, match="Too many open files"):

@@ -118,6 +118,36 @@ def test_a_child_of_a_launcher_that_writes_counts_and_our_own_tree_does_not() ->
     assert pids(ours, proc(21, 20, "python worker.py", cuda=True)) == []
 
 
+def test_only_what_works_in_output_dir_is_said_to_be_of_the_run() -> None:
+    def found(*processes: Process) -> list[tuple[int, bool, bool]]:
+        judged = judge([INIT, SHELL, *processes], output_dir=OUT, gpus=frozenset())
+        return [(c.launcher.pid, c.holds_gpu, c.of_run) for c in judged]
+
+    trainer = (
+        proc(20, 10, "bash train.sh"),
+        proc(21, 20, "torchrun own.py", writes=(OUT + "/log",)),
+        proc(22, 20, "python own.py", cuda=True),
+    )
+    assert found(*trainer) == [(20, True, True)]
+    assert found(*reversed(trainer)) == [(20, True, True)]
+    evaluation = proc(20, 10, "python eval.py", cuda=True, writes=(OUT + "/eval.log",))
+    assert found(evaluation) == [(20, True, False)], "its output was sent to a file there: no training"
+    assert found(proc(20, 10, "python notebook.py", cuda=True, cwd="/app")) == [(20, True, False)]
+    assert found(proc(20, 10, "python eval.py --ckpt /app/outputs/step_5", cuda=True)) == [(20, True, False)]
+    assert found(proc(20, 10, "uv run rl @ c.toml", cwd=OUT)) == [(20, False, True)]
+
+
+def test_who_holds_a_gpu_is_named_our_own_trees_too() -> None:
+    processes = [
+        proc(20, 1, "VLLM::EngineCore", cuda=True, gpus=frozenset({0}), ours=True),
+        proc(30, 10, "python other.py", cuda=True, gpus=frozenset({3})),
+        proc(40, 10, "python free.py"),
+    ]
+    assert find.holders(processes, gpus=frozenset({0, 1}), own_pid=1) == (
+        "pid 20 (VLLM::EngineCor) has a context on /dev/nvidia0",
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "line", "role"),
     [

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import stat
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from podwatch.domain.errors import Busy, PodwatchError
 from podwatch.domain.process import ExitStatus
 from podwatch.domain.snapshot import Supervision
+from podwatch.sensors.servers import listening
 from podwatch.system import procfs
 from podwatch.system.identity import is_alive
 from podwatch.trainer.base import CannotExecute, MayNotExecute
@@ -352,3 +354,20 @@ async def test_a_withdrawn_start_never_happens(pod: Pod) -> None:
     assert await process.wait() == 75
     assert pod.members() == []
     assert json.loads((pod.directory / "result-s1.json").read_text())["kind"] == "superseded"
+
+
+async def test_the_keeper_says_which_sockets_a_process_of_the_tree_holds(pod: Pod) -> None:
+    code = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); time.sleep(300)"
+    handle = await pod.launcher().start(pod.script(f'exec {sys.executable} -S -c "{code}"'))
+    pid = handle.launcher.pid
+    ours: frozenset[int] = frozenset()
+    for _ in range(200):
+        answer = await KeeperClient(pod.directory).sockets([pid, os.getpid()])
+        assert set(answer) == {pid}, "a stranger's sockets are none of its business"
+        ours = answer[pid] or frozenset()
+        if ours:
+            break
+        await asyncio.sleep(0.05)
+    table = listening(Path("/proc/net/tcp").read_text())
+    assert [table[inode][0] for inode in ours if inode in table] == ["127.0.0.1"]
+    assert await handle.sockets([pid]) == {pid: ours}

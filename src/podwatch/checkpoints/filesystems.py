@@ -1,11 +1,11 @@
-"""On which filesystems do changes show late?"""
+"""On which filesystem does a path lie, and do changes show late there?"""
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 _SLOW = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "9p", "beegfs", "glusterfs", "gpfs", "afs", "virtiofs")
-_known: dict[int, bool] = {}
+_known: dict[int, str] = {}
 
 
 def slow_to_show(paths: Iterable[Path], *, mountinfo: Path = Path("/proc/self/mountinfo")) -> bool:
@@ -13,10 +13,15 @@ def slow_to_show(paths: Iterable[Path], *, mountinfo: Path = Path("/proc/self/mo
 
     Their clients cache sizes and mtimes for seconds (facts/checkpoints.md section 5). Remembered per device.
     """
-    return any(_is_slow(p, mountinfo) for p in paths)
+    return any(is_slow(kind_of(p, mountinfo=mountinfo)) for p in paths)
 
 
-def _is_slow(path: Path, mountinfo: Path) -> bool:
+def is_slow(kind: str) -> bool:
+    return kind in _SLOW or kind == "fuse" or kind.startswith("fuse.")
+
+
+def kind_of(path: Path, *, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
+    """``ext4``, ``overlay``, ``nfs4``... of ``path`` or its nearest existing parent; empty if nobody says."""
     for candidate in (path, *path.parents):
         try:
             device = candidate.stat().st_dev
@@ -25,18 +30,18 @@ def _is_slow(path: Path, mountinfo: Path) -> bool:
         if device not in _known:
             _known[device] = _look_up(device, mountinfo)
         return _known[device]
-    return False
+    return ""
 
 
-def _look_up(device: int, mountinfo: Path) -> bool:
+def _look_up(device: int, mountinfo: Path) -> str:
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         lines = mountinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return False
+        return ""
     for line in lines:
         left, _, right = line.partition(" - ")
         fields, kind = left.split(), right.split(" ", 1)[0]
         if len(fields) > 2 and fields[2] == wanted:
-            return kind in _SLOW or kind == "fuse" or kind.startswith("fuse.")
-    return False
+            return kind
+    return ""

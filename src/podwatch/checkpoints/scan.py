@@ -4,15 +4,20 @@ import os
 import posixpath
 import re
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import PartDir, PartFiles
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 
-_MAX_DEPTH = 12
+_MAX_DEPTH = 32
+"""No trainer nests so deep; a set is not called seen whole beyond it."""
 _TEMPORARY = re.compile(r"^\.tmp\w{6}$|\.tmp$")
 """safetensors 0.8 leaves ``.tmpXXXXXX`` files of full size behind when killed (facts/checkpoints.md section 0.8)."""
+_BESIDE = re.compile(r"^\.nfs[0-9a-f]{16,}$|^events\.out\.tfevents\.")
+"""Never part of a save: what NFS keeps of a removed file that somebody has open, and TensorBoard's logs, which grow for
+as long as training goes on: a set that they lie in would never be quiet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ def is_temporary(path: str) -> bool:
 def scan_part(part: PartDir) -> Scan:
     """Read one part's tree. A directory that is absent, vanishes or is a symlink gives ``present=False``."""
     try:
-        status = os.lstat(part.path)
+        # A directory shared by many steps is the output directory or lies in it, and that may be a link.
+        status = (part.path.stat if part.names else part.path.lstat)()
     except (FileNotFoundError, NotADirectoryError):
         return Scan(PartFiles(part, present=False))
     except OSError as error:
@@ -43,8 +49,12 @@ def scan_part(part: PartDir) -> Scan:
     if not stat.S_ISDIR(status.st_mode):
         return Scan(PartFiles(part, present=False))
     walk = _Walk(part.name)
-    walk.enter(str(part.path), "", status, 0)
-    found = PartFiles(part, True, tuple(sorted(walk.files, key=_by_path)), tuple(sorted(walk.symlinks)))
+    if part.names:
+        walk.pick(part.path, part.names)
+    else:
+        walk.enter(str(part.path), "", status, 0)
+    present = bool(not part.names or walk.files or walk.directories)
+    found = PartFiles(part, present, tuple(sorted(walk.files, key=_by_path)), tuple(sorted(walk.symlinks)))
     return Scan(found, tuple(walk.directories), walk.changed_ns, walk.error)
 
 
@@ -80,7 +90,38 @@ class _Walk:
             except OSError as error:
                 self.error = self.error or f"{self.part}: {error.strerror}"
 
+    def pick(self, root: Path, names: Sequence[str]) -> None:
+        """Only these entries. The directory they lie in changes with every other step, so it tells nothing of this."""
+        for name in names:
+            path = root / name
+            try:
+                status = os.lstat(path)
+                if stat.S_ISDIR(status.st_mode):
+                    self.enter(str(path), name + "/", status, 1)
+                elif stat.S_ISREG(status.st_mode):
+                    self._file(name, status)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                self.error = self.error or f"{self.part}: {error.strerror}"
+
+    def _file(self, relative: str, status: os.stat_result) -> None:
+        self.changed_ns = max(self.changed_ns, status.st_ctime_ns)
+        self.files.append(
+            FileEntry(
+                relative,
+                self.part,
+                status.st_size,
+                status.st_mtime_ns,
+                status.st_mode & 0o7777,
+                status.st_ino,
+                status.st_dev,
+            )
+        )
+
     def _look(self, entry: "os.DirEntry[str]", relative: str, depth: int) -> None:
+        if _BESIDE.match(entry.name):
+            return
         if entry.is_symlink():
             target = Path(entry.path).readlink().as_posix()
             resolved = posixpath.normpath(posixpath.join(posixpath.dirname(relative), target))
@@ -91,16 +132,7 @@ class _Walk:
         if stat.S_ISDIR(status.st_mode):
             if depth < _MAX_DEPTH:
                 self.enter(entry.path, relative + "/", status, depth + 1)
+            else:
+                self.error = self.error or f"{self.part}: directories nested deeper than {_MAX_DEPTH}"
         elif stat.S_ISREG(status.st_mode):
-            self.changed_ns = max(self.changed_ns, status.st_ctime_ns)
-            self.files.append(
-                FileEntry(
-                    relative,
-                    self.part,
-                    status.st_size,
-                    status.st_mtime_ns,
-                    status.st_mode & 0o7777,
-                    status.st_ino,
-                    status.st_dev,
-                )
-            )
+            self._file(relative, status)

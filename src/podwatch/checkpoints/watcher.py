@@ -5,6 +5,7 @@ directories that were closed, moved, created or deleted: the library's default a
 slows the writer down (facts/checkpoints.md section 5). Never rollouts, broadcasts or logs.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 from watchdog import events
 from watchdog.observers import Observer
 
+logging.getLogger("watchdog").setLevel(logging.CRITICAL)
+"""It logs an error for each watch that is taken back while its thread waits, which is what ``refresh`` does."""
 _FILTER = [
     events.FileClosedEvent,
     events.FileCreatedEvent,

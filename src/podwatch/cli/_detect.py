@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from podwatch.checkpoints.layouts import recognised
+from podwatch.checkpoints.layouts.base import Site
+from podwatch.checkpoints.layouts.program import program
 from podwatch.config.keys import looks_secret
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.remote import valid_run_id
@@ -31,17 +34,28 @@ KEEP_PREFIXES: tuple[str, ...] = (
 KEEP_PREFIXES += ("UV_", "PRIME_", "PRL_", "RAY_", "TRITON_", "GLOO_")
 STORE_NAMES = ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT")
 _NOT_COPIED = ("PODWATCH_", "SSH_", "SUDO_", "DBUS_", "XDG_SESSION", "GPG_", "AWS_SESSION_TOKEN_EXPIRY")
-_HF_TOOLS = {"torchrun", "accelerate", "deepspeed", "axolotl", "llamafactory-cli", "swift", "trl"}
-_HF_MODULES = ("torch.distributed", "accelerate", "deepspeed", "axolotl", "trl")
 _RESUME_FLAGS: tuple[str, ...] = (
     "--ckpt.resume-step",
+    "--ckpt.resume_step",
     "--resume",
     "--resume.step",
     "--resume.dir",
     "--resume_from_checkpoint",
+    "--resume-from-checkpoint",
+    "--checkpoint.load_step",
+    "--ckpt-step",
 )
-_RESUME_FLAGS += ("--ckpt.resume_step", "--resume-from-checkpoint")
-_OUTPUT_FLAGS = ("--output-dir", "--output_dir")
+_RESUME_KEYS = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.resume_path")
+_OUTPUT_FLAGS = (
+    "--output-dir",
+    "--output_dir",
+    "--job.dump_folder",
+    "--save",
+    "--save-dir",
+    "trainer.default_local_dir",
+)
+_NOWHERE = Path("/nonexistent")
+"""Only the command is to speak here, not what lies somewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +106,16 @@ def find_gpus() -> tuple[tuple[Gpu, ...], str]:
 
 
 def layout_of(argv: Sequence[str]) -> str:
-    """The layout of a known trainer command, else an empty string. Only the program counts, not words in arguments,
-    so that an editor or a pager on ``rl.toml`` is no trainer."""
-    words = list(argv)
-    if words and Path(words[0]).name in ("uv", "uvx") and "run" in words[1:3]:
-        words = words[words.index("run") + 1 :]
-        while words and words[0].startswith("-"):
-            takes_value = words[0] in ("--env-file", "--extra", "--group", "--with", "--python", "-p", "--project")
-            words = words[2 if takes_value else 1 :]
-    module = ""
-    if words and re.fullmatch(r"python[0-9.]*", Path(words[0]).name):
-        words = words[1:]
-        while words and words[0].startswith("-") and words[0] != "-m":
-            words = words[1:]
-        if len(words) > 1 and words[0] == "-m":
-            module = words[1]
-    program = Path(words[0]).name if words else ""
-    if module.startswith("prime_rl.") or (program == "rl" and any(w == "@" or w.startswith("--") for w in words[1:])):
-        return "prime-rl"
-    if program in _HF_TOOLS or module.startswith(_HF_MODULES):
-        return "prime-rl" if any(word.startswith("prime_rl.") for word in words) else "hf"
-    return ""
+    """The layout of a known trainer's command; "auto" for a launcher whose script nobody knows; empty for what is no
+    trainer. A shell counts for nothing here: what it runs is a process of its own."""
+    found = program(argv)
+    if found.launcher == "sh":
+        return ""
+    seen = recognised(Site(_NOWHERE, command=tuple(argv)))
+    certain = [r.layout for r in seen if r.certain]
+    if certain:
+        return certain[0] if len(certain) == 1 else "auto"
+    return "auto" if found.launcher else ""
 
 
 def find_trainers() -> tuple[tuple[int, str], ...]:
@@ -155,7 +158,7 @@ def read_trainer(pid: int) -> Trainer:
         raise HostError("the process has no command line", where=f"pid {pid}", fix="name its launcher with --pid")
     command, removed = without_resume(argv)
     env, secrets = split_environment(environment)
-    return Trainer(pid, layout_of(argv) or "prime-rl", command, Path(cwd), env, secrets, removed)
+    return Trainer(pid, layout_of(argv) or "auto", command, Path(cwd), env, secrets, removed)
 
 
 def without_resume(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -171,6 +174,8 @@ def without_resume(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...
         elif word.partition("=")[0] in _RESUME_FLAGS:
             removed.append(word)
             skip = "=" not in word and bool(following) and not re.match(r"--|@$", following)
+        elif word.partition("=")[0].lstrip("+") in _RESUME_KEYS and "=" in word:
+            removed.append(word)
         else:
             kept.append(word)
     return tuple(kept), tuple(removed)

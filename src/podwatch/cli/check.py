@@ -17,8 +17,11 @@ _TONE = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @click.command("check")
 @common
+@click.option("--throughput", is_flag=True, help="Measure the way to the store too: 32 MiB are sent and removed.")
+@click.option("--notify", is_flag=True, help="Send a test notice to each channel of [notify].")
+@click.option("-v", "--verbose", is_flag=True, help="Also what was learned of this run.")
 @json_option
-def command(where: Where, as_json: bool) -> None:
+def command(where: Where, throughput: bool, notify: bool, verbose: bool, as_json: bool) -> None:
     """Check this pod before training is left alone. Exit: 0 ok or warnings, 1 something fails, 78 configuration."""
     from podwatch.cli.doctor import Line, examine
     from podwatch.config.loading import load_settings
@@ -40,7 +43,7 @@ def command(where: Where, as_json: bool) -> None:
             lines.append(result)
             if not as_json:
                 _print(result)
-        for result in examine(loaded.settings):
+        for result in examine(loaded.settings, throughput=throughput, verbose=verbose, send_notice=notify):
             lines.append(result)
             if not as_json:
                 _print(result)

@@ -1,61 +1,164 @@
-"""``podwatch checkpoints``: what is on this pod, whether it is whole, whether it is stored."""
+"""``podwatch checkpoints``: what is on this pod and in the store, whether it is whole, what holds it."""
 
+import shutil
+import sys
+import textwrap
 import time
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
+from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
 from podwatch.client.control import NotRunning, call
 from podwatch.client.times import ago, from_rfc3339, size
+
+if TYPE_CHECKING:
+    from podwatch.checkpoints.layouts import Layout
+    from podwatch.journal.journal import Journal
+
+BLIND = (
+    "structure cannot show flipped bits or lost pages inside tensor data; --deep compares every byte with the hashes "
+    "taken at upload"
+)
 
 
 @click.group("checkpoints", invoke_without_command=True)
 @common
 @json_option
 def command(where: Where, as_json: bool) -> None:
-    """List the checkpoint sets on this pod. Works without a daemon."""
+    """List the checkpoint sets on this pod and in the store. Works without a daemon."""
     if click.get_current_context().invoked_subcommand is None:
-        sets = fetch(where)
+        found = fetch(where)
         if as_json:
-            print_json({"schema_version": 1, "sets": sets})
+            print_json({"schema_version": 1, **found})
         else:
-            click.echo("\n".join(table(sets, time.time())))
+            width = shutil.get_terminal_size((100, 24)).columns
+            lines = table(
+                found["sets"],
+                time.time(),
+                width=width,
+                remote=found.get("remote"),
+                places=found.get("searched") or (),
+                layout=str(found.get("layout") or ""),
+            )
+            click.echo("\n".join(lines))
 
 
 @command.command("verify")
 @common
 @click.option("--step", type=click.IntRange(min=0), help="Only this step.")
+@click.option("--deep", is_flag=True, help="Read everything and compare it with the hashes taken at upload.")
 @json_option
-def verify(where: Where, step: int | None, as_json: bool) -> None:
+def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
     """Check the structure of every file of every complete set. Exit 1 when one is broken."""
-    results = check(where, step)
+    if deep:
+        from podwatch.cli.deep_verify import check_deep
+
+        results = check_deep(where, step, quiet=as_json or not sys.stderr.isatty())
+    else:
+        results = check(where, step)
     if as_json:
-        print_json({"schema_version": 1, "steps": results})
+        print_json({"schema_version": 1, "deep": deep, "steps": results})
     else:
         for result in results:
-            verdict = "sound" if result["sound"] else "BROKEN: " + "; ".join(map(clean, result["reasons"]))
-            click.echo(f"step {result['step']}: {verdict}")
-        if not results:
-            click.echo("no complete set to check")
+            click.echo("\n".join(_verdict(result)))
+        click.echo("no complete set to check" if not results else "" if deep else f"\n{textwrap.fill(BLIND, 100)}")
     if not all(r["sound"] for r in results):
         raise click.exceptions.Exit(1)
 
 
-def fetch(where: Where) -> list[dict[str, Any]]:
-    """Set documents, newest last. From disk when there is no daemon; then ``stored`` comes from the journal."""
+@command.command("pin")
+@common
+@click.argument("step", type=click.IntRange(min=0))
+@click.option("--reason", default="", help="Why; shown wherever the step is listed.")
+@json_option
+def pin(where: Where, step: int, reason: str, as_json: bool) -> None:
+    """Never remove this step, here or in the store. Works without a daemon: it is noted for the next one."""
+    if find_daemon(where) is not None:
+        say(ask(where, "pin", {"step": step, "reason": reason}, purpose="keep the pin"), as_json=as_json)
+        return
+    with _state(where) as journal:
+        journal.pin(step, (reason or "by hand")[:200])
+    say(
+        {"message": f"step {step} is pinned: no podwatch removes it, here or in the store", "step": step},
+        as_json=as_json,
+    )
+
+
+@command.command("unpin")
+@common
+@click.argument("step", type=click.IntRange(min=0))
+@json_option
+def unpin(where: Where, step: int, as_json: bool) -> None:
+    """Take the pin of a step away. Works without a daemon."""
+    if find_daemon(where) is not None:
+        say(ask(where, "unpin", {"step": step}, purpose="take the pin away"), as_json=as_json)
+        return
+    from podwatch.domain.errors import UsageError
+
+    with _state(where) as journal:
+        if step not in journal.pins():
+            raise UsageError(f"step {step} is not pinned", fix="podwatch checkpoints shows what holds it")
+        journal.unpin(step)
+    say({"message": f"step {step} is not pinned any more", "step": step}, as_json=as_json)
+
+
+@contextmanager
+def _state(where: Where) -> "Iterator[Journal]":
+    """The run's state, for writing, under the lock of the daemon that is not there. Raises Busy where one is."""
+    import os
+
+    from podwatch.cli.offline import load
+    from podwatch.daemon.paths import run_paths
+    from podwatch.journal.journal import Journal
+    from podwatch.system.locks import FileLock
+
+    settings = load(where)
+    paths = run_paths(settings.state_dir, settings.run_id, os.environ)
+    with FileLock(paths.lock):
+        journal = Journal.open(paths.journal)
+        try:
+            yield journal
+        finally:
+            journal.close()
+
+
+def fetch(where: Where) -> dict[str, Any]:
+    """The documents of all sets (newest last) and of the saves in the store. From disk and journal when there is no
+    daemon; ``remote`` is None where nobody here knows what the store holds."""
     daemon = find_daemon(where)
     if daemon is not None:
         try:
-            return list(call(daemon.control_path, "checkpoints")["sets"])
+            return dict(call(daemon.control_path, "checkpoints", timeout=150.0))
         except NotRunning:
             pass
-    from podwatch.cli.offline import load, look, stored_sets
-    from podwatch.telling.documents import checkpoint_document
+    from podwatch.checkpoints.layouts import make_layout
+    from podwatch.cli.offline import load, look, noted
+    from podwatch.domain.checkpoint import newest_complete
+    from podwatch.telling.documents import checkpoint_document, remote_document
 
     settings = load(where)
-    stored = stored_sets(settings)
-    return [checkpoint_document(s, stored=stored) for s in look(settings).sets]
+    kept = noted(settings)
+    sets = look(settings).sets
+    newest = newest_complete(sets)
+    published, pins = kept if kept is not None else ([], {})
+    stored = frozenset((p.step, p.save_id) for p in published) if kept is not None else None
+    here = {(s.step, s.save_id) for s in sets}
+    return {
+        "sets": [
+            checkpoint_document(s, stored=stored, pins=pins, held=("newest complete",) if s is newest else ())
+            for s in sets
+        ],
+        "remote": [remote_document(p, here) for p in published] if kept is not None else None,
+        "store_url": settings.sync.store,
+        **searched(make_layout(settings)),
+    }
+
+
+def searched(layout: "Layout") -> dict[str, Any]:
+    return {"layout": layout.name, "searched": [str(root) for root in layout.watch_roots()]}
 
 
 def check(where: Where, step: int | None) -> list[dict[str, Any]]:
@@ -66,32 +169,78 @@ def check(where: Where, step: int | None) -> list[dict[str, Any]]:
         except NotRunning:
             pass
     from podwatch.cli.offline import load, look
+    from podwatch.domain.errors import UsageError
+    from podwatch.telling.documents import inspection_document
 
     catalogue = look(load(where))
+    if step is not None and all(s.step != step for s in catalogue.sets):
+        raise UsageError(f"there is no checkpoint of step {step}", fix="podwatch checkpoints lists them")
     results = []
     for found in catalogue.sets:
-        if found.complete and step in (None, found.step):
-            reasons = catalogue.verify(found.step)
-            results.append({"step": found.step, "sound": not reasons, "reasons": list(reasons)})
+        if found.step == step or (found.complete and step is None):
+            looked = catalogue.inspect(found.step)
+            results.append(inspection_document(found.step, looked.problems, looked.notes, looked.files))
     return results
 
 
-def table(sets: list[dict[str, Any]], now: float) -> list[str]:
-    """Lines with a header; newest last."""
-    if not sets:
-        return ["no checkpoints on this pod"]
-    lines = [f"{'step':>8}  {'state':<11} {'size':>8}  {'stored':<7} written"]
+def table(
+    sets: list[dict[str, Any]],
+    now: float,
+    *,
+    width: int = 100,
+    remote: list[dict[str, Any]] | None = None,
+    places: Sequence[str] = (),
+    layout: str = "",
+) -> list[str]:
+    """Lines with a header; newest last. What does not fit goes to a line of its own, never beyond the width."""
+    lines = []
+    if sets:
+        lines.append(f"{'step':>8}  {'state':<10} {'size':>8}  {'stored':<7} written")
+    else:
+        looked = f" (layout {clean(layout)}; looked in {', '.join(map(clean, places))})" if places else ""
+        lines += textwrap.wrap(f"no checkpoints on this pod{looked}", max(20, width), break_on_hyphens=False)
     for found in sets:
         stored = "?" if found.get("stored") is None else "yes" if found["stored"] else "no"
         if found.get("uploading"):
             stored = "sending"
-        changed = from_rfc3339(found.get("changed_at"))
-        note = clean(found.get("reason") or "")
-        if found.get("pinned"):
-            note = f"pinned: {clean(found['pinned'])}{f'; {note}' if note else ''}"
-        written = ago(None if changed is None else now - changed)
-        lines.append(
-            f"{found['step']:>8}  {found['completeness']:<11} {size(found['size_bytes']):>8}  {stored:<7} {written}"
-            + (f"  ({note})" if note else "")
+        row = (
+            f"{found['step']:>8}  {found['completeness']:<10} {size(found['size_bytes']):>8}  {stored:<7} "
+            f"{_age(found.get('changed_at'), now)}"
         )
+        lines += _with_notes(row, _notes(found), width)
+    elsewhere = [r for r in remote or [] if not r.get("here")]
+    if elsewhere:
+        lines += ["", "in the store only:"]
+    for save in elsewhere:
+        lines.append(f"{save['step']:>8}  {'':<10} {size(save['size_bytes']):>8}  {_age(save.get('stored_at'), now)}")
     return lines
+
+
+def _notes(found: dict[str, Any]) -> list[str]:
+    held = [clean(h) for h in found.get("held_by") or [] if h != "uploading"]
+    if not held and found.get("pinned"):
+        held = [f"pinned: {clean(found['pinned'])}"]
+    return [*([clean(found["reason"])] if found.get("reason") else []), *held]
+
+
+def _with_notes(row: str, notes: list[str], width: int) -> list[str]:
+    text = "; ".join(notes)
+    if not text:
+        return [row]
+    if len(row) + len(text) + 4 <= width:
+        return [f"{row}  ({text})"]
+    return [row, *textwrap.wrap(text, max(20, width), initial_indent=" " * 10, subsequent_indent=" " * 10)]
+
+
+def _age(at: Any, now: float) -> str:
+    changed = from_rfc3339(at)
+    return ago(None if changed is None else now - changed)
+
+
+def _verdict(result: dict[str, Any]) -> list[str]:
+    count = result.get("files_checked")
+    sound = "sound" + (f", {count} files" if count else "")
+    if result.get("compared") is False:
+        sound = "structure sound, bytes not compared"
+    head = sound if result["sound"] else "BROKEN: " + "; ".join(map(clean, result["reasons"]))
+    return [f"step {result['step']}: {head}", *(f"  note: {clean(n)}" for n in result.get("notes") or [])]

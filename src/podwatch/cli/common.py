@@ -3,6 +3,7 @@
 import functools
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ import click
 
 from podwatch.client.control import NotRunning, call
 from podwatch.client.discover import Found, locate
+from podwatch.client.times import from_rfc3339
 
 R = TypeVar("R")
 
@@ -47,12 +49,28 @@ def find_daemon(where: Where) -> Found | None:
 
 
 def need_daemon(where: Where, purpose: str) -> Found:
-    """The same, or NotRunning (exit 69) that says what to do."""
+    """The same, or NotRunning (exit 69) that says where it was looked for and what to do."""
     found = find_daemon(where)
     if found is None:
+        import os
+
+        from podwatch.client.discover import read_hints, searched
+        from podwatch.client.elsewhere import holder
+
+        hints = read_hints(where.config)
+        places = ", ".join(str(place) for place in searched(os.environ, hints))
+        there = holder(where.run or hints.run_id, os.environ, hints)
+        if there is not None:
+            raise NotRunning(
+                f"podwatch runs (pid {there.pid}), but cannot be asked to {purpose}: its runtime directory is none of"
+                " those looked in",
+                where=places,
+                fix=f"set PODWATCH_RUNTIME_DIR to {there.runtime or 'the one it was started with'}",
+            )
         config = f" -c {where.config}" if where.config else ""
         raise NotRunning(
             f"podwatch is not running, so nobody can {purpose}",
+            where=f"looked in {places}",
             fix=f"start it with `podwatch run{config}` (or: systemctl start podwatch)",
         )
     return found
@@ -80,6 +98,24 @@ def say(answer: Mapping[str, Any], *, as_json: bool) -> None:
         print_json(answer)
     else:
         click.echo(clean(answer.get("message", "done")))
+
+
+def moment(option: str, text: str) -> float | None:
+    """Seconds of the epoch from "2h" (so long ago) or an RFC 3339 time; None for nothing given. UsageError."""
+    if not text:
+        return None
+    at = from_rfc3339(text)
+    if at is not None:
+        return at
+    from podwatch.config.units import parse_duration
+    from podwatch.domain.errors import UsageError
+
+    try:
+        return time.time() - parse_duration(text)
+    except ValueError as error:
+        raise UsageError(
+            "not a time", where=f"{option} {text}", fix='write "2h" or for example "2026-01-31T03:00:00Z"'
+        ) from error
 
 
 def clean(text: object) -> str:

@@ -19,7 +19,7 @@ def config() -> None:
     """Look at, check or write the configuration."""
 
 
-@config.command()
+@config.command(short_help="Print the effective settings and where each came from.")
 @common
 @json_option
 def show(where: Where, as_json: bool) -> None:
@@ -122,7 +122,7 @@ def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], 
     inference, training, sure = _detect.gpu_split(gpus, _detect.trainer_config(argv, cwd))
     overrides: dict[str, object] = {
         "run_id": _detect.run_id_of(argv, cwd, env, output_dir),
-        "trainer.layout": trainer.layout if trainer else "prime-rl",
+        "trainer.layout": trainer.layout if trainer else "auto",
         "trainer.output_dir": str(output_dir),
         "trainer.cwd": str(cwd),
     }

@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from podwatch.cli.common import Where, clean, common, find_daemon, json_option
+from podwatch.cli.common import Where, clean, common, find_daemon, json_option, moment
 from podwatch.client.control import NotRunning, call
 from podwatch.client.times import from_rfc3339, local
-from podwatch.domain.errors import UsageError
 
 POLL_SECONDS = 1.0
 
@@ -24,9 +23,11 @@ def command(where: Where, follow: bool, since: str, limit: int, as_json: bool) -
     """List events, oldest first. --json prints one JSON object per line."""
     last = 0
     try:
-        for event in fetch(where, since_wall=_since(since), limit=limit):
+        for event in fetch(where, since_wall=moment("--since", since) or 0.0, limit=limit):
             last = max(last, int(event.get("id") or 0))
             _show(event, as_json)
+        if not last and not follow and not as_json:
+            click.echo("no events")
         while follow:
             time.sleep(POLL_SECONDS)
             for event in fetch(where, after_id=last, limit=1000):
@@ -67,19 +68,3 @@ def _show(event: Mapping[str, Any], as_json: bool) -> None:
         click.echo(json.dumps(event, ensure_ascii=False))
     else:
         click.echo(line(event, time.time()))
-
-
-def _since(text: str) -> float:
-    if not text:
-        return 0.0
-    at = from_rfc3339(text)
-    if at is not None:
-        return at
-    from podwatch.config.units import parse_duration
-
-    try:
-        return time.time() - parse_duration(text)
-    except ValueError as error:
-        raise UsageError(
-            "not a time", where=f"--since {text}", fix='write "2h" or for example "2026-01-31T03:00:00Z"'
-        ) from error

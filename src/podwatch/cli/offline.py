@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podwatch.cli.common import Where
-from podwatch.domain.errors import HostError
+from podwatch.domain.errors import ConfigurationError, HostError
 
 if TYPE_CHECKING:
     from podwatch.checkpoints.catalogue import Catalogue
     from podwatch.config.settings import Settings
     from podwatch.journal.journal import Journal
+    from podwatch.journal.records import PublishedSave
+    from podwatch.stores.base import ObjectStore
+    from podwatch.stores.credentials import Credentials
 
 
 def load(where: Where) -> "Settings":
@@ -42,31 +45,81 @@ def read_journal(where: Where) -> Iterator["Journal"]:
         journal.close()
 
 
-def stored_sets(settings: "Settings") -> frozenset[tuple[int, str]] | None:
-    """(step, save_id) of every set the journal knows to be published; None when there is no readable journal."""
+def _journal_if_any(settings: "Settings") -> "Journal | None":
+    """The run's journal for reading; None when there is none, or none that can be read."""
     from podwatch.journal.journal import Journal
 
     path = journal_path(settings)
     if not path.exists():
         return None
     try:
-        journal = Journal.open(path, read_only=True)
+        return Journal.open(path, read_only=True)
     except HostError:
         return None
+
+
+def noted(settings: "Settings") -> "tuple[list[PublishedSave], dict[int, str]] | None":
+    """What the journal knows: the saves that are in the store, and the user's pins. None without a readable journal."""
+    journal = _journal_if_any(settings)
+    if journal is None:
+        return None
     try:
-        return frozenset((s.step, s.save_id) for s in journal.published())
+        return journal.published(), journal.pins()
     finally:
         journal.close()
 
 
 def look(settings: "Settings") -> "Catalogue":
     """A catalogue that has looked twice, which is what it takes to call a set complete. Blocks on the file system."""
+    from podwatch.checkpoints.after_reboot import Boots, NoMemory, Recalling, boot_wall
     from podwatch.checkpoints.catalogue import Catalogue
+    from podwatch.checkpoints.expected import command_digest
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.system.clock import SystemClock
+    from podwatch.system.identity import boot_id
 
     rules = settings.checkpoints
-    catalogue = Catalogue(make_layout(settings), SystemClock(), settle=rules.settle, settle_weak=rules.settle_weak)
-    catalogue.rescan()
-    catalogue.rescan()
+    journal = _journal_if_any(settings)
+    try:
+        memory = Recalling(journal) if journal is not None else NoMemory()
+        stored = () if journal is None else tuple((p.step, p.save_id) for p in journal.published())
+        catalogue = Catalogue(
+            make_layout(settings),
+            SystemClock(),
+            settle=rules.settle,
+            settle_weak=rules.settle_weak,
+            settle_tracker=rules.settle_tracker,
+            memory=memory,
+            whose=command_digest(settings.trainer.command),
+            boots=Boots(memory, boot_id(), boot_wall()),
+            stored=lambda: stored,
+        )
+        catalogue.rescan()
+        catalogue.rescan()
+    finally:
+        if journal is not None:
+            journal.close()
     return catalogue
+
+
+def require_store(settings: "Settings") -> str:
+    """The store's URL. Raises ConfigurationError where none is configured."""
+    if not settings.sync.store:
+        raise ConfigurationError("no store is configured", where="[sync] store", fix='set it to "b2://bucket"')
+    return settings.sync.store
+
+
+def open_configured_store(settings: "Settings") -> "ObjectStore":
+    """The store of the configuration, with the credentials that the daemon would use. Raises ConfigurationError."""
+    from podwatch.stores.open import open_store
+
+    url = require_store(settings)
+    return open_store(url, credentials(settings), writer_id="by-hand", connections=settings.sync.connections)
+
+
+def credentials(settings: "Settings") -> "Credentials | None":
+    """The store's key, from wherever the daemon would take it. Raises ConfigurationError, PermissionDenied."""
+    from podwatch.stores.credentials import credentials_from_environment
+
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    return credentials_from_environment(os.environ, settings.trainer.env_file, Path(directory) if directory else None)

@@ -27,7 +27,8 @@ def list_(where: Where, as_json: bool) -> None:
     from podwatch.recovery.quarantine import listing
     from podwatch.system.workspace import Workspace
 
-    entries = listing(Workspace(load(where).trainer.output_dir).probe())
+    settings = load(where)
+    entries = listing(Workspace(settings.trainer.output_dir).probe(), roots(settings))
     if as_json:
         print_json({"schema_version": 1, "quarantines": entries})
     else:

@@ -41,6 +41,8 @@ def describe(plan: dict[str, Any]) -> list[str]:
     lines = [f"from      {'the beginning' if step is None else f'step {step}'}"]
     if plan.get("reason"):
         lines.append(f"because   {clean(plan['reason'])}")
+    lines += [f"then ends {clean(command)}" for command in plan.get("stop_also") or []]
+    lines += [f"first     {clean(command)}" for command in plan.get("start_before") or []]
     lines.append(f"command   {clean(shlex.join(str(a) for a in plan.get('argv') or []))}")
     lines.append(f"in        {clean(plan.get('cwd') or '?')}")
     if plan.get("user"):
@@ -52,6 +54,9 @@ def describe(plan: dict[str, Any]) -> list[str]:
     lines += [f"          {clean(path)}" for path in aside[:SHOWN]]
     if len(aside) > SHOWN:
         lines.append(f"          ... and {len(aside) - SHOWN} more (--json lists all)")
+    if plan.get("trackers_set_right"):
+        names = ", ".join(str(path).rpartition("/")[2] for path in plan["trackers_set_right"])
+        lines.append(f'set right {clean(names)} (the trainer\'s own "latest")')
     if plan.get("removed_flags"):
         lines.append(
             f"removed   {clean(' '.join(map(str, plan['removed_flags'])))} (resume flags of the command itself)"

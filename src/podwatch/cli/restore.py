@@ -1,6 +1,5 @@
 """``podwatch restore``: bring a checkpoint back from the store, verified. Works without a daemon, on a fresh pod."""
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
+from podwatch.cli.restoring import Showing
 from podwatch.client.times import size
 from podwatch.domain.errors import Busy, ConfigurationError, HostError
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from podwatch.sync.restore import Restorer, RestoreReport
     from podwatch.system.workspace import Workspace
 
-TELL_SECONDS = 1.0
+PATIENCE_SECONDS = 600.0
+"""A person who asked for a restore would rather wait through an outage of some minutes than begin it again."""
 
 
 @click.command("restore", short_help="Fetch a checkpoint from the store, verified.")
@@ -26,22 +27,25 @@ TELL_SECONDS = 1.0
 @click.option(
     "--to", metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="Put it below DIR, not in place."
 )
+@click.option("--all-parts", is_flag=True, help="Also what no resume needs: exported weights, [sync] extra.")
 @json_option
-def command(where: Where, step: int | None, to: Path | None, as_json: bool) -> None:
+def command(where: Where, step: int | None, to: Path | None, all_parts: bool, as_json: bool) -> None:
     """Fetch a checkpoint, check every size and hash, and put it where the trainer looks for it."""
     from podwatch.checkpoints.layouts import make_layout
-    from podwatch.cli.offline import journal_path, load
+    from podwatch.cli.offline import journal_path, load, require_store
     from podwatch.journal.journal import Journal
 
     settings = load(where)
+    require_store(settings)
     if to is None:
         _refuse_beside_a_daemon(Where(where.config, settings.run_id))
         _refuse_another_run(settings)
     alone = not make_layout(settings).steps()
     journal = Journal.open(journal_path(settings))
     try:
-        tell = None if as_json else _Progress()
-        report = _restorer(settings, journal, in_place=to is None).fetch(step, to=to, progress=tell)
+        with Showing(quiet=as_json) as showing:
+            restorer = _restorer(settings, journal, showing, in_place=to is None)
+            report = restorer.fetch(step, to=to, progress=showing.told, all_parts=all_parts)
     finally:
         journal.close()
     known = True
@@ -59,6 +63,8 @@ def command(where: Where, step: int | None, to: Path | None, as_json: bool) -> N
                 "downloaded_bytes": report.downloaded_bytes,
                 "set_aside": list(report.set_aside),
                 "refused": list(report.refused),
+                "optional": list(report.optional.parts),
+                "left_out": list(report.optional.left_out),
                 "train_command": list(report.train_command),
             }
         )
@@ -79,6 +85,8 @@ def describe(report: "RestoreReport") -> list[str]:
         here = size(report.total_bytes - report.downloaded_bytes)
         lines.append(f"  {here} of it were here already")
     lines += [f"  {clean(path)}" for path in report.parts]
+    lines += [f"  {clean(path)} (not needed for a resume)" for path in report.optional.parts]
+    lines += [f"  left out: {clean(reason)}" for reason in report.optional.left_out]
     lines += [f"  set aside: {clean(path)}" for path in report.set_aside]
     lines += [f"  passed over: {clean(reason)}" for reason in report.refused]
     if report.train_command:
@@ -95,32 +103,33 @@ def _refuse_beside_a_daemon(where: Where) -> None:
         )
 
 
-def _restorer(settings: "Settings", journal: "Journal", *, in_place: bool) -> "Restorer":
-    import os
-
+def _restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, in_place: bool) -> "Restorer":
     from podwatch.checkpoints.layouts import make_layout
-    from podwatch.domain.remote import Keys
+    from podwatch.cli.offline import credentials, open_configured_store
     from podwatch.stores.base import ObjectStore
-    from podwatch.stores.credentials import credentials_from_environment
-    from podwatch.stores.open import open_store, parse_store_url
-    from podwatch.sync.restore import Restorer
+    from podwatch.sync.fetch_process import FetchProcess
+    from podwatch.sync.job import keys_for
+    from podwatch.sync.restore import FetchPace, Restorer
     from podwatch.system.workspace import Workspace
 
-    url = settings.sync.store
-    if not url:
-        raise ConfigurationError("no store is configured", where="[sync] store", fix='set it to "b2://bucket"')
-    keys = Keys(settings.run_id, parse_store_url(url).prefix)
-
     def open_one() -> ObjectStore:
-        directory = os.environ.get("CREDENTIALS_DIRECTORY")
-        credentials = credentials_from_environment(
-            os.environ, settings.trainer.env_file, Path(directory) if directory else None
-        )
-        return open_store(url, credentials, writer_id="restore", connections=settings.sync.connections)
+        return open_configured_store(settings)
 
-    layout = make_layout(settings)
-    workspace = _workspace(settings) if in_place else Workspace(settings.trainer.output_dir)
-    return Restorer(open_one, keys, layout, workspace, journal, connections=settings.sync.connections)
+    return Restorer(
+        open_one,
+        keys_for(settings.sync.store, settings.run_id),
+        make_layout(settings),
+        _workspace(settings) if in_place else Workspace(settings.trainer.output_dir),
+        journal,
+        store_url=settings.sync.store,
+        writer_id="by-hand",
+        fetcher=FetchProcess(lambda: credentials(settings)),
+        pace=FetchPace(settings.sync.connections, settings.sync.connections_max, float(settings.sync.max_rate or 0)),
+        roots=tuple(p for p in (settings.trainer.checkpoint_dir,) if p is not None),
+        user=settings.trainer.user,
+        patience=PATIENCE_SECONDS,
+        waiting=showing.waiting,
+    )
 
 
 def _workspace(settings: "Settings") -> "Workspace":
@@ -171,20 +180,3 @@ def _record_run(settings: "Settings", lineage: str, *, alone: bool) -> bool:
     if alone:
         save_run_record(path, RunRecord(settings.run_id, Lineage(lineage), first_seen_wall=time.time()))
     return alone
-
-
-class _Progress:
-    """One line that moves on a terminal; a line a second elsewhere would only fill a log, so nothing there."""
-
-    def __init__(self) -> None:
-        self._on = sys.stderr.isatty()
-        self._last = 0.0
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if self._on and (now - self._last >= TELL_SECONDS or done >= total):
-            self._last = now
-            share = 100 * done / total if total else 100
-            end = "\n" if done >= total else ""
-            sys.stderr.write(f"\r\x1b[K{size(done)} of {size(total)} ({share:.0f} %){end}")
-            sys.stderr.flush()

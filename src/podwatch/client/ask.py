@@ -3,10 +3,12 @@
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from podwatch.client.control import call
-from podwatch.client.discover import Found, locate, read_hints, runtime_roots
+from podwatch.client.discover import Found, locate, read_hints, searched
+from podwatch.client.elsewhere import Holder, holder
 from podwatch.client.endpoint import process_alive
 from podwatch.client.http import fetch_status
 from podwatch.client.times import ago, from_rfc3339, rfc3339
@@ -30,7 +32,11 @@ def ask_status(
     found = locate(run, config, environ)
     if found is None:
         hints = read_hints(config, environ)
-        return _nothing(run or hints.run_id, runtime_roots(environ, hints))
+        named = run or hints.run_id
+        there = holder(named, environ, hints)
+        if there is not None:
+            return _elsewhere(named or there.lock.parent.name, there, searched(environ, hints))
+        return _nothing(named, searched(environ, hints), config)
     if found.alive:
         document = _live(found, timeout)
         if document is not None:
@@ -91,9 +97,25 @@ def _training_lives(document: Mapping[str, Any]) -> bool | None:
     return process_alive(pid, int(training.get("start_ticks") or 0))
 
 
-def _nothing(run: str, roots: list[Any]) -> dict[str, Any]:
+def _nothing(run: str, roots: list[Path], config: str) -> dict[str, Any]:
     named = f" for run {run}" if run else ""
     places = ", ".join(str(r) for r in roots)
+    said = f"podwatch is not running{named}; its endpoint was looked for in {places}"
+    return _unknown(run, "podwatch-not-found", said, _start_hint(config))
+
+
+def _elsewhere(run: str, there: Holder, roots: list[Path]) -> dict[str, Any]:
+    """It runs: only nobody here knows where its doors are."""
+    places = ", ".join(str(r) for r in roots)
+    said = (
+        f"podwatch (pid {there.pid}) holds the lock of this run ({there.lock}), but its endpoint is in none of "
+        f"{places}: it was started with another runtime directory, or is just starting"
+    )
+    fix = f"ask with PODWATCH_RUNTIME_DIR={there.runtime or 'the directory it was started with'}"
+    return _unknown(run, "podwatch-elsewhere", said, fix)
+
+
+def _unknown(run: str, kind: str, said: str, fix: str) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "kind": "podwatch-status",
@@ -101,9 +123,7 @@ def _nothing(run: str, roots: list[Any]) -> dict[str, Any]:
         "time": rfc3339(time.time()),
         "run_id": run,
         "overall": "unknown",
-        "reasons": [
-            _reason("podwatch-not-found", f"podwatch is not running{named}; looked in {places}", _start_hint(""))
-        ],
+        "reasons": [_reason(kind, said, fix)],
         "snapshot_at": None,
         "training_alive": None,
     }

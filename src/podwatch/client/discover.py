@@ -65,11 +65,16 @@ def runtime_roots(environ: Mapping[str, str], hints: Hints = NO_HINTS) -> list[P
     return [Path(c) for c in dict.fromkeys(candidates) if c]
 
 
+def searched(environ: Mapping[str, str], hints: Hints = NO_HINTS) -> list[Path]:
+    """Where is really looked: $PODWATCH_RUNTIME_DIR alone where it is set."""
+    explicit = environ.get("PODWATCH_RUNTIME_DIR")
+    return [Path(explicit)] if explicit else runtime_roots(environ, hints)
+
+
 def find_runs(environ: Mapping[str, str] = os.environ, hints: Hints = NO_HINTS) -> list[Found]:
     """Every run with an endpoint file, living ones first; the first directory wins for a run seen twice."""
     found: dict[str, Found] = {}
-    explicit = environ.get("PODWATCH_RUNTIME_DIR")
-    for root in [Path(explicit)] if explicit else runtime_roots(environ, hints):
+    for root in searched(environ, hints):
         try:
             directories = sorted(d for d in root.iterdir() if d.is_dir())
         except OSError:

@@ -27,8 +27,10 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
     lines = [paint(line, tone, BOLD) for line in _wrap(verdict(document), width, "")]
     if not_backed_up(document):
         lines += [paint(line, YELLOW, BOLD) for line in _wrap(NOT_BACKED_UP, width, "")]
-    lines.append("")
-    for label, text, row_tone in _rows(document):
+    rows = list(_rows(document))
+    if rows:
+        lines.append("")
+    for label, text, row_tone in rows:
         first, *rest = _wrap(text, width - _LABEL - 2, "") or [""]
         lines.append(f"  {paint(f'{label:<{_LABEL}}', DIM)}{paint(first, row_tone)}")
         lines += [" " * (_LABEL + 2) + paint(line, row_tone) for line in rest]
@@ -51,6 +53,26 @@ def verdict(document: Document) -> str:
     """One sentence: what is true of the training right now."""
     if not document.get("running"):
         return _verdict_without_daemon(document)
+    return _verdict(document) + _paused(document)
+
+
+def _paused(document: Document) -> str:
+    pause = _dict(_dict(document, "daemon"), "pause")
+    if not pause:
+        return ""
+    until, now = from_rfc3339(pause.get("until")), _now(document)
+    if pause.get("held_by"):
+        end = f"until others free the GPUs ({_clean(pause['held_by'])})"
+    elif until is None or now is None:
+        end = "until `podwatch unpause`"
+    else:
+        end = f"until {local(until, now)}"
+    by = f" by {_clean(pause['by'])}" if pause.get("by") else ""
+    reason = f" ({_clean(pause['reason'])})" if pause.get("reason") else ""
+    return f"; podwatch is PAUSED {end}{by}{reason}"
+
+
+def _verdict(document: Document) -> str:
     training, recovery = _dict(document, "training"), _dict(document, "recovery")
     state = training.get("state")
     age = _age(document, training.get("step_at"))
@@ -61,7 +83,7 @@ def verdict(document: Document) -> str:
     source = "" if from_step is None else f" from step {from_step}"
     match state:
         case "running":
-            return f"TRAINING IS RUNNING{at_step}"
+            return f"TRAINING IS RUNNING{at_step}{_ending(recovery)}"
         case "starting":
             up = _age(document, training.get("started_at"))
             return f"TRAINING IS STARTING{source}" + (f" (for {span(up)}, no step yet)" if up is not None else "")
@@ -87,13 +109,22 @@ def verdict(document: Document) -> str:
     return "CANNOT SEE THE TRAINING: podwatch runs but its view of the trainer is blind"
 
 
+def _ending(recovery: Document) -> str:
+    return {"ending": "; it STOPS after its next save, as asked", "stopping": "; it is being stopped"}.get(
+        str(recovery.get("phase")), ""
+    )
+
+
 def _verdict_without_daemon(document: Document) -> str:
     lives = document.get("training_alive")
     guard = {
         "podwatch-silent": "PODWATCH DOES NOT ANSWER",
+        "podwatch-elsewhere": "PODWATCH RUNS, AND CANNOT BE ASKED FROM HERE",
         "podwatch-stopped": "PODWATCH IS STOPPED",
         "podwatch-died": "PODWATCH IS NOT RUNNING",
     }.get(next((str(r.get("kind")) for r in _list(document, "reasons")), ""), "PODWATCH IS NOT RUNNING")
+    if guard.startswith("PODWATCH RUNS"):
+        return guard
     if lives is True:
         return f"{guard}: training goes on UNGUARDED"
     if lives is False:
@@ -216,7 +247,12 @@ def _backup_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         share = f" ({100 * sent / total:.0f} %)" if total else ""
         text += f"; sending step {sync['uploading_step']}: {size(sent)} of {size(total)}{share}"
     if sync.get("superseded"):
-        text += "; SUPERSEDED by another pod, nothing is published any more"
+        who = f" {_clean(sync['holder'])}" if sync.get("holder") else ""
+        text += f"; SUPERSEDED by pod{who}: nothing is published from here any more"
+    elif sync.get("standing") == "aside":
+        text += "; control.json gives this run to another pod"
+    elif sync.get("standing") == "watching":
+        text += f"; pod {_clean(sync.get('holder') or 'unknown')} may still train this run"
     if sync.get("ok") is False:
         text += f"; NOT REACHABLE: {_clean(sync.get('error') or 'unknown error')}"
     yield "store", f"{_clean(sync['store_url'])}, {text}", RED if sync.get("ok") is False else ""

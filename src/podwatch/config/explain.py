@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from podwatch.config.keys import env_name, looks_secret, walk
@@ -23,7 +23,12 @@ _SECTION_NOTES = {
     "sync": "copies outside this pod",
     "disk": "room for the next checkpoint",
     "recovery": "how often and how patiently to restart",
+    "resources": "the machine's own limits",
+    "training": "the health of the training itself, as warnings",
+    "record": "what was sensed, kept for `podwatch replay`",
     "http": "health, status and metrics",
+    "notify": "who hears what happened while nobody looked",
+    "wandb": "podwatch's own run in the training's W&B project",
     "log": "what podwatch says about itself",
 }
 
@@ -51,8 +56,14 @@ def plain(field: FieldInfo, value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple):
-        return list(value)
+        return [_entry(item) if isinstance(item, BaseModel) else item for item in value]
     return value
+
+
+def _entry(model: BaseModel) -> dict[str, object]:
+    """One table of a list of tables: what was said, not the defaults."""
+    fields = type(model).model_fields
+    return {name: plain(fields[name], getattr(model, name)) for name in fields if name in model.model_fields_set}
 
 
 def masked(key: str, value: object) -> object:
@@ -61,6 +72,8 @@ def masked(key: str, value: object) -> object:
         return {name: MASK if looks_secret(str(name), str(text)) else text for name, text in value.items()}
     if isinstance(value, str) and looks_secret("", value):
         return MASK
+    if key == "notify.urls" and isinstance(value, Sequence):
+        return [f"{str(url).partition(':')[0]}://{MASK}" for url in value]
     if key.endswith("command") and isinstance(value, Sequence) and not isinstance(value, str):
         return mask_argv([str(argument) for argument in value])
     return value

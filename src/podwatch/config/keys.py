@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -23,6 +23,7 @@ OPERATIONAL = frozenset(
         "PODWATCH_RESUME_ARGS",
         "PODWATCH_START_ID",
         "PODWATCH_UNDER_INIT",
+        "PODWATCH_TAKE_OVER",
     }
 )
 """Names that begin like a setting but steer programs instead; exported to training or read by the command line."""
@@ -46,7 +47,9 @@ def is_credential_key(name: str) -> bool:
 
 
 def submodel(field: FieldInfo) -> type[BaseModel] | None:
-    """The section a field holds, also behind ``| None``."""
+    """The section a field holds, also behind ``| None``. A list of sections is one key: ``[[log_rules]]``."""
+    if get_origin(field.annotation) is tuple:
+        return None
     for candidate in (field.annotation, *get_args(field.annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
@@ -92,14 +95,16 @@ def suggest_key(path: tuple[str, ...]) -> str:
     siblings = _names_in(section)
     if name in siblings:
         return f'write "{name}"'
-    if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
-        return f'did you mean "{close[0]}"?'
     leaves: dict[str, list[str]] = {}
     for key in known_keys():
         leaves.setdefault(key.rpartition(".")[2], []).append(key)
+    # A right name in the wrong section says more than one that only resembles it.
+    if name not in leaves and (close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)):
+        return f'did you mean "{close[0]}"?'
     if close := difflib.get_close_matches(name, list(leaves), n=1, cutoff=0.75):
-        home, _, leaf = leaves[close[0]][0].rpartition(".")
-        return f'did you mean "{leaf}" in [{home}]?' if home else f'did you mean "{leaf}" at the top of the file?'
+        homes = [key.rpartition(".")[0] for key in leaves[close[0]]]
+        places = " or ".join(f"in [{home}]" if home else "at the top of the file" for home in homes)
+        return f'did you mean "{close[0]}" {places}?'
     return "remove it" + (f"; [{section}] knows {', '.join(siblings)}" if section and siblings else "")
 
 

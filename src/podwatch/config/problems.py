@@ -1,5 +1,7 @@
 """What is wrong with a configuration, said so that a person can correct all of it in one go."""
 
+import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,4 +146,13 @@ def _message(key: str, detail: dict[str, Any]) -> str:
     if isinstance(value, str | int | float) and not isinstance(value, bool) and repr(value) not in text:
         secret = looks_secret(key) or looks_secret("", str(value))
         text = f"{text[0].lower()}{text[1:]}" + ("" if secret else f" (it is {value!r})")
-    return f"{_name(key)}: {text}"
+    return f"{_name(key)}: {text}{_nearest(detail)}"
+
+
+def _nearest(detail: dict[str, Any]) -> str:
+    """What was probably meant, where only certain words are known and one of them is close."""
+    if detail["type"] != "literal_error" or not isinstance(detail.get("input"), str):
+        return ""
+    words = re.findall(r"'([^']+)'", str(detail.get("ctx", {}).get("expected", "")))
+    close = difflib.get_close_matches(detail["input"].lower(), words, n=1, cutoff=0.7)
+    return f': did you mean "{close[0]}"?' if close else ""

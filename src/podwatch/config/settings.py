@@ -4,6 +4,7 @@ The models are the single source: ``config show`` and ``config init`` print from
 them. Loading (files, environment, flags, suggestions) is loading.py's job.
 """
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,28 @@ from podwatch.config.units import Duration, Ratio, Size
 from podwatch.domain.policy import GIB
 from podwatch.domain.remote import DEFAULT_PART_SIZE, valid_run_id
 
-LayoutName = Literal["prime-rl", "hf", "custom"]
+LayoutName = Literal[
+    "auto",
+    "prime-rl",
+    "verl",
+    "torchtitan",
+    "dcp",
+    "hf",
+    "accelerate",
+    "lightning",
+    "deepspeed",
+    "openrlhf",
+    "skyrl",
+    "nemo-rl",
+    "nemo",
+    "megatron",
+    "orbax",
+    "open-instruct",
+    "runner",
+    "custom",
+]
+
+NoticeTopic = Literal["findings", "restarts", "gave-up", "disk", "store", "superseded", "preempted", "finished"]
 
 
 class Section(BaseModel):
@@ -24,12 +46,15 @@ class Section(BaseModel):
 
 class TrainerSettings(Section):
     layout: LayoutName = Field(
-        "prime-rl",
-        description="how the trainer lays out its checkpoints; prime-rl's two generations are told apart by themselves",
+        "auto",
+        description="how the trainer lays out its checkpoints; auto finds out from the command and output_dir, says"
+        " why, and asks if several fit; docs/layouts.md lists them",
     )
     output_dir: Path = Field(..., description="the trainer's output directory (it need not exist yet)")
     checkpoint_dir: Path | None = Field(
-        None, description="where checkpoints/ lies if not under output_dir (prime-rl: ckpt.output_dir)"
+        None,
+        description="where checkpoints lie if not at their usual place under output_dir (prime-rl: ckpt.output_dir, in"
+        " which checkpoints/ lies; others: the directory of the step directories itself)",
     )
     command: tuple[str, ...] = Field((), description="argv of a fresh start, without any resume flag; never a shell")
     cwd: Path | None = Field(None, description="working directory of the command; default: output_dir's parent")
@@ -42,6 +67,17 @@ class TrainerSettings(Section):
     )
     max_steps: int | None = Field(None, ge=1, description="target step, if neither the command nor its config tells")
     supervise: Literal["auto", "keeper", "attach"] = Field("auto", description="adopt, attach or start")
+    start_before: tuple[tuple[str, ...], ...] = Field(
+        (),
+        description="commands run before each start, each a list of arguments; what they leave running belongs to this"
+        ' start and ends with it, so a Ray head started here is ours: [["ray", "start", "--head", "--port=6399"]]',
+    )
+    stop_also: tuple[tuple[str, ...], ...] = Field(
+        (),
+        description="commands run after training was stopped, for what was started outside its tree and has to end"
+        " with it; they may run twice, and podwatch cannot tell what else they end (`ray stop` ends every Ray of the"
+        " user)",
+    )
     stop_grace: Duration = Field(30.0, description="SIGTERM to SIGKILL; prime-rl answers SIGTERM within seconds")
     save_grace: Duration = Field(600.0, description="the same while a save is in flight: 47 GB take minutes")
     logs: tuple[str, ...] = Field((), description="globs of log files with step lines, under output_dir or absolute")
@@ -49,6 +85,13 @@ class TrainerSettings(Section):
     startup_patience: Duration = Field(
         70 * 60.0, description="start to first step; vLLM's own engine timeout is 4200 s in prime-rl"
     )
+
+    @field_validator("start_before", "stop_also")
+    @classmethod
+    def _no_empty_command(cls, value: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+        if any(not command or not command[0] for command in value):
+            raise ValueError('must be a list of commands, each a list of arguments: [["ray", "stop"]]')
+        return value
 
     @field_validator("command", mode="before")
     @classmethod
@@ -75,6 +118,17 @@ class InferenceSettings(Section):
     urls: tuple[str, ...] = Field((), description='inference servers, for example ["http://127.0.0.1:8000"]')
     timeout: Duration = Field(2.0, gt=0, description="answers slower than this count as a timeout")
     poll: Duration = Field(5.0, gt=0, description="/health and /metrics; cheap, but no need at the GPU's rhythm")
+    discover: bool = Field(
+        True, description="where urls is empty, ask the servers found in the trainer's process tree by their ports"
+    )
+    liveness: Literal["auto", "off"] = Field(
+        "auto", description="also ask prime-rl's /liveness where the server has it: it alone sees a hung engine"
+    )
+    sleep: Literal["auto", "yes", "no"] = Field(
+        "auto",
+        description='"yes": the engine sleeps between phases and its memory falls on purpose (no silent-death verdict);'
+        ' "auto": by --enable-sleep-mode in its command and /is_sleeping',
+    )
 
 
 class HangSettings(Section):
@@ -106,6 +160,14 @@ class CheckpointSettings(Section):
     rescan: Duration = Field(10.0, gt=0, description="a rescan is the truth; events only make it come sooner")
     settle: Duration = Field(5.0, ge=0, description="a set with a strong marker must be unchanged this long")
     settle_weak: Duration = Field(60.0, ge=0, description="the same where the layout has no marker")
+    settle_tracker: Duration = Field(
+        15.0, ge=0, description="the same where a file written last, or a tracker beside the steps, is the marker"
+    )
+    leases: bool = Field(
+        False,
+        description="ask the kernel by read leases whether a file is still open for writing; for an instant this can"
+        " delay the trainer's own open, so only where the layout has no marker",
+    )
     custom: CustomLayoutSettings | None = Field(None, description='a section; needed for layout = "custom"')
 
 
@@ -113,7 +175,14 @@ class SyncSettings(Section):
     store: str = Field("", description='"b2://bucket[/prefix]" or "file:///path"; empty: NOT BACKED UP')
     part_size: Size = Field(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
     connections: int = Field(
-        4, ge=1, le=32, description="parallel connections; more only help where each one is bound by its latency"
+        4, ge=1, le=32, description="parallel connections to begin with: enough to fill two cores or a fast line"
+    )
+    connections_max: int = Field(
+        32, ge=1, le=64, description="they grow to this where more help: where each is bound by latency or a cap"
+    )
+    max_rate: Size | None = Field(None, description="bytes per second at most, so that training keeps its line")
+    upload_gap: Duration = Field(
+        0.0, ge=0, description="at least this long between the starts of two uploads; saves in between are skipped"
     )
     sweep: Duration = Field(600.0, description="look for anything not stored yet; completions are sent at once")
     max_lag: Duration = Field(2 * 3600.0, description="nothing new in the store for this long is critical")
@@ -121,7 +190,48 @@ class SyncSettings(Section):
         3, ge=1, description="newest sets kept in the store: one to resume from, two to step back to"
     )
     keep_every: int = Field(10, ge=0, description="every n-th save is a milestone and stays; 0: none")
-    heartbeat: Duration = Field(60.0, ge=30, description="sign of life in the store; B2 punishes faster")
+    optional_parts: Literal["milestones", "all", "none"] = Field(
+        "milestones",
+        description="which saves carry what no resume needs (prime-rl's weights): milestones and the final one, all of"
+        " them, or none; a third of a set's bytes, worth it where a model may be taken from",
+    )
+    extra: tuple[str, ...] = Field(
+        (),
+        description="files and directories below output_dir that milestones and the final save carry, too, e.g. the"
+        ' exported model: ["final"]; no links, no key files',
+    )
+    extra_max: Size = Field(
+        100_000_000_000,
+        ge=0,
+        description="more than this in `extra` is not sent: a 32B model in bf16 fits, a mistyped path does not fill the"
+        " bucket",
+    )
+    artefacts: bool = Field(
+        True,
+        description="also store the files that the command names, ends of logs and incident bundles, scrubbed of"
+        " secrets: what is left to read when the pod is gone",
+    )
+    artefacts_every: Duration = Field(
+        900.0, ge=60, description="so much of a log is lost with a pod at most; sooner after an incident"
+    )
+    artefacts_log: Size = Field(
+        256_000, ge=1000, le=5_000_000, description="end of each log that is stored: a night's warnings, a few cents"
+    )
+    heartbeat: Duration = Field(
+        60.0, ge=5, le=100, description="sign of life in the store; B2 punishes faster, others wait for three of them"
+    )
+    holder_patience: Duration = Field(
+        300.0, description="another pod's heartbeat is watched this long before its run is taken over: five missed ones"
+    )
+    claim_wait: Duration = Field(
+        100.0, ge=0, description="from a claim to its decision in B2: a confirmation's 30 s, a write's 60 s, 10 more"
+    )
+
+    @model_validator(mode="after")
+    def _patience(self) -> "SyncSettings":
+        if self.holder_patience < 2 * self.heartbeat:
+            raise ValueError("holder_patience must be at least two heartbeats, or a living pod loses its run")
+        return self
 
     @field_validator("store")
     @classmethod
@@ -129,6 +239,17 @@ class SyncSettings(Section):
         if value and not value.startswith(("b2://", "file://")):
             raise ValueError('must be "b2://bucket[/prefix]", "file:///path" or empty')
         return value
+
+    @field_validator("extra")
+    @classmethod
+    def _extra(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        clean = tuple(dict.fromkeys(p.rstrip("/") for p in value))
+        for path in clean:
+            if not path or path.startswith("/") or any(s in ("", ".", "..") for s in path.split("/")):
+                raise ValueError(f"{path!r} must be a path below output_dir, without . and ..")
+            if any(other != path and path.startswith(f"{other}/") for other in clean):
+                raise ValueError(f"{path!r} lies in another of them already")
+        return clean
 
     @field_validator("part_size")
     @classmethod
@@ -145,6 +266,14 @@ class DiskSettings(Section):
     prune_to: Ratio = Field(0.75, description="stop removing: ten points of hysteresis")
     margin: float = Field(1.1, ge=1.0, description="room for the next save = its predicted size x this")
     capacity: Size | None = Field(None, description="real capacity where an overlay shows the host's disk")
+    lead: Duration = Field(
+        300.0, ge=0, description="what is not in the store goes only so long before the next save: uploads may end"
+    )
+    on_full: Literal["stay", "stop"] = Field(
+        "stay",
+        description='"stop" ends training cleanly before a save that cannot fit, instead of letting it crash; podwatch'
+        " reports both as critical",
+    )
 
     @model_validator(mode="after")
     def _order(self) -> "DiskSettings":
@@ -160,15 +289,116 @@ class RecoverySettings(Section):
     backoff_max: Duration = Field(600.0, description="longest pause between restarts: an idle pod costs money")
     calm: Duration = Field(1800.0, description="after this long without a failure the counters start from zero")
     retry_after_give_up: Duration = Field(3600.0, description="one try this often after giving up; 0: never")
+    preempt_grace: Duration = Field(
+        3.0,
+        ge=1,
+        le=600,
+        description="at a preemption everything is said and training is told within this: the shortest notice is 5 s",
+    )
     on_give_up: Literal["stay", "exit"] = Field(
         "stay", description='"exit" ends podwatch with 86 so that an outer engine can move the job'
     )
+
+
+class ResourceSettings(Section):
+    files_above: Ratio = Field(0.8, description="open files against the limit: vLLM and its sockets grow with load")
+    memory_above: Ratio = Field(0.95, description="host or container memory; the kernel kills near 100 %")
+    shm_above: Ratio = Field(0.9, description="/dev/shm: NCCL and vLLM die with a bus error when it is full")
+    overdue: float = Field(3.0, ge=1, description="no save for this many learned intervals is overdue")
+    overdue_floor: Duration = Field(3600.0, description="and never sooner than this")
+
+
+class LogRuleSettings(Section):
+    """``[[log_rules]]``: your own patterns for the trainer's logs; they support a verdict and never kill alone."""
+
+    name: str = Field(..., pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="lower-case name, shown in findings")
+    pattern: str = Field(..., min_length=1, max_length=500, description="Python regular expression, per line")
+    count: int = Field(1, ge=1, description="so many hits ...")
+    within: Duration = Field(600.0, gt=0, description="... within this time raise it")
+    critical: bool = Field(False, description="critical instead of a warning")
+    says: str = Field("", description="what it means")
+    fix: str = Field("", description="what to do")
+    supports: tuple[Literal["silent-death", "hang", "required-child-exited"], ...] = Field(
+        (), description="verdicts that it may support as one more signal, beside those that can confirm alone"
+    )
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"is not a regular expression: {error}") from error
+        return value
+
+
+class TrainingHealthSettings(Section):
+    stop: bool = Field(False, description="stop training after the next save when a rule holds; else only warn")
+    plateau_steps: int = Field(50, ge=0, description="reward does not move for so many steps; 0: off")
+    entropy_below: float | None = Field(0.05, description="a collapsed policy explores nothing any more")
+    kl_above: float | None = Field(0.5, description="the policy has left its reference")
+    grad_norm_above: float | None = Field(5.0, description="an exploding update")
+    steps: int = Field(5, ge=1, description="steps in a row before it is told")
+    metrics_file: str = Field("", description="JSON lines with the figures; default: the layout's metrics.jsonl")
+    metrics_url: str = Field("", description="the trainer's own /metrics, for example http://127.0.0.1:9090")
+
+
+class RecordSettings(Section):
+    enabled: bool = Field(True, description="keep what was sensed, so that `podwatch replay` can judge it again")
+    max_size: Size = Field(32_000_000, ge=1_000_000, description="on disk in all; the oldest part goes first")
 
 
 class HttpSettings(Section):
     enabled: bool = Field(True, description="health, status and metrics for probes, and the trainer's progress pings")
     host: str = Field("127.0.0.1", description="no control goes through HTTP, but nobody outside needs it either")
     port: int = Field(9477, ge=0, le=65535, description="if taken, the next free one; 0: any")
+
+
+class NotifySettings(Section):
+    """Who hears what happened while nobody looked (docs/notifications.md)."""
+
+    command: tuple[str, ...] = Field(
+        (), description="argv that gets each notice as JSON on stdin and in PODWATCH_*; never a shell"
+    )
+    urls: tuple[str, ...] = Field(
+        (),
+        description="https://... gets a POST of the JSON; other schemes (ntfy, tgram, slack, mailto...) need"
+        " podwatch[notify]; what has a key in it belongs into urls_file",
+    )
+    urls_file: Path | None = Field(None, description="more of them, one a line, in a file with mode 0600")
+    events: tuple[NoticeTopic, ...] = Field(
+        ("findings", "restarts", "gave-up", "disk", "store", "superseded", "preempted", "finished"),
+        description="what is told: all of it is either rare or needs a person",
+    )
+    min_severity: Literal["warning", "critical"] = Field(
+        "critical", description="least severity of a finding that is told: a warning can wait for the morning"
+    )
+    remind: Duration = Field(
+        3600.0, ge=0, description="a critical finding that lasts is told again after this, then twice as long; 0: never"
+    )
+    per_hour: int = Field(20, ge=2, description="notices at most; half of them are kept for what is critical")
+    timeout: Duration = Field(20.0, gt=0, le=300, description="for one attempt; then it is tried again, up to 8 times")
+
+    @field_validator("urls")
+    @classmethod
+    def _schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for number, url in enumerate(value, start=1):
+            if not re.match(r"[a-z][a-z0-9+.-]*://.", url):
+                raise ValueError(f"number {number} is not a URL: it needs a scheme such as https:// or ntfy://")
+        return value
+
+
+class WandbSettings(Section):
+    """podwatch's own W&B run beside the training's, in a process of its own (docs/notifications.md)."""
+
+    enabled: bool = Field(False, description="off: W&B is somebody else's server, and its client needs 90 MB beside us")
+    project: str = Field("", description="default: the training's own, by WANDB_PROJECT, its command or its files")
+    entity: str = Field("", description="default: the one of the key")
+    every: Duration = Field(300.0, ge=10, description="one row of figures this often; they change slowly")
+    alerts: bool = Field(True, description="what [notify] events would tell becomes a W&B alert too")
+    python: Path | None = Field(
+        None, description="a Python with wandb, such as the trainer's own; default: podwatch's, with podwatch[wandb]"
+    )
 
 
 class LogSettings(Section):
@@ -194,7 +424,17 @@ class Settings(Section):
     sync: SyncSettings = Field(default_factory=SyncSettings)
     disk: DiskSettings = Field(default_factory=DiskSettings)
     recovery: RecoverySettings = Field(default_factory=RecoverySettings)
+    resources: ResourceSettings = Field(default_factory=ResourceSettings)
+    log_rules: tuple[LogRuleSettings, ...] = Field(
+        (),
+        description="a list of tables, each a pattern for the trainer's logs:"
+        " name, pattern, count, within, critical, says, fix, supports",
+    )
+    training: TrainingHealthSettings = Field(default_factory=TrainingHealthSettings)
+    record: RecordSettings = Field(default_factory=RecordSettings)
     http: HttpSettings = Field(default_factory=HttpSettings)
+    notify: NotifySettings = Field(default_factory=NotifySettings)
+    wandb: WandbSettings = Field(default_factory=WandbSettings)
     log: LogSettings = Field(default_factory=LogSettings)
 
     @field_validator("run_id")

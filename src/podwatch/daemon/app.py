@@ -8,53 +8,56 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from podwatch import __version__
 from podwatch.config.last_good import save_last_good
-from podwatch.config.loading import LoadedSettings, changes_needing_restart, load_settings
-from podwatch.daemon import viewing, words
+from podwatch.config.loading import LoadedSettings
+from podwatch.daemon import preempting, words
+from podwatch.daemon.artefacts import make_artefacts
+from podwatch.daemon.backing import Backing
 from podwatch.daemon.bulletin import Bulletin
-from podwatch.daemon.compose import Parts, build
-from podwatch.daemon.descent import Descent
+from podwatch.daemon.compose import LEARNED as LEARNED
+from podwatch.daemon.compose import READ_SO_FAR, Parts, build
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.ending import briefly, end_tasks
 from podwatch.daemon.handlers import make_handlers
 from podwatch.daemon.init import UNDER_INIT
-from podwatch.daemon.jobs import Jobs
+from podwatch.daemon.notifying import FAREWELL_SECONDS, make_notifying
 from podwatch.daemon.outlets import Outlets
-from podwatch.daemon.own_findings import backup_findings, config_findings, store_refused_finding
 from podwatch.daemon.paths import RunPaths, run_paths
-from podwatch.daemon.policies import policies_from
-from podwatch.daemon.reloading import waits_for_restart
-from podwatch.daemon.rounds import Rounds, make_rounds
-from podwatch.domain.errors import ConfigurationError, PodwatchError
-from podwatch.domain.event import Event, EventName, Incident
-from podwatch.domain.finding import Finding, Severity
-from podwatch.domain.snapshot import Snapshot
+from podwatch.daemon.pausing import Pausing, pause_handlers
+from podwatch.daemon.preempting import Budget, preempt_handlers
+from podwatch.daemon.recording import make_recorder
+from podwatch.daemon.rounds import make_rounds
+from podwatch.daemon.turning import Turning
+from podwatch.domain.claims import HolderState
+from podwatch.domain.errors import ExitCode
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import Severity
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.judgement.learned import Learned
+from podwatch.recovery.farewell import tell_to_end
 from podwatch.sensors.gpu import GpuReader
+from podwatch.sync.artefacts import LAST_SECONDS
 from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.locks import FileLock
-from podwatch.system.sd_notify import make_notifier
-from podwatch.system.threads import Worker
+from podwatch.system.memory import give_back, settle
 from podwatch.telling import logging as log
-from podwatch.telling.status import build_status
-from podwatch.telling.view import DaemonView
 
 FIRST_LOOK_SECONDS = 10.0
 """READY waits this long for the GPUs' first answer; a blind one does not hold the guard up."""
 STATUS_FILE_SECONDS = 15.0
-FOLLOW_SECONDS = 5.0
-"""How soon the store's pointer follows a step back; the check itself costs nothing."""
+GIVE_BACK_SECONDS = 30.0
+"""How often freed memory goes back to the system; it takes less than a millisecond when there is none."""
 TASKS_END_SECONDS = 5.0
 """A round that waits for a hung disk is left behind: training has a keeper of its own, and the thread is a daemon."""
-REMEMBER_TURNS = 30
-"""What was learned goes to the journal every so many turns of the sensing loop: a minute at the default poll."""
-LEARNED = "learned"
-"""Journal key of what judgement learned."""
+STEP_SECONDS = 8.0
+"""For one step of leaving."""
+LAST_WORDS_SECONDS = 2.0
+"""What ending takes after the farewell itself."""
+PREEMPTED_TASKS_SECONDS, PREEMPTED_ACT_SECONDS = 0.3, 0.4
+"""For the rounds and the act under way where the machine is taken away: the next podwatch finishes what is left."""
 
 
 async def serve(
@@ -65,10 +68,12 @@ async def serve(
     same_disk_store: bool = False,
     clock: Clock | None = None,
     load_again: Callable[[], LoadedSettings] | None = None,
+    take_over: str = "",
 ) -> int:
     """Be the daemon until told to leave; returns the exit code. Raises PodwatchError if it cannot start.
 
-    ``load_again`` is what a reload does (None: read the same file, with the environment)."""
+    ``load_again`` is what a reload does (None: read the same file, with the environment). ``take_over``: an id of
+    a person's word that this pod takes the run over from another."""
     settings = loaded.settings
     logs = log.configure(settings.log.format, settings.log.level)
     lock = FileLock(run_paths(settings.state_dir, settings.run_id, os.environ).lock)
@@ -76,7 +81,7 @@ async def serve(
     try:
         lock.acquire(what=f"the guard of run {settings.run_id}")
         try:
-            await daemon.start(gpu_reader, same_disk_store, adopt_existing)
+            await daemon.start(gpu_reader, same_disk_store, adopt_existing, take_over)
             return await daemon.run()
         finally:
             await daemon.stop()
@@ -85,34 +90,14 @@ async def serve(
         logs.close()
 
 
-class Daemon:
-    """Holds the parts together. ``parts`` and ``rounds`` exist once ``start`` has got that far."""
-
-    def __init__(
-        self, loaded: LoadedSettings, clock: Clock, load_again: Callable[[], LoadedSettings] | None = None
-    ) -> None:
-        self.loaded, self._clock = loaded, clock
-        self._load_again = load_again or (lambda: load_settings(self.loaded.path, environ=os.environ))
-        self.parts: Parts
-        self.rounds: Rounds
-        self._notifier = make_notifier(os.environ)
-        self._leaving: asyncio.Future[int] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._started = clock.monotonic()
-        self._pins: dict[int, str] = {}
-        self._incident: Incident | None = None
-        self._config_problem = loaded.refused
-        self._told = ""
-        self._armed: tuple[str, ...] = ()
-        self._journal: AsyncJournal | None = None
-        self._emit: Emitter | None = None
-        self._outlets: Outlets | None = None
-        self._jobs = Jobs()
-        self._disk = Worker("daemon")
+class Daemon(Turning):
+    """Start, run, leave; what happens in between is in turning.py, and what it is made of in core.py."""
 
     # -- start
 
-    async def start(self, gpu_reader: GpuReader | None, same_disk_store: bool, adopt_existing: bool) -> None:
+    async def start(
+        self, gpu_reader: GpuReader | None, same_disk_store: bool, adopt_existing: bool, take_over: str = ""
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._leaving = loop.create_future()
         settings = self.loaded.settings
@@ -122,10 +107,14 @@ class Daemon:
         await emit.load()
         emit.listeners.append(self._on_event)
         self.bulletin = Bulletin(emit)
-        self.parts = await self._disk.call(self._build, paths, journal, emit, gpu_reader, same_disk_store, loop)
+        self.parts = await self._disk.call(
+            self._build, paths, journal, emit, gpu_reader, same_disk_store, loop, take_over
+        )
+        self.backing = Backing(self.parts, self.view)
         await self._load_memory()
         if journal.sync.rebuilt:
             self._say(EventName.STATE_REBUILT, journal.sync.rebuilt, Severity.WARNING)
+        await self._open_notifying()
         self._open_outlets()
         assert self._outlets is not None
         await self._outlets.open()
@@ -135,6 +124,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self.reload)
         await self._begin(adopt_existing)
         await self._disk.call(self._keep_last_good)
+        settle()
         self._notifier.ready(self._headline())
 
     def _build(
@@ -145,6 +135,7 @@ class Daemon:
         gpu_reader: GpuReader | None,
         same_disk_store: bool,
         loop: asyncio.AbstractEventLoop,
+        take_over: str,
     ) -> Parts:
         return build(
             self.loaded.settings,
@@ -157,6 +148,8 @@ class Daemon:
             heartbeat_base=lambda: self._outlets.url if self._outlets is not None else "",
             gpu_reader=gpu_reader,
             same_disk_store=same_disk_store,
+            take_over=take_over,
+            held_elsewhere=self._held_elsewhere,
         )
 
     async def _load_memory(self) -> None:
@@ -166,6 +159,23 @@ class Daemon:
         self._incident = next(iter(await journal.run(Journal.incidents, 1)), None)
         learned = Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
         self.rounds = make_rounds(self.parts, learned=learned, pins=lambda: self._pins, on_turn=self._on_turn)
+        parts = self.parts
+        self.pausing = Pausing(
+            journal, self._clock, parts.emit, lambda look: words.gpus_held(parts, look), parts.recovery.pause
+        )
+        await self.pausing.load()
+        self._recorder = make_recorder(self.parts, lambda: self.rounds.sensing.state.learned)
+
+    async def _open_notifying(self) -> None:
+        def complain(text: str) -> None:
+            self._say(EventName.CONFIG_WARNING, text, Severity.WARNING)
+
+        parts = self.parts
+        self._notifying = await make_notifying(
+            parts.settings, self._clock, parts.journal, self._disk, complain, parts.paths.journal.parent
+        )
+        if self._notifying is not None:
+            parts.emit.listeners.append(self._notifying.event)
 
     def _open_outlets(self) -> None:
         self._outlets = Outlets(
@@ -175,13 +185,18 @@ class Daemon:
             status=self.status,
             live=self.rounds.sensing.alive,
             ready=lambda: words.readiness(self.parts, self.rounds.sensing.snapshot),
-            handlers=make_handlers(self),
+            handlers={
+                **make_handlers(self),
+                **pause_handlers(self.pausing, lambda: self.parts.recovery.state.acting),
+                **preempt_handlers(self._preempt, lambda: self.parts.settings.recovery.preempt_grace),
+            },
             complain=lambda text: self._say(EventName.SENSOR_CHANGED, text, Severity.WARNING),
         )
 
     async def _first_look(self) -> None:
         parts = self.parts
-        await parts.removals.call(parts.remover.sweep_trash)
+        if parts.settings.mode == "act":
+            await parts.removals.call(parts.remover.sweep_trash)
         await parts.senses.start()
         await self._disk.call(parts.watcher.start)
         await self.rounds.guarding.look()
@@ -190,21 +205,28 @@ class Daemon:
             await self._clock.sleep(0.05)
 
     async def _begin(self, adopt_existing: bool) -> None:
-        parts, sync = self.parts, self.parts.settings.sync
+        parts = self.parts
+        self.backing.ask()
         await parts.recovery.begin(adopt_existing=adopt_existing)
-        self._say(EventName.DAEMON_STARTED, words.opening(self.parts), version=__version__, pid=os.getpid())
+        self._say(
+            EventName.DAEMON_STARTED,
+            words.opening(self.parts, self.pausing.pause),
+            version=__version__,
+            pid=os.getpid(),
+        )
         for warning in self.loaded.warnings:
             self._say(EventName.CONFIG_WARNING, warning, Severity.WARNING)
         self._spawn(self.rounds.sensing.run(), "sensing")
         self._spawn(self.rounds.guarding.run(), "guarding")
-        if parts.syncer is not None:
-            await parts.syncer.start()
-            self._spawn(self._beat(), "first heartbeat")
-            self._jobs.every(sync.sweep, "sync sweep", self._sweep)
-            self._jobs.every(sync.heartbeat, "heartbeat", self._beat)
-            self._jobs.every(FOLLOW_SECONDS, "descent", Descent(parts.syncer, parts.record, parts.journal).follow)
+        await self.backing.begin(self._jobs, parts.settings, self._spawn)
         assert self._outlets is not None
+        if self._notifying is not None and self._notifying.wandb is not None:
+            self._jobs.every(parts.settings.wandb.every, "wandb", self._push_metrics)
+        self._artefacts = make_artefacts(parts, lambda: self.loaded.settings)
+        if self._artefacts is not None:
+            self._jobs.every(parts.settings.sync.artefacts_every, "artefacts", self._artefacts.store)
         self._jobs.every(STATUS_FILE_SECONDS, "status file", self._outlets.refresh)
+        self._jobs.every(GIVE_BACK_SECONDS, "memory", _give_back)
         self._jobs.start()
 
     # -- run
@@ -213,98 +235,14 @@ class Daemon:
         assert self._leaving is not None
         return await self._leaving
 
-    def leave(self, code: int) -> None:
-        """End the daemon soon, with this exit code. Training is left alone."""
-        if self._leaving is not None and not self._leaving.done():
-            self._leaving.set_result(code)
+    def _held_elsewhere(self, why: str) -> None:
+        """Another pod holds the run: nothing is trained here, and whoever started us may try again later."""
+        self._say(EventName.DAEMON_STOPPING, f"{why}; to take it over: podwatch run --take-over", Severity.CRITICAL)
+        self.leave(ExitCode.TRY_AGAIN)
 
-    def wake(self) -> None:
-        """Checkpoint files changed: rescan soon."""
-        self.rounds.guarding.wake()
-
-    def keep(self, task: "asyncio.Task[Any]") -> None:
-        """Hold on to a task that somebody started on the side."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def reload(self) -> str:
-        """Take the configuration file anew; returns what happened. What cannot change while running is refused."""
-        self._notifier.reloading()
-        try:
-            return self._reload()
-        finally:  # whatever happens: a service that never comes back from its reload cannot be reloaded again
-            self._notifier.ready(self._headline())
-
-    def _reload(self) -> str:
-        try:
-            new = self._load_again()
-            if blocked := changes_needing_restart(self.loaded.settings, new.settings):
-                raise ConfigurationError(
-                    f"{', '.join(blocked)} cannot change while podwatch runs",
-                    where=str(new.path),
-                    fix="restart podwatch; training goes on meanwhile",
-                )
-        except PodwatchError as error:
-            self._config_problem, text = str(error), f"the old configuration stays: {error}"
-            self._say(EventName.CONFIG_REFUSED, text, Severity.WARNING)
-        else:
-            later = waits_for_restart(self.loaded.settings, new.settings)
-            text = "configuration reloaded: thresholds and policies are in force"
-            if later:
-                text += f"; after the next start of podwatch: {', '.join(later)}"
-            self.loaded, self._config_problem = new, ""
-            parts = self.parts
-            parts.settings = new.settings
-            parts.policies = policies_from(new.settings, max_steps=parts.policies.detection.max_steps)
-            self.rounds.sensing.policies = parts.policies
-            parts.recovery.reconfigure(parts.settings, parts.policies)
-            self._say(EventName.CONFIG_RELOADED, text)
-        return text
-
-    def _on_turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
-        parts, sensing = self.parts, self.rounds.sensing
-        self._notifier.watchdog()
-        parts.recovery.consider(snapshot, findings)
-        everything = (*findings, *parts.recovery.findings(), *self.rounds.pruner.findings(), *self._own(snapshot))
-        self.bulletin.update(everything, snapshot.wall)
-        if parts.recovery.exit_code is not None:
-            self.leave(parts.recovery.exit_code)
-        if sensing.turns % REMEMBER_TURNS == 0 or sensing.state.armed != self._armed:
-            # What is armed is told to the next podwatch at once: the engine may die while none runs.
-            self._armed = sensing.state.armed
-            parts.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_dict())
-            parts.emit.save()
-        self._tell_systemd()
-
-    def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
-        parts = self.parts
-        config = config_findings(self._config_problem, since=self._started)
-        if parts.store_refused:
-            return (*store_refused_finding(parts.store_refused, since=self._started), *config)
-        backup = backup_findings(
-            parts.syncer.state if parts.syncer is not None else None,
-            parts.catalogue.sets,
-            now=snapshot.at,
-            wall=snapshot.wall,
-            max_lag=parts.settings.sync.max_lag,
-            since=self._started,
-        )
-        return (*backup, *config)
-
-    def _on_event(self, event: Event) -> None:
-        if event.name in (EventName.INCIDENT_OPENED, EventName.INCIDENT_CLOSED, EventName.GAVE_UP):
-            self._spawn(self._refresh_incident(), "incident")
-
-    async def _refresh_incident(self) -> None:
-        self._incident = next(iter(await self.parts.journal.run(Journal.incidents, 1)), None)
-
-    async def _sweep(self) -> None:
-        if self.parts.syncer is not None:
-            self.parts.syncer.sweep()
-
-    async def _beat(self, state: str = "") -> None:
-        if self.parts.syncer is not None:
-            await self.parts.syncer.beat(viewing.heartbeat_fields(self.view(), state))
+    def _preempt(self, why: str) -> None:
+        self._preempted = self._preempted or why
+        self.leave(0)
 
     # -- leave
 
@@ -312,85 +250,70 @@ class Daemon:
         """Let go of everything, in reverse order; each step has its own deadline, so that leaving never hangs."""
         self._notifier.stopping()
         self._jobs.stop()
-        await end_tasks(self._tasks, within=TASKS_END_SECONDS)
+        budget = await self._time_left()
+        if self._preempted:  # our init waits for as long as is configured, and no longer for one that hangs
+            self._notifier.extend_timeout(self.loaded.settings.recovery.preempt_grace + LAST_WORDS_SECONDS)
+        await end_tasks(
+            self._tasks, within=budget.seconds(PREEMPTED_TASKS_SECONDS if self._preempted else TASKS_END_SECONDS)
+        )
         if hasattr(self, "rounds"):
-            await self._let_go()
+            await self._let_go(budget)
         if self._journal is not None:
-            await briefly(self._journal.close())
+            await briefly(self._journal.close(), max(0.5, budget.seconds(STEP_SECONDS)))
         self._disk.close()
         self._notifier.close()
 
-    async def _let_go(self) -> None:
-        parts = self.parts
+    async def _time_left(self) -> Budget:
+        """Whether the machine is taken away; then the time there is (DESIGN section 4, "Stop")."""
+        grace = Budget(self.loaded.settings.recovery.preempt_grace)
+        leaving = self._leaving
+        if leaving is not None and leaving.done() and not leaving.cancelled() and leaving.result() == 0:
+            self._preempted = self._preempted or await preempting.told_by(os.environ.get(UNDER_INIT, ""))
+        return grace if self._preempted else Budget()
+
+    async def _let_go(self, budget: Budget) -> None:
+        parts, state, usual = self.parts, self.parts.recovery.state, STEP_SECONDS
         self._say(
             EventName.DAEMON_STOPPING,
-            words.farewell(training=parts.recovery.state.handle is not None, preempted=self._preempted()),
+            words.farewell(training=state.handle is not None, preempted=self._preempted),
+            preempted=bool(self._preempted),
         )
-        await briefly(parts.recovery.close())
-        if parts.syncer is not None:
-            await briefly(self._beat("preempted" if self._preempted() else "restarting"), 3.0)
+        await briefly(parts.recovery.close(), budget.seconds(PREEMPTED_ACT_SECONDS if self._preempted else usual))
+        said = asyncio.ensure_future(self._last_artefacts())
+        if self._preempted:
+            await self._say_goodbye(budget)
+        elif parts.syncer is not None:
+            await briefly(self.backing.say_leaving(), 3.0)
             await briefly(parts.syncer.stop())
-        await briefly(self.rounds.pruner.stop())
+        await briefly(self.rounds.pruner.stop(), budget.seconds(usual))
+        await said
+        if self._notifying is not None:
+            await briefly(self._notifying.farewell(budget.seconds(FAREWELL_SECONDS)), budget.seconds(usual))
         if self._outlets is not None:
-            await briefly(self._outlets.close())
-        await briefly(parts.senses.stop())
-        await briefly(self._disk.call(parts.watcher.stop))
-        await briefly(parts.launcher.close())
+            await briefly(self._outlets.close(), budget.seconds(usual))
+        await briefly(parts.senses.stop(), budget.seconds(usual))
+        await briefly(self._disk.call(parts.watcher.stop), budget.seconds(usual))
+        await briefly(parts.launcher.close(), budget.seconds(usual))
+        if self._recorder is not None:
+            await briefly(self._disk.call(self._recorder.close), budget.seconds(usual))
         parts.journal.post(Journal.learn, LEARNED, self.rounds.sensing.state.learned.to_dict())
+        parts.journal.post(Journal.learn, READ_SO_FAR, parts.progress.remembered)
         parts.emit.save()
 
-    # -- what others see
+    async def _last_artefacts(self) -> None:
+        """Beside the last heartbeat; a machine that is taken away has no time for it."""
+        if self._artefacts is not None:
+            await briefly(self._artefacts.stop(last=not self._preempted), LAST_SECONDS + 0.5)
 
-    def view(self) -> DaemonView:
-        return viewing.view_of(
-            self.parts,
-            self.rounds,
-            findings=self.bulletin.findings,
-            pins=self._pins,
-            incident=self._incident,
-            http_url=self._outlets.url if self._outlets is not None else "",
-            config_path=str(self.loaded.path or ""),
-            started=self._started,
+    async def _say_goodbye(self, budget: Budget) -> None:
+        syncer, recovery = self.parts.syncer, self.parts.recovery
+        await preempting.say_goodbye(
+            budget,
+            state=None if syncer is None else lambda: syncer.state,
+            beat=lambda: self.backing.say(HolderState.PREEMPTED),
+            end_sync=syncer.stop if syncer is not None else preempting.nothing,
+            tell=lambda: tell_to_end(recovery.tools, recovery.handle, self._preempted),
         )
-
-    def status(self) -> dict[str, Any]:
-        return build_status(self.view())
-
-    def _preempted(self) -> bool:
-        """Told to leave by an init that is PID 1: the container ends, and training with it (DESIGN section 4)."""
-        leaving = self._leaving
-        told = leaving is not None and leaving.done() and not leaving.cancelled() and leaving.result() == 0
-        return told and os.environ.get(UNDER_INIT) == "pid1"
-
-    def _headline(self) -> str:
-        return words.headline(self.parts.recovery.state.phase, self.rounds.sensing.snapshot)
-
-    # -- small change
-
-    def _tell_systemd(self) -> None:
-        """The line that ``systemctl status`` shows, as soon as it changes."""
-        headline = self._headline()
-        if headline != self._told:
-            self._told = headline
-            self._notifier.status(headline)
-
-    def _say(
-        self, name: EventName, text: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool | None
-    ) -> None:
-        if self._emit is not None:
-            self._emit(Event(name, self._clock.wall(), text, severity, fields))
-
-    def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self.keep(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
-        """A round that ends is a bug: say so and leave, so that whoever supervises us starts afresh."""
-        if task.cancelled() or task.exception() is None:
-            return
-        self._say(EventName.DAEMON_STOPPING, f"{task.get_name()} failed: {task.exception()!r}", Severity.CRITICAL)
-        self.leave(1)
 
     def _keep_last_good(self) -> None:
         try:
@@ -403,3 +326,7 @@ def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     """From any thread; nothing to do once the loop is closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)
+
+
+async def _give_back() -> None:
+    give_back()

@@ -1,5 +1,6 @@
 """Builds the parts of one daemon and joins them. No part is started here."""
 
+import hashlib
 import os
 import secrets
 import socket
@@ -8,37 +9,56 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from podwatch.checkpoints.after_reboot import Boots, boot_wall
+from podwatch.checkpoints.capabilities import Capabilities, probe
 from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.expected import command_digest
 from podwatch.checkpoints.layouts import Layout, make_layout
 from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.fetching import StoreDoor
+from podwatch.daemon.forecast import SAVES, Forecast
 from podwatch.daemon.paths import RunPaths
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.sensing import Senses
+from podwatch.daemon.wandb_ids import WandbIds
 from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.claims import Pod
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.policy import Policies
+from podwatch.domain.snapshot import Desired
+from podwatch.evidence import scrub
 from podwatch.journal import AsyncJournal, Journal
+from podwatch.judgement.claims import Act, Decision
+from podwatch.judgement.learned import Learned
+from podwatch.judgement.shipped_rules import SHIPPED
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import RecordHolder
 from podwatch.retention.aside import Aside
 from podwatch.retention.remover import Remover
-from podwatch.sensors.disk import DiskSensor
+from podwatch.sensors.disk import DiskSensor, DisksSensor
 from podwatch.sensors.gpu import GpuReader, GpuSensor
+from podwatch.sensors.host import HostSensor
 from podwatch.sensors.inference import InferenceSensor
+from podwatch.sensors.logrules import LogRulesSensor
 from podwatch.sensors.nvml import NvmlReader
 from podwatch.sensors.pings import PingInbox
 from podwatch.sensors.processes import ProcessSensor
+from podwatch.sensors.progress import POLL as PROGRESS_POLL
 from podwatch.sensors.progress import ProgressSensor
+from podwatch.sensors.servers import ServerFinder
+from podwatch.sensors.training import TrainingSensor
+from podwatch.sensors.xid import XidInbox
 from podwatch.stores.credentials import Credentials, credentials_from_environment
 from podwatch.stores.open import open_store, same_filesystem
 from podwatch.sync.doors import RunIdentity
+from podwatch.sync.fetch_process import FetchProcess
 from podwatch.sync.job import keys_for
-from podwatch.sync.restore import Restorer
+from podwatch.sync.restore import FetchPace, Restorer
 from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import Clock
+from podwatch.system.identity import boot_id, machine_id
 from podwatch.system.threads import Worker
 from podwatch.system.workspace import Workspace
 from podwatch.telling.logging import redactor
@@ -47,6 +67,13 @@ from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 
 QUARANTINE_SECONDS = 7 * 86400.0
 """What was set aside is kept for a week, unless the disk needs the room and a verified successor exists."""
+TAKEN_OVER = "sync.taken-over"
+"""Journal key of the last `--take-over` that was obeyed."""
+_ALONE = Decision(Act.HOLD, publish=True)
+LEARNED = "learned"
+"""Journal key of what judgement learned."""
+READ_SO_FAR = "logs.read"
+"""Journal key of how far the present start's logs were read."""
 
 
 @dataclass(slots=True)
@@ -62,17 +89,22 @@ class Parts:
     workspace: Workspace
     layout: Layout
     catalogue: Catalogue
+    capabilities: Capabilities
     watcher: Watcher
     senses: Senses
     gpus: GpuSensor
     disk: DiskSensor
+    disks: DisksSensor
+    forecast: Forecast
     processes: ProcessSensor
     progress: ProgressSensor
+    log_rules: LogRulesSensor
     inbox: PingInbox
     launcher: KeeperLauncher
     record: RecordHolder
     recovery: Recovery
     syncer: Syncer | None
+    wandb_ids: WandbIds
     store_refused: str
     remover: Remover
     aside: Aside
@@ -102,9 +134,12 @@ def build(
     heartbeat_base: Callable[[], str],
     gpu_reader: GpuReader | None = None,
     same_disk_store: bool = False,
+    take_over: str = "",
+    held_elsewhere: Callable[[str], None] = lambda why: None,
 ) -> Parts:
     """``wake`` is called from a thread when checkpoint files changed; ``current`` gives the settings as last reloaded;
-    ``heartbeat_base`` is the URL pings go to.
+    ``heartbeat_base`` is the URL pings go to; ``take_over`` a person's word (an id of it) that this pod takes the run;
+    ``held_elsewhere`` is called when another pod holds it.
 
     ``same_disk_store`` allows a ``file://`` store beside the checkpoints: for the demo only. Blocks: probes the disk.
     """
@@ -113,8 +148,20 @@ def build(
     policies = policies_from(settings, max_steps=_target(layout, trainer.command))
     workspace = Workspace(trainer.output_dir).probe()
     checkpoints = settings.checkpoints
-    aside = Aside(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS)
-    catalogue = Catalogue(layout, clock, settle=checkpoints.settle, settle_weak=checkpoints.settle_weak)
+    beside = tuple(p for p in (trainer.checkpoint_dir,) if p is not None)
+    aside = Aside(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS, roots=beside)
+    catalogue = Catalogue(
+        layout,
+        clock,
+        settle=checkpoints.settle,
+        settle_weak=checkpoints.settle_weak,
+        settle_tracker=checkpoints.settle_tracker,
+        leases=checkpoints.leases,
+        memory=journal.sync,
+        whose=command_digest(trainer.command),
+        boots=Boots(journal.sync, boot_id(), boot_wall()),
+        stored=lambda: frozenset((p.step, p.save_id) for p in journal.sync.published()),
+    )
     launcher = KeeperLauncher(
         settings.run_id,
         trainer.output_dir,
@@ -125,13 +172,21 @@ def build(
     )
     inbox = PingInbox(clock)
     poll = settings.gpu.poll
-    gpus = GpuSensor(gpu_reader or NvmlReader(), clock, poll=poll, deadline=settings.gpu.deadline)
+    xids = XidInbox(clock)
+    gpus = GpuSensor(gpu_reader or NvmlReader(xids), clock, poll=poll, deadline=settings.gpu.deadline)
     disk = DiskSensor(
         trainer.checkpoint_dir or trainer.output_dir,
         clock,
         settings.disk.capacity,
         poll=max(poll, min(5.0, checkpoints.rescan)),
         known_bytes=lambda: sum(s.size_bytes for s in catalogue.sets) + aside.found.bytes,
+    )
+    disks = DisksSensor(lambda: _places(settings, catalogue), clock)
+    forecast = Forecast(journal.sync.learned(SAVES), keep=lambda known: journal.post(Journal.learn, SAVES, known))
+    log_rules = LogRulesSensor(clock, policies.log_rules, trusted=SHIPPED, scrub=_shown)
+    health = settings.training
+    training = TrainingSensor(
+        clock, trainer.output_dir, metrics_file=health.metrics_file, metrics_url=health.metrics_url
     )
     progress = ProgressSensor(
         clock,
@@ -141,25 +196,50 @@ def build(
         log_globs=trainer.logs or layout.log_globs(),
         extra_logs=(Path(launcher.log_path()),),
         finish_lines=layout.finish_lines,
-        poll=poll,
+        poll=max(poll, min(2 * poll, PROGRESS_POLL)),
+        taps=(log_rules, training),
     )
+    progress.recall(journal.sync.learned(READ_SO_FAR))
     processes = ProcessSensor(
         clock,
         poll=poll,
         finish_line=lambda: progress.finish_line_seen,
         finished_roles=lambda: progress.finished_roles,
+        read_logs=progress.look_again,
     )
     inference = settings.inference
+    before = _learned(journal.sync)
+    servers = InferenceSensor(
+        inference.urls,
+        clock,
+        timeout=inference.timeout,
+        poll=inference.poll,
+        liveness=inference.liveness == "auto",
+        finder=ServerFinder(
+            clock,
+            processes.latest,
+            processes.sockets,
+            timeout=inference.timeout,
+            known=(before.start_id, before.servers),
+        )
+        if inference.discover
+        else None,
+    )
     senses = Senses(
         gpus=gpus,
         trainer=processes,
         disk=disk,
-        inference=InferenceSensor(inference.urls, clock, timeout=inference.timeout, poll=inference.poll),
+        inference=servers,
         progress=progress,
+        host=HostSensor(clock, tree=lambda: getattr(processes.latest().value, "descendants", ()), xids=xids),
+        logs=log_rules,
+        training=training,
+        disks=disks,
     )
     record = RecordHolder(workspace.record)
     token = _remembered(journal.sync, "heartbeat.token")
     writer_id = _remembered(journal.sync, "writer_id")
+    wandb_ids = WandbIds(layout)
 
     def identity() -> RunIdentity:
         current = record.current
@@ -169,7 +249,7 @@ def build(
             writer_id=writer_id,
             host=socket.gethostname(),
             train_command=trainer.command,
-            wandb=dict(current.wandb) if current is not None else {},
+            wandb=wandb_ids.now(current.wandb if current is not None else {}),
             layout=layout.name,
             config_digest=_digest(current.last_start.config_digests) if current and current.last_start else "",
         )
@@ -185,6 +265,12 @@ def build(
             clock=clock,
             credentials=lambda: credentials_for(current()),
             emit=emit,
+            me=_pod(writer_id, trainer.output_dir),
+            take_over=_first_time(journal.sync, take_over),
+            training=lambda: recovery.handle is not None,
+            trained=lambda: record.current is not None and record.current.last_start is not None,
+            refused=held_elsewhere,
+            finished=lambda: recovery.desired is Desired.FINISHED,
         )
         door = StoreDoor(
             make_restorer(settings, layout, workspace, journal.sync, writer_id),
@@ -215,10 +301,11 @@ def build(
         restore=door,
         emit=emit,
         track=processes.watch,
-        begin_start=lambda at: progress.begin_start(clock.wall() - (clock.monotonic() - at)),
+        begin_start=lambda at, start_id: progress.begin_start(clock.wall() - (clock.monotonic() - at), start_id),
         last_lines=lambda n: list(progress.last_lines(n)),
         environment=environment,
-        ports=_ports(inference.urls),
+        ports=lambda: _ports(servers.urls or before.servers),
+        standing=lambda: _ALONE if syncer is None else syncer.standing,
     )
     roots = tuple(dict.fromkeys(p for p in (trainer.output_dir, trainer.checkpoint_dir) if p is not None))
     return Parts(
@@ -231,17 +318,22 @@ def build(
         workspace=workspace,
         layout=layout,
         catalogue=catalogue,
+        capabilities=probe(workspace.outside),
         watcher=Watcher(catalogue.watch_dirs, wake),
         senses=senses,
         gpus=gpus,
         disk=disk,
+        disks=disks,
+        forecast=forecast,
         processes=processes,
         progress=progress,
+        log_rules=log_rules,
         inbox=inbox,
         launcher=launcher,
         record=record,
         recovery=recovery,
         syncer=syncer,
+        wandb_ids=wandb_ids,
         store_refused=refused,
         remover=Remover(workspace, roots, journal.sync, clock, emit),
         aside=aside,
@@ -249,6 +341,23 @@ def build(
         removals=Worker("removals"),
         token=token,
     )
+
+
+def _places(settings: Settings, catalogue: Catalogue) -> dict[str, Path]:
+    """Where a run and podwatch write besides the checkpoints: role -> path. Parts become known with the first set."""
+    environment = {**os.environ, **settings.trainer.env}
+    newest = newest_complete(catalogue.sets)
+    return {
+        "output": settings.trainer.output_dir,
+        "temp": Path(environment.get("TMPDIR") or "/tmp"),
+        "state": settings.state_dir,
+        **({p.name: Path(p.path) for p in newest.parts} if newest is not None else {}),
+    }
+
+
+def _shown(text: str) -> str:
+    """A line of the trainer's log as it may be shown: without what we know to be secret, and what looks like it."""
+    return scrub(redactor.text(text))
 
 
 def make_restorer(
@@ -266,6 +375,12 @@ def make_restorer(
         layout,
         workspace,
         journal,
+        store_url=settings.sync.store,
+        writer_id=writer_id,
+        fetcher=FetchProcess(lambda: credentials_for(settings)),
+        pace=FetchPace(settings.sync.connections, settings.sync.connections_max, float(settings.sync.max_rate or 0)),
+        roots=tuple(p for p in (settings.trainer.checkpoint_dir,) if p is not None),
+        user=settings.trainer.user,
     )
 
 
@@ -279,6 +394,25 @@ def _refuse_store(settings: Settings, same_disk_store: bool) -> str:
     return f"{url} lies on the same filesystem as {output}: name another volume, or a b2:// bucket"
 
 
+def _pod(writer_id: str, output_dir: Path) -> Pod:
+    path = os.path.realpath(output_dir)
+    try:
+        found = Path(path).stat()
+        path += f"\0{found.st_dev}:{found.st_ino}"  # two containers of one host may have one path on two mounts
+    except OSError:
+        pass  # not made yet: by its path alone
+    place = hashlib.sha256(path.encode()).hexdigest()[:16]
+    return Pod(writer_id, machine_id(), boot_id(), place, socket.gethostname())
+
+
+def _first_time(journal: Journal, word: str) -> bool:
+    """A word is good once: the daemon that an init starts again must not take the run over again."""
+    if not word or journal.learned(TAKEN_OVER) == word:
+        return False
+    journal.learn(TAKEN_OVER, word)
+    return True
+
+
 def _remembered(journal: Journal, key: str) -> str:
     """A random identifier of this run on this pod, made once."""
     value = journal.learned(key)
@@ -286,6 +420,12 @@ def _remembered(journal: Journal, key: str) -> str:
         value = secrets.token_hex(16)
         journal.learn(key, value)
     return value
+
+
+def _learned(journal: Journal) -> Learned:
+    """What an earlier podwatch had learned of this run."""
+    kept = journal.learned(LEARNED, {})
+    return Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
 
 
 def _target(layout: Layout, command: tuple[str, ...]) -> int | None:

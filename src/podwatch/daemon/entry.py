@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,9 +10,14 @@ from pathlib import Path
 from podwatch.config.last_good import load_or_last_good
 from podwatch.config.loading import LoadedSettings, load_settings
 from podwatch.daemon.paths import run_paths
+from podwatch.system.memory import few_arenas
 
 UNDER_INIT = "PODWATCH_UNDER_INIT"
 """Set by init for the daemon it starts, so that this one does not start an init again."""
+
+
+TAKE_OVER = "PODWATCH_TAKE_OVER"
+"""Id of a person's `--take-over`, for the daemon under an init: obeyed once, however often that starts it again."""
 
 
 def run_daemon(
@@ -21,12 +27,16 @@ def run_daemon(
     *,
     adopt_existing: bool = False,
     detach: bool = False,
+    take_over: bool = False,
 ) -> int:
     """Run until told to stop; returns the exit code. Raises PodwatchError for what cannot even start."""
+    few_arenas()
     loaded = load_or_last_good(config_path, environ=os.environ, overrides=overrides, run=run_name)
     if (detach or os.getpid() == 1) and UNDER_INIT not in os.environ:
         from podwatch.daemon import init
 
+        if take_over:
+            os.environ[TAKE_OVER] = secrets.token_hex(8)
         paths = run_paths(loaded.settings.state_dir, loaded.settings.run_id, os.environ)
         return init.main(
             _own_command(config_path, run_name, overrides, adopt_existing),
@@ -39,14 +49,17 @@ def run_daemon(
             loaded,
             adopt_existing,
             lambda: load_settings(loaded.path, environ=os.environ, overrides=overrides, run=run_name),
+            secrets.token_hex(8) if take_over else os.environ.get(TAKE_OVER, ""),
         )
     )
 
 
-async def _serve(loaded: LoadedSettings, adopt_existing: bool, load_again: Callable[[], LoadedSettings]) -> int:
+async def _serve(
+    loaded: LoadedSettings, adopt_existing: bool, load_again: Callable[[], LoadedSettings], take_over: str
+) -> int:
     from podwatch.daemon.app import serve
 
-    return await serve(loaded, adopt_existing=adopt_existing, load_again=load_again)
+    return await serve(loaded, adopt_existing=adopt_existing, load_again=load_again, take_over=take_over)
 
 
 def _own_command(

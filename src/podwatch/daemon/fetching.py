@@ -35,5 +35,9 @@ class StoreDoor:
             if progress is not None:
                 loop.call_soon_threadsafe(progress, done, total)
 
-        report = await self._worker.call(lambda: self._restorer.fetch(step, progress=relay))
+        try:
+            report = await self._worker.call(lambda: self._restorer.fetch(step, progress=relay))
+        except asyncio.CancelledError:
+            self._restorer.kill()  # what is staged stays: the next fetch goes on from there
+            raise
         return report.step

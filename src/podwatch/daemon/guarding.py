@@ -1,7 +1,7 @@
 """Guarding checkpoints: rescan, tell what changed, wake the upload, make room."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from podwatch.checkpoints.catalogue import Catalogue
@@ -23,6 +23,7 @@ class Guarding:
     """Rescans every ``rescan`` seconds, sooner when an event wakes it; a rescan is the truth, events are hints.
 
     ``blind`` holds the reason while the filesystem does not answer: then nothing may be pruned or chosen.
+    ``refresh_watches`` and ``named`` are called in the worker: they may block.
     """
 
     def __init__(
@@ -36,10 +37,14 @@ class Guarding:
         uploads: Uploads | None,
         make_room: Callable[[], None],
         refresh_watches: Callable[[], None],
+        named: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         self._catalogue, self._worker, self._clock, self._rescan = catalogue, worker, clock, rescan
         self._emit, self._uploads = emit, uploads
         self._make_room, self._refresh_watches = make_room, refresh_watches
+        self._named = named
+        self.named: Mapping[int, str] = {}
+        """Steps that files of the trainer name (a tracker, the best model), and what names them: never removed."""
         self._wake = asyncio.Event()
         self._known: dict[int, CheckpointSet] | None = None
         self.blind = "not looked yet"
@@ -51,7 +56,7 @@ class Guarding:
     async def look(self) -> tuple[CheckpointSet, ...]:
         """One rescan now. Keeps the last known sets when the filesystem does not answer."""
         try:
-            sets = await self._worker.call(self._catalogue.rescan, timeout=RESCAN_DEADLINE)
+            sets, self.named = await self._worker.call(self._read, timeout=RESCAN_DEADLINE)
         except (TimeoutError, OSError) as error:
             self.blind = f"the checkpoint directories cannot be read: {error}"
             return self._catalogue.sets
@@ -59,12 +64,17 @@ class Guarding:
         self._tell(sets)
         return sets
 
+    def _read(self) -> tuple[tuple[CheckpointSet, ...], Mapping[int, str]]:
+        """Blocks, as everything that touches the trainer's disk may."""
+        sets = self._catalogue.rescan()
+        self._refresh_watches()
+        return sets, self._named()
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             self._wake.clear()
             await self.look()
-            self._refresh_watches()
             if self._uploads is not None:
                 self._uploads.notify()
             self._make_room()

@@ -7,10 +7,17 @@ from typing import Any, Protocol
 from podwatch.daemon.compose import Parts
 from podwatch.daemon.pruning import plan_document
 from podwatch.daemon.rounds import Rounds
+from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import Busy, HostError, UsageError
 from podwatch.journal import Journal
-from podwatch.recovery import quarantine
-from podwatch.telling.documents import checkpoint_document, event_document, incident_document
+from podwatch.recovery import cleaning, quarantine
+from podwatch.telling.documents import (
+    checkpoint_document,
+    event_document,
+    incident_document,
+    inspection_document,
+    remote_document,
+)
 from podwatch.telling.view import DaemonView
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -32,6 +39,8 @@ class Steering(Protocol):
 
     def leave(self, code: int) -> None: ...
 
+    async def read_pins(self) -> None: ...
+
 
 def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
     """Method name -> coroutine."""
@@ -41,9 +50,14 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         return daemon.status()
 
     async def start(params: dict[str, Any]) -> dict[str, Any]:
-        step, fresh = _step(params), bool(params.get("fresh"))
-        await parts.recovery.request_start(step=step, fresh=fresh)
-        return _told("training is wanted and will be started")
+        step, fresh, attach = _step(params), bool(params.get("fresh")), params.get("attach")
+        if attach is not None and type(attach) is not int:
+            raise UsageError("a process id is a whole number", where=f"--attach {attach!r}")
+        started = await parts.recovery.request_start(step=step, fresh=fresh, attach=attach)
+        found = [{"pid": c.launcher.pid, "command": c.command, "reason": c.reason} for c in started.choose_from]
+        if found:
+            return {"message": started.message, "needs_choice": True, "candidates": found}
+        return _told(started.message)
 
     async def restart(params: dict[str, Any]) -> dict[str, Any]:
         await parts.recovery.request_restart(step=_step(params))
@@ -57,27 +71,63 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         await parts.recovery.request_stop(after_save=after_save)
         if parts.recovery.handle is None:
             return {"message": "no training is running, and none will be started; `podwatch start` starts it"}
-        when = "after the next save" if after_save else "now"
-        return _told(f"training is being stopped {when} (`podwatch start` starts it again)")
+        if after_save:
+            return _told("training goes on until its next save is complete, or cannot come, and is then stopped")
+        return _told("training is being stopped now (`podwatch start` starts it again)")
 
     async def checkpoints(_: dict[str, Any]) -> dict[str, Any]:
         await rounds.guarding.look()
         view = daemon.view()
-        sets = [
-            checkpoint_document(s, stored=view.sync.stored, pins=view.pins, uploading_step=view.sync.uploading_step)
-            for s in parts.catalogue.sets
-        ]
-        return {"sets": sets, "store_url": view.sync.store_url}
+        found, sending = parts.catalogue.sets, view.sync.uploading_step
+        newest = newest_complete(found)
+        held = {newest.step: ["newest complete"]} if newest is not None else {}
+        for step in parts.recovery.state.protect:
+            held.setdefault(step, []).append("a resume needs it")
+        if sending is not None:
+            held.setdefault(sending, []).append("uploading")
+        published = await parts.journal.run(Journal.published)
+        here = {(s.step, s.save_id) for s in found}
+        return {
+            "sets": [
+                checkpoint_document(
+                    s, stored=view.sync.stored, pins=view.pins, uploading_step=sending, held=held.get(s.step, ())
+                )
+                for s in found
+            ],
+            "remote": [remote_document(p, here) for p in published],
+            "store_url": view.sync.store_url,
+            "layout": parts.layout.name,
+            "searched": [str(root) for root in parts.layout.watch_roots()],
+            "capabilities": parts.capabilities.to_dict(),
+        }
+
+    async def pin(params: dict[str, Any]) -> dict[str, Any]:
+        step = _needed_step(params)
+        await parts.journal.run(Journal.pin, step, str(params.get("reason") or "by hand")[:200])
+        await daemon.read_pins()
+        return {"message": f"step {step} is pinned: it is never removed, here or in the store", "step": step}
+
+    async def unpin(params: dict[str, Any]) -> dict[str, Any]:
+        step = _needed_step(params)
+        if step not in await parts.journal.run(Journal.pins):
+            raise UsageError(f"step {step} is not pinned", fix="podwatch checkpoints shows what holds it")
+        await parts.journal.run(Journal.unpin, step)
+        await daemon.read_pins()
+        return {"message": f"step {step} is not pinned any more", "step": step}
 
     async def verify(params: dict[str, Any]) -> dict[str, Any]:
         wanted = _step(params)
-        steps = [s.step for s in parts.catalogue.sets if wanted is None or s.step == wanted]
+        # Of all of them only the complete ones: one that is being written right now is not broken.
+        steps = [s.step for s in parts.catalogue.sets if s.step == wanted or (wanted is None and s.complete)]
         if wanted is not None and not steps:
             raise UsageError(f"there is no checkpoint of step {wanted}", fix="podwatch checkpoints lists them")
         answers = []
         for step in steps:
-            reasons = await parts.files.call(parts.catalogue.verify, step)
-            answers.append({"step": step, "sound": not reasons, "reasons": list(reasons)})
+            try:
+                looked = await parts.files.call(parts.catalogue.inspect, step)
+            except HostError:
+                continue  # the trainer removed it meanwhile
+            answers.append(inspection_document(step, looked.problems, looked.notes, looked.files))
         return {"steps": answers}
 
     async def sync(params: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +159,11 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         rounds.guarding.wake()
         return {"message": f"{len(back)} entries are back", "paths": [str(p) for p in back]}
 
+    async def clean(_: dict[str, Any]) -> dict[str, Any]:
+        cleaned = await cleaning.request_clean(parts.recovery)
+        rounds.guarding.wake()
+        return cleaned_document(cleaned, daemon=True)
+
     async def events(params: dict[str, Any]) -> dict[str, Any]:
         found = await parts.journal.run(
             Journal.events,
@@ -138,7 +193,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
 
     return {f.__name__: f for f in (
         status, start, restart, restart_plan, stop_training, checkpoints, verify, sync, prune_plan, prune,
-        quarantine_return, events, incidents, reload, shutdown,
+        pin, unpin, quarantine_return, clean, events, incidents, reload, shutdown,
     )}  # fmt: skip
 
 
@@ -149,6 +204,27 @@ def _step(params: Mapping[str, Any]) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise UsageError("a step is a whole number, 0 or more", where=f"step {value!r}")
     return value
+
+
+def _needed_step(params: Mapping[str, Any]) -> int:
+    step = _step(params)
+    if step is None:
+        raise UsageError("which step?", fix="podwatch checkpoints lists them")
+    return step
+
+
+def cleaned_document(cleaned: cleaning.Cleaned, *, daemon: bool) -> dict[str, Any]:
+    """What `clean` answers; ``daemon``: somebody is there to start what is wanted."""
+    if cleaned.number is None:
+        said = "nothing is left of an old run"
+    else:
+        back = f"`podwatch quarantine return {cleaned.number}` brings them back"
+        said = f"{len(cleaned.paths)} entries are set aside as quarantine {cleaned.number} ({back})"
+    follows = "a fresh start follows" if daemon and cleaned.starts else "`podwatch start` starts afresh"
+    if not daemon:
+        follows = "`podwatch run` starts afresh" if cleaned.starts else "`podwatch run`, then `podwatch start`"
+    paths = [str(path) for path in cleaned.paths]
+    return {"message": f"{said}; {follows}", "quarantine": cleaned.number, "paths": paths}
 
 
 def _told(message: str) -> dict[str, Any]:

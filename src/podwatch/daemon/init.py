@@ -12,7 +12,8 @@ nothing that goes wrong in podwatch can go wrong here. It does four things:
 
 What happens to training: nothing, as long as this process lives; it never signals a keeper but in one case. As PID 1,
 SIGTERM means that the container is being stopped (preemption, DESIGN section 4): the daemon is told and given
-``--grace`` seconds for its farewell, then every process gets SIGTERM (keepers pass it on to training), and after
+``--grace`` seconds for its farewell (or what it says it needs: ``[recovery] preempt_grace``), then every process gets
+SIGTERM (keepers pass it on to training), and after
 ``--last`` seconds init ends, which ends the container. Detached, SIGTERM means that podwatch leaves: training goes on
 under its keeper. When the daemon is not to be restarted and PID 1 still has children, it stays until they are gone:
 leaving would kill training because of, for instance, a bad configuration.
@@ -42,6 +43,8 @@ UNDER_INIT = "PODWATCH_UNDER_INIT"
 PR_SET_CHILD_SUBREAPER = 36
 READY_WAIT = 30.0
 HEALTHY_AFTER = 300.0
+MOST_FAREWELL = 620.0
+"""Seconds: the longest grace that can be configured, and some. Whoever stops the container may give much less."""
 LOG_LIMIT = 16 << 20
 _UCRED = struct.Struct("3i")
 
@@ -126,6 +129,8 @@ class Init:
         self.restart_at: float | None = None
         self.pause = options.backoff
         self.told_to_end: float | None = None
+        self.farewell_until = 0.0
+        """Monotonic second until which the daemon, told to end, said that it needs (its configured grace)."""
         self.killed_rest = False
         self.last_code = 0
         self.only_children = False
@@ -299,7 +304,10 @@ class Init:
         elif line == "STOPPING=1":
             self.stopping = True
         elif line.startswith("EXTEND_TIMEOUT_USEC=") and line[20:].isdigit():
-            self.deadline = max(self.deadline, now + int(line[20:]) / 1_000_000)
+            until = now + int(line[20:]) / 1_000_000
+            self.deadline = max(self.deadline, until)
+            if self.told_to_end is not None:
+                self.farewell_until = min(until, self.told_to_end + MOST_FAREWELL)
 
     def heed(self) -> None:
         try:
@@ -333,7 +341,7 @@ class Init:
         self.restart_at = None
         waited = now - self.told_to_end
         grace = self.options.grace if self.options.grace is not None else (5.0 if self.first else 60.0)
-        if self.daemon and waited < grace:
+        if self.daemon and (waited < grace or now < self.farewell_until):
             return None
         if not self.first:
             if self.daemon:
@@ -343,6 +351,7 @@ class Init:
         if not self.killed_rest:
             self.killed_rest = True
             self.told_to_end = now - grace  # the rest's own time starts now
+            self.farewell_until = 0.0
             try:
                 os.kill(-1, signal.SIGTERM)  # as PID 1: everything in this container but ourselves
             except OSError:
@@ -396,7 +405,11 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--start-timeout", type=float, default=180.0)
     parser.add_argument("--abort-wait", type=float, default=10.0)
     parser.add_argument("--backoff", type=float, default=1.0)
-    parser.add_argument("--grace", type=float, help="default: 5 as PID 1 (docker stop gives 10 in all), 60 detached")
+    parser.add_argument(
+        "--grace",
+        type=float,
+        help="default: 5 as PID 1 (docker stop gives 10 in all), 60 detached; the daemon may ask for more",
+    )
     parser.add_argument("--last", type=float, default=3.0)
     parser.add_argument("command", nargs="+")
     return parser.parse_args(argv)

@@ -4,6 +4,8 @@
 (facts/peers.md, section e). Detection never runs here.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -17,8 +19,13 @@ class Jobs:
         self._scheduler = AsyncIOScheduler(timezone="UTC")
 
     def every(self, seconds: float, name: str, job: Callable[[], Awaitable[None]]) -> None:
+        async def run() -> None:
+            # Cut off because podwatch leaves: no error of the job, and the scheduler would log a traceback.
+            with contextlib.suppress(asyncio.CancelledError):
+                await job()
+
         self._scheduler.add_job(
-            job,
+            run,
             IntervalTrigger(seconds=seconds, timezone="UTC"),
             id=name,
             name=name,

@@ -2,6 +2,7 @@
 
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.judgement.claims import Act
 from podwatch.sync.doors import SyncState
 
 
@@ -20,21 +21,25 @@ def backup_findings(
             ),
         )
     found: list[Finding] = []
-    if sync.superseded:
+    standing = sync.standing
+    if standing.stop:
+        lost = standing.act is Act.SUPERSEDED
+        fix = "end this pod, or take the run back: end podwatch here, then podwatch run --take-over"
         found.append(
             Finding(
-                FindingKind.STORE_UNAVAILABLE,
-                Severity.CRITICAL,
-                "another podwatch has taken over this run in the store; nothing is published from here any more",
+                FindingKind.SUPERSEDED,
+                Severity.CRITICAL if lost else Severity.WARNING,
+                f"{standing.why_not}; nothing trains here" + ("" if standing.publish else " and nothing is published"),
                 now,
-                "stop training on the pod that is not wanted: podwatch stop-training",
-                subject="superseded",
+                fix if lost else "change control.json in the store (docs/two-pods.md)",
             )
         )
-    elif sync.ok is False:
+    if not lost_run(sync) and sync.ok is False:
         suggestion = "podwatch check shows what the key and the bucket allow"
         summary = f"the store cannot be used: {sync.error}"
         found.append(Finding(FindingKind.STORE_UNAVAILABLE, Severity.WARNING, summary, now, suggestion))
+    if lost_run(sync):
+        return tuple(found)  # what is not stored from here any more is no lag
     newest = newest_complete(sets)
     if newest is not None and (newest.step, newest.save_id) not in sync.stored:
         waiting = [s.changed_wall for s in sets if s.complete and (s.step, s.save_id) not in sync.stored]
@@ -51,6 +56,10 @@ def backup_findings(
                 )
             )
     return tuple(found)
+
+
+def lost_run(sync: SyncState) -> bool:
+    return sync.standing.act in (Act.SUPERSEDED, Act.ASIDE)
 
 
 def config_findings(refused: str, *, since: float) -> tuple[Finding, ...]:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from podwatch.domain.errors import HostError, PermissionDenied
 
+RECORDING = "recording"
+"""Directory of the recording below a run's state."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
@@ -26,6 +29,10 @@ class RunPaths:
     @property
     def incidents(self) -> Path:
         return self.state / "incidents"
+
+    @property
+    def recording(self) -> Path:
+        return self.state / RECORDING
 
     @property
     def control_socket(self) -> Path:

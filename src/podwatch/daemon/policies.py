@@ -1,16 +1,29 @@
 """From settings to the numbers judgement works with."""
 
+from podwatch.checkpoints.layouts.async_level import steps_in_use
 from podwatch.config.settings import Settings
-from podwatch.domain.policy import DetectionPolicy, DiskPolicy, Policies, RemotePolicy, RestartPolicy
+from podwatch.domain.policy import (
+    DetectionPolicy,
+    DiskPolicy,
+    LogRule,
+    Policies,
+    RemotePolicy,
+    ResourcePolicy,
+    RestartPolicy,
+    TrainingPolicy,
+)
+from podwatch.judgement.shipped_rules import effective
 
 
 def policies_from(settings: Settings, *, max_steps: int | None) -> Policies:
     """``max_steps`` is the target that the layout read from the command; an explicit setting wins."""
     gpu, hang, recovery, disk, sync = settings.gpu, settings.hang, settings.recovery, settings.disk, settings.sync
+    resources, health = settings.resources, settings.training
     return Policies(
         detection=DetectionPolicy(
             inference_gpus=gpu.inference,
             shared_gpus=tuple(sorted(set(gpu.inference) & set(gpu.trainer))),
+            trainer_gpus=gpu.trainer,
             memory_floor_bytes=gpu.floor,
             hold_seconds=gpu.hold,
             hang_floor_seconds=hang.floor,
@@ -19,6 +32,8 @@ def policies_from(settings: Settings, *, max_steps: int | None) -> Policies:
             startup_patience_seconds=settings.trainer.startup_patience,
             blind_after_seconds=max(30.0, 5 * gpu.poll + gpu.deadline),
             max_steps=settings.trainer.max_steps or max_steps,
+            memory_may_fall=settings.inference.sleep == "yes",
+            sleep_auto=settings.inference.sleep == "auto",
         ),
         restart=RestartPolicy(
             budget_restarts=recovery.budget_restarts,
@@ -29,6 +44,40 @@ def policies_from(settings: Settings, *, max_steps: int | None) -> Policies:
             calm_seconds=recovery.calm,
             retry_after_give_up_seconds=recovery.retry_after_give_up,
         ),
-        disk=DiskPolicy(prune_above=disk.prune_above, prune_to=disk.prune_to, margin=disk.margin),
+        disk=DiskPolicy(
+            prune_above=disk.prune_above,
+            prune_to=disk.prune_to,
+            margin=disk.margin,
+            lead_seconds=disk.lead,
+            # rescan, settle and the disk's answer (it is asked as often as checkpoints are, at least every 5 s), and as
+            # much again
+            react_seconds=2
+            * (settings.checkpoints.rescan + settings.checkpoints.settle + min(5.0, settings.checkpoints.rescan)),
+            steps_in_use=steps_in_use(
+                settings.trainer.command, settings.trainer.cwd or settings.trainer.output_dir.parent
+            ),
+            stop_when_full=disk.on_full == "stop",
+        ),
         remote=RemotePolicy(keep_last=sync.keep_last, keep_every=sync.keep_every, max_lag_seconds=sync.max_lag),
+        resources=ResourcePolicy(
+            files_above=resources.files_above,
+            memory_above=resources.memory_above,
+            shm_above=resources.shm_above,
+            checkpoint_overdue_k=resources.overdue,
+            checkpoint_overdue_floor_seconds=resources.overdue_floor,
+        ),
+        training=TrainingPolicy(
+            stop=health.stop,
+            plateau_steps=health.plateau_steps or None,
+            entropy_below=health.entropy_below,
+            kl_above=health.kl_above,
+            grad_norm_above=health.grad_norm_above,
+            steps=health.steps,
+        ),
+        log_rules=effective(
+            [
+                LogRule(r.name, r.pattern, r.count, r.within, r.critical, r.says, r.fix, r.supports)
+                for r in settings.log_rules
+            ]
+        ),
     )

@@ -2,24 +2,29 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.config.units import format_size
-from podwatch.domain.checkpoint import newest_complete
+from podwatch.daemon.forecast import Forecast
+from podwatch.daemon.room_findings import no_room, other_disks
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import Busy, HostError
-from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.finding import Finding
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
+from podwatch.judgement.prediction import NextSave
 from podwatch.judgement.retention import (
+    ROOM_HYSTERESIS,
     Protection,
     Removal,
     RemovalInput,
+    RemovalKind,
     RemovalPlan,
     Trigger,
     plan_removal,
-    predict_next_save,
 )
 from podwatch.retention.aside import Aside
 from podwatch.retention.remover import Remover
@@ -39,6 +44,7 @@ class Pruner:
 
     ``step_paths`` gives all directories of one step, the one that decides completeness first. ``quota``: the disk's
     figures are made up from what is known to lie there, so all of it must be measured even while there is room.
+    ``others`` are the file systems beside the checkpoints' own; parts that lie there are planned for there.
     """
 
     def __init__(
@@ -64,6 +70,9 @@ class Pruner:
         first_seen_wall: Callable[[], float],
         abandon_upload: Callable[[int], Awaitable[None]],
         rescan: Callable[[], None],
+        forecast: Forecast | None = None,
+        others: Callable[[], Sequence[DiskSample]] = tuple,
+        stages_in_temp: bool = False,
     ) -> None:
         self._catalogue, self._remover, self._workspace = catalogue, remover, workspace
         self._aside, self._step_paths, self._quota = aside, step_paths, quota
@@ -73,24 +82,53 @@ class Pruner:
         self._protected, self._hold = protected, hold
         self._first_seen_wall, self._abandon_upload = first_seen_wall, abandon_upload
         self._rescan = rescan
+        self._forecast, self._others, self._stages = forecast or Forecast(), others, stages_in_temp
         self._task: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._not_before = 0.0
         self._tried: tuple[Removal, ...] = ()
         self._removed = False
         self.last_plan: RemovalPlan | None = None
+        self._findings: tuple[Finding, ...] = ()
 
     @property
     def next_save_bytes(self) -> int | None:
-        return predict_next_save(self._catalogue.sets) or None
+        """One save, without margin."""
+        return self.next_save().bytes or None
+
+    def next_save(self) -> NextSave:
+        self._forecast.see(self._catalogue.sets)
+        return self._forecast.next_save(self._clock.wall(), self._policy())
 
     def plan(self) -> RemovalPlan:
         """The plan for this moment. Raises HostError while disk or checkpoints cannot be seen."""
+        return self._planned()[0]
+
+    def _planned(self) -> tuple[RemovalPlan, DiskSample]:
+        """And the file system it is for: the checkpoints' own, or the first other one that needs something."""
         reading = self._disk.latest()
         if self._blind() or not reading.ok or reading.value is None:
             why = self._blind() or reading.detail or str(reading.state)
             raise HostError("no plan without sight of the disk", where=why, fix="try again when it answers")
-        return plan_removal(self._input(reading.value), self._policy())
+        main, policy = reading.value, self._policy()
+        devices, next_save = self._devices(), self.next_save()
+        first = plan_removal(self._input(main, _on(next_save, devices, main, main), devices, main), policy)
+        if first.trigger is Trigger.NONE:
+            for disk in self._part_disks(main):
+                given = self._input(disk, _on(next_save, devices, disk, main), devices, main)
+                plan = plan_removal(given, policy)
+                if plan.trigger is not Trigger.NONE:
+                    return plan, disk
+        return first, main
+
+    def _devices(self) -> Mapping[str, int]:
+        """Part -> file system, as far as it is known to be another one than the checkpoints' own."""
+        return {d.role: d.device for d in self._others() if d.role not in _NOT_PARTS}
+
+    def _part_disks(self, main: DiskSample) -> list[DiskSample]:
+        """One for each other file system that parts lie on."""
+        found = {d.device: d for d in self._others() if d.role not in _NOT_PARTS and d.device != main.device}
+        return list(found.values()) if main.device else []
 
     def look(self) -> None:
         """Start a removal if one is due. Never blocks."""
@@ -117,17 +155,27 @@ class Pruner:
             self._task.cancel()
 
     def findings(self) -> tuple[Finding, ...]:
-        """The disk will be full before anything more may go (DESIGN section 6): with the numbers."""
-        plan, reading = self.last_plan, self._disk.latest()
-        if plan is None or reading.value is None or plan.shortfall_bytes <= 0 or plan.trigger is not Trigger.ROOM:
-            return ()
-        needed = self.next_save_bytes or 0
-        summary = (
-            f"the next save needs {format_size(needed)}, {format_size(reading.value.free_bytes)} are free, "
-            f"and nothing more may go ({format_size(plan.shortfall_bytes)} short)"
+        """The disk will be full before anything more may go (DESIGN section 6), or another one is: with the numbers."""
+        reading = self._disk.latest()
+        others = other_disks(
+            self._others(),
+            self.next_save(),
+            devices=self._devices(),
+            checkpoints_device=reading.value.device if reading.value is not None else 0,
+            stages_in_temp=self._stages,
+            margin=self._policy().margin,
+            at=reading.at,
         )
-        suggestion = "make room by hand, or let checkpoints reach the store; podwatch prune --dry-run explains each set"
-        return (Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, reading.at, suggestion),)
+        return (*self._findings, *others)
+
+    def _judge_room(self, plan: RemovalPlan, disk: DiskSample) -> None:
+        """Once said, it stays until there is a little more room than must be."""
+        policy, next_save, at = self._policy(), self.next_save(), self._disk.latest().at
+        found = no_room(plan, disk, next_save, policy, at)
+        enough = next_save.room * (policy.margin + ROOM_HYSTERESIS)
+        if not found and self._findings and disk.free_bytes + plan.freed_bytes < enough:
+            return
+        self._findings = found
 
     async def _turn(self) -> None:
         async with self._one_at_a_time:
@@ -137,13 +185,14 @@ class Pruner:
         if not await self._sees_the_last_removal():
             return
         try:
-            plan = self.plan()
+            plan, disk = self._planned()
             if plan.trigger is not Trigger.NONE or self._quota():
                 await self._refresh_aside()
-                plan = self.plan()
+                plan, disk = self._planned()
         except HostError:
             return
         self.last_plan = plan
+        self._judge_room(plan, disk)
         now = self._clock.monotonic()
         if plan.trigger is Trigger.NONE or not plan.removals or not self._act() or self._hold():
             return
@@ -156,8 +205,10 @@ class Pruner:
         for removal in plan.removals:
             if removal.step is not None and self._protected().get(removal.step) is Protection.UPLOADING:
                 await self._abandon_upload(removal.step)
+        began = self._clock.monotonic()
         try:
-            await self._worker.call(self._remover.carry_out, plan, self._step_paths, self._veto)
+            report = await self._worker.call(self._remover.carry_out, plan, self._step_paths, self._veto)
+            self._forecast.removed(report.freed_bytes, self._clock.monotonic() - began)
         finally:
             self._removed = True
             self._rescan()
@@ -170,6 +221,11 @@ class Pruner:
         protection = self._protected().get(removal.step) if removal.step is not None else None
         if protection is not None and protection is not Protection.UPLOADING:
             return f"protected: {protection}"
+        if removal.step is not None and (pin := self._pins().get(removal.step)):
+            return f"pinned: {pin}"
+        now = next((s for s in self._catalogue.sets if s.step == removal.step), None)
+        if now is not None and not now.complete and removal.kind in _WHOLE_SETS:
+            return "it is being saved anew"
         newest = newest_complete(self._catalogue.sets)
         whole = removal.step is not None and not removal.part and not removal.path
         return "the newest complete checkpoint" if whole and newest and newest.step == removal.step else ""
@@ -195,23 +251,64 @@ class Pruner:
         pressure. A good set set aside stays until a verified one is beyond it."""
         await self._worker.call(self._aside.look, self._clock.wall(), self._verified())
 
-    def _input(self, disk: DiskSample) -> RemovalInput:
+    def _input(
+        self, disk: DiskSample, next_save: NextSave, devices: Mapping[str, int], main: DiskSample
+    ) -> RemovalInput:
+        """``disk`` is the file system to plan for; only what lies there counts."""
         stored = self._stored()
         found = self._aside.found
+        here = disk is main
         return RemovalInput(
-            sets=self._catalogue.sets,
+            sets=_sets_on(self._catalogue.sets, devices, disk, main),
             disk=disk,
-            next_save_bytes=self.next_save_bytes or 0,
+            next_save_bytes=next_save.room,
             has_store=stored is not None,
             stored=stored or frozenset(),
             pins=self._pins(),
             protected=self._protected(),
-            quarantine=found.quarantine,
-            spares=found.spares,
-            trash_bytes=found.trash_bytes,
+            quarantine=tuple(e for e in found.quarantine if (e.device in (0, disk.device) if disk.device else here)),
+            spares=found.spares if here else (),
+            trash_bytes=found.trash_bytes if here else 0,
             trash_path=str(self._workspace.trash),
             first_seen_wall=self._first_seen_wall(),
+            next_save_files=next_save.inodes,
+            most_bytes=next_save.most_room,
+            most_files=next_save.most_inodes,
+            soon=next_save.soon,
+            due_in=next_save.due_in,
         )
+
+
+_WHOLE_SETS = (RemovalKind.STORED_SET, RemovalKind.UNSTORED_SET)
+_NOT_PARTS = ("", "checkpoints", "output", "temp", "state")
+
+
+def _lies_on(part: str, devices: Mapping[str, int], disk: DiskSample, main: DiskSample) -> bool:
+    return not disk.device or devices.get(part, main.device) == disk.device
+
+
+def _sets_on(
+    sets: Sequence[CheckpointSet], devices: Mapping[str, int], disk: DiskSample, main: DiskSample
+) -> Sequence[CheckpointSet]:
+    """The sets with the sizes they have on one file system."""
+    if all(device == main.device for device in devices.values()):
+        return sets
+    found = []
+    for one in sets:
+        parts = [replace(p, size_bytes=p.size_bytes if _lies_on(p.name, devices, disk, main) else 0) for p in one.parts]
+        size = sum(p.size_bytes for p in parts)
+        found.append(replace(one, parts=tuple(parts), size_bytes=size, file_count=one.file_count if size else 0))
+    return found
+
+
+def _on(next_save: NextSave, devices: Mapping[str, int], disk: DiskSample, main: DiskSample) -> NextSave:
+    """What of the next save is written to one file system."""
+    if all(device == main.device for device in devices.values()):
+        return next_save
+    share = sum(size for part, size in next_save.parts if _lies_on(part, devices, disk, main))
+    return replace(
+        next_save, bytes=min(share, next_save.bytes), most_bytes=min(share, next_save.most_bytes), files=0, most_files=0
+    )
 
 
 def plan_document(plan: RemovalPlan, *, done: bool = False) -> dict[str, Any]:
@@ -228,7 +325,9 @@ def plan_document(plan: RemovalPlan, *, done: bool = False) -> dict[str, Any]:
         }
         for r in plan.removals
     ]
-    entries += [{"action": "keep", "step": k.step, "reason": k.reason, "size_bytes": None} for k in plan.kept]
+    entries += [
+        {"action": "keep", "step": k.step, "reason": k.reason, "size_bytes": k.bytes or None} for k in plan.kept
+    ]
     if plan.trigger is Trigger.NONE:
         message = "there is room: nothing needs to go"
     else:
@@ -236,6 +335,8 @@ def plan_document(plan: RemovalPlan, *, done: bool = False) -> dict[str, Any]:
         message = f"{format_size(plan.freed_bytes)} of {format_size(plan.target_bytes)} {verb} ({plan.trigger})"
         if plan.shortfall_bytes:
             message += f"; {format_size(plan.shortfall_bytes)} short"
+        if plan.waiting:
+            message += f"; {format_size(sum(r.bytes for r in plan.waiting))} more before the next save"
     return {
         "entries": entries,
         "trigger": str(plan.trigger),
@@ -243,5 +344,8 @@ def plan_document(plan: RemovalPlan, *, done: bool = False) -> dict[str, Any]:
         "freed_bytes": plan.freed_bytes,
         "shortfall_bytes": plan.shortfall_bytes,
         "critical": plan.critical,
+        "waiting_steps": [r.step for r in plan.waiting],
+        "missing_bytes": plan.missing_bytes,
+        "missing_inodes": plan.missing_inodes,
         "message": message,
     }

@@ -26,6 +26,8 @@ _LIVE = (
     "disk.prune_above",
     "disk.prune_to",
     "disk.margin",
+    "disk.lead",
+    "disk.on_full",
     "recovery.*",
     "sync.max_lag",
 )

@@ -3,16 +3,23 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from podwatch.daemon.compose import Parts
+from podwatch.checkpoints.links import linked_steps
+from podwatch.daemon.compose import READ_SO_FAR, Parts
 from podwatch.daemon.guarding import Guarding
 from podwatch.daemon.pruning import Pruner
 from podwatch.daemon.sensing import SensingLoop
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.finding import Finding
-from podwatch.domain.snapshot import Desired, Snapshot
+from podwatch.domain.snapshot import CheckpointMark, Snapshot
+from podwatch.journal import Journal
 from podwatch.judgement.learned import Learned
 from podwatch.judgement.retention import Protection
 from podwatch.judgement.watch import initial
+
+READ_TURNS = 5
+"""10 s at the default poll. What was read since is read again by the next podwatch, which harms little."""
+STAGES_IN_TEMP = ("lightning", "nemo")
+"""Lightning writes a whole checkpoint into the temporary directory first (facts/checkpoints.md section 6)."""
 
 
 @dataclass(slots=True)
@@ -20,6 +27,12 @@ class Rounds:
     sensing: SensingLoop
     guarding: Guarding
     pruner: Pruner
+
+
+def about_run(parts: Parts) -> tuple[str, str]:
+    """What it is that judgement learns about: the run and its layout, and the GPUs it is given."""
+    gpu = parts.settings.gpu
+    return f"{parts.settings.run_id} {parts.layout.name}", f"{list(gpu.inference)} {list(gpu.trainer)}"
 
 
 def make_rounds(
@@ -61,6 +74,10 @@ def make_rounds(
         newest = newest_complete(parts.catalogue.sets)
         return -1 if newest is None else newest.step
 
+    def checkpoint() -> CheckpointMark:
+        newest = newest_complete(parts.catalogue.sets)
+        return CheckpointMark() if newest is None else CheckpointMark(newest.step, newest.changed_wall)
+
     pruner = Pruner(
         catalogue=parts.catalogue,
         remover=parts.remover,
@@ -76,12 +93,15 @@ def make_rounds(
         quota=lambda: parts.settings.disk.capacity is not None,
         stored=stored,
         verified=verified,
-        pins=pins,
+        pins=lambda: {**guarding.named, **pins()},
         protected=protected,
         hold=hold,
         first_seen_wall=lambda: parts.record.current.first_seen_wall if parts.record.current else 0.0,
         abandon_upload=abandon,
         rescan=lambda: guarding.wake(),  # noqa: PLW0108 - guarding is made below
+        forecast=parts.forecast,
+        others=lambda: parts.disks.latest().value or (),
+        stages_in_temp=parts.layout.name in STAGES_IN_TEMP,
     )
     guarding = Guarding(
         catalogue=parts.catalogue,
@@ -92,16 +112,32 @@ def make_rounds(
         uploads=parts.syncer,
         make_room=pruner.look,
         refresh_watches=parts.watcher.refresh,
+        named=lambda: {**linked_steps(parts.layout), **parts.layout.pinned()},
     )
+    read_so_far: dict[str, object] = {}
+
+    def turn(snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
+        """What was read of the logs goes to the journal with a new start at once, else now and then: a finish line that
+        is printed while no podwatch runs must be found by the next one, and no other line twice."""
+        nonlocal read_so_far
+        now = parts.progress.remembered
+        if now.get("start_id") != read_so_far.get("start_id") or sensing.turns % READ_TURNS == 0:
+            if now != read_so_far:
+                parts.journal.post(Journal.learn, READ_SO_FAR, now)
+            read_so_far = now
+        on_turn(snapshot, findings)
+
     sensing = SensingLoop(
         senses=parts.senses,
         clock=parts.clock,
         poll=parts.settings.gpu.poll,
         policies=parts.policies,
-        state=initial(parts.policies.detection, learned),
+        state=initial(parts.policies, learned.for_run(*about_run(parts))),
         saving=lambda: parts.catalogue.saving,
-        desired=lambda: parts.record.current.desired if parts.record.current else Desired.RUNNING,
-        on_turn=on_turn,
+        desired=lambda: parts.recovery.judged,
+        on_turn=turn,
         emit=parts.emit,
+        checkpoint=checkpoint,
     )
+    parts.forecast.save_seconds = lambda: sensing.state.learned.median_save_seconds
     return Rounds(sensing, guarding, pruner)

@@ -9,21 +9,28 @@ from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.policy import Policies
 from podwatch.domain.reading import Reading, SensorState
 from podwatch.domain.snapshot import (
+    CheckpointMark,
     Desired,
     DiskSample,
     GpuSample,
+    HostSample,
     InferenceSample,
+    LogMatch,
     ProgressSample,
     Snapshot,
     TrainerSample,
+    TrainingMetrics,
 )
 from podwatch.judgement.watch import WatchState, advance
 from podwatch.sensors.base import Sensor
-from podwatch.system.clock import Clock
+from podwatch.system.clock import Clock, until_beat
 
+LAG = 0.05
+"""Of a poll (0.1 s of 2 s): how long after the sensors the loop turns. They answer within milliseconds."""
 LATE_TURNS = 5
 """The loop counts as stalled after this many polls without a turn, and never sooner than ``LATE_SECONDS``."""
 LATE_SECONDS = 10.0
+NO_MARK = CheckpointMark()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +42,15 @@ class Senses:
     disk: Sensor[DiskSample]
     inference: Sensor[tuple[InferenceSample, ...]]
     progress: Sensor[tuple[ProgressSample, ...]]
+    host: Sensor[HostSample]
+    logs: Sensor[tuple[LogMatch, ...]]
+    training: Sensor[tuple[TrainingMetrics, ...]]
+    disks: Sensor[tuple[DiskSample, ...]]
 
     def all(self) -> Mapping[str, Sensor[Any]]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def look(self, clock: Clock, *, saving: bool, desired: Desired) -> Snapshot:
+    def look(self, clock: Clock, *, saving: bool, desired: Desired, checkpoint: CheckpointMark = NO_MARK) -> Snapshot:
         """One frozen look. Never blocks: each sensor hands over its newest reading."""
         return Snapshot(
             at=clock.monotonic(),
@@ -49,8 +60,14 @@ class Senses:
             disk=self.disk.latest(),
             inference=self.inference.latest(),
             progress=self.progress.latest(),
+            host=self.host.latest(),
+            logs=self.logs.latest(),
+            training=self.training.latest(),
+            disks=self.disks.latest(),
+            checkpoint=checkpoint,
             saving=saving,
             desired=desired,
+            boot_at=clock.boottime(),
         )
 
     async def start(self) -> None:
@@ -77,7 +94,9 @@ class SensingLoop:
         desired: Callable[[], Desired],
         on_turn: Callable[[Snapshot, tuple[Finding, ...]], None],
         emit: Callable[[Event], None],
+        checkpoint: Callable[[], CheckpointMark] = CheckpointMark,
     ) -> None:
+        self._checkpoint = checkpoint
         self._senses, self._clock, self._poll = senses, clock, poll
         self.policies = policies
         self.state = state
@@ -86,21 +105,23 @@ class SensingLoop:
         self.snapshot = Snapshot(at=clock.monotonic(), wall=clock.wall())
         self.findings: tuple[Finding, ...] = ()
         self._last_turn = clock.monotonic()
+        self._armed = state.armed
         self._sensor_states: dict[str, SensorState] = {}
 
     async def run(self) -> None:
-        """Until cancelled. Keeps its rhythm: a turn that took long is not followed by a shorter pause than 10 ms."""
+        """Until cancelled. In the sensors' rhythm, a little after them, so that it sees what they have just seen."""
         while True:
-            began = self._clock.monotonic()
             self.turn()
-            await self._clock.sleep(max(0.01, self._poll - (self._clock.monotonic() - began)))
+            await self._clock.sleep(until_beat(self._clock.monotonic(), self._poll, LAG * self._poll))
 
     def turn(self) -> None:
-        snapshot = self._senses.look(self._clock, saving=self._saving(), desired=self._desired())
-        armed_before = self.state.armed
-        self.state, findings = advance(self.state, snapshot, self.policies.detection, self.policies.disk)
+        snapshot = self._senses.look(
+            self._clock, saving=self._saving(), desired=self._desired(), checkpoint=self._checkpoint()
+        )
+        self.state, findings = advance(self.state, snapshot, self.policies)
         self._tell_sensors(snapshot)
-        for name in self.state.armed:
+        armed_before, self._armed = self._armed, self.state.armed
+        for name in self._armed:
             if name not in armed_before:
                 text = f"{name} is armed"
                 self._emit(Event(EventName.DETECTOR_ARMED, snapshot.wall, text, fields={"detector": name}))

@@ -10,10 +10,13 @@ from podwatch.daemon.rounds import Rounds
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import EventName, Incident
 from podwatch.domain.finding import Finding
+from podwatch.domain.pause import Pause
 from podwatch.domain.reading import Reading, SensorState
 from podwatch.domain.snapshot import ProgressSample, Snapshot
 from podwatch.judgement.learned import Learned
+from podwatch.judgement.watch import second_signals
 from podwatch.recovery.state import Phase, RecoveryState
+from podwatch.stores.calls import TOTAL
 from podwatch.sync.doors import SyncState
 from podwatch.telling.view import Counters, DaemonView, LearnedView, RecoveryView, SensorView, SyncView
 
@@ -27,6 +30,10 @@ def sensor_views(snapshot: Snapshot) -> dict[str, SensorView]:
         "disk": snapshot.disk,
         "inference": snapshot.inference,
         "progress": snapshot.progress,
+        "host": snapshot.host,
+        "logs": snapshot.logs,
+        "training": snapshot.training,
+        "disks": snapshot.disks,
     }
     return {
         name: SensorView(
@@ -66,7 +73,11 @@ def sync_view(state: SyncState | None) -> SyncView:
         uploaded_bytes=state.uploaded_bytes,
         total_bytes=state.total_bytes,
         superseded=state.superseded,
+        standing=str(state.standing.act),
+        generation=state.standing.generation,
+        holder=state.standing.holder,
         stored=state.stored,
+        calls=TOTAL.snapshot(),
     )
 
 
@@ -75,6 +86,18 @@ def learned_view(learned: Learned) -> LearnedView:
         gpu_baseline_bytes=dict(learned.gpu_baseline_bytes),
         median_step_seconds=learned.median_step_seconds,
         startup_seconds=learned.startup_seconds,
+        save_seconds=learned.median_save_seconds,
+        save_interval_seconds=learned.median_save_gap_seconds,
+        longest_idle_seconds=learned.idle_seconds or None,
+        inference_share_bytes={index: share for index, _ in learned.gpu_shares if (share := learned.share(index))},
+        observations={
+            "step": len(learned.step_seconds),
+            "startup": len(learned.startups),
+            "save": len(learned.save_seconds),
+            "save interval": len(learned.save_gaps),
+            **{f"gpu{index}": count for index, count in learned.gpu_windows},
+            **{f"gpu{index} share": len(values) for index, values in learned.gpu_shares},
+        },
     )
 
 
@@ -94,21 +117,6 @@ def steps_at_risk(snapshot: Snapshot, sets: tuple[CheckpointSet, ...]) -> int | 
     return max(0, newest.step - (saved.step if saved is not None else 0))
 
 
-def second_signals(snapshot: Snapshot) -> tuple[str, ...]:
-    """Signals that can confirm a death on this pod right now (promise 3)."""
-    found = []
-    trainer = snapshot.trainer.value
-    if trainer is not None:
-        found.append("engine-process")
-        if any(p.cuda is not None for p in trainer.descendants):
-            found.append("cuda-context")
-    if snapshot.inference.ok:
-        found.append("inference-health")
-    if snapshot.progress.ok and newest_step(snapshot) is not None:
-        found.append("step-progress")
-    return tuple(found)
-
-
 def view_of(
     parts: Parts,
     rounds: Rounds,
@@ -119,6 +127,7 @@ def view_of(
     http_url: str,
     config_path: str,
     started: float,
+    pause: Pause | None = None,
 ) -> DaemonView:
     """``started`` is monotonic."""
     settings, sensing, snapshot = parts.settings, rounds.sensing, rounds.sensing.snapshot
@@ -134,6 +143,7 @@ def view_of(
         started_wall=wall - (now - started),
         pid=os.getpid(),
         mode=settings.mode,
+        pause=pause,
         desired=record.desired if record is not None else snapshot.desired,
         opening=parts.recovery.opening,
         watchdog_ok=alive,
@@ -151,7 +161,7 @@ def view_of(
         steps_at_risk=steps_at_risk(snapshot, parts.catalogue.sets),
         target_step=parts.policies.detection.max_steps,
         armed=sensing.state.armed,
-        second_signals=second_signals(snapshot),
+        second_signals=second_signals(sensing.state),
         inference_gpus=settings.gpu.inference,
         trainer_gpus=settings.gpu.trainer,
         http_url=http_url,
@@ -161,6 +171,8 @@ def view_of(
         state_dir=str(parts.paths.state),
         log_path=parts.launcher.log_path(),
         layout=parts.layout.name,
+        layout_because=parts.layout.chosen_because,
+        capabilities=parts.capabilities.to_dict(),
     )
 
 
@@ -177,11 +189,11 @@ def counters_of(emit: Emitter, turns: int) -> Counters:
     )
 
 
-def heartbeat_fields(view: DaemonView, state: str) -> dict[str, object]:
+def heartbeat_fields(view: DaemonView) -> dict[str, object]:
     """The sign of life in the store: enough for somebody off the pod to tell training from standing still."""
     newest = newest_step(view.snapshot)
     return {
-        "state": state or view.recovery.phase,
+        "phase": view.recovery.phase,
         "step": newest.step if newest is not None else None,
         "desired": str(view.desired),
         "started_wall": view.started_wall,

@@ -3,31 +3,49 @@
 from podwatch import __version__
 from podwatch.daemon import viewing
 from podwatch.daemon.compose import Parts
+from podwatch.daemon.pausing import described
+from podwatch.domain.pause import Pause
 from podwatch.domain.snapshot import Snapshot
 
+FAREWELL_IDLE = "podwatch leaves; no training is running"
 
-def opening(parts: Parts) -> str:
+
+def opening(parts: Parts, pause: Pause | None = None) -> str:
     """The first line: what podwatch found, and whether anything is backed up."""
+    layout = parts.layout
+    known = f" (layout {layout.name}: {layout.chosen_because})" if layout.chosen_because else ""
     where = f"syncing to {parts.settings.sync.store}" if parts.syncer is not None else "NOT BACKED UP"
-    return f"podwatch {__version__} guards run {parts.settings.run_id}: {parts.recovery.opening}; {where}"
+    paused = "" if pause is None else f"; {described(pause)}"
+    return (
+        f"podwatch {__version__} guards run {parts.settings.run_id}{known}: {parts.recovery.opening}; {where}{paused}"
+    )
 
 
-def farewell(*, training: bool, preempted: bool) -> str:
-    """The last line. ``training``: a trainer is known; ``preempted``: it ends too, because the container does."""
+def farewell(*, training: bool, preempted: str) -> str:
+    """The last line. ``training``: a trainer is known; ``preempted``: why it ends too; empty where it does not."""
     if not training:
-        return "podwatch leaves; no training is running"
+        return f"podwatch leaves: {preempted}; no training is running" if preempted else FAREWELL_IDLE
     if preempted:
-        return "podwatch leaves because its container is being stopped; training is told to end"
+        return f"podwatch leaves: {preempted}; training is told to end"
     return (
         "podwatch leaves; training goes on UNGUARDED. Start podwatch again to guard it,"
         " or `podwatch stop-training` first to stop it"
     )
 
 
-def headline(phase: str, snapshot: Snapshot) -> str:
+def headline(phase: str, snapshot: Snapshot, pause: Pause | None = None) -> str:
     """What ``systemctl status`` shows."""
     newest = viewing.newest_step(snapshot)
-    return f"{phase}, step {newest.step}" if newest is not None else str(phase)
+    text = f"{phase}, step {newest.step}" if newest is not None else str(phase)
+    return text if pause is None else f"{described(pause)}; {text}"
+
+
+def gpus_held(parts: Parts, snapshot: Snapshot) -> str:
+    """Who else holds the run's GPUs, in words; empty where nobody does, our own tree lives, or nobody can tell."""
+    trainer = snapshot.trainer.value
+    if trainer is not None and trainer.descendants:
+        return ""
+    return "; ".join(h for h in parts.recovery.procedure.free(0.0).holders if h.startswith("gpu"))
 
 
 def readiness(parts: Parts, snapshot: Snapshot) -> tuple[bool, list[str]]:

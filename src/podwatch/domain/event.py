@@ -42,6 +42,7 @@ class EventName(StrEnum):
     UPLOAD_STARTED = "upload-started"
     UPLOAD_ABANDONED = "upload-abandoned"
     PUBLISHED = "published"
+    OPTIONAL_PARTS = "optional-parts"
     SYNC_FAILED = "sync-failed"
     STORE_RECOVERED = "store-recovered"
     REMOTE_PRUNED = "remote-pruned"
@@ -49,6 +50,15 @@ class EventName(StrEnum):
     PRUNED = "pruned"
     PRUNE_STUCK = "prune-stuck"
     STATE_REBUILT = "state-rebuilt"
+    PAUSED = "paused"
+    UNPAUSED = "unpaused"
+    RECORDING_CHANGED = "recording-changed"
+    RUN_CLAIMED = "run-claimed"
+    RUN_HELD_ELSEWHERE = "run-held-elsewhere"
+    SUPERSEDED = "superseded"
+    POINTER_REPAIRED = "pointer-repaired"
+    CONTROL_CHANGED = "control-changed"
+    CONTROL_REFUSED = "control-refused"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,14 +35,38 @@ class FindingKind(StrEnum):
     COMMAND_CHANGED = "command-changed"
     AMBIGUOUS_TRAINERS = "ambiguous-trainers"
     UNGUARDED = "unguarded"
+    GPU_MIG = "gpu-mig"
+    GPU_FAULT = "gpu-fault"
+    """XID or uncorrected ECC errors."""
+    GPU_THROTTLED = "gpu-throttled"
+    FILES_LOW = "files-low"
+    MEMORY_LOW = "memory-low"
+    OUT_OF_MEMORY = "out-of-memory"
+    """The kernel killed a process of the run for memory."""
+    SHM_LOW = "shm-low"
+    SWAPPING = "swapping"
+    CHECKPOINT_OVERDUE = "checkpoint-overdue"
+    LOG_RULE = "log-rule"
+    TRAINING_HEALTH = "training-health"
+    MEMORY_MAY_FALL = "memory-may-fall"
+    """Sleep mode: empty device memory says nothing here, so the silent-death verdict is off."""
+    CLOCK_JUMP = "clock-jump"
+    SUSPENDED = "suspended"
+    LOOP_STALLED = "loop-stalled"
+    PAUSED = "paused"
+    SUPERSEDED = "superseded"
+    """Another pod holds the run, or people want it so: nothing trains here and nothing is published."""
+    NOTIFY_FAILING = "notify-failing"
 
 
 class Verdict(StrEnum):
-    """What a finding asks for. Only RESTART ever kills, and only when ``confirmed``."""
+    """What a finding asks for. Only RESTART ever kills, and only when ``confirmed``; STOP ends training cleanly after
+    its next save, where the owner asked for that ([training] stop)."""
 
     NONE = "none"
     RESTART = "restart"
     FINISH = "finish"
+    STOP = "stop"
 
 
 class Agreement(StrEnum):

@@ -13,6 +13,7 @@ class IntentKind(StrEnum):
     PUBLISH = "publish"
     REMOTE_DELETE = "remote-delete"
     RESTORE = "restore"
+    HOLD = "hold"
 
 
 class IntentState(StrEnum):

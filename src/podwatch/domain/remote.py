@@ -18,9 +18,14 @@ DEFAULT_PART_SIZE = 100_000_000
 WRITER_TAG = "podwatch-writer"
 """File-info key that marks every object of ours; nothing without it is ever changed or deleted."""
 
-_RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
-_SAVE_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
-_SHA1 = re.compile(r"^[0-9a-f]{40}$")
+_RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_SAVE_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
+_SHA1 = re.compile(r"^[0-9a-f]{40}\Z")
+_DECEIVING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_MOST_VALUES = 2_000_000
+"""Values in one document: over 100,000 files. Each takes up to 30 times its bytes in memory once it is parsed."""
+_LARGEST = 2**63 - 1
+"""What a journal and a file system can hold."""
 
 
 def valid_run_id(text: str) -> bool:
@@ -56,6 +61,15 @@ class Keys:
     def claims(self) -> str:
         return f"{self.root}/claims/"
 
+    @property
+    def archive(self) -> str:
+        """What was archived, and what is being removed for it."""
+        return f"{self.root}/archive.json"
+
+    def artefacts(self, kind: str) -> str:
+        """``logs``, ``incidents`` or ``config``."""
+        return f"{self.root}/{kind}/"
+
     def step(self, step: int) -> str:
         return f"{self.root}/step_{step}/"
 
@@ -65,6 +79,10 @@ class Keys:
     def manifest(self, step: int, save_id: str) -> str:
         return self.save(step, save_id) + "manifest.json"
 
+    def optional(self, step: int, save_id: str) -> str:
+        """What travelled with the set and no resume needs: a manifest of its own, which no pointer names."""
+        return self.save(step, save_id) + "optional.json"
+
     def data(self, step: int, save_id: str, path: str) -> str:
         return self.save(step, save_id) + check_relative_path(path)
 
@@ -72,19 +90,26 @@ class Keys:
 def check_relative_path(path: str) -> str:
     """Return ``path`` if it is safe to join below a directory, else raise IntegrityError.
 
-    Refused: empty, absolute, backslash, NUL and control characters, ``.``/``..``/empty segments (promise 9).
+    Refused: empty, absolute, backslash, NUL and control characters, ``.``/``..``/empty segments (promise 9); what no
+    file system or store could hold; and what shows a reader another name than it is.
     """
     segments = path.split("/")
     if (
         not path
         or path.startswith("/")
         or "\\" in path
-        or any(ord(c) < 32 or ord(c) == 127 for c in path)
-        or any(s in ("", ".", "..") for s in segments)
+        or deceives(path)
+        or any(s in ("", ".", "..") or len(s.encode("utf-8", "surrogatepass")) > 255 for s in segments)
         or len(path.encode("utf-8", "surrogatepass")) > 900
     ):
         raise IntegrityError("unsafe path in a manifest", where=repr(path)[:120], fix="the object is not used")
     return path
+
+
+def deceives(text: str) -> bool:
+    """Control characters (C1 too: a terminal obeys them), lone surrogates, line separators, and marks that turn the
+    direction of writing."""
+    return _DECEIVING.search(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +224,7 @@ class Manifest:
                 schema_version=_integer(doc["schema_version"], minimum=1),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"manifest is malformed: {error}", where=where) from error
+            raise IntegrityError(f"manifest is malformed: {str(error)[:200]}", where=where) from error
         if not valid_run_id(manifest.run_id) or not _SAVE_ID.match(manifest.save_id):
             raise IntegrityError("manifest names an impossible run or save", where=where)
         paths = [f.path for f in files] + [s.path for s in symlinks]
@@ -293,7 +318,7 @@ class Pointer:
                 schema_version=_integer(doc["schema_version"], minimum=1),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"pointer is malformed: {error}", where=where) from error
+            raise IntegrityError(f"pointer is malformed: {str(error)[:200]}", where=where) from error
         if pointer.step is not None and not _SHA1.match(pointer.manifest_sha1):
             raise IntegrityError("pointer names a step but no manifest hash", where=where)
         return pointer
@@ -326,18 +351,30 @@ def _canonical(document: Mapping[str, Any]) -> bytes:
 
 
 def _document(data: bytes, where: str, *, kind: str) -> dict[str, Any]:
+    if data.count(b",") > _MOST_VALUES:
+        raise IntegrityError("holds more values than such a document can", where=where)
     try:
-        doc = json.loads(data)
-    except ValueError as error:
+        doc = json.loads(data, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
         raise IntegrityError("not valid JSON", where=where) from error
     if not isinstance(doc, dict) or doc.get("kind") != kind:
         raise IntegrityError(f"not a {kind} document", where=where)
     version = doc.get("schema_version")
     if version != SCHEMA_VERSION:
         raise IntegrityError(
-            f"schema_version {version!r} is not understood", where=where, fix="use the podwatch that wrote it, or newer"
+            f"schema_version {version!r:.40} is not understood",
+            where=where,
+            fix="use the podwatch that wrote it, or newer",
         )
     return doc
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Readers differ in which of two equal keys they take."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise IntegrityError("a key is there twice", fix="the document is not used")
+    return found
 
 
 def _text(value: Any) -> str:
@@ -349,6 +386,8 @@ def _text(value: Any) -> str:
 def _integer(value: Any, *, minimum: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"expected an integer, got {type(value).__name__}")
+    if abs(value) > _LARGEST:
+        raise ValueError("a number is larger than it can be")
     if minimum is not None and value < minimum:
         raise ValueError(f"{value} is below {minimum}")
     return value

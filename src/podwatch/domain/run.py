@@ -48,4 +48,10 @@ class RunRecord:
     first_seen_wall: float = 0.0
     """When podwatch first guarded this output_dir; sets older than this go only once they are in the store."""
     wandb: dict[str, str] = field(default_factory=dict)
+    stop_above: int | None = None
+    """With ``desired`` stopped: training may go on until a complete set above this step is here (-1: any set)."""
+    stop_of: str = ""
+    """The start that is still to be stopped, because it is stopped or finished; empty once it has ended."""
+    desired_wall: float = 0.0
+    """When ``desired`` changed last: a trainer that a person started later says what they want now."""
     schema_version: int = RECORD_SCHEMA_VERSION

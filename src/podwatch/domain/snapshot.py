@@ -31,6 +31,88 @@ class GpuSample:
     utilization_percent: float | None = None
     temperature_celsius: float | None = None
     detail: str = ""
+    mig: bool = False
+    """Partitioned (Multi-Instance GPU): memory and use of the whole device say nothing about one instance."""
+    ecc_uncorrected: int | None = None
+    """Uncorrected ECC errors since the driver was loaded (volatile counter)."""
+    throttled: tuple[str, ...] = ()
+    """Why the clocks are held down now, where that is a fault: ``hw-thermal``, ``hw-power-brake``, ``sw-thermal``."""
+    minor: int | None = None
+    """N of its ``/dev/nvidiaN``, which is how /proc names it: not always the NVML index. None where not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class XidEvent:
+    """A GPU fault the driver reported (NVML event ``nvmlEventTypeXidCriticalError``, or a kernel log line). ``at`` is
+    monotonic."""
+
+    gpu: int | None
+    code: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FileUse:
+    """Open files of one process of the trainer's tree against its soft limit (RLIMIT_NOFILE)."""
+
+    pid: int
+    name: str
+    open_files: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """The machine, and the container's share of it. Sizes in bytes; None where this machine does not tell.
+
+    ``cgroup_*`` are those of the memory cgroup the trainer runs in; ``oom_kills`` is its ``oom_kill`` counter
+    (``memory.events``), which only grows. ``kernel_ooms`` counts OOM lines of the kernel log where readable.
+    """
+
+    memory_total_bytes: int
+    memory_available_bytes: int
+    swap_total_bytes: int = 0
+    swap_used_bytes: int = 0
+    shm_total_bytes: int | None = None
+    shm_used_bytes: int | None = None
+    cgroup_limit_bytes: int | None = None
+    cgroup_used_bytes: int | None = None
+    oom_kills: int | None = None
+    kernel_ooms: int | None = None
+    files: tuple[FileUse, ...] = ()
+    """The processes nearest to their limit, nearest first."""
+    files_unreadable: int = 0
+    """Processes of the tree whose open files may not be counted: nothing is known about these."""
+    xids: tuple[XidEvent, ...] = ()
+    """Newest last, bounded."""
+    xids_watched: bool = False
+    """Someone would have told us of an XID: else its absence proves nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogMatch:
+    """One log rule's hits since the start of training. ``line`` is the newest hit, scrubbed and cut; ``count`` is how
+    often it was seen within the rule's window; ``first_at`` and ``last_at`` are monotonic."""
+
+    rule: str
+    role: str
+    count: int
+    first_at: float
+    last_at: float
+    line: str = ""
+    error: str = ""
+    """Why this rule is switched off (it took too long), else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMetrics:
+    """One step's figures, under our own names (``reward``, ``entropy``, ``kl``, ``grad_norm``, ``loss``)."""
+
+    step: int
+    at: float
+    values: tuple[tuple[str, float], ...]
+    source: str = ""
+    """``metrics.jsonl``, ``endpoint`` or ``step-line``."""
 
 
 class Supervision(StrEnum):
@@ -52,6 +134,12 @@ class RequiredExit:
     name: str
     status: ExitStatus
     seen_gone_at: float
+    seen_for: float | None = None
+    """Seconds from its first sight to the look that missed it; None where not known."""
+
+
+ATTACHED_ID = "attach-"
+"""How the ids of starts begin that podwatch did not make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +161,13 @@ class TrainerSample:
     required_exits: tuple[RequiredExit, ...] = ()
     finish_line: bool = False
     """The trainer printed its own finish line ("RL trainer finished!") after this start."""
+    terminal_used_wall: float | None = None
+    """Epoch second at which somebody last typed in the terminal that an attached trainer was started in."""
+
+    @property
+    def by_hand(self) -> bool:
+        """Somebody else started it. One whose keeper was killed is ours all the same, only its exit status is lost."""
+        return self.supervision is Supervision.ATTACH and self.start_id.startswith(ATTACHED_ID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +180,10 @@ class DiskSample:
     free_bytes: int
     inodes_total: int = 0
     inodes_free: int = 0
+    role: str = ""
+    """What lies there: ``checkpoints`` (or empty), ``output``, ``temp``, ``state``, or the name of a part."""
+    device: int = 0
+    """st_dev: two roles that share one are one file system; 0 = unknown. Whether a rename works is never told by it."""
 
     @property
     def used_ratio(self) -> float:
@@ -103,6 +202,22 @@ class Health(StrEnum):
     TIMEOUT = "timeout"
 
 
+class Liveness(StrEnum):
+    """Answer of prime-rl's ``/liveness``: a no-op call through the engine (facts/prime-rl.md section 5)."""
+
+    OK = "ok"
+    UNRESPONSIVE = "unresponsive"
+    """503: the engine did not take part within the server's own 30 s."""
+    TIMEOUT = "timeout"
+
+
+class ServerKind(StrEnum):
+    ENGINE = "engine"
+    """vLLM's own API server."""
+    ROUTER = "router"
+    """Answers for the engines behind it (prime-rl's ``vllm-router`` on 8000); holds no GPU."""
+
+
 @dataclass(frozen=True, slots=True)
 class InferenceSample:
     """One inference server. Counters come from vLLM's ``/metrics``; None where not readable.
@@ -115,6 +230,14 @@ class InferenceSample:
     http_status: int | None = None
     requests_running: float | None = None
     generation_tokens_total: float | None = None
+    requests_waiting: float | None = None
+    liveness: Liveness | None = None
+    """None where the server has no such route, or it was not asked."""
+    asleep: bool | None = None
+    """vLLM's sleep mode (``/is_sleeping``): its memory is given back on purpose. None where it does not tell."""
+    kind: ServerKind = ServerKind.ENGINE
+    discovered: bool = False
+    """Found in the process tree, not configured."""
 
 
 class ProgressSource(StrEnum):
@@ -170,6 +293,31 @@ def _pending_trainer() -> "Reading[TrainerSample]":
     return unobserved(SensorState.PENDING, 0.0, "not observed yet")
 
 
+def _no_disks() -> "Reading[tuple[DiskSample, ...]]":
+    return unobserved(SensorState.ABSENT, 0.0, "no other file system is looked at")
+
+
+def _pending_host() -> "Reading[HostSample]":
+    return unobserved(SensorState.PENDING, 0.0, "not observed yet")
+
+
+def _no_logs() -> "Reading[tuple[LogMatch, ...]]":
+    return unobserved(SensorState.ABSENT, 0.0, "no log is followed")
+
+
+def _no_training() -> "Reading[tuple[TrainingMetrics, ...]]":
+    return unobserved(SensorState.ABSENT, 0.0, "no source of training figures")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMark:
+    """What the catalogue knows about saves at this turn, for detectors. ``newest_step`` is the newest complete set's,
+    ``newest_wall`` the epoch second its files were last written."""
+
+    newest_step: int | None = None
+    newest_wall: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything known at one turn of the sensing loop.
@@ -187,3 +335,13 @@ class Snapshot:
     progress: Reading[tuple[ProgressSample, ...]] = field(default_factory=_pending_progress)
     saving: bool = False
     desired: Desired = Desired.RUNNING
+    host: Reading[HostSample] = field(default_factory=_pending_host)
+    logs: Reading[tuple[LogMatch, ...]] = field(default_factory=_no_logs)
+    training: Reading[tuple[TrainingMetrics, ...]] = field(default_factory=_no_training)
+    """Newest last, at most a few steps: detectors keep their own history."""
+    checkpoint: CheckpointMark = CheckpointMark()
+    disks: Reading[tuple[DiskSample, ...]] = field(default_factory=_no_disks)
+    """File systems beside ``disk``, one entry per role."""
+    boot_at: float | None = None
+    """The same moment on CLOCK_BOOTTIME, which goes on during suspend; with ``at`` and ``wall`` it tells a suspend
+    from a jump of the wall clock."""

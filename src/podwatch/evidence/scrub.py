@@ -12,7 +12,8 @@ MASK: Final = "[removed]"
 MIN_SECRET: Final = 6
 """Shorter known values are not searched for: replacing every "1" would make a log unreadable."""
 
-_NAME = r"[A-Za-z0-9_.\-]*(?:API[_-]?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)[A-Za-z0-9_]*"
+# Bounded, because an unbounded run of word characters is tried from each of its letters: minutes for a long one.
+_NAME = r"[A-Za-z0-9_.\-]{0,40}(?:API[_-]?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)[A-Za-z0-9_]*"
 _VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,;&\"'}\])]+)"
 _RULES: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = (
     # NAME=value, --name value, "name": "value"
@@ -26,7 +27,7 @@ _RULES: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
     ),
     (re.compile(r"(?i)(?<![A-Za-z0-9])(Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{8,}"), rf"\1 {MASK}"),
     # user:password@ in a URL
-    (re.compile(r"(?P<scheme>[a-z][a-z0-9+.\-]*://)[^/\s:@]+:[^/\s@]+@"), rf"\g<scheme>{MASK}@"),
+    (re.compile(r"(?P<scheme>[a-z][a-z0-9+.\-]{0,20}://)[^/\s:@]+:[^/\s@]+@"), rf"\g<scheme>{MASK}@"),
     (re.compile(r"(?<![A-Za-z0-9])hf_[A-Za-z0-9]{16,}"), MASK),
     (re.compile(r"(?<![A-Za-z0-9])sk-[A-Za-z0-9_\-]{16,}"), MASK),
     (re.compile(r"(?<![A-Za-z0-9])gh[pousr]_[A-Za-z0-9]{20,}|(?<![A-Za-z0-9])github_pat_[A-Za-z0-9_]{20,}"), MASK),

@@ -10,7 +10,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.intent import Intent, IntentKind, IntentState
 from podwatch.journal import room, schema
 from podwatch.journal.opening import OWN, connect, host_error, move_aside, prepare
-from podwatch.journal.records import PublishedSave, UploadedObject
+from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
 
 MAX_EVENTS: Final = 50_000
 """About 15 MiB; months of an ordinary run."""
@@ -58,6 +58,7 @@ class Journal:
         self._wall = wall
         self._lock = threading.RLock()
         self._writes = 0
+        self._together = False
         self._closed = False
         self._read_only = False
         self._ballast = room.Ballast(path)
@@ -209,10 +210,50 @@ class Journal:
     # -- uploads ------------------------------------------------------------------------------------------------------
 
     def save_object(self, step: int, save_id: str, obj: UploadedObject) -> None:
+        """The file is in the store; what was noted of it on the way is no longer needed."""
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO objects (step, save_id, path, document) VALUES (?, ?, ?, ?)",
+                (step, save_id, obj.path, _dump(asdict(obj))),
+            )
+            _forget_begun(connection, step, save_id, obj.path)
+
+    def save_begun(self, step: int, save_id: str, begun: BegunUpload) -> None:
+        """A large file's upload has begun in the store (again, if there was a record of an earlier one)."""
+        with self._transaction() as connection:
+            _forget_begun(connection, step, save_id, begun.path)
+            connection.execute(
+                "INSERT INTO begun (step, save_id, path, document) VALUES (?, ?, ?, ?)",
+                (step, save_id, begun.path, _dump({**asdict(begun), "parts": []})),
+            )
+
+    def save_part(self, upload: str, number: int, sha1: str) -> None:
         self._write(
-            "INSERT OR REPLACE INTO objects (step, save_id, path, document) VALUES (?, ?, ?, ?)",
-            (step, save_id, obj.path, _dump(asdict(obj))),
+            "INSERT OR REPLACE INTO begun_parts (upload, number, sha1) VALUES (?, ?, ?)", (upload, number, sha1)
         )
+
+    def together(self, writes: Sequence[Callable[["Journal"], object]]) -> None:
+        """All of them durable when it returns, or none: one commit for what arrives faster than a disk settles it."""
+        with self._transaction():
+            self._together = True
+            try:
+                for write in writes:
+                    write(self)
+            finally:
+                self._together = False
+
+    def begun(self, step: int | None = None, save_id: str = "") -> dict[str, BegunUpload]:
+        """By ``path``, of one save; with no step, of all saves, by upload id."""
+        found: dict[str, BegunUpload] = {}
+        query = "SELECT document FROM begun WHERE ? IS NULL OR (step = ? AND save_id = ?)"
+        for row in self._rows(query, (step, step, save_id)):
+            document = json.loads(row[0])
+            parts = self._rows(
+                "SELECT number, sha1 FROM begun_parts WHERE upload = ? ORDER BY number", (document["upload"],)
+            )
+            begun = BegunUpload(**{**document, "parts": tuple((int(n), str(h)) for n, h in parts)})
+            found[begun.path if step is not None else begun.upload] = begun
+        return found
 
     def objects(self, step: int, save_id: str) -> dict[str, UploadedObject]:
         """By ``path`` (``<part>/<path inside the part>``)."""
@@ -238,6 +279,7 @@ class Journal:
         """Both the publication and its objects: the save is gone from the store, or its files changed."""
         with self._transaction() as connection:
             connection.execute("DELETE FROM objects WHERE step = ? AND save_id = ?", (step, save_id))
+            _forget_begun(connection, step, save_id)
             connection.execute("DELETE FROM published WHERE step = ? AND save_id = ?", (step, save_id))
 
     # -- what was learned, pins ---------------------------------------------------------------------------------------
@@ -285,6 +327,9 @@ class Journal:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
+            if self._together:
+                yield self._connection
+                return
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
@@ -319,6 +364,14 @@ class Journal:
                 room.reserve(self._connection)
         except sqlite3.Error:
             return
+
+
+def _forget_begun(connection: sqlite3.Connection, step: int, save_id: str, path: str | None = None) -> None:
+    which = "step = :step AND save_id = :save_id AND (:path IS NULL OR path = :path)"
+    names = {"step": step, "save_id": save_id, "path": path}
+    begun = f"SELECT json_extract(document, '$.upload') FROM begun WHERE {which}"  # noqa: S608 - a constant
+    connection.execute(f"DELETE FROM begun_parts WHERE upload IN ({begun})", names)  # noqa: S608
+    connection.execute(f"DELETE FROM begun WHERE {which}", names)  # noqa: S608
 
 
 def _dump(value: object) -> str:

@@ -25,6 +25,27 @@ class UploadedObject:
 
 
 @dataclass(frozen=True, slots=True)
+class BegunUpload:
+    """One large file whose upload in parts was begun: a restarted upload sends only what is missing of it.
+
+    ``upload`` is the store's id; ``parts`` are (number, SHA-1) of parts known to have been sent. The rest says which
+    source it was begun for: any difference now voids this record, and the upload is given up. ``ctime_ns`` (0: not
+    known) changes for harmless reasons, too, a link among them: where it differs, what was sent is compared by hash.
+    """
+
+    path: str
+    upload: str
+    key: str
+    part_size: int
+    size: int
+    mtime_ns: int
+    inode: int
+    device: int
+    parts: tuple[tuple[int, str], ...] = ()
+    ctime_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PublishedSave:
     """One save whose manifest is verified in the store and was named by our pointer (or came from there).
 

@@ -122,6 +122,9 @@ def _document(record: RunRecord) -> dict[str, Any]:
             "parent_step": record.lineage.parent_step,
         },
         "desired": str(record.desired),
+        "desired_wall": record.desired_wall,
+        "stop_above": record.stop_above,
+        "stop_of": record.stop_of,
         "first_seen_wall": record.first_seen_wall,
         "wandb": record.wandb,
         "last_start": None
@@ -151,6 +154,9 @@ def _record(doc: dict[str, Any]) -> RunRecord:
         last_start=None if start is None else _start(start),
         first_seen_wall=float(doc.get("first_seen_wall", 0.0)),
         wandb={_text(k): _text(v) for k, v in doc.get("wandb", {}).items()},
+        stop_above=_step(doc.get("stop_above")),
+        stop_of=_text(doc.get("stop_of", "")),
+        desired_wall=float(doc.get("desired_wall", 0.0)),
         schema_version=RECORD_SCHEMA_VERSION,
     )
 

@@ -32,6 +32,14 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE TABLE pins (step INTEGER PRIMARY KEY, reason TEXT NOT NULL, wall REAL NOT NULL)",
         "CREATE TABLE padding (filler BLOB NOT NULL)",
     ),
+    (
+        """CREATE TABLE begun (
+            step INTEGER NOT NULL, save_id TEXT NOT NULL, path TEXT NOT NULL, document TEXT NOT NULL,
+            PRIMARY KEY (step, save_id, path)) WITHOUT ROWID""",
+        """CREATE TABLE begun_parts (
+            upload TEXT NOT NULL, number INTEGER NOT NULL, sha1 TEXT NOT NULL,
+            PRIMARY KEY (upload, number)) WITHOUT ROWID""",
+    ),
 )
 SCHEMA_VERSION: Final = len(MIGRATIONS)
 

@@ -97,6 +97,16 @@ def choose(
     return Choice(None, "fresh", "", "no complete checkpoint of this run, here or in the store", rejected)
 
 
+def other_world(saved: int | None, asked: int | None, *, counts_all: bool) -> str:
+    """Why a trainer that cannot reshard will not load a set that ``saved`` processes wrote into the ``asked`` ones that
+    the command starts; empty if it may, or one of the numbers is not known. Unless it ``counts_all``, ``saved`` are the
+    data-parallel ranks only: then the others must be a whole number of times as many."""
+    if saved is None or asked is None or saved == asked or (not counts_all and asked % saved == 0):
+        return ""
+    whom = "processes" if counts_all else "data-parallel ranks"
+    return f"it was saved by {saved} {whom} and the command starts {asked} processes: this trainer cannot load that"
+
+
 def _valid_until(
     lineage: Lineage | None, ancestry: Mapping[str, int], remote: Sequence[RemoteSave]
 ) -> dict[str, int | None]:

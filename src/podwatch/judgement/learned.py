@@ -7,20 +7,35 @@ from typing import Any
 
 STEPS_KEPT = 64
 """Intervals the median is taken over: some hours of a run with 3-5 min steps, so it follows a changed batch size."""
+SAVES_KEPT = 16
+STARTS_KEPT = 8
+"""Start-ups and inference shares: one is seen per start, so these are the last few starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
     """``step_seconds`` are seconds per step, ``gap_seconds`` seconds between two signs of progress (longer where only
-    checkpoints tell), both newest last. ``seen`` names the signals that were healthy during start ``start_id``: a
-    detector that was armed stays armed when podwatch itself is restarted.
+    checkpoints tell), ``save_seconds`` how long saves took, ``startups`` seconds from a start to its first step; all
+    newest last. ``seen`` names the signals that were healthy during start ``start_id``: a detector that was armed
+    stays armed when podwatch itself is restarted. ``about`` is the run it was learned from (see ``for_run``).
     """
 
     gpu_baseline_bytes: tuple[tuple[int, int], ...] = ()
+    """By NVML index: the highest level this GPU held for long while training worked."""
+    gpu_windows: tuple[tuple[int, int], ...] = ()
+    """By NVML index: how many whole windows of healthy observations that rests on."""
+    gpu_shares: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """By NVML index, on a shared GPU: the engine's own bytes, one per start (or death) that showed them."""
     step_seconds: tuple[float, ...] = ()
     gap_seconds: tuple[float, ...] = ()
-    startup_seconds: float | None = None
-    """From the start to the first step, last time."""
+    save_seconds: tuple[float, ...] = ()
+    save_gaps: tuple[float, ...] = ()
+    """Seconds from one complete save to the next."""
+    startups: tuple[float, ...] = ()
+    utilization_works: bool = False
+    """The GPUs of this run have been seen busy: a device that always says 0 % proves nothing."""
+    idle_seconds: float = 0.0
+    """The longest time all GPUs of the run stood idle in a run that then went on by itself."""
     start_id: str = ""
     seen: tuple[str, ...] = ()
     clean_exit_start_id: str = ""
@@ -28,6 +43,8 @@ class Learned:
     then.
     """
     clean_exit_step: int | None = None
+    about: tuple[str, str] = ("", "")
+    """(run_id and layout, GPUs configured)."""
 
     @property
     def median_step_seconds(self) -> float | None:
@@ -37,8 +54,37 @@ class Learned:
     def median_gap_seconds(self) -> float | None:
         return median(self.gap_seconds) if self.gap_seconds else None
 
+    @property
+    def median_save_seconds(self) -> float | None:
+        return median(self.save_seconds) if self.save_seconds else None
+
+    @property
+    def median_save_gap_seconds(self) -> float | None:
+        return median(self.save_gaps) if self.save_gaps else None
+
+    @property
+    def startup_seconds(self) -> float | None:
+        """The usual time from a start to its first step."""
+        return median(self.startups) if self.startups else None
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Addresses of the inference servers that were healthy during the start ``start_id``."""
+        return tuple(name.removeprefix("health:") for name in self.seen if name.startswith("health:"))
+
     def baseline(self, index: int) -> int | None:
-        return dict(self.gpu_baseline_bytes).get(index)
+        return next((value for i, value in self.gpu_baseline_bytes if i == index), None)
+
+    def share(self, index: int) -> int | None:
+        """The engine's own part of a shared GPU, in bytes."""
+        values = next((values for i, values in self.gpu_shares if i == index), ())
+        return int(median(values)) if values else None
+
+    def windows(self, index: int) -> int:
+        return next((value for i, value in self.gpu_windows if i == index), 0)
+
+    def shares_seen(self, index: int) -> int:
+        return len(next((values for i, values in self.gpu_shares if i == index), ()))
 
     def with_baseline(self, index: int, value: int) -> "Learned":
         if self.baseline(index) == value:
@@ -46,8 +92,17 @@ class Learned:
         merged = dict(self.gpu_baseline_bytes) | {index: value}
         return replace(self, gpu_baseline_bytes=tuple(sorted(merged.items())))
 
+    def with_window(self, index: int) -> "Learned":
+        merged = dict(self.gpu_windows) | {index: self.windows(index) + 1}
+        return replace(self, gpu_windows=tuple(sorted(merged.items())))
+
+    def with_share(self, index: int, value: int) -> "Learned":
+        old = dict(self.gpu_shares)
+        merged = old | {index: (*old.get(index, ()), value)[-STARTS_KEPT:]}
+        return replace(self, gpu_shares=tuple(sorted(merged.items())))
+
     def saw(self, *names: str) -> "Learned":
-        new = set(names) - set(self.seen)
+        new = {name for name in names if name not in self.seen}
         return replace(self, seen=tuple(sorted({*self.seen, *new}))) if new else self
 
     def with_interval(self, step_seconds: float, gap_seconds: float) -> "Learned":
@@ -57,36 +112,84 @@ class Learned:
             gap_seconds=(*self.gap_seconds, gap_seconds)[-STEPS_KEPT:],
         )
 
+    def with_save(self, seconds: float) -> "Learned":
+        return replace(self, save_seconds=(*self.save_seconds, seconds)[-SAVES_KEPT:])
+
+    def with_save_gap(self, seconds: float) -> "Learned":
+        return replace(self, save_gaps=(*self.save_gaps, seconds)[-SAVES_KEPT:])
+
+    def with_startup(self, seconds: float) -> "Learned":
+        return replace(self, startups=(*self.startups, seconds)[-STARTS_KEPT:])
+
+    def with_idle(self, seconds: float) -> "Learned":
+        return replace(self, idle_seconds=seconds) if seconds > self.idle_seconds else self
+
+    def for_run(self, run: str, gpus: str) -> "Learned":
+        """What of this still holds for ``run`` (run_id and layout) on ``gpus`` (as configured).
+
+        Another run: nothing. Other GPUs: only how it ended, because times and sizes were those of other hardware.
+        Another lineage (a step-back, a fresh start) is the same program on the same machine, and keeps everything.
+        """
+        about = (run, gpus)
+        if self.about in (about, ("", "")):
+            return self if self.about == about else replace(self, about=about)
+        if self.about[0] != run:
+            return Learned(about=about)
+        return Learned(clean_exit_start_id=self.clean_exit_start_id, clean_exit_step=self.clean_exit_step, about=about)
+
     def to_dict(self) -> dict[str, object]:
         return {
             "gpu_baseline_bytes": [list(pair) for pair in self.gpu_baseline_bytes],
+            "gpu_windows": [list(pair) for pair in self.gpu_windows],
+            "gpu_shares": [[index, list(values)] for index, values in self.gpu_shares],
             "step_seconds": list(self.step_seconds),
             "gap_seconds": list(self.gap_seconds),
-            "startup_seconds": self.startup_seconds,
+            "save_seconds": list(self.save_seconds),
+            "save_gaps": list(self.save_gaps),
+            "startups": list(self.startups),
+            "utilization_works": self.utilization_works,
+            "idle_seconds": self.idle_seconds,
             "start_id": self.start_id,
             "seen": list(self.seen),
             "clean_exit_start_id": self.clean_exit_start_id,
             "clean_exit_step": self.clean_exit_step,
+            "about": list(self.about),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> "Learned":
         """The inverse of ``to_dict``. Anything unreadable is forgotten: learning again only delays a verdict."""
         try:
-            startup = data.get("startup_seconds")
             exit_step = data.get("clean_exit_step")
+            about = [str(part) for part in _rows(data.get("about"))]
+            # "startup_seconds" is how the first version kept the last start-up.
+            startups = data.get("startups", [s for s in [data.get("startup_seconds")] if s is not None])
             return cls(
                 gpu_baseline_bytes=tuple((int(i), int(b)) for i, b in _rows(data.get("gpu_baseline_bytes"))),
-                step_seconds=tuple(float(s) for s in _rows(data.get("step_seconds")))[-STEPS_KEPT:],
-                gap_seconds=tuple(float(s) for s in _rows(data.get("gap_seconds")))[-STEPS_KEPT:],
-                startup_seconds=float(startup) if isinstance(startup, int | float) else None,
+                gpu_windows=tuple((int(i), int(n)) for i, n in _rows(data.get("gpu_windows"))),
+                gpu_shares=tuple(
+                    (int(i), tuple(int(b) for b in _rows(values))[-STARTS_KEPT:])
+                    for i, values in _rows(data.get("gpu_shares"))
+                ),
+                step_seconds=_seconds(data.get("step_seconds"), STEPS_KEPT),
+                gap_seconds=_seconds(data.get("gap_seconds"), STEPS_KEPT),
+                save_seconds=_seconds(data.get("save_seconds"), SAVES_KEPT),
+                save_gaps=_seconds(data.get("save_gaps"), SAVES_KEPT),
+                startups=_seconds(startups, STARTS_KEPT),
+                utilization_works=data.get("utilization_works") is True,
+                idle_seconds=float(str(data.get("idle_seconds", 0.0))),
                 start_id=str(data.get("start_id", "")),
                 seen=tuple(str(s) for s in _rows(data.get("seen"))),
                 clean_exit_start_id=str(data.get("clean_exit_start_id", "")),
                 clean_exit_step=exit_step if isinstance(exit_step, int) else None,
+                about=(about[0], about[1]) if len(about) == 2 else ("", ""),
             )
         except (TypeError, ValueError):
             return cls()
+
+
+def _seconds(value: object, kept: int) -> tuple[float, ...]:
+    return tuple(float(s) for s in _rows(value))[-kept:]
 
 
 def _rows(value: object) -> list[Any]:

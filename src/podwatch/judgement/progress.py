@@ -3,12 +3,20 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from podwatch.domain.policy import Policies
 from podwatch.domain.reading import Reading
 from podwatch.domain.snapshot import ProgressSample, ProgressSource
 from podwatch.judgement.learned import Learned
 
+WATCHED_SECONDS = 120.0
+"""A start first seen this soon was watched from its beginning."""
 SAME_INSTANT_SECONDS = 0.05
 """Two numbers this close are one write seen twice; nothing is learned from them."""
+
+SAVE_FLOOR_SECONDS = 3600.0
+"""A save may take this long before anything is learned: 47 GB onto a network volume at 15 MB/s take 52 minutes."""
+SAVE_K = 3.0
+"""And this many times the longest save that was seen to end. A save that hangs must not hide a hang for ever."""
 
 _RANK = {ProgressSource.STEP_LINE: 0, ProgressSource.MARKER: 1, ProgressSource.CHECKPOINT: 2}
 
@@ -33,7 +41,20 @@ class Progress:
     numbered_at: float | None = None
     ping_at: float | None = None
     saving_at: float | None = None
-    """Newest moment at which a checkpoint was being written."""
+    """Newest moment at which a checkpoint was being written, in a save that takes no longer than saves may."""
+    saving_since: float | None = None
+    """When the save in flight was first seen."""
+    save_whole: bool = False
+    """That save was seen from its beginning, so its length can be learned."""
+    looked: bool = False
+    """A turn without a save in flight was seen."""
+    watched: bool = False
+    """This start was watched from its beginning, so the moment of its first step will be known."""
+    lost_seconds: float = 0.0
+    """Of the time since the newest sign (or the start), so much fell into holes in which nobody looked: a pod that was
+    frozen made no step, and is not hung."""
+    taken: tuple[ProgressSample, ...] | None = None
+    """The reading that was taken in last; the same one again says nothing new."""
 
     @property
     def newest_at(self) -> float | None:
@@ -47,8 +68,30 @@ class Progress:
     @property
     def active_at(self) -> float | None:
         """The newest sign of progress or of a save in flight."""
-        times = [t for t in (self.newest_at, self.saving_at) if t is not None]
-        return max(times) if self.newest_at is not None else None
+        newest = self.numbered_at if self.numbered_at is not None else self.ping_at
+        if newest is None:
+            return None
+        if self.saving_at is not None:
+            newest = max(newest, self.saving_at)
+        return newest + self.lost_seconds
+
+    @property
+    def awaited_since(self) -> float | None:
+        """Since when a first step is waited for."""
+        return None if self.started_at is None else self.started_at + self.lost_seconds
+
+
+def save_limit(learned: Learned) -> float:
+    """Seconds after which a save in flight excuses no silence any more."""
+    return max(SAVE_FLOOR_SECONDS, SAVE_K * max(learned.save_seconds, default=0.0))
+
+
+def target_reached(progress: Progress, policies: Policies) -> bool:
+    """Has the last step been made? Trainers that count from 0 show ``max_steps - 1`` last (facts/prime-rl.md, version
+    table).
+    """
+    target = policies.detection.max_steps
+    return target is not None and progress.step is not None and progress.step >= target - 1
 
 
 def follow(
@@ -60,17 +103,31 @@ def follow(
     learned: Learned,
 ) -> tuple[Progress, Learned]:
     """Take one reading in. Samples from before the start, and numbers that do not change, are not progress."""
-    if saving:
-        progress = replace(progress, saving_at=at)
-    if not reading.ok or reading.value is None:
+    if saving or progress.saving_since is not None or not progress.looked:
+        progress, learned = _follow_save(progress, at, saving, learned)
+    if not reading.ok or reading.value is None or reading.value is progress.taken:
         return progress, learned
+    before = progress.newest_at
     for sample in _since_start(reading.value, progress.started_at):
         progress, learned = _take(progress, sample, learned)
-    return progress, learned
+    lost = progress.lost_seconds if progress.newest_at == before else 0.0
+    return replace(progress, taken=reading.value, lost_seconds=lost), learned
+
+
+def _follow_save(progress: Progress, at: float, saving: bool, learned: Learned) -> tuple[Progress, Learned]:
+    if saving:
+        since = at if progress.saving_since is None else progress.saving_since
+        whole = progress.looked if progress.saving_since is None else progress.save_whole
+        excused = at if at - since <= save_limit(learned) else progress.saving_at
+        return replace(progress, saving_since=since, save_whole=whole, saving_at=excused), learned
+    if progress.saving_since is not None and progress.save_whole:
+        learned = learned.with_save(at - progress.saving_since)
+    return replace(progress, saving_since=None, save_whole=False, looked=True), learned
 
 
 def _since_start(samples: Iterable[ProgressSample], started_at: float | None) -> list[ProgressSample]:
-    return sorted((s for s in samples if started_at is None or s.at >= started_at), key=lambda s: s.at)
+    found = [s for s in samples if started_at is None or s.at >= started_at]
+    return found if len(found) < 2 else sorted(found, key=lambda s: s.at)
 
 
 def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple[Progress, Learned]:
@@ -86,8 +143,9 @@ def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple
         gap = new.at - old.at
         if gap > SAME_INSTANT_SECONDS:
             learned = learned.with_interval(gap / (new.step - old.step), gap)
-    if progress.first_at is None and progress.started_at is not None:
-        learned = replace(learned, startup_seconds=sample.at - progress.started_at)
+    if progress.first_at is None and progress.started_at is not None and progress.watched:
+        # A podwatch that came later finds some later step first, and learns nothing from that.
+        learned = learned.with_startup(sample.at - progress.started_at)
     return (
         replace(
             progress,

@@ -58,17 +58,12 @@ def plan_remote(
     a time in the future counts as just now, so a clock that was set back only delays). With ``own_generation``, saves
     of another generation wait 24 h.
     """
-    newest_record: dict[tuple[int, str], StoredSave] = {}
-    for save in published:
-        key = (save.step, save.save_id)
-        if key not in newest_record or save.seq > newest_record[key].seq:
-            newest_record[key] = save
-    saves = sorted(newest_record.values(), key=lambda s: (s.seq, s.generation, s.step, s.save_id))
-    milestones = _milestones(saves, policy.keep_every)
+    saves = in_order(published)
+    fixed = milestones(saves, policy.keep_every)
     keep_last = max(1, policy.keep_last)
     removals: list[RemoteRemoval] = []
     for position, save in enumerate(saves[:-keep_last] if len(saves) > keep_last else []):
-        if save.save_id in pointer_save_ids or save.step in pins or (save.step, save.save_id) in milestones:
+        if save.save_id in pointer_save_ids or save.step in pins or (save.step, save.save_id) in fixed:
             continue
         superseded_for = now_wall - max(save.wall, saves[position + 1].wall)
         grace = policy.superseded_grace_seconds
@@ -81,7 +76,18 @@ def plan_remote(
     return tuple(removals)
 
 
-def _milestones(saves: list[StoredSave], keep_every: int) -> frozenset[tuple[int, str]]:
+def in_order(published: Iterable[StoredSave]) -> list[StoredSave]:
+    """Each save once, with its newest record, by seq."""
+    newest_record: dict[tuple[int, str], StoredSave] = {}
+    for save in published:
+        key = (save.step, save.save_id)
+        if key not in newest_record or save.seq > newest_record[key].seq:
+            newest_record[key] = save
+    return sorted(newest_record.values(), key=lambda s: (s.seq, s.generation, s.step, s.save_id))
+
+
+def milestones(saves: Iterable[StoredSave], keep_every: int) -> frozenset[tuple[int, str]]:
+    """``saves`` in the order of their seq, each once."""
     if keep_every <= 0:
         return frozenset()
     first: dict[int, tuple[int, str]] = {}

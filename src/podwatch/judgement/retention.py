@@ -1,13 +1,14 @@
 """What may leave the disk of the pod, in which order, and why everything else stays (DESIGN section 6; promise 2).
 
 Two triggers: usage above ``prune_above`` (down to ``prune_to``), and room: the next save, as big as the last ones
-times ``margin``, must fit before it comes. A percentage alone cannot protect: 85 % of a 250 GB disk leaves 37 GB,
-less than one save (facts/peers.md section 1).
+times ``margin``, must fit before it comes (``prediction``), in bytes and in inodes. A percentage alone cannot protect:
+85 % of a 250 GB disk leaves 37 GB, less than one save (facts/peers.md section 1).
 
 Order: trash and expired quarantine; incomplete sets that nobody writes; old broadcasts and rollouts that belong to no
 set; parts that a resume does not need; complete sets in the store, oldest first. Only at the critical mark (the next
-save does not fit and nothing else can go): complete sets that are not in the store, oldest first, even one being
-uploaded. Never the newest complete set.
+save does not fit and nothing else can go): complete sets that are not in the store, oldest first, and at last even
+one being uploaded; and not before the next save is near, because until then an upload may still end. Never the newest
+complete set.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +19,8 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_compl
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
 
-SETS_FOR_PREDICTION = 3
-"""The next save is expected as big as the biggest of the last few: a first save without optimizer state, or a
-milestone that carries an export, must not make the guess too small."""
-
-STEPS_IN_USE = 2
-"""By-products of so many steps below the newest complete set, and of everything above them, stay: inference samples
-with a policy up to two steps behind the trainer (facts/prime-rl.md section 1), and the trainer is never behind the
-newest complete set. What prime-rl itself would still remove lies there too, so the two never meet in one directory."""
+ROOM_HYSTERESIS = 0.05
+"""Once room is made, so much more of a save than must be: a log that grows would start the next removal else."""
 
 
 class RemovalKind(StrEnum):
@@ -59,13 +54,15 @@ class Protection(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QuarantineEntry:
-    """Something set aside. ``needed`` is true while it must stay: its new line has no verified set beyond it yet."""
+    """Something set aside. ``needed`` is true while it must stay: its new line has no verified set beyond it yet.
+    ``device`` is the file system it lies on, for counting only; 0: unknown."""
 
     path: str
     step: int
     bytes: int
     expired: bool
     needed: bool = False
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +85,27 @@ class Removal:
     step: int | None = None
     path: str = ""
     part: str = ""
+    files: int = 0
+    """Inodes that come free at least; 0 where they were not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
+    """``unlock``: what would let it go, in words that follow "if step N were"; empty where nothing should."""
+
     step: int
     reason: str
+    bytes: int = 0
+    unlock: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RemovalInput:
-    """``stored`` are (step, save_id) whose manifest is published. ``first_seen_wall``: sets last changed before
-    podwatch first guarded this directory go only once they are in the store. ``trash_path`` is what ``trash_bytes``
-    lie in."""
+    """``next_save_bytes`` and ``next_save_files`` are what is expected to come before anything can be removed again,
+    ``most_bytes`` and ``most_files`` what must be reckoned with (0: the same). ``soon``: it may begin at any moment,
+    else in ``due_in`` seconds. ``stored`` are (step, save_id) whose manifest is published. ``first_seen_wall``: sets
+    last changed before podwatch first guarded this directory go only once they are in the store. ``trash_path`` is
+    what ``trash_bytes`` lie in."""
 
     sets: Sequence[CheckpointSet]
     disk: DiskSample
@@ -116,14 +121,21 @@ class RemovalInput:
     first_seen_wall: float = 0.0
     free_floor_bytes: int = 0
     """Never plan for less free space than this, whatever the percentage says."""
+    next_save_files: int = 0
+    most_bytes: int = 0
+    most_files: int = 0
+    soon: bool = True
+    due_in: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RemovalPlan:
     """``removals`` in the order in which they are to be done; ``kept`` every other set, newest first, with the reason.
 
-    ``target_bytes`` is what has to come free, ``shortfall_bytes`` what is still missing after all removals.
+    ``target_bytes`` is what has to come free, ``shortfall_bytes`` what is still missing of it after all removals.
     ``critical``: the next save would not fit without taking sets that are not in the store, or does not fit at all.
+    ``waiting`` are such sets that go when the save is near. ``missing_bytes`` and ``missing_inodes``: what the next
+    save lacks even after all of that.
     """
 
     removals: tuple[Removal, ...]
@@ -132,64 +144,126 @@ class RemovalPlan:
     target_bytes: int
     shortfall_bytes: int
     critical: bool
+    waiting: tuple[Removal, ...] = ()
+    missing_bytes: int = 0
+    missing_inodes: int = 0
 
     @property
     def freed_bytes(self) -> int:
         return sum(r.bytes for r in self.removals)
 
 
-def predict_next_save(sets: Iterable[CheckpointSet]) -> int:
-    """Bytes of the next save, without margin: the biggest of the newest complete sets; 0 when none was seen yet."""
-    complete = sorted((s for s in sets if s.complete), key=lambda s: (s.changed_wall, s.step))
-    return max((s.size_bytes for s in complete[-SETS_FOR_PREDICTION:]), default=0)
-
-
-def room_needed(sets: Sequence[CheckpointSet], next_save_bytes: int, policy: DiskPolicy) -> int:
+def room_needed(sets: Sequence[CheckpointSet], next_save_bytes: int, margin: float) -> int:
     """Free bytes the next save needs. What a save in flight has already written need not be free a second time."""
     written = max((s.size_bytes for s in sets if s.completeness is Completeness.WRITING), default=0)
-    return max(0, int(next_save_bytes * policy.margin) - written)
+    return max(0, int(next_save_bytes * margin) - written)
+
+
+def inodes_needed(sets: Sequence[CheckpointSet], next_save_files: int, margin: float) -> int:
+    written = max((s.file_count for s in sets if s.completeness is Completeness.WRITING), default=0)
+    return max(0, int(next_save_files * margin) - written)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pressure:
+    """Bytes and inodes that have to come free: ``room`` and ``inodes`` for the save that is expected, at any price;
+    the others for what it would be good to have room for."""
+
+    room: int
+    most_room: int
+    usage: int
+    inodes: int
+    most_inodes: int
+    inodes_low: bool
+
+    @property
+    def target(self) -> int:
+        return max(self.usage, self.most_room)
+
+    @property
+    def trigger(self) -> Trigger:
+        if self.target > 0:
+            return Trigger.ROOM if self.most_room >= self.usage else Trigger.USAGE
+        return Trigger.INODES if self.most_inodes > 0 or self.inodes_low else Trigger.NONE
+
+
+def pressure_of(given: RemovalInput, policy: DiskPolicy) -> _Pressure:
+    disk, sets = given.disk, given.sets
+    most = max(given.most_bytes, given.next_save_bytes)
+    room = max(room_needed(sets, given.next_save_bytes, policy.margin), given.free_floor_bytes) - disk.free_bytes
+    most_room = 0
+    if max(room_needed(sets, most, policy.margin), given.free_floor_bytes) > disk.free_bytes:
+        good = room_needed(sets, most, policy.margin + ROOM_HYSTERESIS)
+        most_room = max(good, given.free_floor_bytes) - disk.free_bytes
+    usage = 0
+    if disk.used_ratio > policy.prune_above:
+        usage = disk.used_bytes - int(policy.prune_to * disk.capacity_bytes)
+    inodes = most_inodes = 0
+    if disk.inodes_total > 0:  # some file systems make inodes as they need them, and tell 0
+        inodes = inodes_needed(sets, given.next_save_files, policy.margin) - disk.inodes_free
+        most_files = max(given.most_files, given.next_save_files)
+        most_inodes = inodes_needed(sets, most_files, policy.margin) - disk.inodes_free
+    return _Pressure(
+        room=max(0, room),
+        most_room=max(0, most_room),
+        usage=max(0, usage),
+        inodes=max(0, inodes),
+        most_inodes=max(0, most_inodes),
+        inodes_low=disk.inodes_total > 0 and disk.inodes_free < policy.inodes_below * disk.inodes_total,
+    )
 
 
 def plan_removal(given: RemovalInput, policy: DiskPolicy) -> RemovalPlan:
     """Plan. Pure: the same input gives the same plan, and more pressure never keeps what less pressure removed."""
-    disk = given.disk
-    room = room_needed(given.sets, given.next_save_bytes, policy)
-    inodes_low = disk.inodes_total > 0 and disk.inodes_free < policy.inodes_below * disk.inodes_total
-    by_usage = 0
-    if disk.used_ratio > policy.prune_above:
-        by_usage = max(0, disk.used_bytes - int(policy.prune_to * disk.capacity_bytes))
-    by_room = max(0, max(room, given.free_floor_bytes) - disk.free_bytes)
-    target = max(by_usage, by_room)
-    trigger = Trigger.NONE
-    if target > 0:
-        trigger = Trigger.ROOM if by_room >= by_usage else Trigger.USAGE
-    elif inodes_low:
-        # How many inodes a set frees is not known: take the first thing that may go, and look again.
-        trigger, target = Trigger.INODES, 1
+    pressure = pressure_of(given, policy)
+    trigger = pressure.trigger
+    # Few inodes, but enough for the next save: take the first thing that may go, and look again.
+    target = 1 if trigger is Trigger.INODES and not pressure.most_inodes else pressure.target
     keep = _reasons_to_keep(given)
     removals: list[Removal] = []
-    freed = 0
+    freed = inodes = 0
     if trigger is not Trigger.NONE:
-        for removal in _willing(given, keep):
-            if freed >= target:
+        for removal in _willing(given, keep, policy.steps_in_use):
+            if freed >= target and inodes >= pressure.most_inodes:
                 break
             freed += _add(removals, removal)
-    critical = by_room > freed
+            inodes = sum(r.files for r in removals)
+    critical = pressure.room > freed or pressure.inodes > inodes
+    waiting: list[Removal] = []
     if critical:
         for removal in _critical(given, keep, {r.step for r in removals if not r.part}):
-            if freed >= by_room:
+            if freed >= pressure.room and inodes >= pressure.inodes:
                 break
-            freed += _add(removals, removal)
-    return RemovalPlan(tuple(removals), _kept(given, keep, removals), trigger, target, max(0, target - freed), critical)
+            if given.soon:
+                freed += _add(removals, removal)
+            else:  # what its parts bring has been counted: they go now
+                waiting.append(removal)
+                freed += removal.bytes - sum(p.bytes for p in _parts_of(removal, removals))
+            inodes += removal.files
+    return RemovalPlan(
+        tuple(removals),
+        _kept(given, keep, removals, waiting),
+        trigger,
+        target,
+        max(0, target - sum(r.bytes for r in removals)),
+        critical,
+        tuple(waiting),
+        max(0, pressure.room - freed),
+        max(0, pressure.inodes - inodes),
+    )
 
 
 def _add(removals: list[Removal], removal: Removal) -> int:
     """Append; a whole set takes the place of its parts that were to go before. Returns the bytes this adds."""
-    parts = [r for r in removals if r.part and r.step == removal.step] if not removal.part else []
+    parts = _parts_of(removal, removals)
     for part in parts:
         removals.remove(part)
     removals.append(removal)
     return removal.bytes - sum(p.bytes for p in parts)
+
+
+def _parts_of(whole: Removal, removals: Sequence[Removal]) -> list[Removal]:
+    return [] if whole.part else [r for r in removals if r.part and r.step == whole.step]
 
 
 def _reasons_to_keep(given: RemovalInput) -> dict[int, str]:
@@ -214,7 +288,7 @@ def _reasons_to_keep(given: RemovalInput) -> dict[int, str]:
     return keep
 
 
-def _willing(given: RemovalInput, keep: Mapping[int, str]) -> Iterable[Removal]:
+def _willing(given: RemovalInput, keep: Mapping[int, str], steps_in_use: int) -> Iterable[Removal]:
     """Everything that may go before the critical mark, in order."""
     if given.trash_bytes > 0:
         yield Removal(RemovalKind.TRASH, given.trash_bytes, "already thrown away", path=given.trash_path)
@@ -224,15 +298,19 @@ def _willing(given: RemovalInput, keep: Mapping[int, str]) -> Iterable[Removal]:
                 RemovalKind.QUARANTINE, entry.bytes, f"quarantine of step {entry.step} expired", path=entry.path
             )
     oldest_first = sorted(given.sets, key=_age)
-    free = [s for s in oldest_first if s.step not in keep and s.step not in given.protected]
+    free = [s for s in oldest_first if s.step not in keep and s.step not in given.protected and _takes_room(s)]
     for s in free:
         if not s.complete and _ours_to_judge(s, given):
-            yield Removal(RemovalKind.INCOMPLETE, s.size_bytes, f"{s.completeness}: {s.reason or 'not whole'}", s.step)
-    unused = _unused_below(given)
-    belongs = {s.step for s in given.sets}
+            yield Removal(
+                RemovalKind.INCOMPLETE,
+                s.size_bytes,
+                f"{s.completeness}: {s.reason or 'not whole'}",
+                s.step,
+                files=s.file_count,
+            )
+    unused = _unused_below(given, steps_in_use)
     for spare in sorted(given.spares, key=lambda e: (e.step, e.path)):
-        ours = spare.changed_wall >= given.first_seen_wall and spare.step not in given.pins
-        if spare.step < unused and spare.step not in belongs and ours:
+        if _idle_spare(spare, given, unused, steps_in_use):
             why = f"of step {spare.step}: belongs to no checkpoint, and training is past it"
             yield Removal(RemovalKind.SPARE, spare.bytes, why, path=spare.path)
     for s in free:
@@ -243,30 +321,58 @@ def _willing(given: RemovalInput, keep: Mapping[int, str]) -> Iterable[Removal]:
                     yield Removal(RemovalKind.OPTIONAL_PART, part.size_bytes, why, s.step, part.path, part.name)
     for s in free:
         if s.complete and _stored(s, given):
-            yield Removal(RemovalKind.STORED_SET, s.size_bytes, "in the store, and a newer one is complete", s.step)
+            yield Removal(
+                RemovalKind.STORED_SET,
+                s.size_bytes,
+                "in the store, and a newer one is complete",
+                s.step,
+                files=s.file_count,
+            )
 
 
-def _unused_below(given: RemovalInput) -> int:
+def _idle_spare(spare: SpareEntry, given: RemovalInput, unused: int, steps_in_use: int) -> bool:
+    """Read by nobody any more. One from before podwatch's first start goes only once this run has saved under
+    podwatch's eyes, and not where a resume from an unstored set of those days would begin."""
+    if spare.step >= unused or spare.step in given.pins or any(s.step == spare.step for s in given.sets):
+        return False
+    if spare.changed_wall >= given.first_seen_wall:
+        return True
+    newest = newest_complete(tuple(given.sets))
+    if newest is None or newest.changed_wall < given.first_seen_wall:
+        return False
+    older = [s.step for s in given.sets if s.complete and s.changed_wall < given.first_seen_wall]
+    return not any(step - steps_in_use <= spare.step <= step for step in older)
+
+
+def _unused_below(given: RemovalInput, steps_in_use: int) -> int:
     """By-products of steps below this are read by nobody: not by what trains now, nor after a resume."""
     newest = newest_complete(tuple(given.sets))
     if newest is None:
         return 0
     resumed = (step for step, why in given.protected.items() if why is not Protection.UPLOADING)
-    return min((newest.step, *resumed)) - STEPS_IN_USE
+    return min((newest.step, *resumed)) - steps_in_use
 
 
 def _critical(given: RemovalInput, keep: Mapping[int, str], gone: set[int | None]) -> Iterable[Removal]:
-    for s in sorted(given.sets, key=_age):
-        if not s.complete or s.step in keep or s.step in gone or not _ours_to_judge(s, given):
+    """Oldest first, but the one being uploaded last: where uploads take longer than two saves, it is always the oldest,
+    and nothing would ever reach the store (simulated: 1 set of 60 at 15 MB/s, 12 in this order)."""
+    for s in sorted(given.sets, key=lambda s: (given.protected.get(s.step) is Protection.UPLOADING, _age(s))):
+        if not s.complete or s.step in keep or s.step in gone or not (_ours_to_judge(s, given) and _takes_room(s)):
             continue
         why = "not in the store" if given.has_store else "no store is configured"
         if given.protected.get(s.step) is Protection.UPLOADING:
             why = "its upload is stopped"
-        yield Removal(RemovalKind.UNSTORED_SET, s.size_bytes, f"the next save does not fit; {why}", s.step)
+        reason = f"the next save does not fit; {why}"
+        yield Removal(RemovalKind.UNSTORED_SET, s.size_bytes, reason, s.step, files=s.file_count)
 
 
 def _ours_to_judge(s: CheckpointSet, given: RemovalInput) -> bool:
     return s.changed_wall >= given.first_seen_wall
+
+
+def _takes_room(s: CheckpointSet) -> bool:
+    """Nothing of it may lie on the file system that is planned for."""
+    return s.size_bytes > 0 or s.file_count > 0
 
 
 def _stored(s: CheckpointSet, given: RemovalInput) -> bool:
@@ -280,14 +386,30 @@ def _age(s: CheckpointSet) -> int:
     return s.step
 
 
-def _kept(given: RemovalInput, keep: Mapping[int, str], removals: Sequence[Removal]) -> tuple[Kept, ...]:
+def _kept(
+    given: RemovalInput, keep: Mapping[int, str], removals: Sequence[Removal], waiting: Sequence[Removal]
+) -> tuple[Kept, ...]:
     gone = {r.step for r in removals if r.step is not None and not r.part}
+    later = {r.step: r for r in waiting}
     kept = []
     for s in sorted(given.sets, key=lambda s: -s.step):
         if s.step in gone:
             continue
-        kept.append(Kept(s.step, keep.get(s.step) or _why_still_here(s, given)))
+        parts = sum(r.bytes for r in removals if r.step == s.step and r.part)
+        reason = keep.get(s.step) or _why_still_here(s, given)
+        if s.step in later:
+            when = "" if given.due_in is None else f", due in {max(0.0, given.due_in) / 60:.0f} min"
+            reason = f"{later[s.step].reason}: goes before the next save{when}, unless the store has it by then"
+        kept.append(Kept(s.step, reason, s.size_bytes - parts, _unlock(s, given, keep)))
     return tuple(kept)
+
+
+def _unlock(s: CheckpointSet, given: RemovalInput, keep: Mapping[int, str]) -> str:
+    if s.step in keep:
+        return "not pinned" if keep[s.step].startswith("pinned: ") else ""
+    if s.complete and not _stored(s, given) and not _ours_to_judge(s, given):
+        return "in the store"
+    return ""
 
 
 def _why_still_here(s: CheckpointSet, given: RemovalInput) -> str:

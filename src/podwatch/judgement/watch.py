@@ -3,74 +3,162 @@
 A recorded night can be replayed through ``advance``: it reads no clock and remembers only what is in ``WatchState``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
 
-from podwatch.domain.finding import Finding, Severity
-from podwatch.domain.policy import DetectionPolicy, DiskPolicy
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
+from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Desired, Snapshot
-from podwatch.judgement.detectors import exits, hang, resources, sensors, silent_death
-from podwatch.judgement.detectors.exits import ExitState
-from podwatch.judgement.detectors.hang import HangState
-from podwatch.judgement.detectors.sensors import SensorsState
-from podwatch.judgement.detectors.silent_death import SilentDeathState
+from podwatch.judgement import progress as progress_of
+from podwatch.judgement import signals as signals_of
+from podwatch.judgement.detectors import (
+    checkpoint_overdue,
+    clocks,
+    exits,
+    gpu_health,
+    hang,
+    inference,
+    log_rules,
+    resources,
+    sensors,
+    silent_death,
+    training_health,
+)
+from podwatch.judgement.detectors.base import Detector, Look
 from podwatch.judgement.learned import Learned
-from podwatch.judgement.progress import Progress, follow
+from podwatch.judgement.progress import WATCHED_SECONDS, Progress, target_reached
+from podwatch.judgement.signals import Signals
 
-_DEFAULT_DISK = DiskPolicy()
+S = TypeVar("S")
+
+DETECTORS: tuple[Detector[Any], ...] = (
+    silent_death.DETECTOR,
+    inference.DETECTOR,
+    exits.DETECTOR,
+    hang.DETECTOR,
+    sensors.DETECTOR,
+    resources.DETECTOR,
+    gpu_health.DETECTOR,
+    checkpoint_overdue.DETECTOR,
+    log_rules.DETECTOR,
+    training_health.DETECTOR,
+    clocks.DETECTOR,
+)
+"""The registry. In this order, because a later one may use what an earlier one learned in the same turn."""
+
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+
+
+def _fresh() -> Mapping[str, Any]:
+    return {detector.name: detector.initial() for detector in DETECTORS}
 
 
 @dataclass(frozen=True, slots=True)
 class WatchState:
-    """Everything the detectors remember. Only ``learned`` outlives a restart of the trainer or of podwatch."""
+    """Everything that is remembered. Only ``learned`` outlives a restart of podwatch; of ``states`` (by the detectors'
+    names) only those that say so outlive a restart of the trainer."""
 
     learned: Learned = field(default_factory=Learned)
     start_id: str | None = None
     progress: Progress = field(default_factory=Progress)
-    silent_death: SilentDeathState = field(default_factory=SilentDeathState)
-    exits: ExitState = field(default_factory=ExitState)
-    hang: HangState = field(default_factory=HangState)
-    sensors: SensorsState = field(default_factory=SensorsState)
+    signals: Signals = field(default_factory=Signals)
+    states: Mapping[str, Any] = field(default_factory=_fresh)
+
+    def of(self, detector: Detector[S]) -> S:
+        """What this detector remembers."""
+        return cast("S", self.states[detector.name])
 
     @property
     def armed(self) -> tuple[str, ...]:
-        """Detectors that have seen their signal healthy during this start: ``silent-death:gpu0``, ``hang``."""
-        gpus = [f"silent-death:{name}" for name in self.learned.seen if name.startswith("gpu")]
-        return tuple(gpus) + (("hang",) if self.progress.active_at is not None else ())
+        """What has been seen healthy during this start and is watched from now on: ``silent-death:gpu0``, ``hang``."""
+        return tuple(name for d in DETECTORS for name in d.armed(self.states[d.name], self.learned))
 
 
-def initial(policy: DetectionPolicy, learned: Learned | None = None) -> WatchState:
+def initial(policies: Policies, learned: Learned | None = None) -> WatchState:
     """The state of a podwatch that has seen nothing yet. Baselines of GPUs no longer configured are dropped."""
     if learned is None:
         return WatchState()
-    kept = tuple(p for p in learned.gpu_baseline_bytes if p[0] in policy.inference_gpus)
-    return WatchState(learned=replace(learned, gpu_baseline_bytes=kept))
+    gpus = policies.detection.inference_gpus
+    return WatchState(
+        learned=replace(
+            learned,
+            gpu_baseline_bytes=tuple(p for p in learned.gpu_baseline_bytes if p[0] in gpus),
+            gpu_windows=tuple(p for p in learned.gpu_windows if p[0] in gpus),
+            gpu_shares=tuple(p for p in learned.gpu_shares if p[0] in gpus),
+        )
+    )
 
 
-def advance(
-    state: WatchState, snapshot: Snapshot, policy: DetectionPolicy, disk: DiskPolicy = _DEFAULT_DISK
-) -> tuple[WatchState, tuple[Finding, ...]]:
+def second_signals(state: WatchState) -> tuple[str, ...]:
+    """Signals that were healthy during this start, so that their failure can confirm a death on this pod."""
+    seen = state.learned.seen
+    found = ["engine-process"] if "engine" in seen else []
+    found += ["cuda-context"] if any(name.startswith("cuda") for name in seen) else []
+    found += ["inference-health"] if "health" in seen else []
+    found += ["liveness"] if any(name.startswith("liveness:") for name in seen) else []
+    found += ["generation-tokens"] if any(name.startswith("tokens:") for name in seen) else []
+    return (*found, *(("step-progress",) if "progress" in seen else ()))
+
+
+def advance(state: WatchState, snapshot: Snapshot, policies: Policies) -> tuple[WatchState, tuple[Finding, ...]]:
     """One turn of the sensing loop. Findings come worst first; the same condition keeps its ``key`` and ``since``."""
-    state = _at_boundary(state, snapshot)
-    progress, learned = follow(
+    state = _after_hole(_at_boundary(state, snapshot), snapshot, policies)
+    progress, learned = progress_of.follow(
         state.progress, snapshot.progress, at=snapshot.at, saving=snapshot.saving, learned=state.learned
     )
+    signals, learned = signals_of.follow(state.signals, snapshot, progress, learned, policies.detection)
     trainer = snapshot.trainer.value if snapshot.trainer.ok else None
     wanted = snapshot.desired is Desired.RUNNING
-    ending = not wanted or (trainer is not None and (trainer.finish_line or exits.target_reached(progress, policy)))
-    death_state, learned, deaths = silent_death.advance(
-        state.silent_death, snapshot, progress, learned, policy, ending=ending
+    ending = not wanted or (trainer is not None and (trainer.finish_line or target_reached(progress, policies)))
+    look = Look(snapshot, progress, learned, policies, signals, trainer, wanted, ending)
+    states: dict[str, Any] = {}
+    findings: list[Finding] = []
+    for detector in DETECTORS:
+        name = detector.name
+        before = state.states[name]
+        try:
+            turn = detector.advance(before, look)
+        except Exception as error:  # one that fails must not take the others, and the guard, with it
+            states[name] = before
+            findings.append(_failed(name, error, snapshot.at))
+            continue
+        states[name] = turn.state
+        if turn.findings:
+            findings.extend(turn.findings)
+        if turn.learned is not look.learned:
+            learned = turn.learned
+            look = Look(snapshot, progress, learned, policies, signals, trainer, wanted, ending)
+    if len(findings) > 1:
+        findings.sort(key=lambda f: (_ORDER[f.severity], f.kind, f.subject))
+    return WatchState(learned, state.start_id, progress, signals, states), tuple(findings)
+
+
+def _after_hole(state: WatchState, snapshot: Snapshot, policies: Policies) -> WatchState:
+    """Nobody looked, or the machine slept: windows begin anew, and the silence of that time proves nothing."""
+    lost = clocks.hole(state.of(clocks.DETECTOR), snapshot, policies.detection)
+    if lost is None:
+        return state
+    return replace(
+        state,
+        progress=replace(state.progress, lost_seconds=state.progress.lost_seconds + lost),
+        signals=clocks.begin_anew(state.signals),
+        states={name: clocks.begin_anew(value) for name, value in state.states.items()},
     )
-    exit_state, exit_learned, ends = exits.advance(state.exits, snapshot, progress, learned, policy)
-    hang_state, hangs = hang.advance(state.hang, snapshot, progress, learned, policy)
-    sensor_state, blind = sensors.advance(state.sensors, snapshot, learned, policy)
-    findings = [*deaths, *blind, *resources.advance(snapshot, disk)]
-    if wanted:
-        # A run that is to be stopped, or is finished, may end and may stand still.
-        learned = exit_learned
-        findings += [*ends, *hangs]
-    new = WatchState(learned, state.start_id, progress, death_state, exit_state, hang_state, sensor_state)
-    return new, tuple(sorted(findings, key=lambda f: (_ORDER[f.severity], f.kind, f.subject)))
+
+
+def _failed(name: str, error: Exception, at: float) -> Finding:
+    """A fault of ours. Part of the guard is blind, so it must not look healthy (promise 6)."""
+    what = f"{type(error).__name__}: {error}"
+    return Finding(
+        FindingKind.SENSOR_BLIND,
+        Severity.CRITICAL,
+        f"the {name} detector failed: {what}",
+        at,
+        suggestion="this is a fault of podwatch: please report it; the other detectors go on",
+        evidence=(Evidence(f"{name} detector", what, Agreement.UNAVAILABLE),),
+        subject=f"detector-{name}",
+    )
 
 
 def _at_boundary(state: WatchState, snapshot: Snapshot) -> WatchState:
@@ -87,6 +175,6 @@ def _at_boundary(state: WatchState, snapshot: Snapshot) -> WatchState:
     return WatchState(
         learned=learned,
         start_id=trainer.start_id,
-        progress=Progress(started_at=started),
-        sensors=state.sensors,
+        progress=Progress(started_at=started, watched=snapshot.at - started <= WATCHED_SECONDS),
+        states={d.name: state.states[d.name] if d.survives_restart else d.initial() for d in DETECTORS},
     )

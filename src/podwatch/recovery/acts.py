@@ -3,7 +3,6 @@ a cancelled act leaves the same open intents as a killed podwatch, and the same 
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Final
 
 from podwatch.domain.errors import Busy, PodwatchError
@@ -15,21 +14,23 @@ from podwatch.evidence import capture, plain, secret_values
 from podwatch.journal import Journal
 from podwatch.judgement.choose import Choice
 from podwatch.judgement.restart import LOG_LINES_KEPT, Failure, after_failure
+from podwatch.recovery import release
 from podwatch.recovery.attempt import Attempt
-from podwatch.recovery.core import BLOCKED_POLL, Core
-from podwatch.recovery.procedure import NothingToResume, StartFailed
-from podwatch.recovery.state import Phase, newest_step
+from podwatch.recovery.choosing import NothingToResume, unfit
+from podwatch.recovery.core import BLOCKED_POLL
+from podwatch.recovery.persons import PERSON_POLL
+from podwatch.recovery.procedure import StartFailed
+from podwatch.recovery.state import Phase
+from podwatch.recovery.yielding import Yielding
+from podwatch.sensors.base import Wakeable
 from podwatch.trainer.base import Look, TrainerHandle
 
 EVIDENCE_SECONDS: Final = 10.0
 """A bundle that takes longer is not waited for: the GPUs cost money."""
 FREE_POLL: Final = 0.5
-SAVE_POLL: Final = 1.0
-PERSON_POLL: Final = 15.0
-"""Seconds between two looks for a person's own start while the next try is waited for; one look reads all of /proc."""
 
 
-class Acts(Core):
+class Acts(Yielding):
     """Everything here runs as the one act, or is called by it."""
 
     async def carry_on(self) -> None:
@@ -37,7 +38,10 @@ class Acts(Core):
         launcher = self.tools.launcher
         look = await launcher.look()
         stop = await self.reconcile(look)
-        if stop is not None:
+        if stop is not None and self.held() == "paused":
+            await self.cleared("finishing an interrupted stop")
+            return await self.carry_on()  # time has passed: look again
+        if stop is not None and not self.held():
             handle = look.handle
             if handle is None:  # an attached trainer, found again by its process
                 meant = (stop.data.get("pid"), stop.data.get("ticks"))
@@ -47,6 +51,7 @@ class Acts(Core):
             self.forget()
             look = await launcher.look()
         await self.per_desired(look)
+        return None
 
     async def per_desired(self, look: Look) -> None:
         """Adopt what is there; else start, if that is wanted and allowed."""
@@ -55,10 +60,13 @@ class Acts(Core):
             await self.adopt(look.handle)
             if look.handle.supervision is Supervision.KEEPER:
                 await self.as_recorded()
-        elif self.desired is Desired.FINISHED:
-            self._show(Phase.FINISHED, "training has finished")
-        elif self.desired is Desired.STOPPED and not look.candidates:
-            self._show(Phase.STOPPED, "stopped on purpose; `podwatch start` starts it")
+        elif self.desired is not Desired.RUNNING:
+            finished = self.desired is Desired.FINISHED
+            self._show(
+                Phase.FINISHED if finished else Phase.STOPPED,
+                "training has finished" if finished else "stopped on purpose; `podwatch start` starts it",
+            )
+            await self.notice(look.candidates)
         elif await self.take_over(look.candidates):
             return
         elif settings.mode == "observe":
@@ -70,8 +78,11 @@ class Acts(Core):
 
     async def as_recorded(self) -> None:
         """A stop or a completion was recorded, and podwatch ended before it was carried out."""
+        if self.desired is Desired.RUNNING or not await self.cleared("the stop that was recorded"):
+            return
         if self.desired is Desired.STOPPED:
-            await self.stop_act("stop was asked for")
+            record = self.tools.record.current
+            await self.stop_act("stop was asked for", above=record.stop_above if record is not None else None)
         elif self.desired is Desired.FINISHED:
             await self.finish_act(Finding(FindingKind.FINISHED, Severity.INFO, "training has finished", 0.0))
 
@@ -90,8 +101,8 @@ class Acts(Core):
     async def recover_act(self, finding: Finding) -> None:
         """From a confirmed finding to a new trainer (or to giving up)."""
         handle, attempt = self.handle, self.attempt
-        if handle is None:
-            return
+        if handle is None or self.held():
+            return  # held since it was decided: found again when it may be acted upon
         await self.close_open_incident("the restart did not last")
         incident = await self.tools.journal.run(
             Journal.open_incident, str(finding.kind), finding.summary, json.dumps(plain(finding.evidence))
@@ -187,7 +198,7 @@ class Acts(Core):
 
     async def wait_and_start(self, *, incident_id: int | None = None, step_at_death: int | None = None) -> None:
         """Honour the pause that was decided, then start. Ends without a start where nothing more is to be tried."""
-        if await self._pause():
+        if await self.cleared("the start") and await self._pause():
             await self.start_act(incident_id=incident_id, step_at_death=step_at_death)
 
     async def _pause(self) -> bool:
@@ -223,7 +234,7 @@ class Acts(Core):
         end = clock.monotonic() + pause
         while (left := end - clock.monotonic()) > 0:
             await clock.sleep(min(left, PERSON_POLL))
-            if left > PERSON_POLL and await self._someone_there(await self.tools.launcher.look()):
+            if left > PERSON_POLL and await self.someone_there(await self.tools.launcher.look()):
                 self.clear(FindingKind.GAVE_UP)
                 return True
         return False
@@ -237,20 +248,28 @@ class Acts(Core):
 
     async def _start_act(self, incident_id: int | None, step_at_death: int | None) -> None:
         while True:
-            if await self._until_free():
+            if not await self.cleared("the start") or await self.elsewhere() or await self._until_free():
                 return
             self._show(Phase.LOOKING, "choosing the step to start from")
             choice = await self._choose()
             if choice is None:
                 return
             self.chosen = choice.step
+            if self.held():
+                continue
             if choice.source == "store":
                 await self.procedure.fetch(choice)
+                why = await self.procedure.misfit(choice.step)
+                if why and self.memory.wanted is None:
+                    self._needs_person(NothingToResume(unfit(choice, why)))
+                    return
             # Fetching may have taken an hour: look once more before anything of the trainer's is touched.
-            if await self._someone_there(await self.tools.launcher.look()):
+            if await self.someone_there(await self.tools.launcher.look()):
                 return
             if not await self.procedure.still_there(choice):
                 continue  # pruned in the moment before it was protected: choose again
+            if self.held() or self.not_here():
+                continue  # paused, or another pod's by now: wait, and choose again
             try:
                 handle, attempt = await self.procedure.start(choice)
             except Busy as error:
@@ -283,14 +302,18 @@ class Acts(Core):
             # No older step to go back to: the one that failed is still better than none.
             memory.below = None
             return await self._choose()
+        self._needs_person(problem)
+        return None
+
+    def _needs_person(self, problem: NothingToResume) -> None:
         kind = FindingKind.FOREIGN_CHECKPOINTS if self._foreign(problem) else FindingKind.BLOCKED
         self._show(Phase.BLOCKED, str(problem))
         self.note(kind, Severity.CRITICAL, problem.what, problem.fix)
         self.tools.say(EventName.RECOVERY_BLOCKED, str(problem), Severity.CRITICAL)
-        return None
 
     async def _could_not_start(self, error: StartFailed, step: int | None) -> int:
         """The command did not even run: a failed start, not a bad checkpoint. Its incident."""
+        self._asked_for = False  # what follows is podwatch's own try again
         await self.close_open_incident("the command could not be started")
         start_id = f"failed-{self.tools.clock.wall():.3f}"
         attempt = Attempt(start_id, self.tools.clock.monotonic(), step)
@@ -306,15 +329,6 @@ class Acts(Core):
     def _foreign(error: NothingToResume) -> bool:
         return any("not known to be of this run" in why for _, why in error.choice.rejected)
 
-    async def _someone_there(self, look: Look) -> bool:
-        """True if a trainer lives already (it is watched then) or a person has to decide first."""
-        if look.handle is not None:
-            if await look.handle.exit_status() is None:
-                await self.adopt(look.handle)
-                return True
-            await self.procedure.stop_tree(look.handle, "an ended trainer was left over")
-        return await self.take_over(look.candidates)
-
     async def _until_free(self) -> bool:
         """Wait until GPU memory and ports are free. True if a trainer was found instead."""
         tools = self.tools
@@ -322,7 +336,10 @@ class Acts(Core):
         patience = tools.settings.gpu.release_wait
         configured = bool(tools.settings.gpu.inference or tools.settings.gpu.trainer)
         while True:
-            if await self._someone_there(await tools.launcher.look()):
+            if isinstance(tools.gpus, Wakeable):  # its next turn may be seconds away, and GPUs are paid for meanwhile
+                tools.gpus.wake()
+            look = await tools.launcher.look()
+            if await self.someone_there(look):
                 return True
             free = self.procedure.free(self._free_since)
             over = tools.clock.monotonic() - began >= patience
@@ -335,6 +352,8 @@ class Acts(Core):
                     Severity.WARNING,
                 )
                 break
+            if over and free.holders:
+                free = await tools.blocking(release.named, free, look.holders)
             held = "; ".join(free.holders) or "GPU memory has not been observed yet"
             self._show(Phase.BLOCKED if over else Phase.STARTING, f"waiting: {held}")
             if over:
@@ -344,31 +363,11 @@ class Acts(Core):
                 told = held
             await tools.clock.sleep(BLOCKED_POLL if over else FREE_POLL)
         self.clear(FindingKind.BLOCKED)
+        self.procedure.waited = tools.clock.monotonic() - began
+        await self.procedure.clear_litter()
         return False
 
-    # -- stop, finish -------------------------------------------------------------------------------------------------
-
-    async def stop_act(self, why: str, *, after_save: bool = False) -> None:
-        """Stop on purpose; not a failure."""
-        handle = self.handle
-        if handle is not None:
-            if after_save:
-                await self._until_saved(handle)
-            await self.procedure.stop_tree(handle, why)
-        self.forget()
-        await self.close_open_incident("training was stopped on purpose")
-        self._show(Phase.STOPPED, why)
-
-    async def _until_saved(self, handle: TrainerHandle) -> None:
-        tools = self.tools
-        before = newest_step(tools.catalogue.sets)
-        self._show(Phase.STOPPING, "stopping after the next save")
-        while await handle.exit_status() is None:
-            sets = await tools.blocking(tools.catalogue.rescan)
-            newest = newest_step(sets)
-            if newest is not None and (before is None or newest > before):
-                return
-            await tools.clock.sleep(SAVE_POLL)
+    # -- again --------------------------------------------------------------------------------------------------------
 
     async def restart_act(self, why: str) -> None:
         """Because a person wants it: nothing is counted."""
@@ -377,20 +376,10 @@ class Acts(Core):
         self.forget()
         await self.start_act()
 
-    async def finish_act(self, finding: Finding) -> None:
-        """The run is done: record that first, then end what lingers (it still costs GPUs)."""
-        handle = self.handle
-        await self.set_desired(Desired.FINISHED)
-        if handle is not None:
-            await self.procedure.stop_tree(handle, finding.summary)
-        self.forget()
-        self.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG)
-        await self.close_open_incident("training finished")
-        self._show(Phase.FINISHED, finding.summary)
-        self.tools.say(EventName.TRAINER_FINISHED, finding.summary)
-
     async def resumed_wrong_act(self, summary: str) -> None:
         """It did not go on where it was told to: stop it, keep N and above, never resume from them by itself."""
+        if self.held():
+            return
         attempt = self.attempt
         step = attempt.resumed_from if attempt is not None else None
         if step is not None:
@@ -404,10 +393,3 @@ class Acts(Core):
             "look at the checkpoint and the resume arguments; `podwatch start --step N` overrides",
         )
         await self.recover_act(Finding(FindingKind.RESUMED_WRONG, Severity.CRITICAL, summary, 0.0, confirmed=True))
-
-    async def set_desired(self, desired: Desired) -> None:
-        record = self.tools.record.current
-        if record is None or record.desired is desired:
-            return
-        await self.procedure.save_record(replace(record, desired=desired))
-        self.tools.say(EventName.DESIRED_CHANGED, f"wanted: {desired}", desired=str(desired))

@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
-from podwatch.domain.errors import Busy, InternalError, PodwatchError
+from podwatch.domain.errors import InternalError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.intent import Intent, IntentKind, IntentState
@@ -16,17 +16,18 @@ from podwatch.journal import Journal
 from podwatch.recovery import memory as memory_module
 from podwatch.recovery import quarantine
 from podwatch.recovery.attempt import Attempt
+from podwatch.recovery.choosing import StoreUnknown
 from podwatch.recovery.memory import Memory
-from podwatch.recovery.procedure import Procedure, StoreUnknown
+from podwatch.recovery.procedure import Procedure
 from podwatch.recovery.state import Phase, RecoveryState, Tools
-from podwatch.trainer.base import Candidate, Look, TrainerHandle
+from podwatch.trainer.base import Look, TrainerHandle
 
 BLOCKED_POLL: Final = 3.0
 PROBLEM_RETRY: Final = 30.0
 STORE_RETRY: Final = 60.0
 
 
-_WAITING: Final = frozenset({Phase.IDLE, Phase.BLOCKED, Phase.BACKOFF, Phase.GAVE_UP})
+_WAITING: Final = frozenset({Phase.IDLE, Phase.BLOCKED, Phase.BACKOFF, Phase.GAVE_UP, Phase.PAUSED, Phase.ENDING})
 """Phases in which an act only waits: others (the pruning) may go on, and a full disk may be what it waits for."""
 
 
@@ -54,9 +55,18 @@ class Core:
         self._interrupted: asyncio.Task[None] | None = None
         self._requests = asyncio.Lock()
         self._wish = False
+        self._asked_for = False
+        """The act that runs is what a person asked for."""
+        self._paused = False
+        self._go_on = asyncio.Event()
         self._closed = False
         self._free_since = 0.0
         self._last_incident: int | None = None
+        self.looked_out_at = float("-inf")
+        self.looking_out = False
+        """The act that runs only looks whether a person started training."""
+        self.no_save_comes = ""
+        """Why the save that a stop waits for will not come."""
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -73,6 +83,32 @@ class Core:
     @property
     def acting(self) -> bool:
         return self._act is not None and not self._act.done()
+
+    def pause(self, paused: bool) -> None:
+        """Maintenance begins or ends. An act that has begun to stop or to start ends that first, then it waits."""
+        self._paused = paused
+        if paused:
+            self._go_on.clear()
+        else:
+            self._go_on.set()
+
+    def held(self) -> str:
+        """Why nothing may be stopped, started or set aside by podwatch itself now; empty where it may. What a person
+        asks for is done all the same."""
+        if self._wish or self._asked_for:
+            return ""
+        if self._paused:
+            return "paused"
+        return "mode observe" if self.tools.settings.mode == "observe" else ""
+
+    async def cleared(self, what: str) -> bool:
+        """A safe point: an act asks before it stops or starts anything. Waits while paused; False where it may not."""
+        while self.held() == "paused":
+            self._show(Phase.PAUSED, f"paused: {what} waits for `podwatch unpause`")
+            await self._go_on.wait()
+        if self.held():
+            self._show(Phase.OBSERVING, f"{self.held()}: would go on with {what}")
+        return not self.held()
 
     @property
     def ready(self) -> bool:
@@ -96,7 +132,7 @@ class Core:
             protect_reasons=self._protected(last),
             unconfirmed=self.unconfirmed,
             hold_deletions=self.unconfirmed,
-            acting=self.acting and self._phase not in _WAITING,
+            acting=self.acting and not self.looking_out and self._phase not in _WAITING,
             incident_id=self._last_incident,
         )
 
@@ -117,18 +153,22 @@ class Core:
     ) -> None:
         """Raise (or renew) a finding of ours; ``since`` stays that of its first mention."""
         since = self.tools.clock.monotonic()
-        finding = Finding(kind, severity, summary, since, suggestion)
+        finding = Finding(kind, severity, summary, since, suggestion, subject=subject)
         old = self._notes.get(finding.key)
         self._notes[finding.key] = replace(finding, since=old.since) if old is not None else finding
 
     def clear(self, *kinds: FindingKind) -> None:
         self._notes = {key: f for key, f in self._notes.items() if f.kind not in kinds}
 
+    def drop(self, subject: str) -> None:
+        """Clear what was noted about this subject."""
+        self._notes = {key: f for key, f in self._notes.items() if f.subject != subject}
+
     # -- running acts -------------------------------------------------------------------------------------------------
 
     def spawn(self, act: Callable[[], Awaitable[None]]) -> None:
         """One act at a time; the caller has made sure that none runs. Nothing begins once podwatch leaves."""
-        self._wish = False
+        self._asked_for, self._wish = self._wish, False
         if not self._closed:
             self._act = asyncio.create_task(self._guarded(act), name="podwatch-recovery")
 
@@ -142,6 +182,7 @@ class Core:
                 yield
             except BaseException:
                 if self._wish and (self._interrupted is not None or self.handle is None):
+                    self._wish = False
                     self.spawn(self._take_up_again)
                 raise
             finally:
@@ -170,6 +211,12 @@ class Core:
 
     async def _guarded(self, act: Callable[[], Awaitable[None]]) -> None:
         """An act that fails is taken up again from what the journal and the pod say, as after a restart of podwatch."""
+        try:
+            await self._until_done(act)
+        finally:
+            self._asked_for = False
+
+    async def _until_done(self, act: Callable[[], Awaitable[None]]) -> None:
         while True:
             problem: PodwatchError
             try:
@@ -182,6 +229,7 @@ class Core:
                 problem = InternalError(f"{type(error).__name__}: {error}", fix="please report this")
             else:
                 return
+            self._asked_for = False
             self._show(Phase.BLOCKED, str(problem))
             self.note(FindingKind.BLOCKED, Severity.CRITICAL, problem.what, problem.fix)
             self.tools.say(EventName.RECOVERY_BLOCKED, str(problem), Severity.CRITICAL)
@@ -208,7 +256,7 @@ class Core:
             open_incident = await tools.journal.run(Journal.current_incident)
             attempt.incident_id = open_incident.id if open_incident is not None else None
         self.watch(handle, attempt)
-        tools.begin_start(attempt.started_at)
+        tools.begin_start(attempt.started_at, handle.start_id)
         confirmed = self.memory.confirmed == handle.start_id or not attempt.known
         self._show(Phase.RUNNING if confirmed else Phase.CONFIRMING, "adopted")
         status = await handle.exit_status()
@@ -220,68 +268,6 @@ class Core:
             pid=handle.launcher.pid,
         )
 
-    async def take_over(self, candidates: Sequence[Candidate]) -> bool:
-        """Attach to the one trainer that a person started; wait while it is not clear which. False when nothing is
-        there, so that a start cannot join a second trainer to a first (promise 4)."""
-        tools = self.tools
-        while tools.settings.trainer.supervise == "keeper" or len(candidates) != 1:
-            if not candidates:
-                self.clear(FindingKind.AMBIGUOUS_TRAINERS)
-                return False
-            names = "; ".join(f"pid {c.launcher.pid}: {c.command[:80]} ({c.reason})" for c in candidates)
-            if len(candidates) > 1 and self._none_on_a_gpu(candidates):
-                # Whatever they are, they are not training (DESIGN section 2).
-                self.note(FindingKind.AMBIGUOUS_TRAINERS, Severity.WARNING, f"started beside: {names}")
-                return False
-            text = "several trainers could be this run's" if len(candidates) > 1 else "a trainer not started by us runs"
-            self._show(Phase.BLOCKED, f"{text}: {names}")
-            self.note(
-                FindingKind.AMBIGUOUS_TRAINERS,
-                Severity.CRITICAL,
-                f"{text}: {names}",
-                "stop what does not belong here; podwatch then goes on by itself",
-            )
-            await tools.clock.sleep(BLOCKED_POLL)
-            look = await tools.launcher.look()
-            if look.handle is not None:
-                await self.adopt(look.handle)
-                return True
-            candidates = look.candidates
-        self.clear(FindingKind.AMBIGUOUS_TRAINERS, FindingKind.BLOCKED)
-        try:
-            handle = await tools.launcher.attach(candidates[0])
-        except Busy:  # it has ended in the meantime
-            look = await tools.launcher.look()
-            if look.handle is not None:
-                await self.adopt(look.handle)
-                return True
-            return await self.take_over(look.candidates)
-        now = tools.clock.monotonic()
-        self.watch(handle, Attempt(handle.start_id, now, known=False))
-        tools.begin_start(now)
-        self._show(Phase.ATTACHED, f"watching pid {handle.launcher.pid}, which was started by someone else")
-        tools.say(
-            EventName.TRAINER_ATTACHED,
-            f"attached to pid {handle.launcher.pid}: {candidates[0].reason}",
-            start_id=handle.start_id,
-            pid=handle.launcher.pid,
-        )
-        if not tools.settings.trainer.command:
-            self.note(
-                FindingKind.UNGUARDED,
-                Severity.WARNING,
-                "no command is configured: this trainer cannot be restarted",
-                "`podwatch config init` copies it from the running trainer",
-            )
-        return True
-
-    def _none_on_a_gpu(self, candidates: Sequence[Candidate]) -> bool:
-        """Seen, not supposed: with a blind GPU sensor nobody knows (promises 3 and 4)."""
-        reading = self.tools.gpus.latest()
-        seen = reading.ok and bool(reading.value) and bool(self.memory.gpu_base)
-        free = self.procedure.free(self._free_since)
-        return seen and free.observed and free.free and not any(c.holds_gpu for c in candidates)
-
     def watch(self, handle: TrainerHandle, attempt: Attempt) -> None:
         self.handle, self.attempt = handle, attempt
         self.tools.track(handle)
@@ -289,7 +275,7 @@ class Core:
     def forget(self) -> None:
         self.handle, self.attempt = None, None
         self.tools.track(None)
-        self._free_since = self.tools.clock.monotonic()
+        self._free_since = self.looked_out_at = self.tools.clock.monotonic()
 
     # -- after a crash ------------------------------------------------------------------------------------------------
 
@@ -316,6 +302,8 @@ class Core:
                     await self.procedure.remember()
             elif intent.kind is IntentKind.QUARANTINE:
                 alive = found is not None and await found.exit_status() is None
+                if self.held():
+                    continue  # it moves files: for a podwatch that may act
                 if alive or look.candidates:
                     # What lies there now may be what the living trainer has written since.
                     state, text = IntentState.DONE, "left as it was: a trainer is running"

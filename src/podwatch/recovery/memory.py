@@ -35,6 +35,8 @@ class Memory:
     next_try_wall: float | None = None
     adopted: bool = False
     """A person took the sets that were here before podwatch (--adopt-existing)."""
+    yielded: bool = False
+    """This pod has lost the run and stopped its trainer: one that is attached to since then is a person's."""
 
     def to_dict(self, clock: Clock) -> dict[str, object]:
         return {
@@ -52,6 +54,7 @@ class Memory:
             "fresh": self.fresh,
             "next_try_wall": self.next_try_wall,
             "adopted": self.adopted,
+            "yielded": self.yielded,
         }
 
 
@@ -74,6 +77,7 @@ def from_dict(data: Mapping[str, Any], clock: Clock) -> Memory:
         fresh=bool(data.get("fresh", False)),
         next_try_wall=data.get("next_try_wall"),
         adopted=bool(data.get("adopted", False)),
+        yielded=bool(data.get("yielded", False)),
     )
 
 

@@ -12,6 +12,7 @@ from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import StartRecord
+from podwatch.domain.wandb import given_in, identity
 from podwatch.evidence import scrub
 from podwatch.trainer.base import StartPlan
 
@@ -57,8 +58,9 @@ def prepare(
             where="[trainer] command",
             fix="set it, or let `podwatch config init` copy it from the running trainer",
         )
-    identity = {**wandb, **layout.wandb_identity()}
-    resume = layout.resume_command(trainer.command, step, trainer.resume_args, identity)
+    ids = wandb_identity(layout, step, environment, wandb)
+    resume = layout.resume_command(trainer.command, step, trainer.resume_args, ids)
+    added = {name: value for name, value in resume.environment.items() if not environment.get(name)}
     cwd = working_directory(settings)
     own = {"PODWATCH_RUN_ID": settings.run_id, "PODWATCH_STEP": "" if step is None else str(step)}
     own["PODWATCH_CHECKPOINT"] = "" if step is None else str(checkpoint_path(layout, step))
@@ -67,10 +69,11 @@ def prepare(
         start_id=start_id or new_id(),
         argv=resume.argv,
         cwd=str(cwd),
-        env={**environment, **resume.environment, **own},
+        env={**environment, **added, **own},
         user=trainer.user,
         nofile=trainer.nofile,
         step=step,
+        before=trainer.start_before,
     )
     record = StartRecord(
         start_id=plan.start_id,
@@ -83,7 +86,21 @@ def prepare(
         config_digests=config_digests(plan.argv, cwd),
     )
     first = None if step is None else layout.first_step_after(step)
-    return Prepared(plan, record, resume.removed, first, identity)
+    return Prepared(plan, record, resume.removed, first, ids)
+
+
+def wandb_identity(
+    layout: Layout, step: int | None, environment: Mapping[str, str], known: Mapping[str, str]
+) -> dict[str, str]:
+    """The W&B run or runs of a start from ``step``; a fresh one (None) never goes on in those of before.
+
+    ``known`` are the ids in the record, or those that came with a save from the store. Where the trainer takes W&B's
+    own variable, podwatch names the run itself: then nothing has to be found on a disk that may be gone. Blocks.
+    """
+    variables = layout.wandb_variables()
+    given = given_in(environment, variables)
+    ids = given if step is None else identity(known, layout.wandb_identity(), given)
+    return ids or ({"shared": secrets.token_hex(4)} if variables == ("WANDB_RUN_ID",) else {})
 
 
 def checkpoint_path(layout: Layout, step: int) -> Path:

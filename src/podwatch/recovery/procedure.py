@@ -1,35 +1,40 @@
-"""The steps of a restart, each one journaled: stop, choose, fetch, set aside, start (DESIGN section 4)."""
+"""The steps of a restart, each one journaled: stop, fetch, set aside, start (DESIGN section 4)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import shlex
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.checkpoints.layouts import tracker_files
+from podwatch.checkpoints.layouts.base import Tracker
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.intent import IntentKind, IntentState
 from podwatch.domain.run import Lineage, RunRecord
+from podwatch.domain.wandb import FROM_STORE
+from podwatch.evidence import scrub, secret_values
 from podwatch.journal import Journal, PublishedSave
-from podwatch.judgement.choose import Choice, RemoteSave, choose
-from podwatch.recovery import memory as memory_module
-from podwatch.recovery import plan, quarantine, release
+from podwatch.judgement.choose import Choice
+from podwatch.recovery import litter, plan, quarantine, release
 from podwatch.recovery.attempt import Attempt
+from podwatch.recovery.choosing import Choosing
 from podwatch.recovery.memory import Memory
 from podwatch.recovery.state import Phase, Tools, newest_step
+from podwatch.system.child import run_child
+from podwatch.system.patience import patiently
 from podwatch.trainer.base import CannotExecute, TrainerHandle
+from podwatch.trainer.environment import for_training
 
 STUCK_RETRY = 15.0
-FETCH_TRIES = 3
-"""Then an older step that is here is better than waiting for the store: training goes on losing GPU time."""
+LITTER_SECONDS = 30.0
+"""A start is not held up for longer by what may lie about."""
+STOP_ALSO_DEADLINE = 60.0
+"""Seconds for one command of ``trainer.stop_also``; `ray stop` takes up to sixteen."""
 FIRST_BASE_AT_MOST = 4 << 30
 """Bytes that may be in use before our very first start without being taken for a leftover engine (a desktop, another
 small service). An engine that outlived its run holds far more."""
-
-
-class StoreUnknown(PodwatchError):  # noqa: N818
-    """Nothing usable is here and the store could not be asked: a fresh start could throw a run away."""
 
 
 class StartFailed(HostError):  # noqa: N818
@@ -39,32 +44,15 @@ class StartFailed(HostError):  # noqa: N818
     needs_person = False
 
 
-class NothingToResume(PodwatchError):  # noqa: N818
-    """Something is here, but none of it may be used: a person has to decide."""
-
-    def __init__(self, choice: Choice) -> None:
-        super().__init__(
-            choice.reason, fix="see `podwatch checkpoints`; `podwatch start --step N` or `--fresh` decides"
-        )
-        self.choice = choice
-
-
-class Procedure:
-    """The acts themselves, without deciding when. ``show`` tells phase and detail to whoever displays them."""
+class Procedure(Choosing):
+    """The acts themselves, without deciding when."""
 
     def __init__(self, tools: Tools, memory: Memory, show: Callable[[Phase, str], None]) -> None:
-        self.tools = tools
-        self.memory = memory
-        self.show = show
-        self.restoring: int | None = None
-        self.failed_fetches = 0
-        self._followed = ""
-
-    async def remember(self) -> None:
-        await memory_module.save(self.tools.journal, self.tools.clock, self.memory)
-
-    async def save_record(self, record: RunRecord) -> None:
-        await self.tools.blocking(self.tools.record.save, record)
+        super().__init__(tools, memory, show)
+        self.waited = 0.0
+        """Seconds until GPUs and ports were free, before the start that is made now."""
+        self.stuck: tuple[str, ...] = ()
+        """What even SIGKILL did not end, in words: nothing is started beside it."""
 
     # -- stop ---------------------------------------------------------------------------------------------------------
 
@@ -96,6 +84,7 @@ class Procedure:
             report = await handle.stop(
                 grace=trainer.stop_grace, save_grace=trainer.save_grace, saving=lambda: tools.catalogue.saving
             )
+            self.stuck = report.survivors
             if not report.survivors:
                 break
             # Never start beside a process that is still there (promise 4), even if it is stuck in the kernel.
@@ -106,6 +95,7 @@ class Procedure:
                 Severity.CRITICAL,
             )
             await tools.clock.sleep(STUCK_RETRY)
+        await self.stop_also()
         await handle.release()
         await tools.journal.run(
             Journal.settle, intent_id, IntentState.DONE, f"{report.seconds:.1f} s, {report.killed} killed"
@@ -118,6 +108,49 @@ class Procedure:
             killed=report.killed,
             seconds=round(report.seconds, 3),
         )
+
+    async def stop_also(self) -> None:
+        """End what belongs to training and lives outside its tree, by its owner's own commands. One that fails is told
+        and does not hold the restart up: whether the pod is free is looked at next in any case."""
+        tools, trainer = self.tools, self.tools.settings.trainer
+        for command in trainer.stop_also:
+            try:
+                done = await run_child(
+                    command,
+                    timeout=STOP_ALSO_DEADLINE,
+                    env=for_training(tools.environment()),
+                    cwd=plan.working_directory(tools.settings),
+                    user=trainer.user,
+                )
+            except HostError as error:
+                said = str(error)
+            else:
+                if done.ok:
+                    continue
+                last = (done.output.strip().splitlines() or [""])[-1][:200]
+                how = f"{STOP_ALSO_DEADLINE:.0f} s were not enough" if done.timed_out else f"ended with {done.code}"
+                said = f"{how}: {scrub(last)}"
+            text = f"trainer.stop_also: {scrub(shlex.join(command))[:200]} {said}"
+            tools.say(EventName.TRAINER_STOPPING, text, Severity.WARNING)
+
+    async def clear_litter(self) -> None:
+        """What the last start left in /dev/shm and /tmp and nobody uses: the next one would hang on it."""
+        tools = self.tools
+        last = tools.record.current.last_start if tools.record.current is not None else None
+        if last is None:
+            return
+        try:
+            found = await patiently(
+                tools.files, litter.look, litter.owner_id(last.user), last.wall, timeout=LITTER_SECONDS
+            )
+        except TimeoutError:
+            return
+        # Removed by a thread that did not look: one that hung and comes back must find nothing to do any more.
+        gone = await tools.blocking(litter.remove, found.stale)
+        if gone:
+            names = ", ".join(str(path) for path in gone[:5]) + (", ..." if len(gone) > 5 else "")
+            text = f"cleared {len(gone)} stale entries of the last start: {names}"
+            tools.say(EventName.TRAINER_STARTING, text, cleared=len(gone))
 
     # -- is the pod free ----------------------------------------------------------------------------------------------
 
@@ -133,106 +166,10 @@ class Procedure:
             configured=(*gpu.inference, *gpu.trainer),
             base=base,
             margin=gpu.release_margin,
-            ports=tools.ports,
+            ports=tools.ports(),
         )
 
-    # -- choose -------------------------------------------------------------------------------------------------------
-
-    async def ours(self) -> tuple[list[CheckpointSet], list[CheckpointSet]]:
-        """(sets of this run, sets of nobody knows whom), after a fresh rescan.
-
-        Ours: saved since podwatch guards this directory, taken by a person, fetched from our store, or at or below
-        the step that we started from last (everything above it was set aside then).
-        """
-        tools = self.tools
-        sets = await tools.blocking(tools.catalogue.rescan)
-        record = tools.record.current
-        if self.memory.adopted or record is None:
-            return list(sets), []
-        stored = {(p.step, p.save_id) for p in await tools.journal.run(Journal.published)}
-        last = record.last_start.step if record.last_start is not None else None
-        ours = [
-            s
-            for s in sets
-            if s.changed_wall >= record.first_seen_wall
-            or (s.step, s.save_id) in stored
-            or (last is not None and s.step <= last)
-        ]
-        return ours, [s for s in sets if s not in ours]
-
-    async def choose(self, *, wanted: int | None = None, fresh: bool = False, below: int | None = None) -> Choice:
-        """Raises StoreUnknown or NothingToResume instead of starting fresh by accident."""
-        tools = self.tools
-        if fresh:
-            return Choice(None, "fresh", "", "a fresh start was asked for")
-        record = tools.record.current
-        lineage = record.lineage if record is not None and record.last_start is not None else None
-        unsound: dict[int, str] = {}
-        while True:
-            ours, foreign = await self.ours()
-            remote, trouble = await self._remote()
-            use = ours or foreign
-            choice = choose(
-                [s for s in use if s.step not in unsound],
-                remote,
-                lineage=lineage,
-                refused=self.memory.refused,
-                adopted=bool(ours) or not foreign,
-                wanted=wanted,
-                below=below,
-                ancestry=self.memory.ancestry,
-            )
-            if choice.source == "none":
-                raise NothingToResume(choice)
-            if choice.source == "fresh":
-                self.failed_fetches = 0  # without anything here, only the store can help: ask it again
-                if trouble and not await self._store_must_be_empty():
-                    raise StoreUnknown(
-                        f"no checkpoint of this run is here and the store could not be asked: {trouble}",
-                        fix="mend the store, or decide: `podwatch start --fresh`",
-                    )
-                if unsound:
-                    step, reason = max(unsound.items())
-                    raise NothingToResume(replace(choice, source="none", reason=f"step {step}: {reason}"))
-                return choice
-            if choice.source == "store" or choice.step is None:
-                self._followed = next((r.lineage for r in remote if r.step == choice.step), "")
-                return choice
-            reasons = await tools.blocking(tools.catalogue.verify, choice.step)
-            if not reasons:
-                return choice
-            unsound[choice.step] = f"damaged: {reasons[0]}"
-            tools.say(
-                EventName.CHECKPOINT_DAMAGED,
-                f"step {choice.step} is damaged and not used: {reasons[0]}",
-                Severity.WARNING,
-                step=choice.step,
-            )
-
-    async def still_there(self, choice: Choice) -> bool:
-        """The chosen set is here and whole, now that it is protected. A fetched one was verified just now, and the
-        catalogue waits until it has settled."""
-        if choice.step is None or choice.source == "store":
-            return True
-        return any(s.step == choice.step and s.complete for s in await self.tools.blocking(self.tools.catalogue.rescan))
-
-    async def _remote(self) -> tuple[tuple[RemoteSave, ...], str]:
-        if self.tools.restore is None:
-            return (), ""
-        if self.failed_fetches >= FETCH_TRIES:
-            return (), f"{self.failed_fetches} fetches failed"
-        try:
-            newest = await self.tools.restore.newest(frozenset(self.memory.refused))
-        except (PodwatchError, OSError) as error:  # a call that hangs ends in a TimeoutError
-            return (), str(error)
-        return ((newest,) if newest is not None else ()), ""
-
-    async def _store_must_be_empty(self) -> bool:
-        """This pod has trained before and never published or fetched anything: the store has nothing of this run that
-        we would lose."""
-        record = self.tools.record.current
-        started = record is not None and record.last_start is not None
-        return started and not await self.tools.journal.run(Journal.published)
+    # -- fetch --------------------------------------------------------------------------------------------------------
 
     async def fetch(self, choice: Choice) -> None:
         """Bring the chosen set from the store; what lies in its place here is set aside first."""
@@ -245,10 +182,16 @@ class Procedure:
         intent = await tools.journal.run(
             Journal.open_intent, IntentKind.RESTORE, {"step": choice.step, "save_id": choice.save_id}
         )
+        fetching = f"fetching step {choice.step} from the store"
         self.restoring = choice.step
-        self.show(Phase.STARTING, f"fetching step {choice.step} from the store")
+        self.show(Phase.STARTING, fetching)
+
+        def progress(done: int, total: int) -> None:
+            if self.restoring == choice.step:
+                self.show(Phase.STARTING, f"{fetching}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+
         try:
-            await tools.restore.fetch(choice.step, None)
+            await tools.restore.fetch(choice.step, progress)
         except (PodwatchError, OSError) as error:
             self.failed_fetches += 1
             await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(error))
@@ -278,7 +221,7 @@ class Procedure:
             steps=known,
             lineage=record.lineage.id if record is not None else "",
             wall=tools.clock.wall(),
-            number=await tools.blocking(quarantine.free_number, tools.workspace),
+            number=await tools.blocking(quarantine.free_number, tools.workspace, self.roots()),
         )
         intent = await tools.journal.run(Journal.open_intent, IntentKind.QUARANTINE, data)
         moved = await tools.blocking(quarantine.carry_out, tools.workspace, intent, self.roots())
@@ -303,6 +246,7 @@ class Procedure:
         prepared = await tools.blocking(self.prepare, step)
         before = newest_step(tools.catalogue.sets)
         ahead = await tools.blocking(tools.layout.ahead_of, step)
+        trackers = await tools.blocking(tools.layout.trackers, step)
         fresh_or_from = "a fresh start" if step is None else f"a start from step {step}"
         await self.set_aside(step, ahead, f"ahead of {fresh_or_from}")
         self.show(Phase.STARTING, fresh_or_from)
@@ -317,19 +261,34 @@ class Procedure:
                 "step": step,
                 "first_step": prepared.first_step,
                 "lineage": record.lineage.id,
+                "trackers": [str(t.path) for t in trackers],
             },
         )
+        try:
+            await self._repair(trackers, fresh_or_from)
+        except (OSError, HostError) as error:
+            await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(error))
+            raise
+        self.memory.yielded = False  # what is started now is ours to end
         await self.remember()
-        await self.save_record(replace(record, last_start=prepared.record, wandb=dict(prepared.wandb)))
+        if step is None and await tools.journal.run(Journal.learned, FROM_STORE):
+            await tools.journal.run(Journal.learn, FROM_STORE, {})
+        await self.save_record(replace(self._as_wanted(record), last_start=prepared.record, wandb=dict(prepared.wandb)))
         if prepared.removed:
             tools.say(
                 EventName.TRAINER_STARTING,
                 "resume flags in the configured command were taken out: " + " ".join(prepared.removed),
                 Severity.WARNING,
             )
-        tools.say(EventName.TRAINER_STARTING, fresh_or_from, start_id=prepared.plan.start_id, step=step)
+        tools.say(
+            EventName.TRAINER_STARTING,
+            fresh_or_from,
+            start_id=prepared.plan.start_id,
+            step=step,
+            waited_seconds=round(self.waited, 3),
+        )
         began = tools.clock.monotonic()
-        tools.begin_start(began)
+        tools.begin_start(began, prepared.plan.start_id)
         starting = asyncio.ensure_future(tools.launcher.start(prepared.plan))
         try:
             handle = await asyncio.shield(starting)
@@ -338,10 +297,13 @@ class Procedure:
             await asyncio.wait([starting])
             raise
         except PodwatchError as error:
-            await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(error))
+            # It quotes a command of ``trainer.start_before``, which may carry a token.
+            secrets = secret_values(prepared.plan.env)
+            what, where, fix = (scrub(text, secrets) for text in (error.what, error.where, error.fix))
+            failed = StartFailed(what, where=where, fix=fix)
+            await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(failed))
             if isinstance(error, Busy):
                 raise
-            failed = StartFailed(error.what, where=error.where, fix=error.fix)
             failed.needs_person = isinstance(error, CannotExecute)
             raise failed from error
         tools.track(handle)
@@ -357,6 +319,26 @@ class Procedure:
         )
         return handle, Attempt(handle.start_id, began, step, prepared.first_step)
 
+    def _as_wanted(self, record: RunRecord) -> RunRecord:
+        """``record`` with what is wanted by now: a stop may have been asked for since it was made."""
+        now = self.tools.record.current or record
+        return replace(
+            record,
+            desired=now.desired,
+            desired_wall=now.desired_wall,
+            stop_above=now.stop_above,
+            stop_of=now.stop_of,
+        )
+
+    async def _repair(self, trackers: Sequence[Tracker], why: str) -> None:
+        """The trainer's own "latest" files say the same as the step that is passed; doing it again does no harm."""
+        tools = self.tools
+        roots = (tools.settings.trainer.output_dir, *self.roots())
+        written = await tools.blocking(tracker_files.repair, trackers, roots)
+        if written:
+            names = ", ".join(path.name for path in written)
+            tools.say(EventName.TRAINER_STARTING, f"{names} set right for {why}", trackers=len(written))
+
     def prepare(self, step: int | None) -> plan.Prepared:
         """Blocks. Raises ConfigurationError."""
         record = self.tools.record.current
@@ -365,7 +347,7 @@ class Procedure:
             self.tools.layout,
             step=step,
             environment=self.tools.environment(),
-            wandb=record.wandb if record is not None else {},
+            wandb=(record.wandb if record is not None else {}) or self.tools.journal.sync.learned(FROM_STORE, {}),
             wall=self.tools.clock.wall(),
         )
 

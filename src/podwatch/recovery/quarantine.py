@@ -4,6 +4,9 @@ The intent holds every pair of paths before the first rename, so a crash at any 
 again: a source that is gone was moved already. ``index.json`` repeats the pairs beside the files for a person and for
 ``podwatch quarantine return``.
 
+Paths of one set may lie on several filesystems. Each goes into the quarantine of its own (system/aside.py), under the
+same number; the main directory, beside output_dir, has the index of all.
+
 A full disk: renames work there and mkdir does not (facts/systemd.md, "SQLite at 100 % full"). So a spare directory
 with a preallocated index lies ready.
 """
@@ -18,6 +21,7 @@ from typing import Any
 
 from podwatch.domain.errors import HostError
 from podwatch.domain.intent import Intent
+from podwatch.system.aside import corners, corners_of, drop_empty, move_aside
 from podwatch.system.files import fsync_dir, rename_noreplace
 from podwatch.system.workspace import Workspace
 
@@ -61,18 +65,18 @@ def moves_of(intent: Intent) -> tuple[Move, ...]:
     return tuple(Move(Path(str(m["from"])), str(m["to"])) for m in pairs)
 
 
-def free_number(workspace: Workspace) -> int:
+def free_number(workspace: Workspace, roots: Sequence[Path] = ()) -> int:
     """Above every directory that is there. Not the intent's id alone: the journal may have been lost and counts from 1
     again, and what lies in an older directory must neither be mixed with this nor lose its index. Blocks."""
+    highest = 0
     try:
-        names = [p.name for p in workspace.quarantine.iterdir() if p.name.isdecimal()]
-    except FileNotFoundError:
-        names = []
+        for home in corners_of(workspace, roots, "quarantine"):
+            highest = max(highest, *(int(p.name) for p in home.iterdir() if p.name.isdecimal()), 0)
     except OSError as error:
         raise HostError(
-            f"cannot look at what was set aside before: {error.strerror}", where=str(workspace.quarantine)
+            f"cannot look at what was set aside before: {error.strerror}", where=str(error.filename)
         ) from error
-    return 1 + max(map(int, names), default=0)
+    return highest + 1
 
 
 def number_of(intent: Intent) -> int:
@@ -99,11 +103,15 @@ def carry_out(workspace: Workspace, intent: Intent, roots: Sequence[Path] = ()) 
             if not _allowed(move.source, workspace, roots):
                 raise HostError("refusing to move what is outside the output directory", where=str(move.source))
             try:
-                rename_noreplace(move.source, target / move.name)
+                homes = corners(move.source, workspace, roots, "quarantine")
+                there = move_aside(move.source, homes, target.name, move.name)
             except FileNotFoundError:
                 continue
             moved += 1
-            parents.add(move.source.parent)
+            parents |= {move.source.parent, there.parent}
+        for home in corners_of(workspace, roots, "quarantine"):
+            if home != workspace.quarantine and (home / target.name).is_dir():
+                _write_index(home / target.name, intent)
         for parent in parents:
             with contextlib.suppress(FileNotFoundError):
                 fsync_dir(parent)
@@ -123,21 +131,23 @@ def carry_out(workspace: Workspace, intent: Intent, roots: Sequence[Path] = ()) 
     return moved
 
 
-def listing(workspace: Workspace) -> list[dict[str, Any]]:
-    """Every quarantine, oldest first, as its index tells, with ``id`` and ``path``. Blocks; what is unreadable is
-    listed without moves."""
-    found: list[dict[str, Any]] = []
-    try:
-        names = [p for p in workspace.quarantine.iterdir() if p.name.isdecimal() and p.is_dir()]
-    except OSError:
-        return found
-    for path in sorted(names, key=lambda p: int(p.name)):
-        try:
-            index = json.loads((path / INDEX).read_bytes())
-        except (OSError, ValueError):
-            index = {"moves": []}
-        found.append({**index, "id": int(path.name), "path": str(path)})
-    return found
+def listing(workspace: Workspace, roots: Sequence[Path] = ()) -> list[dict[str, Any]]:
+    """Every quarantine, oldest first, as its index tells; ``paths`` is one directory on each filesystem.
+    Blocks; what is unreadable is listed without moves."""
+    found: dict[int, list[Path]] = {}
+    for home in corners_of(workspace, roots, "quarantine"):
+        with contextlib.suppress(OSError):
+            for path in home.iterdir():
+                if path.name.isdecimal() and path.is_dir():
+                    found.setdefault(int(path.name), []).append(path)
+    entries = []
+    for number, paths in sorted(found.items()):
+        index: dict[str, Any] = {"moves": []}
+        for path in reversed(paths):  # the main one has the last word
+            with contextlib.suppress(OSError, ValueError):
+                index = json.loads((path / INDEX).read_bytes())
+        entries.append({**index, "id": number, "path": str(paths[0]), "paths": [str(p) for p in paths]})
+    return entries
 
 
 def give_back(workspace: Workspace, quarantine_id: int, roots: Sequence[Path] = ()) -> tuple[Path, ...]:
@@ -145,11 +155,11 @@ def give_back(workspace: Workspace, quarantine_id: int, roots: Sequence[Path] = 
 
     Raises HostError, before anything moves, when there is no such quarantine or a place is taken.
     """
-    directory = workspace.quarantine / str(quarantine_id)
-    entry = next((e for e in listing(workspace) if e["id"] == quarantine_id), None)
+    entry = next((e for e in listing(workspace, roots) if e["id"] == quarantine_id), None)
     if entry is None:
         raise HostError(f"there is no quarantine {quarantine_id}", where=str(workspace.quarantine))
-    pairs = [(directory / str(m["to"]), Path(str(m["from"]))) for m in entry["moves"]]
+    directories = [Path(path) for path in entry["paths"]]
+    pairs = [(d / str(m["to"]), Path(str(m["from"]))) for m in entry["moves"] for d in directories]
     pairs = [(here, there) for here, there in pairs if os.path.lexists(here)]
     for _, there in pairs:
         if not _allowed(there, workspace, roots):
@@ -161,10 +171,15 @@ def give_back(workspace: Workspace, quarantine_id: int, roots: Sequence[Path] = 
             there.parent.mkdir(parents=True, exist_ok=True)
             rename_noreplace(here, there)
             fsync_dir(there.parent)
-        (directory / INDEX).unlink(missing_ok=True)
-        directory.rmdir()
+        for directory in directories:
+            (directory / INDEX).unlink(missing_ok=True)
+            directory.rmdir()
+            if directory.parent != workspace.quarantine:
+                drop_empty(directory.parent)
     except OSError as error:
-        raise HostError(f"cannot return it: {error.strerror}", where=str(error.filename or directory)) from error
+        raise HostError(
+            f"cannot return it: {error.strerror}", where=str(error.filename or workspace.quarantine)
+        ) from error
     return tuple(there for _, there in pairs)
 
 

@@ -7,21 +7,21 @@ from dataclasses import replace
 
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
-from podwatch.domain.errors import Busy, ConfigurationError, PodwatchError, UsageError
+from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import Policies
 from podwatch.domain.run import Lineage, RunRecord
-from podwatch.domain.snapshot import Desired, GpuSample, Snapshot, Supervision
-from podwatch.evidence import scrub
+from podwatch.domain.snapshot import Desired, GpuSample, Snapshot
 from podwatch.journal import AsyncJournal, Journal
+from podwatch.judgement.claims import Act, Decision
 from podwatch.judgement.confirm import ConfirmationState
-from podwatch.judgement.restart import RestartHistory, succeeded
+from podwatch.judgement.restart import succeeded
 from podwatch.recovery import memory as memory_module
 from podwatch.recovery import plan, quarantine
-from podwatch.recovery.acts import Acts
-from podwatch.recovery.procedure import NothingToResume, Procedure
+from podwatch.recovery.procedure import Procedure
 from podwatch.recovery.state import CatalogueDoor, Phase, RecordHolder, RestoreDoor, Tools, newest_step
+from podwatch.recovery.wishes import Wishes
 from podwatch.sensors.base import Sensor
 from podwatch.system.clock import Clock
 from podwatch.system.workspace import Workspace
@@ -31,12 +31,12 @@ REMEMBER_EVERY = 60.0
 """Seconds between two records of "a step was made": losing a minute of that only delays the end of a streak."""
 
 
-class Recovery(Acts):
+class Recovery(Wishes):
     """One per run. ``begin`` once, ``consider`` at every turn of the sensing loop, ``close`` at the end.
 
     ``environment`` gives the full environment of a start (it may hold secrets; only names are recorded). ``ports``
-    must be free before a start. ``restore`` is None without a store. ``exit_requested`` is set, with ``exit_code``
-    86, when the run was given up and ``on_give_up = "exit"``.
+    gives those that must be free before a start. ``restore`` is None without a store. ``exit_requested`` is set, with
+    ``exit_code`` 86, when the run was given up and ``on_give_up = "exit"``.
     """
 
     def __init__(
@@ -55,10 +55,11 @@ class Recovery(Acts):
         restore: RestoreDoor | None,
         emit: Callable[[Event], None],
         track: Callable[[TrainerHandle | None], None],
-        begin_start: Callable[[float], None],
+        begin_start: Callable[[float, str], None],
         last_lines: Callable[[int], list[str]],
         environment: Callable[[], dict[str, str]],
-        ports: tuple[int, ...] = (),
+        ports: Callable[[], tuple[int, ...]] = tuple,
+        standing: Callable[[], Decision] = lambda: Decision(Act.HOLD),
         jitter: Callable[[], float] = random.random,
     ) -> None:
         super().__init__(
@@ -80,6 +81,7 @@ class Recovery(Acts):
                 last_lines=last_lines,
                 environment=environment,
                 ports=ports,
+                standing=standing,
                 jitter=jitter,
             )
         )
@@ -136,16 +138,17 @@ class Recovery(Acts):
     def _opening(self, half_stopped: bool, candidates: int) -> str:
         if half_stopped:
             return "an interrupted stop or start is being finished"
+        beside = f" ({candidates} running that podwatch did not start: see `podwatch status`)" if candidates else ""
+        if self.desired is Desired.STOPPED:
+            return f"training is stopped on purpose; `podwatch start` starts it{beside}"
+        if self.desired is Desired.FINISHED:
+            return f"training has finished; `podwatch start` would go on{beside}"
         if candidates == 1:
             return "a trainer that podwatch did not start is running: watching it"
         if candidates:
             return f"{candidates} running trainers could be this run's: see `podwatch status`"
-        if self.desired is Desired.STOPPED:
-            return "training is stopped on purpose; `podwatch start` starts it"
-        if self.desired is Desired.FINISHED:
-            return "training has finished; `podwatch start` would go on"
-        if self.tools.settings.mode == "observe":
-            return "nothing is running, and mode observe starts nothing"
+        if self.held():
+            return f"nothing is running, and {self.held()}: nothing is started"
         if self.memory.history.gave_up:
             return "restarting was given up; checkpoints are guarded"
         return "nothing is running: starting training"
@@ -178,30 +181,49 @@ class Recovery(Acts):
 
     def reconfigure(self, settings: Settings, policies: Policies) -> None:
         """From the next act on; what an act has begun it ends as it began."""
+        observed = self.tools.settings.mode == "observe"
         self.tools = self.procedure.tools = replace(self.tools, settings=settings, policies=policies)
+        if observed and settings.mode == "act" and self.handle is None and self.ready:
+            self.spawn(self.carry_on)  # what was only reported until now
 
     # -- the sensing loop ---------------------------------------------------------------------------------------------
 
     def findings(self) -> tuple[Finding, ...]:
         """What recovery itself has to say."""
-        return tuple(self._notes.values())
+        stuck = self.procedure.stuck if self.acting else ()
+        if not stuck:
+            return tuple(self._notes.values())
+        text = "the old trainer cannot be ended, its processes are stuck: " + "; ".join(stuck)
+        fix = "a reboot or another machine, if they stay; training starts as soon as they are gone"
+        return (
+            *self._notes.values(),
+            Finding(FindingKind.BLOCKED, Severity.CRITICAL, text, self._since, fix, subject="stuck"),
+        )
 
     def consider(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
         """One turn: watch the present attempt, and act on a confirmed verdict. Never blocks."""
         self.snapshots.append(snapshot)
         self._watch_attempt(snapshot)
-        if not self.ready or self.handle is None:
-            return None
+        self.holds_again()
         sample = snapshot.trainer.value
+        if self.handle is not None and sample is not None and sample.start_id == self.handle.start_id:
+            self.hear_of_death(tuple(findings))
+        if not self.ready or self.handle is None:
+            return self.look_out(snapshot)
+        if self.must_yield():
+            return self.spawn(self.yield_act)
         if sample is None or sample.start_id != self.handle.start_id:
             return None  # a look at another start: what was found in it says nothing about this one
         for finding in findings:
             if finding.verdict is Verdict.NONE or not finding.confirmed:
                 continue
-            if self.tools.settings.mode == "observe":
+            if self.held():
                 self._only_report(finding)
             elif finding.verdict is Verdict.FINISH:
                 return self.spawn(lambda f=finding: self.finish_act(f))  # type: ignore[misc]
+            elif finding.verdict is Verdict.STOP:
+                if self.desired is Desired.RUNNING:
+                    return self.spawn(lambda f=finding: self.stop_sick_act(f))  # type: ignore[misc]
             elif self.desired is not Desired.RUNNING:
                 return self.spawn(lambda: self.stop_act("ended, and not wanted any more"))
             elif self.tools.settings.trainer.command:
@@ -213,7 +235,7 @@ class Recovery(Acts):
                     f"{finding.summary}; no command is configured, so it cannot be restarted",
                     "set [trainer] command",
                 )
-        return None
+        return self.look_out(snapshot)
 
     def _only_report(self, finding: Finding) -> None:
         mark = f"{self.handle.start_id if self.handle else ''}:{finding.key}"
@@ -221,7 +243,7 @@ class Recovery(Acts):
             self._reported.add(mark)
             self.tools.say(
                 EventName.FINDING_RAISED,
-                f"mode observe: would {finding.verdict} because {finding.summary}",
+                f"{self.held()}: would {finding.verdict} because {finding.summary}",
                 Severity.WARNING,
                 kind=str(finding.kind),
             )
@@ -267,8 +289,8 @@ class Recovery(Acts):
                 f"started from step {attempt.resumed_from}, but step {answer.step} was seen afterwards"
                 f" ({', '.join(answer.sources)})"
             )
-            if self.tools.settings.mode == "observe":
-                self.note(FindingKind.RESUMED_WRONG, Severity.CRITICAL, text)
+            if self.held():
+                self.note(FindingKind.RESUMED_WRONG, Severity.CRITICAL, f"{text} ({self.held()}: not stopped)")
                 return
             self.spawn(lambda: self.resumed_wrong_act(text))
 
@@ -287,80 +309,3 @@ class Recovery(Acts):
             lost = max(0, attempt.step_at_death - (attempt.resumed_from or 0))
         if attempt.incident_id is not None:
             self.close_incident(attempt.incident_id, f"restarted from {where}", resumed=attempt.resumed_from, lost=lost)
-
-    # -- what people ask for ------------------------------------------------------------------------------------------
-
-    async def request_start(self, step: int | None = None, fresh: bool = False) -> None:
-        """Training is wanted from now on; returns once that is recorded. Raises Busy while it runs, UsageError when
-        the step does not exist, ConfigurationError without a command."""
-        async with self.by_hand():
-            if self.handle is not None and await self.handle.exit_status() is None:
-                raise Busy(
-                    f"training is running already (pid {self.handle.launcher.pid})",
-                    fix="`podwatch restart` starts it again, `podwatch stop-training` stops it",
-                )
-            await self._want(step, fresh)
-            self.spawn(lambda: self.restart_act("started by hand"))
-
-    async def request_restart(self, step: int | None = None) -> None:
-        """Stop what runs and start from ``step`` (None: by the usual choice). Not counted as a failure."""
-        async with self.by_hand():
-            await self._want(step, False)
-            self.spawn(lambda: self.restart_act("restart was asked for"))
-
-    async def request_stop(self, after_save: bool = False) -> None:
-        """Training is not wanted until `start`; survives podwatch and the pod."""
-        async with self.by_hand():
-            await self.interrupt()
-            await self.set_desired(Desired.STOPPED)
-            self.memory.next_try_wall = None
-            await self.procedure.remember()
-            self.spawn(lambda: self.stop_act("stop was asked for", after_save=after_save))
-
-    async def _want(self, step: int | None, fresh: bool) -> None:
-        if step is not None and fresh:
-            raise UsageError("a step and a fresh start exclude each other", fix="give one of --step and --fresh")
-        await self.tools.blocking(self.procedure.prepare, None)
-        if step is not None:
-            try:
-                await self.procedure.choose(wanted=step)
-            except NothingToResume as error:
-                raise UsageError(error.what, fix="`podwatch checkpoints` lists what there is") from error
-        await self.interrupt()
-        memory = self.memory
-        memory.wanted, memory.fresh, memory.below, memory.next_try_wall = step, fresh, None, None
-        memory.history = RestartHistory(ever_worked=memory.history.ever_worked)
-        if step is not None:
-            memory.refused = {n: why for n, why in memory.refused.items() if n != step}
-        self.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
-        self.exit_code = None
-        await self.procedure.remember()
-        await self.set_desired(Desired.RUNNING)
-
-    async def dry_run(self, step: int | None = None) -> dict[str, object]:
-        """What a restart would do now, JSON-safe and without secrets. Changes nothing."""
-        tools, record = self.tools, self.tools.record.current
-        changed = await tools.blocking(plan.changed_configs, record.last_start if record is not None else None)
-        answer: dict[str, object] = {"changed_since_last_start": list(changed)}
-        try:
-            choice = await self.procedure.choose(wanted=step, below=None if step is not None else self.memory.below)
-        except PodwatchError as error:
-            return {**answer, "possible": False, "reason": str(error)}
-        prepared = await tools.blocking(self.procedure.prepare, choice.step)
-        ahead = await tools.blocking(tools.layout.ahead_of, choice.step)
-        return {
-            **answer,
-            "possible": True,
-            "step": choice.step,
-            "source": choice.source,
-            "reason": choice.reason,
-            "rejected": [{"step": n, "reason": why} for n, why in choice.rejected],
-            "set_aside": [str(path) for path in ahead],
-            "argv": [scrub(argument) for argument in prepared.plan.argv],
-            "removed_flags": list(prepared.removed),
-            "cwd": prepared.plan.cwd,
-            "user": prepared.plan.user,
-            "environment_names": list(prepared.record.environment_names),
-            "running": self.handle is not None,
-            "supervision": str(self.handle.supervision if self.handle is not None else Supervision.NONE),
-        }

@@ -3,20 +3,25 @@
 import errno
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from podwatch.domain.reading import Reading, SensorState
 from podwatch.domain.snapshot import GpuSample, GpuState
+from podwatch.system import procfs
 
 GIB = 1 << 30
+_LISTEN = "0A"
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """``holders`` says in words what is still held. ``observed`` is false where GPU memory could not be seen."""
+    """``holders`` says in words what is still held, ``ports`` are those of it that are in use. ``observed`` is false
+    where GPU memory could not be seen."""
 
     holders: tuple[str, ...]
     observed: bool
+    ports: tuple[int, ...] = ()
 
     @property
     def free(self) -> bool:
@@ -61,8 +66,41 @@ def look(
             above = (gpu.memory_used_bytes or 0) - base.get(gpu.index, 0)
             if above > margin:
                 held.append(f"gpu{gpu.index} holds {above / GIB:.1f} GiB more than before training")
-    held += [f"port {port} is in use" for port in ports if port_taken(port)]
-    return Free(tuple(held), seen or absent)
+    taken = tuple(port for port in ports if port_taken(port))
+    held += [f"port {port} is in use" for port in taken]
+    return Free(tuple(held), seen or absent, taken)
+
+
+def named(free: Free, gpu_holders: Sequence[str]) -> Free:
+    """The same with the processes behind it, where /proc shows them. Blocks: reads it."""
+    listeners = _listeners(free.ports)
+    held = []
+    for text in free.holders:
+        port = next((p for p in free.ports if text == f"port {p} is in use"), None)
+        held.append(f"{text} by {listeners[port]}" if port in listeners else text)
+    if any(text.startswith("gpu") for text in held):
+        held += gpu_holders or ["no process that podwatch may look into holds a context there"]
+    return replace(free, holders=tuple(held))
+
+
+def _listeners(ports: Sequence[int]) -> dict[int | None, str]:
+    """Port -> the process that listens on it. Sockets that a process of another container holds have no name here."""
+    inodes: dict[str, int] = {}
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path("/proc/net", table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for words in map(str.split, lines):
+            port = int(words[1].rpartition(":")[2], 16)
+            if words[3] == _LISTEN and port in ports:
+                inodes[f"socket:[{words[9]}]"] = port
+    found: dict[int | None, str] = {}
+    for pid in procfs.all_pids() if inodes else ():
+        for target in (procfs.open_files(pid) or {}).values():
+            if target in inodes and (status := procfs.read_stat(pid)) is not None:
+                found.setdefault(inodes[target], f"pid {pid} ({status.name})")
+    return found
 
 
 def port_taken(port: int) -> bool:

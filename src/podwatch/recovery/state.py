@@ -17,6 +17,7 @@ from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import GpuSample, Supervision
 from podwatch.journal import AsyncJournal, load_run_record, save_run_record
 from podwatch.judgement.choose import RemoteSave
+from podwatch.judgement.claims import Act, Decision
 from podwatch.sensors.base import Sensor
 from podwatch.system.clock import Clock
 from podwatch.system.threads import Worker
@@ -38,6 +39,8 @@ class Phase(StrEnum):
     CONFIRMING = "confirming"
     RUNNING = "running"
     STOPPING = "stopping"
+    ENDING = "ending"
+    """A stop was asked for after the next save: training goes on until that is complete."""
     BLOCKED = "blocked"
     """Wants to start and may not yet: GPU memory or a port is still held, or a person has to decide."""
     BACKOFF = "backoff"
@@ -46,6 +49,8 @@ class Phase(StrEnum):
     FINISHED = "finished"
     ATTACHED = "attached"
     """Watches a trainer that someone else started."""
+    PAUSED = "paused"
+    """Maintenance: an act waits at a safe point until `podwatch unpause`."""
     OBSERVING = "observing"
     """Mode observe, and no trainer is known."""
 
@@ -137,10 +142,13 @@ class Tools:
     restore: RestoreDoor | None
     emit: Callable[[Event], None]
     track: Callable[[TrainerHandle | None], None]
-    begin_start: Callable[[float], None]
+    begin_start: Callable[[float, str], None]
+    """A start of the trainer: when (monotonic), and its id."""
     last_lines: Callable[[int], list[str]]
     environment: Callable[[], dict[str, str]]
-    ports: tuple[int, ...] = ()
+    ports: Callable[[], tuple[int, ...]] = tuple
+    standing: Callable[[], Decision] = field(default=lambda: Decision(Act.HOLD))
+    """Whether this pod may train, as far as the pods of this run agree."""
     jitter: Callable[[], float] = field(default=lambda: 0.5)
     files: Worker = field(default_factory=lambda: Worker("recovery"))
     evidence: Worker = field(default_factory=lambda: Worker("evidence"))

@@ -31,18 +31,26 @@ class Found:
 class Aside:
     """``look`` blocks and belongs into the removal worker; ``found`` is what it saw last.
 
-    ``spare_paths`` is the layout's: (step, directory) below a step, oldest first.
+    ``spare_paths`` is the layout's: (step, directory) below a step, oldest first. ``roots`` are configured directories
+    beside output_dir, which may lie on other file systems and have a quarantine of their own.
     """
 
-    def __init__(self, workspace: Workspace, spare_paths: SparePaths, *, keep_seconds: float) -> None:
+    def __init__(
+        self, workspace: Workspace, spare_paths: SparePaths, *, keep_seconds: float, roots: Sequence[Path] = ()
+    ) -> None:
         self._workspace, self._spare_paths, self._keep_seconds = workspace, spare_paths, keep_seconds
+        self._roots = tuple(roots)
         self._measured: dict[str, tuple[int, int]] = {}
         self.found = Found()
 
     def look(self, now_wall: float, verified: int) -> Found:
         """Measure. ``verified`` is the newest step that is safe: good sets above it are needed."""
         entries = quarantine_entries(
-            self._workspace, now_wall=now_wall, keep_seconds=self._keep_seconds, needed=lambda step: step > verified
+            self._workspace,
+            now_wall=now_wall,
+            keep_seconds=self._keep_seconds,
+            needed=lambda step: step > verified,
+            roots=self._roots,
         )
         self.found = Found(entries, self._spares(verified), tree_bytes(self._workspace.trash))
         return self.found

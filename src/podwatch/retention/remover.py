@@ -20,9 +20,17 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.intent import Intent, IntentKind, IntentState
 from podwatch.journal.journal import Journal
 from podwatch.judgement.retention import Removal, RemovalKind, RemovalPlan
-from podwatch.retention.trash import Moved, inode_of, move_to_trash, trash_entries
+from podwatch.retention.trash import (
+    Moved,
+    inode_of,
+    move_to_trash,
+    other_trashes,
+    trash_entries,
+    trashes_below,
+)
+from podwatch.system.aside import corners_of
 from podwatch.system.clock import Clock
-from podwatch.system.files import Removed, remove_tree
+from podwatch.system.files import Removed, can_rename, remove_tree
 from podwatch.system.workspace import Workspace
 
 YIELD_EVERY_ENTRIES = 32
@@ -64,6 +72,8 @@ class Remover:
         self._clock = clock
         self._emit = emit
         self._unjournaled = 0
+        self._more: dict[Path, None] = {}
+        """Trashes on other file systems."""
 
     def carry_out(
         self,
@@ -114,10 +124,46 @@ class Remover:
         return RemovalReport(tuple(done), freed, tuple(problems))
 
     def sweep_trash(self) -> RemovalReport:
-        """Finish what an earlier podwatch began: half-moved sets, then everything in the trash."""
+        """Finish what an earlier podwatch began: half-moved sets, then everything in the trash. Also makes a trash on
+        each volume that has none yet, because mkdir fails once it is full."""
         problems: list[str] = []
+        self._more.update(dict.fromkeys(trashes_below(self._roots)))
+        for root in self._roots:
+            self._prepare(root)
         self._finish_all(problems)
         return RemovalReport((), self._empty_trash(problems), tuple(problems))
+
+    def _prepare(self, root: Path) -> None:
+        """Found out by trying. A root that does not exist yet, or is not ours to write, is left for when it matters."""
+        try:
+            if not root.is_dir() or can_rename(root, self._workspace.trash):
+                return
+            for candidate in other_trashes(root / "any", (root,))[:2]:
+                candidate.mkdir(parents=True, exist_ok=True)
+                if can_rename(root, candidate):
+                    self._more[candidate] = None
+                    return
+                candidate.rmdir()
+        except OSError:
+            return
+
+    def _move(self, path: Path, roots: tuple[Path, ...], name: str, inode: tuple[int, int]) -> Moved | None:
+        """Into our trash, or into one on its own file system where the rename is refused as one across two."""
+        try:
+            return move_to_trash(path, roots, self._workspace.trash, name, expected=inode)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            across = error
+        for trash in other_trashes(path, roots):
+            try:
+                trash.mkdir(parents=True, exist_ok=True)
+                moved = move_to_trash(path, roots, trash, name, expected=inode)
+            except OSError:
+                continue
+            self._more[trash] = None
+            return moved
+        raise across
 
     def _finish_all(self, problems: list[str]) -> None:
         try:
@@ -135,7 +181,7 @@ class Remover:
         roots: tuple[Path, ...] = self._roots
         if removal.kind is RemovalKind.QUARANTINE:
             paths: Sequence[Path] = (Path(removal.path),)
-            roots = (self._workspace.quarantine,)
+            roots = corners_of(self._workspace, self._roots, "quarantine")
         elif removal.path:
             paths = (Path(removal.path),)
         elif removal.step is not None:
@@ -153,7 +199,7 @@ class Remover:
         moved: list[Moved] = []
         try:
             for n, (path, inode) in enumerate(wanted):
-                one = move_to_trash(path, roots, self._workspace.trash, f"{prefix}.{n}", expected=inode)
+                one = self._move(path, roots, f"{prefix}.{n}", inode)
                 if one is not None:
                     moved.append(one)
         except (OSError, PodwatchError):
@@ -166,7 +212,7 @@ class Remover:
     def _finish(self, intent: Intent) -> None:
         """Go on with a half-moved set. A path that is not the same directory any more was written anew: it stays."""
         rows = _rows(intent.data)
-        roots = (*self._roots, self._workspace.quarantine)
+        roots = (*corners_of(self._workspace, self._roots, "quarantine"), *self._roots)
         begun = any(inode_of(path, roots) is None for path, _ in rows[:1])
         if not begun:
             self._settle(intent, IntentState.UNDONE, "nothing had been moved; planned anew")
@@ -174,20 +220,19 @@ class Remover:
         step = intent.data.get("step")
         prefix = f"{intent.id}.{step if isinstance(step, int) else 'x'}"
         for n, (path, inode) in enumerate(rows):
-            move_to_trash(path, roots, self._workspace.trash, f"{prefix}.{n}", expected=inode)
+            self._move(path, roots, f"{prefix}.{n}", inode)
         self._settle(intent, IntentState.DONE, "finished after a restart")
 
     def _empty_trash(self, problems: list[str]) -> int:
         """Delete everything in the trash on a thread of the lowest priority; bytes the disk got back."""
-        names = trash_entries(self._workspace.trash)
-        if not names:
-            return 0
         freed: list[int] = []
-        worker = threading.Thread(
-            target=_delete, args=(self._workspace.trash, names, freed, problems), name="podwatch-trash", daemon=True
-        )
-        worker.start()
-        worker.join()
+        for trash in (self._workspace.trash, *self._more):
+            if names := trash_entries(trash):
+                worker = threading.Thread(
+                    target=_delete, args=(trash, names, freed, problems), name="podwatch-trash", daemon=True
+                )
+                worker.start()
+                worker.join()
         return sum(freed)
 
     def _open_intent(self, removal: Removal, wanted: Iterable[tuple[Path, tuple[int, int]]]) -> Intent | None:

@@ -17,8 +17,11 @@ from pathlib import Path
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError
 from podwatch.judgement.retention import QuarantineEntry
+from podwatch.system.aside import corners_of
 from podwatch.system.files import open_dir_below, open_root, read_small
 from podwatch.system.workspace import Workspace
+
+HIDDEN = ".podwatch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,29 @@ def move_to_trash(
     return Moved(path, name)
 
 
+def other_trashes(path: Path, roots: Sequence[Path]) -> tuple[Path, ...]:
+    """Where ``path`` may go if a rename into podwatch's own trash fails (EXDEV): its root is another volume, or it lies
+    on a mount below it. In the order in which they are to be tried: beside the root, in it, beside ``path``."""
+    root = locate(path, roots).root
+    if root.name == "quarantine":
+        return (root.parent / "trash",)  # our own, on whichever file system
+    beside = root.parent / HIDDEN / root.name / "trash"
+    return (beside, root / HIDDEN / "trash", path.parent / HIDDEN / "trash")
+
+
+def trashes_below(roots: Sequence[Path]) -> tuple[Path, ...]:
+    """Every such directory that exists: what a crash left there is swept at the next start. Blocks."""
+    found: list[Path] = []
+    for root in roots:
+        found.append(root.parent / HIDDEN / root.name / "trash")
+        with contextlib.suppress(OSError):
+            found.append(root / HIDDEN / "trash")
+            found.extend(sorted(root.glob(f"*/{HIDDEN}/trash")))
+            found.extend(sorted(root.glob(f"*/*/{HIDDEN}/trash")))
+    # os.path, because Path.is_dir raises where a directory above may not be entered
+    return tuple(p for p in dict.fromkeys(found) if os.path.isdir(p) and not os.path.islink(p))  # noqa: PTH112, PTH114
+
+
 def trash_entries(trash: Path) -> tuple[str, ...]:
     """Names in the trash, oldest intent first; empty where there is no trash."""
     try:
@@ -128,28 +154,42 @@ def tree_bytes(path: Path) -> int:
 
 
 def quarantine_entries(
-    workspace: Workspace, *, now_wall: float, keep_seconds: float, needed: Callable[[int], bool]
+    workspace: Workspace,
+    *,
+    now_wall: float,
+    keep_seconds: float,
+    needed: Callable[[int], bool],
+    roots: Sequence[Path] = (),
 ) -> tuple[QuarantineEntry, ...]:
-    """Everything set aside, oldest first, as each ``index.json`` tells (its writer is the recovery room).
+    """Everything set aside, also on the file systems of ``roots``, oldest first, as each ``index.json`` tells (its
+    writer is the recovery room).
 
     ``needed(step)`` says whether a complete set of that step must stay: its new line has no verified set beyond it
     yet (promise 2). An entry without a readable index is always needed. Blocks.
     """
-    try:
-        found = [p for p in workspace.quarantine.iterdir() if p.name.isdecimal() and p.is_dir() and not p.is_symlink()]
-    except OSError:
-        return ()
+    found: list[Path] = []
+    for home in corners_of(workspace, roots, "quarantine"):
+        with contextlib.suppress(OSError):
+            found += [p for p in home.iterdir() if p.name.isdecimal() and p.is_dir() and not p.is_symlink()]
     entries = []
     for path in sorted(found, key=lambda p: int(p.name)):
-        read = _index(path)
+        read, device = _index(path), _device(path)
         if read is None:
-            entries.append(QuarantineEntry(str(path), -1, tree_bytes(path), expired=False, needed=True))
+            entries.append(QuarantineEntry(str(path), -1, tree_bytes(path), expired=False, needed=True, device=device))
             continue
         wall, steps = read
         must_stay = any(whole and needed(step) for step, whole in steps.items())
         step = max(steps, default=-1)
-        entries.append(QuarantineEntry(str(path), step, tree_bytes(path), now_wall - wall >= keep_seconds, must_stay))
+        old = now_wall - wall >= keep_seconds
+        entries.append(QuarantineEntry(str(path), step, tree_bytes(path), old, must_stay, device))
     return tuple(entries)
+
+
+def _device(path: Path) -> int:
+    try:
+        return path.lstat().st_dev
+    except OSError:
+        return 0
 
 
 def _index(path: Path) -> tuple[float, dict[int, bool]] | None:

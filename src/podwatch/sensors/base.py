@@ -1,6 +1,6 @@
 """What every sensor offers."""
 
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from podwatch.domain.reading import Reading
 
@@ -19,4 +19,13 @@ class Sensor(Protocol[T_co]):
 
     def latest(self) -> "Reading[T_co]":
         """The newest reading; never blocks."""
+        ...
+
+
+@runtime_checkable
+class Wakeable(Protocol):
+    """A sensor that can be asked to look again before its next turn."""
+
+    def wake(self) -> None:
+        """Look again now; the answer is in ``latest`` soon. Never blocks."""
         ...

@@ -1,7 +1,7 @@
-"""Room and inodes of the filesystem that holds the checkpoints."""
+"""Room and inodes of the filesystem that holds the checkpoints, and of the others that a run writes to."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ class _Seen:
     free: int = 0
     inodes: int = 0
     inodes_free: int = 0
+    device: int = 0
     error: OSError | None = None
 
 
@@ -33,6 +34,7 @@ def look(path: Path) -> _Seen:
     while True:
         try:
             figures = os.statvfs(path)
+            device = path.stat().st_dev
         except (FileNotFoundError, NotADirectoryError):
             if path == path.parent:
                 return _Seen(path, error=FileNotFoundError(2, "no such directory", str(path)))
@@ -41,7 +43,9 @@ def look(path: Path) -> _Seen:
             return _Seen(path, error=error)
         else:
             size = figures.f_frsize
-            return _Seen(path, figures.f_blocks * size, figures.f_bavail * size, figures.f_files, figures.f_favail)
+            return _Seen(
+                path, figures.f_blocks * size, figures.f_bavail * size, figures.f_files, figures.f_favail, device
+            )
 
 
 class DiskSensor:
@@ -112,7 +116,94 @@ class DiskSensor:
                 SensorState.ABSENT, now, f"{seen.path} tells no size (a virtual file system): set disk.capacity"
             )
         used = total - free
-        reading = observed(DiskSample(str(seen.path), total, used, free, seen.inodes, seen.inodes_free), now)
+        reading = observed(
+            DiskSample(str(seen.path), total, used, free, seen.inodes, seen.inodes_free, "", seen.device), now
+        )
         if seen.path != self._path:
             return replace(reading, detail=f"{self._path} does not exist yet; these are the figures of {seen.path}")
         return reading
+
+
+OTHERS_POLL = 30.0
+"""Seconds. The others fill more slowly than a save, and nothing is removed there."""
+
+
+class _Place:
+    """One role's file system; where it lies may change as training goes on."""
+
+    def __init__(self, role: str, path: Path, clock: Clock, poll: float) -> None:
+        self.role, self.path, self._clock = role, path, clock
+        self.poller: Poller[_Seen, DiskSample] = Poller(
+            f"disk {role}", clock, poll=poll, deadline=DEADLINE, prepare=lambda: self._look, absorb=self._absorb
+        )
+
+    def _look(self) -> _Seen:
+        return look(self.path)
+
+    def _absorb(self, seen: _Seen) -> Reading[DiskSample]:
+        now = self._clock.monotonic()
+        if seen.error is not None or seen.total <= 0:
+            return unobserved(SensorState.BLIND, now, f"cannot see the room in {seen.path}: {seen.error}")
+        used = seen.total - seen.free
+        sample = DiskSample(
+            str(seen.path), seen.total, used, seen.free, seen.inodes, seen.inodes_free, self.role, seen.device
+        )
+        return observed(sample, now)
+
+
+class DisksSensor:
+    """Every other file system that the run or podwatch writes to, each in a thread of its own: one that hangs must not
+    blind the others. ``places`` gives role -> path; it runs on the event loop and must not block. What does not answer
+    is left out, and named in the detail."""
+
+    name = "disks"
+
+    def __init__(self, places: Callable[[], Mapping[str, Path]], clock: Clock, poll: float = OTHERS_POLL) -> None:
+        self._wanted, self._clock, self._poll = places, clock, poll
+        self._places: dict[str, _Place] = {}
+        self._started = False
+        self._followed_at = float("-inf")
+        self._taken: Mapping[str, Reading[DiskSample]] = {}
+        self._latest: Reading[tuple[DiskSample, ...]] | None = None
+
+    async def start(self) -> None:
+        self._started = True
+        self._follow()
+
+    async def stop(self) -> None:
+        self._started = False
+        for place in self._places.values():
+            await place.poller.stop()
+
+    def _follow(self) -> None:
+        """Parts become known with the first save, so now and then is often enough. A role that is gone is looked at no
+        less: it costs nothing."""
+        now = self._clock.monotonic()
+        if now - self._followed_at < self._poll:
+            return
+        self._followed_at = now
+        for role, path in self._wanted().items():
+            place = self._places.get(role)
+            if place is None:
+                place = self._places[role] = _Place(role, path, self._clock, self._poll)
+                place.poller.start()
+            place.path = path
+
+    def latest(self) -> Reading[tuple[DiskSample, ...]]:
+        if not self._started:
+            return unobserved(SensorState.PENDING, self._clock.monotonic(), "not observed yet")
+        self._follow()
+        readings = {role: place.poller.latest() for role, place in self._places.items()}
+        if self._latest is not None and readings == self._taken:
+            return self._latest
+        self._taken = readings
+        self._latest = self._together(readings)
+        return self._latest
+
+    def _together(self, readings: Mapping[str, Reading[DiskSample]]) -> Reading[tuple[DiskSample, ...]]:
+        seen = tuple(r.value for r in readings.values() if r.ok and r.value is not None)
+        silent = [f"{role}: {r.detail}" for role, r in readings.items() if r.state is SensorState.BLIND]
+        if not seen:
+            state = SensorState.BLIND if silent else SensorState.PENDING
+            return unobserved(state, self._clock.monotonic(), "; ".join(silent) or "not observed yet")
+        return replace(observed(seen, min(r.at for r in readings.values() if r.ok)), detail="; ".join(silent))

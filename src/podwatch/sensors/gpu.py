@@ -85,6 +85,9 @@ class GpuSensor:
     def latest(self) -> Reading[tuple[GpuSample, ...]]:
         return self._poller.latest()
 
+    def wake(self) -> None:
+        self._poller.wake()
+
     def _prepare(self) -> "Callable[[], tuple[GpuSample, ...] | ReaderUnavailable | None]":
         if self._failure is not None and self._clock.monotonic() < self._reopen_at:
             return lambda: None  # too early to open again; the thread's pulse is kept all the same

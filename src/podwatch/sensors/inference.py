@@ -1,21 +1,34 @@
-"""``/health`` and ``/metrics`` of vLLM servers (facts/prime-rl.md section 5)."""
+"""``/health`` and ``/metrics`` of vLLM servers, and in a slow lane beside them what asks the engine itself:
+``/liveness`` and ``/is_sleeping`` (facts/prime-rl.md section 5)."""
 
+import asyncio
 import http.client
+import json
 import math
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from podwatch.domain.reading import Reading, SensorState, observed, unobserved
-from podwatch.domain.snapshot import Health, InferenceSample
-from podwatch.sensors.polling import Poller
+from podwatch.domain.snapshot import Health, InferenceSample, Liveness, ServerKind
+from podwatch.sensors.polling import Poller, end_task
 from podwatch.system.clock import Clock
 
 MAX_BODY = 4 << 20
 """Bytes read of an answer; vLLM's /metrics with all histograms is about 100 KB per engine."""
 
+LIVENESS_POLL = 30.0
+LIVENESS_TIMEOUT = 35.0
+"""prime-rl's route gives up by itself after 30 s and says 503; a little longer, so that its answer is heard."""
+SLEEPING_TIMEOUT = 5.0
+ROUTE_RETRY = 600.0
+"""A route that a server does not have (404) is asked for again this much later: the server may have been upgraded."""
+
 _RUNNING = "vllm:num_requests_running"
+_WAITING = "vllm:num_requests_waiting"
 _TOKENS = "vllm:generation_tokens_total"
 _SERIES = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^\n]*\})?[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t]*$")
 
@@ -72,7 +85,7 @@ def _get(parts: SplitResult, path: str, timeout: float) -> tuple[int, bytes]:
 def probe(url: str, timeout: float) -> _Answer:
     """Ask one server. Blocks up to about 2 x ``timeout`` seconds; raises nothing that a network can cause."""
     try:
-        parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
+        parts = _address(url)
         status, _ = _get(parts, "/health", timeout)
     except TimeoutError:
         return _Answer(InferenceSample(url, Health.TIMEOUT))
@@ -100,12 +113,187 @@ def _with_counters(sample: InferenceSample, parts: SplitResult, timeout: float) 
         return sample
     text = body.decode("utf-8", errors="replace")
     return replace(
-        sample, requests_running=sum_series(text, _RUNNING), generation_tokens_total=sum_series(text, _TOKENS)
+        sample,
+        requests_running=sum_series(text, _RUNNING),
+        requests_waiting=sum_series(text, _WAITING),
+        generation_tokens_total=sum_series(text, _TOKENS),
     )
 
 
+def is_router(url: str, timeout: float) -> bool | None:
+    """Does this address belong to a router? vLLM's own server has no list of workers; routers of the SGLang family,
+    ``vllm-router`` among them, have. None when it cannot be told now. Blocks."""
+    parts = _address(url)
+    for path in ("/list_workers", "/workers"):
+        try:
+            status, _ = _get(parts, path, timeout)
+        except (OSError, ValueError, http.client.HTTPException):
+            return None
+        if status == 200:
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What the engine itself answered at ``at``; None where the server has no such route, or nobody listens."""
+
+    at: float
+    liveness: Liveness | None = None
+    asleep: bool | None = None
+
+
+def ask_inside(url: str, *, liveness: bool, sleeping: bool, now: Callable[[], float]) -> tuple[Inside, frozenset[str]]:
+    """Both slow questions, and the routes the server does not have. Blocks up to LIVENESS_TIMEOUT and more."""
+    parts = _address(url)
+    alive, asleep, missing = None, None, set()
+    if liveness:
+        try:
+            status, _ = _get(parts, "/liveness", LIVENESS_TIMEOUT)
+        except TimeoutError:
+            alive = Liveness.TIMEOUT
+        except (OSError, ValueError, http.client.HTTPException):
+            alive = None  # refused or broken off: /health tells that
+        else:
+            if status in (404, 405):
+                missing.add("/liveness")
+            alive = Liveness.OK if 200 <= status < 300 else Liveness.UNRESPONSIVE if status >= 500 else None
+    if sleeping and alive is not Liveness.TIMEOUT:
+        try:
+            status, body = _get(parts, "/is_sleeping", SLEEPING_TIMEOUT)
+            if status in (404, 405):
+                missing.add("/is_sleeping")
+            answer = json.loads(body).get("is_sleeping") if status == 200 else None
+            asleep = answer if isinstance(answer, bool) else None
+        except (OSError, ValueError, AttributeError, http.client.HTTPException):
+            asleep = None
+    return Inside(now(), alive, asleep), frozenset(missing)
+
+
+def _address(url: str) -> SplitResult:
+    return urlsplit(url.rstrip("/").removesuffix("/v1"))
+
+
+class Server:
+    """One server: a quick poller for what answers at once, a slow one for what goes through the engine, each with a
+    thread of its own. So neither a hung engine nor a hung server delays anything else."""
+
+    def __init__(
+        self, url: str, clock: Clock, *, timeout: float, poll: float, liveness: bool, kind: ServerKind | None = None,
+        discovered: bool = False,
+    ) -> None:  # fmt: skip
+        self.url = url
+        self._clock = clock
+        self._timeout = timeout
+        self._kind = kind
+        self._discovered = discovered
+        self._missing: dict[str, float] = {}  # route -> when to ask for it again
+        # Three requests, each a connect and an answer within the timeout; beyond that, name resolution hangs.
+        self.quick: Poller[tuple[_Answer, ServerKind | None], InferenceSample] = Poller(
+            f"inference {url}", clock, poll=poll, deadline=6 * timeout + 1.0, prepare=self._ask, absorb=self._absorb
+        )
+        self.slow: Poller[tuple[Inside, frozenset[str]], Inside] | None = None
+        if liveness:
+            self.slow = Poller(
+                f"inside {url}",
+                clock,
+                poll=LIVENESS_POLL,
+                deadline=2 * (LIVENESS_TIMEOUT + SLEEPING_TIMEOUT) + 5.0,
+                prepare=self._ask_inside,
+                absorb=self._absorb_inside,
+            )
+
+    def start(self) -> None:
+        self.quick.start()
+        if self.slow is not None:
+            self.slow.start()
+
+    async def stop(self) -> None:
+        await self.quick.stop()
+        if self.slow is not None:
+            await self.slow.stop()
+
+    def latest(self) -> Reading[InferenceSample]:
+        reading = self.quick.latest()
+        if reading.value is None:
+            return reading
+        inside = self._inside()
+        sample = replace(
+            reading.value,
+            kind=self._kind or ServerKind.ENGINE,
+            discovered=self._discovered,
+            liveness=inside.liveness if inside is not None else None,
+            asleep=inside.asleep if inside is not None else None,
+        )
+        return Reading(reading.state, reading.at, sample, reading.detail)
+
+    def _inside(self) -> Inside | None:
+        """The newest slow answer, while it is new enough to mean something."""
+        inside = self.slow.latest().value if self.slow is not None else None
+        if inside is None or self._clock.monotonic() - inside.at > LIVENESS_POLL + 2 * LIVENESS_TIMEOUT:
+            return None
+        return inside
+
+    def _ask(self) -> Callable[[], tuple[_Answer, ServerKind | None]]:
+        url, timeout, known = self.url, self._timeout, self._kind
+
+        def look() -> tuple[_Answer, ServerKind | None]:
+            answer = probe(url, timeout)
+            kind = known
+            sample = answer.sample
+            if kind is None and sample is not None and sample.health is Health.OK:
+                # Its own counters make it an engine; without them it is asked.
+                router = False if sample.generation_tokens_total is not None else is_router(url, timeout)
+                kind = None if router is None else ServerKind.ROUTER if router else ServerKind.ENGINE
+            return answer, kind
+
+        return look
+
+    def _absorb(self, result: tuple[_Answer, ServerKind | None]) -> Reading[InferenceSample]:
+        answer, self._kind = result
+        now = self._clock.monotonic()
+        if answer.sample is None:
+            return unobserved(SensorState.BLIND, now, answer.problem)
+        return observed(answer.sample, now)
+
+    def _ask_inside(self) -> Callable[[], tuple[Inside, frozenset[str]]]:
+        now = self._clock.monotonic()
+        quick = self.quick.latest().value
+        up = quick is not None and quick.health in (Health.OK, Health.TIMEOUT) and self._kind is not ServerKind.ROUTER
+        wanted = {r for r in ("/liveness", "/is_sleeping") if up and self._missing.get(r, 0.0) <= now}
+        url, clock = self.url, self._clock
+        return lambda: ask_inside(
+            url, liveness="/liveness" in wanted, sleeping="/is_sleeping" in wanted, now=clock.monotonic
+        )
+
+    def _absorb_inside(self, result: tuple[Inside, frozenset[str]]) -> Reading[Inside]:
+        inside, missing = result
+        for route in missing:
+            self._missing[route] = inside.at + ROUTE_RETRY
+        return observed(inside, inside.at)
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """Servers found in the tree of one start (``start_id``); ``detail`` says why there is none, or not all."""
+
+    start_id: str = ""
+    servers: tuple[tuple[str, ServerKind | None], ...] = ()
+    detail: str = "no inference URL configured ([inference] urls), and discovery is off"
+
+
+class Finder(Protocol):
+    """Who looks for servers (``sensors.servers``)."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def latest(self) -> Discovery: ...
+
+
 class InferenceSensor:
-    """One thread per server, so that one that hangs does not delay the others.
+    """All servers: those configured, or where none is, those that ``finder`` names.
 
     A server that could not be observed (no HTTP, wrong address, name not found) is left out of the value and named in
     ``detail``; when that holds for all, the reading is BLIND. An answer that takes longer than ``timeout`` is
@@ -114,42 +302,73 @@ class InferenceSensor:
 
     name = "inference"
 
-    def __init__(self, urls: tuple[str, ...], clock: Clock, timeout: float = 2.0, poll: float = 5.0) -> None:
-        self._clock = clock
-        self._pollers = tuple(self._poller(url, timeout, poll) for url in urls)
+    def __init__(
+        self,
+        urls: tuple[str, ...],
+        clock: Clock,
+        timeout: float = 2.0,
+        poll: float = 5.0,
+        *,
+        liveness: bool = True,
+        finder: Finder | None = None,
+    ) -> None:
+        self._clock, self._timeout, self._poll, self._liveness = clock, timeout, poll, liveness
+        self._finder = finder if not urls else None
+        self._start_id = ""
+        self._servers: dict[str, Server] = {url: self._server(url) for url in urls}
         self._absent: Reading[tuple[InferenceSample, ...]] = unobserved(
             SensorState.ABSENT, clock.monotonic(), "no inference URL configured ([inference] urls)"
         )
+        self._task: asyncio.Task[None] | None = None
 
-    def _poller(self, url: str, timeout: float, poll: float) -> Poller[_Answer, InferenceSample]:
-        def absorb(answer: _Answer) -> Reading[InferenceSample]:
-            now = self._clock.monotonic()
-            if answer.sample is None:
-                return unobserved(SensorState.BLIND, now, answer.problem)
-            return observed(answer.sample, now)
-
-        # Two requests, each a connect and an answer within the timeout; beyond that, name resolution hangs.
-        return Poller(
-            f"{self.name} {url}",
-            self._clock,
-            poll=poll,
-            deadline=4 * timeout + 1.0,
-            prepare=lambda: lambda: probe(url, timeout),
-            absorb=absorb,
-        )
+    def _server(self, url: str, kind: ServerKind | None = None, *, discovered: bool = False) -> Server:
+        return Server(
+            url, self._clock, timeout=self._timeout, poll=self._poll, liveness=self._liveness, kind=kind,
+            discovered=discovered,
+        )  # fmt: skip
 
     async def start(self) -> None:
-        for poller in self._pollers:
-            poller.start()
+        for server in self._servers.values():
+            server.start()
+        if self._finder is not None and self._task is None:
+            await self._finder.start()
+            self._task = asyncio.create_task(self._follow(), name="sensor inference: discovery")
 
     async def stop(self) -> None:
-        for poller in self._pollers:
-            await poller.stop()
+        task, self._task = self._task, None
+        if task is not None:
+            await end_task(task)
+        if self._finder is not None:
+            await self._finder.stop()
+        for server in self._servers.values():
+            await server.stop()
+
+    async def _follow(self) -> None:
+        """A server once found is asked for as long as this start lives: that it is gone is what we want to hear."""
+        while self._finder is not None:
+            discovery = self._finder.latest()
+            if discovery.start_id != self._start_id:
+                self._start_id = discovery.start_id
+                old, self._servers = self._servers, {}
+                for server in old.values():
+                    await server.stop()
+            for url, kind in discovery.servers:
+                if url not in self._servers:
+                    self._servers[url] = server = self._server(url, kind, discovered=True)
+                    server.start()
+            await self._clock.sleep(self._poll)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers asked now: between two starts of training those of the last one."""
+        return tuple(self._servers)
 
     def latest(self) -> Reading[tuple[InferenceSample, ...]]:
-        if not self._pollers:
-            return self._absent
-        readings = [poller.latest() for poller in self._pollers]
+        if not self._servers:
+            if self._finder is None:
+                return self._absent
+            return unobserved(SensorState.ABSENT, self._clock.monotonic(), self._finder.latest().detail)
+        readings = [server.latest() for server in self._servers.values()]
         seen = [(reading.value, reading.at) for reading in readings if reading.value is not None]
         missing = "; ".join(reading.detail for reading in readings if not reading.ok)
         if seen:

@@ -91,16 +91,25 @@ def find(sources: Sources) -> tuple[tuple[str, str], ...]:
 
 
 def look(
-    sources: Sources, positions: Mapping[str, Position], *, from_end: bool, since_wall: float | None = None
+    sources: Sources,
+    positions: Mapping[str, Position],
+    *,
+    from_end: bool,
+    since_wall: float | None = None,
+    go_on: bool = False,
 ) -> tuple[FileNews, ...]:
     """One look at all files. Blocks; never raises OSError.
 
     ``from_end``: everything that is in the files now is old. The exception are files that ``positions`` does not know
-    and that were written since ``since_wall``: they have come with the present start.
+    and that were written since ``since_wall``: they have come with the present start; and with ``go_on`` those that it
+    does know: an earlier podwatch read this very start as far as that.
     """
-    return tuple(
-        replace(_look_at(path, positions.get(path), from_end, since_wall), name=name) for path, name in find(sources)
-    )
+    found = []
+    for path, name in find(sources):
+        known = positions.get(path)
+        old = from_end and not (go_on and known is not None)
+        found.append(replace(_look_at(path, known, old, since_wall), name=name))
+    return tuple(found)
 
 
 def _look_at(path: str, position: Position | None, from_end: bool, since_wall: float | None) -> FileNews:
@@ -174,6 +183,25 @@ def _rest_of_rotated(path: str, position: Position) -> tuple[bytes, ...]:
         return ()
     finally:
         os.close(fd)
+
+
+def to_json(positions: Mapping[str, Position]) -> dict[str, list[object]]:
+    """For the journal. A line that was begun is read again from its first byte that is kept."""
+    return {
+        path: [p.device, p.inode, p.offset - (0 if p.carry.overlong else len(p.carry.begun)), p.head.hex()]
+        for path, p in positions.items()
+    }
+
+
+def from_json(document: object) -> dict[str, Position] | None:
+    """None where any of it cannot be understood: a file that seems new would be read from its beginning."""
+    try:
+        return {
+            str(path): Position(int(device), int(inode), max(0, int(offset)), bytes.fromhex(head))
+            for path, (device, inode, offset, head) in document.items()  # type: ignore[attr-defined]
+        }
+    except (AttributeError, TypeError, ValueError):
+        return None
 
 
 def known(news: Sequence[FileNews]) -> dict[str, Position]:

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from podwatch.domain.reading import SensorState
 from podwatch.domain.snapshot import GpuSample, GpuState
 from podwatch.sensors.gpu import ReaderUnavailable
+from podwatch.sensors.nvml_health import DeviceHealth, XidEvents, pci_addresses
+from podwatch.sensors.xid import XidInbox
 
 T = TypeVar("T")
 
@@ -31,6 +33,7 @@ class _Device:
     handle: Any
     uuid: str
     name: str
+    minor: int | None = None
     error: Exception | None = None
 
 
@@ -38,15 +41,17 @@ class NvmlReader:
     """Reads every device NVML shows. ``pynvml`` is imported by the thread that opens, never earlier.
 
     Memory comes from ``nvmlDeviceGetMemoryInfo_v2`` where the driver has it, because its ``used`` leaves the driver's
-    own reserved memory out; else from version 1.
+    own reserved memory out; else from version 1. XIDs that the driver reports go into ``xids``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, xids: XidInbox | None = None) -> None:
         self._nvml: Any = None
         self._devices: tuple[_Device, ...] = ()
-        self._identity: dict[int, tuple[str, str]] = {}
+        self._health: dict[int, DeviceHealth] = {}
+        self._xids = xids
+        self._events = XidEvents(xids) if xids is not None else None
+        self._identity: dict[int, tuple[str, str, int | None]] = {}
         self._plain_memory: set[int] = set()  # devices that know only version 1 of the memory call
-        self._temperature_v = True
 
     def open(self) -> None:
         try:
@@ -72,7 +77,11 @@ class NvmlReader:
                 "check NVIDIA_VISIBLE_DEVICES and the pod's GPU count",
             )
         self._plain_memory = set()
-        self._temperature_v = True
+        handles = {device.index: device.handle for device in devices if device.error is None}
+        self._health = {index: DeviceHealth(index, handle) for index, handle in handles.items()}
+        if self._xids is not None and self._events is not None:
+            self._xids.devices(pci_addresses(nvml, handles))
+            self._events.open(nvml, handles)
         self._devices = devices
         self._nvml = nvml
 
@@ -80,12 +89,16 @@ class NvmlReader:
         nvml = self._nvml
         if nvml is None:
             raise ReaderUnavailable(SensorState.BLIND, "NVML is not open")
+        if self._events is not None:
+            self._events.drain(nvml)
         return tuple(self._sample(nvml, device) for device in self._devices)
 
     def close(self) -> None:
         nvml, self._nvml = self._nvml, None
         self._devices = ()
         if nvml is not None:
+            if self._events is not None:
+                self._events.close(nvml)
             self._shutdown(nvml)
 
     @staticmethod
@@ -98,13 +111,13 @@ class NvmlReader:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as error:
-            uuid, name = self._identity.get(index, ("", ""))
-            return _Device(index, None, uuid, name, error)
-        known = self._identity.get(index, ("", ""))
+            return _Device(index, None, *self._identity.get(index, ("", "", None)), error)
+        known = self._identity.get(index, ("", "", None))
         uuid = self._optional(nvml, lambda: str(nvml.nvmlDeviceGetUUID(handle)), known[0])
         name = self._optional(nvml, lambda: str(nvml.nvmlDeviceGetName(handle)), known[1])
-        self._identity[index] = (uuid, name)
-        return _Device(index, handle, uuid, name)
+        minor = self._optional(nvml, lambda: int(nvml.nvmlDeviceGetMinorNumber(handle)), known[2])
+        self._identity[index] = (uuid, name, minor)
+        return _Device(index, handle, uuid, name, minor)
 
     def _sample(self, nvml: Any, device: _Device) -> GpuSample:
         try:
@@ -114,7 +127,7 @@ class NvmlReader:
         except nvml.NVMLError as error:
             return self._failed_sample(nvml, device, error)
         utilization = self._optional(nvml, lambda: float(nvml.nvmlDeviceGetUtilizationRates(device.handle).gpu), None)
-        temperature = self._optional(nvml, lambda: self._temperature(nvml, device.handle), None)
+        health = self._health[device.index].look(nvml)
         return GpuSample(
             device.index,
             device.uuid,
@@ -122,7 +135,11 @@ class NvmlReader:
             memory_used_bytes=used,
             memory_total_bytes=total,
             utilization_percent=utilization,
-            temperature_celsius=temperature,
+            temperature_celsius=health.temperature_celsius,
+            mig=health.mig,
+            ecc_uncorrected=health.ecc_uncorrected,
+            throttled=health.throttled,
+            minor=device.minor,
         )
 
     def _failed_sample(self, nvml: Any, device: _Device, error: Any) -> GpuSample:
@@ -143,7 +160,7 @@ class NvmlReader:
             state, detail = GpuState.ERROR, "needs a reset (nvidia-smi --gpu-reset) or a reboot"
         else:
             state, detail = GpuState.ERROR, f"NVML: {error}"
-        return GpuSample(device.index, device.uuid, device.name, state=state, detail=detail)
+        return GpuSample(device.index, device.uuid, device.name, state=state, detail=detail, minor=device.minor)
 
     def _memory(self, nvml: Any, device: _Device) -> tuple[int, int]:
         """(used, total) in bytes; ``used`` without the driver's reserve where the driver tells it apart."""
@@ -158,16 +175,6 @@ class NvmlReader:
         info = nvml.nvmlDeviceGetMemoryInfo(device.handle)
         self._plain_memory.add(device.index)
         return int(info.used), int(info.total)
-
-    def _temperature(self, nvml: Any, handle: Any) -> float:
-        if self._temperature_v:
-            try:
-                return float(nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU))
-            except nvml.NVMLError as error:
-                if not self._too_old(nvml, error):
-                    raise
-                self._temperature_v = False
-        return float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
 
     @staticmethod
     def _too_old(nvml: Any, error: Any) -> bool:

@@ -1,22 +1,49 @@
 """The trainer's process tree, and which of its required processes went away."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.reading import Reading, SensorState, observed, unobserved
 from podwatch.domain.snapshot import RequiredExit, TrainerSample
-from podwatch.sensors.polling import end_task
-from podwatch.system.clock import Clock
+from podwatch.sensors.polling import end_task, slot
+from podwatch.system.clock import Clock, until_beat
 from podwatch.trainer.base import TrainerHandle
 
 T = TypeVar("T")
+_DEAD = frozenset("ZXx")
+NOBODY_TOLD: Mapping[tuple[int, int], ExitStatus] = MappingProxyType({})
 
-REQUIRED = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE, ProcessRole.ORCHESTRATOR})
-"""Training cannot go on without these, yet prime-rl's launcher ignores their end with code 0 (facts/prime-rl.md
-section 4)."""
+
+@runtime_checkable
+class TellsEnds(Protocol):
+    """A handle that knows how some processes of its tree ended."""
+
+    @property
+    def ended(self) -> Mapping[tuple[int, int], ExitStatus]: ...
+
+
+@runtime_checkable
+class TellsTerminal(Protocol):
+    """A handle that knows when the terminal of its trainer was used last (epoch second). Must not block."""
+
+    @property
+    def terminal_used(self) -> float | None: ...
+
+
+@runtime_checkable
+class TellsSockets(Protocol):
+    """A handle that can read which sockets its processes hold."""
+
+    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]: ...
+
+
+REQUIRED = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE, ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER})
+"""Training cannot go on without these, yet prime-rl's launcher ignores their end with code 0, and with another code
+takes minutes to end the rest (facts/prime-rl.md section 4)."""
 REPLACEMENT_WINDOW = 5.0
 """Seconds in which a new process of the same role makes the end of the old one a planned replacement. Shorter than the
 hold of the memory detector (8 s), so that the two signals can agree in time."""
@@ -52,9 +79,18 @@ class RequiredExits:
     def so_far(self) -> tuple[RequiredExit, ...]:
         return tuple(self._exits)
 
-    def look(self, tree: tuple[ProcessSample, ...], now: float, wall: float) -> tuple[RequiredExit, ...]:
-        """Take in one look at a tree whose launcher lives; returns all exits so far, in order of time."""
-        alive = {sample.identity: sample for sample in tree if sample.state not in ("Z", "X")}
+    def look(
+        self,
+        tree: tuple[ProcessSample, ...],
+        now: float,
+        wall: float,
+        ended: Mapping[tuple[int, int], ExitStatus] = NOBODY_TOLD,
+    ) -> tuple[RequiredExit, ...]:
+        """Take in one look at a tree whose launcher lives; returns all exits so far, in order of time.
+
+        ``ended`` is how processes ended by (pid, start ticks), where somebody knows.
+        """
+        alive = {sample.identity: sample for sample in tree if sample.state not in _DEAD}
         by_pid = {sample.identity.pid: sample for sample in alive.values()}
         fresh: list[_Known] = []
         for identity, sample in alive.items():
@@ -72,7 +108,7 @@ class RequiredExits:
             if identity not in alive and known.gone_at is None:
                 known.gone_at, known.gone_wall = now, wall
         self._match_replacements(fresh)
-        self._settle(by_pid, now)
+        self._settle(by_pid, now, ended)
         return self.so_far
 
     def _match_replacements(self, fresh: list[_Known]) -> None:
@@ -88,7 +124,9 @@ class RequiredExits:
                     old.cancelled = True
                     break
 
-    def _settle(self, by_pid: dict[int, ProcessSample], now: float) -> None:
+    def _settle(
+        self, by_pid: dict[int, ProcessSample], now: float, ended: Mapping[tuple[int, int], ExitStatus]
+    ) -> None:
         """Report those whose time for a replacement is over."""
         for identity, known in list(self._known.items()):
             if known.gone_at is None:
@@ -107,8 +145,9 @@ class RequiredExits:
                     identity,
                     known.sample.role,
                     known.sample.name,
-                    ExitStatus(at_wall=known.gone_wall),
+                    ended.get((identity.pid, identity.start_ticks), ExitStatus(at_wall=known.gone_wall)),
                     known.gone_at,
+                    known.gone_at - known.first_seen,
                 )
             )
         self._exits.sort(key=lambda gone: gone.seen_gone_at)
@@ -131,17 +170,22 @@ class ProcessSensor:
         deadline: float = 5.0,
         finish_line: Callable[[], bool] = lambda: False,
         finished_roles: Callable[[], frozenset[ProcessRole]] = frozenset,
+        read_logs: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """``finish_line`` tells whether the trainer printed its own finish lines after this start, ``finished_roles``
         which roles did: at the end of a run prime-rl's orchestrator ends minutes before its trainer, and that is no
-        failure. Neither may block.
+        failure. Neither may block. ``read_logs`` brings what they know up to date: an end is shown only after it.
         """
         self._clock = clock
         self._poll = poll
         self._deadline = deadline
         self._finish_line = finish_line
         self._finished_roles = finished_roles
+        self._read_logs = read_logs
+        self._ends_read = 0
         self._handle: TrainerHandle | None = None
+        self._ends: TellsEnds | None = None
+        self._terminal: TellsTerminal | None = None
         self._base = TrainerSample()
         self._exits = RequiredExits()
         self._reading: Reading[TrainerSample] = unobserved(SensorState.PENDING, clock.monotonic(), "not observed yet")
@@ -156,6 +200,9 @@ class ProcessSensor:
         if handle is None or handle.start_id != self._base.start_id:
             self._exits = RequiredExits()
         self._handle = handle
+        self._ends = handle if isinstance(handle, TellsEnds) else None
+        self._terminal = handle if isinstance(handle, TellsTerminal) else None
+        self._ends_read = 0
         if handle is None:
             self._base = TrainerSample()
             self._reading = observed(self._base, now)
@@ -170,6 +217,11 @@ class ProcessSensor:
         self._turned_at = now
         self._drop_question()
         self._wake.set()
+
+    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
+        """Inodes of the sockets these processes of the tree hold; None, or nothing, where nobody can tell."""
+        handle = self._handle
+        return await handle.sockets(pids) if isinstance(handle, TellsSockets) else {}
 
     async def start(self) -> None:
         if self._task is None:
@@ -200,9 +252,9 @@ class ProcessSensor:
     async def _run(self) -> None:
         while True:
             self._wake.clear()
-            began = self._clock.monotonic()
             await self._turn()
-            await self._either(self._wake.wait(), self._poll - (self._clock.monotonic() - began))
+            rest = until_beat(self._clock.monotonic(), self._poll, slot(self.name) * self._poll)
+            await self._clock.wait(self._wake, rest)
 
     async def _turn(self) -> None:
         handle = self._handle
@@ -225,6 +277,12 @@ class ProcessSensor:
         self._turned_at = now
         try:
             exit_status, tree = asked.result()
+            ends = self._ends_so_far(exit_status, tree, now)
+            if ends > self._ends_read and self._read_logs is not None:
+                self._ends_read = ends
+                await self._read_logs()
+                if handle is not self._handle:
+                    return
             self._reading = self._judge(exit_status, tree, now)
         except asyncio.CancelledError:
             self._reading = unobserved(SensorState.BLIND, now, "the look at the process tree was cancelled")
@@ -234,9 +292,18 @@ class ProcessSensor:
     @staticmethod
     async def _ask(handle: TrainerHandle) -> tuple[ExitStatus | None, Reading[tuple[ProcessSample, ...]]]:
         """The exit is asked after the tree: a launcher that is dead is then never taken for a living one without
-        children."""
+        children. A launcher that lives needs no further question."""
         tree = await handle.tree()
+        if any(p.identity == handle.launcher and p.state not in _DEAD for p in tree.value or ()):
+            return None, tree
         return await handle.exit_status(), tree
+
+    def _ends_so_far(self, exit_status: ExitStatus | None, tree: Reading[tuple[ProcessSample, ...]], now: float) -> int:
+        """Take one look in; how many ends there are to be shown, that of the trainer itself included."""
+        if exit_status is None and tree.value is not None:
+            ended = self._ends.ended if self._ends is not None else NOBODY_TOLD
+            self._exits.look(tree.value, now, self._clock.wall(), ended)
+        return len(self._exits.so_far) + (exit_status is not None)
 
     def _judge(
         self, exit_status: ExitStatus | None, tree: Reading[tuple[ProcessSample, ...]], now: float
@@ -244,8 +311,6 @@ class ProcessSensor:
         if exit_status is None and tree.value is None:
             return unobserved(tree.state, now, tree.detail or "the process tree cannot be read")
         descendants = tree.value or ()
-        if exit_status is None:
-            self._exits.look(descendants, now, self._clock.wall())
         finished = self._finished_roles()
         exits = tuple(gone for gone in self._exits.so_far if gone.role not in finished)
         sample = replace(
@@ -255,14 +320,6 @@ class ProcessSensor:
             descendants=descendants,
             required_exits=exits,
             finish_line=self._finish_line(),
+            terminal_used_wall=self._terminal.terminal_used if self._terminal is not None else None,
         )
         return Reading(SensorState.OK, now, sample, "" if tree.ok else tree.detail)
-
-    async def _either(self, event: Coroutine[Any, Any, Any], seconds: float) -> None:
-        woken = asyncio.ensure_future(event)
-        timer = asyncio.ensure_future(self._clock.sleep(max(0.0, seconds)))
-        try:
-            await asyncio.wait({woken, timer}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            woken.cancel()
-            timer.cancel()

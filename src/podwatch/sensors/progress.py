@@ -1,14 +1,16 @@
 """Signs of progress: pings, markers and checkpoint steps in files, step lines in logs."""
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from podwatch.checkpoints.layouts.base import StepSeen
 from podwatch.domain.process import ProcessRole
-from podwatch.domain.reading import Reading, observed
+from podwatch.domain.reading import Reading, SensorState, observed, unobserved
 from podwatch.domain.snapshot import ProgressSample, ProgressSource
 from podwatch.sensors import logs
 from podwatch.sensors.loglines import LogLine, clean, has_finish_line, parse_step, role_of_file
@@ -18,8 +20,9 @@ from podwatch.system.clock import Clock
 
 __all__ = ["PingInbox", "ProgressSensor"]
 
-POLL = 2.0
-"""Seconds. A finish line must be known before the exit that follows it is judged."""
+POLL = 4.0
+"""Seconds. Steps take longer, and an end of the trainer or of one of its processes asks for a look of its own
+(``look_again``): a finish line must be known before the exit that follows it is judged."""
 DEADLINE = 15.0
 """Seconds. Listing step directories on a network volume takes seconds at times; a hung mount never answers."""
 TICK = 0.05
@@ -29,15 +32,39 @@ LINE_SHOWN = 500
 """Lines kept per log file to be shown, and characters of each."""
 
 
+class Tap(Protocol):
+    """Somebody else who wants the new log lines, so that they are read once."""
+
+    name: str
+
+    def look(self, news: Sequence[logs.FileNews]) -> Any:
+        """In the thread, which may be left behind: must not change anything."""
+        ...
+
+    def take(self, found: Any, now: float) -> None:
+        """On the loop: what ``look`` found in lines of the present start."""
+        ...
+
+    def looked(self, now: float) -> None:
+        """On the loop: the files answered, but the lines belong to an earlier start."""
+        ...
+
+    def reset(self) -> None:
+        """A start of the trainer."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the thread found. ``boundary`` says for which start it looked."""
+    """What the thread found. ``boundary`` says for which start it looked. ``tapped`` are the taps' findings, or what
+    went wrong, in their order."""
 
     boundary: int
     first: bool
     began: float
     files: tuple[StepSeen, ...]
     news: tuple[logs.FileNews, ...]
+    tapped: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +99,7 @@ class ProgressSensor:
         finish_lines: tuple[str, ...] = (),
         poll: float = POLL,
         deadline: float = DEADLINE,
+        taps: tuple[Tap, ...] = (),
     ) -> None:
         """``files`` is a layout's progress(): it may block. ``extra_logs`` come first for last_lines(): the keeper's
         log belongs there. ``log_globs`` are relative to ``output_dir`` or absolute."""
@@ -81,12 +109,18 @@ class ProgressSensor:
         self._extra = frozenset(str(path) for path in extra_logs)
         self._inbox = inbox
         self._finish_lines = finish_lines
+        self._taps = taps
         self._positions: dict[str, logs.Position] = {}
         self._shown: dict[str, deque[str]] = {}
         self._written: dict[str, float] = {}
         self._scanned = False
         self._boundary = 0
+        self._start_id = ""
+        self._recalled: dict[str, Any] = {}
+        self._going_on = False
+        self._remembered: dict[str, object] = {}
         self._settled = asyncio.Event()
+        self._absorbed = asyncio.Event()
         self._poller: Poller[_Look, tuple[ProgressSample, ...]] = Poller(
             self.name, clock, poll=poll, deadline=deadline, prepare=self._prepare, absorb=self._absorb
         )
@@ -99,16 +133,51 @@ class ProgressSensor:
     async def stop(self) -> None:
         await self._poller.stop()
 
-    def begin_start(self, wall: float) -> None:
+    def begin_start(self, wall: float, start_id: str = "") -> None:
         """A start of the trainer at epoch second ``wall`` (in the past for one that was taken over): from now on only
         what is newer counts.
 
         Call it before the trainer is started: what stands in the logs when the next look comes is taken for old, as
-        log lines have no date.
+        log lines have no date. But of the start that was recalled, what an earlier podwatch had not read yet counts.
         """
+        self._remembered = self.remembered
         self._boundary += 1
+        self._start_id = start_id
         self._reset(wall)
+        recalled, self._recalled = self._recalled, {}
+        positions = logs.from_json(recalled.get("files")) if recalled.get("start_id") == start_id != "" else None
+        self._going_on = positions is not None
+        if positions is not None:
+            self._positions = positions
+            finished = recalled.get("finished")
+            self._finished.update(set(self._finish_lines) & set(finished if isinstance(finished, list) else ()))
         self._poller.wake()
+
+    def recall(self, document: object) -> None:
+        """What an earlier podwatch remembered, before the first start is told."""
+        self._recalled = document if isinstance(document, dict) else {}
+
+    @property
+    def remembered(self) -> dict[str, object]:
+        """How far the logs of the present start are read, and which finish lines were seen; JSON-safe."""
+        if self._start_id and not self._first:
+            self._remembered = {
+                "start_id": self._start_id,
+                "finished": sorted(self._finished),
+                "files": logs.to_json(self._positions),
+            }
+        return self._remembered
+
+    async def look_again(self, within: float = 3.0) -> None:
+        """Until a look that begins after this call has been taken in, at most ``within`` seconds: what the trainer
+        printed just before it ended must be known before its end is judged."""
+        asked = self._clock.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self._first or self._looked_at < asked:
+                    self._absorbed.clear()
+                    self._poller.wake()
+                    await self._absorbed.wait()
 
     async def mark_start(self, wall: float) -> bool:
         """begin_start(), and wait until the logs have really been cut there, so that not even the first line of a
@@ -128,6 +197,8 @@ class ProgressSensor:
         reading = self._poller.latest()
         if reading.value is None:
             return reading
+        if self._first:
+            return unobserved(SensorState.PENDING, reading.at, "not looked at since this start")
         pings = tuple(
             ProgressSample(ProgressSource.HEARTBEAT, role, at)
             for role, at in self._inbox.newest()
@@ -167,15 +238,20 @@ class ProgressSensor:
         self._samples: dict[tuple[ProgressSource, str], ProgressSample] = {}
         self._line_at: dict[str, _LineAt] = {}
         self._finished: set[str] = set()
+        for tap in self._taps:
+            tap.reset()
         self._settled.clear()
 
     def _prepare(self) -> Callable[[], _Look]:
         boundary, first, began = self._boundary, self._first, self._clock.monotonic()
         positions, wall = dict(self._positions), self._boundary_wall if self._scanned else None
+        taps, go_on = self._taps, self._going_on
+        if go_on:
+            wall = self._boundary_wall
 
         def look() -> _Look:
-            news = logs.look(self._sources, positions, from_end=first, since_wall=wall)
-            return _Look(boundary, first, began, self._files(), news)
+            news = logs.look(self._sources, positions, from_end=first, since_wall=wall, go_on=go_on)
+            return _Look(boundary, first, began, self._files(), news, tuple(_tapped(tap, news) for tap in taps))
 
         return look
 
@@ -183,7 +259,8 @@ class ProgressSensor:
         now, wall = self._clock.monotonic(), self._clock.wall()
         present = look.boundary == self._boundary
         self._scanned = True
-        self._positions = logs.known(look.news)
+        if present or not self._going_on:
+            self._positions = logs.known(look.news)
         for item in look.news:
             self._take_log(item, now, wall, counts=present)
         gone = self._shown.keys() - {item.path for item in look.news}
@@ -193,12 +270,25 @@ class ProgressSensor:
         if present:
             for seen in look.files:
                 self._take_file(seen, now, wall, first=look.first)
-            self._first = False
+            self._first = self._going_on = False
             self._looked_at = look.began
             self._settled.set()
-        errors = "; ".join(item.error for item in look.news if item.error)
+        self._absorbed.set()
+        faults = [self._give(tap, found, now, present) for tap, found in zip(self._taps, look.tapped, strict=True)]
+        errors = "; ".join([*(item.error for item in look.news if item.error), *filter(None, faults)])
         reading = observed(self._in_order(), now)
         return Reading(reading.state, now, reading.value, errors) if errors else reading
+
+    @staticmethod
+    def _give(tap: Tap, found: Any, now: float, present: bool) -> str:
+        """Hand over; returns what went wrong: a fault there must not blind the sensing of steps."""
+        if isinstance(found, Exception):
+            return f"{tap.name}: {type(found).__name__}: {found}"
+        if present:
+            tap.take(found, now)
+        else:
+            tap.looked(now)
+        return ""
 
     def _in_order(self) -> tuple[ProgressSample, ...]:
         return tuple(self._samples[key] for key in sorted(self._samples))
@@ -248,6 +338,13 @@ class ProgressSensor:
     def _when(self, written: float, now: float, wall: float) -> float:
         """Monotonic time of something written at epoch second ``written`` that the last look had not seen yet."""
         return min(now, max(self._looked_at, now - (wall - written)))
+
+
+def _tapped(tap: Tap, news: Sequence[logs.FileNews]) -> Any:
+    try:
+        return tap.look(news)
+    except Exception as error:  # told by _give
+        return error
 
 
 def _readable(line: LogLine) -> str:

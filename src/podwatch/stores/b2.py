@@ -4,72 +4,35 @@ The SDK's ready-made uploads read a file three times and can record a wrong chec
 the hash computed from the very bytes that leave. Everything large is addressed by file id, never by name.
 """
 
-import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
-from b2sdk.v3 import B2Http, B2HttpApiConfig, B2Session, InMemoryAccountInfo
+from b2sdk.v3 import MetadataDirectiveMode
 from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.remote import WRITER_TAG, check_relative_path
-from podwatch.stores.b2_errors import B2Place, ResourceNotFound, UploadTokenUsedConcurrently, translate
-from podwatch.stores.base import Progress, StoredObject
+from podwatch.stores.b2_bucket import Bucket
+from podwatch.stores.b2_errors import ResourceNotFound
+from podwatch.stores.b2_http import Retry
+from podwatch.stores.b2_receive import receive
+from podwatch.stores.b2_wire import BLOCK
+from podwatch.stores.base import Progress, StoredObject, StoredPart, Unfinished
 from podwatch.stores.credentials import Credentials
-from podwatch.stores.parts import HEX_DIGITS, PartStream, part_spans
+from podwatch.stores.parts import HEX_DIGITS, PartStream, Source, StreamSource
 
-T = TypeVar("T")
 _CONTENT_TYPE = "application/octet-stream"
-_BLOCK = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """Full jitter: before try n wait a random time in [0, min(cap, base x 2^n)] seconds, or what the server asked."""
-
-    attempts: int = 7
-    base: float = 0.5
-    cap: float = 30.0
-
-    def pause(self, attempt: int, asked: float | None) -> float:
-        if asked is not None:
-            return min(asked, 120.0) + random.uniform(0, self.base)
-        return random.uniform(0, min(self.cap, self.base * 2**attempt))
-
-
-class _Http(B2Http):  # type: ignore[misc]
-    """One try per call, and timeouts a guard can live with: the SDK's own is 1200 s for JSON calls."""
-
-    CONNECTION_TIMEOUT = 10
-    TIMEOUT = 60
-    TIMEOUT_FOR_UPLOAD = 60
-    TIMEOUT_FOR_COPY = 60
-
-    def request(self, method: Any, url: str, headers: Any, data: Any = None, *_: Any, **options: Any) -> Any:
-        params = options.get("params") or (_[1] if len(_) > 1 else None)
-        return super().request(
-            method,
-            url,
-            headers,
-            data,
-            1,
-            params,
-            stream=options.get("stream", False),
-            _timeout=options.get("_timeout"),
-        )
-
-
-class _Session(B2Session):  # type: ignore[misc]
-    B2HTTP_CLASS = _Http
+_SHA1 = re.compile(r"[0-9a-f]{40}")
 
 
 class B2Store:
     """One bucket. Thread-safe: b2sdk keeps one upload URL per connection in use."""
 
     versioned = True
+    exclusive = False
 
     def __init__(
         self,
@@ -81,53 +44,139 @@ class B2Store:
         retry: Retry | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.url = f"b2://{bucket}"
-        self._place = B2Place(self.url, bucket, credentials.endpoint)
-        self._bucket = bucket
-        self._bucket_id = ""
-        self._credentials = credentials
+        self._bucket = Bucket(bucket, credentials, connections, retry or Retry(), sleep)
+        self._session = self._bucket.session
+        self.url = self._bucket.url
         self._writer_id = writer_id
-        self._retry = retry or Retry()
-        self._sleep = sleep
-        # The account info lives in memory: the SDK's default is a database in the home directory, with the key in it.
-        self._session = _Session(InMemoryAccountInfo(), api_config=B2HttpApiConfig(user_agent_append="podwatch"))
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
-    def put_bytes(self, key: str, data: bytes) -> StoredObject:
-        return self._small(key, BytesIO(data), len(data), None)
+    def create(self, key: str, data: bytes) -> StoredObject | None:
+        raise RemoteError("B2 creates no name exclusively", where=f"{self.url}/{key}", transient=False)
 
-    def put_file(
-        self, key: str, source: BinaryIO, size: int, *, part_size: int, progress: Progress | None = None
-    ) -> StoredObject:
+    def put_bytes(self, key: str, data: bytes) -> StoredObject:
+        return self.put_small(key, StreamSource(BytesIO(data)), len(data))
+
+    def begin_large(self, key: str, size: int) -> str:
         check_relative_path(key)
-        if size <= part_size:
-            return self._small(key, source, size, progress)
-        bucket = self._ready(key)
-        answer = self._call(
-            key,
-            "writeFiles",
-            lambda: self._session.start_large_file(bucket, key, _CONTENT_TYPE, {WRITER_TAG: self._writer_id}),
+        bucket = self._bucket.id(key)
+        info = {WRITER_TAG: self._writer_id}
+        answer = self._bucket.call(
+            key, "writeFiles", lambda: self._session.start_large_file(bucket, key, _CONTENT_TYPE, info)
         )
-        file_id = str(answer["fileId"])
-        try:
-            hashes = [
-                self._part(key, file_id, number, source, offset, length, progress)
-                for number, (offset, length) in enumerate(part_spans(size, part_size), 1)
-            ]
-            stored = self._finish(key, file_id, hashes)
-        except BaseException:
-            self._cancel(file_id)
-            raise
-        finally:
-            self._session.account_info.clear_large_file_upload_urls(file_id)
-        if stored.size != size:
+        return str(answer["fileId"])
+
+    def put_part(
+        self, upload: str, number: int, source: Source, offset: int, length: int, progress: Progress | None = None
+    ) -> str:
+        self._bucket.id()
+        stream = PartStream(source, offset, length, progress)
+
+        def send() -> Any:
+            return self._session.upload_part(upload, number, length + HEX_DIGITS, "hex_digits_at_end", stream)
+
+        answer = self._upload(f"part {number}", stream, send)
+        if answer["contentSha1"] != stream.sha1:
+            raise IntegrityError("store holds other bytes than were sent", where=f"{self.url} part {number}")
+        return stream.sha1
+
+    def parts_there(self, upload: str) -> Mapping[int, StoredPart] | None:
+        self._bucket.id()
+        found: dict[int, StoredPart] = {}
+        start: int | None = None
+        while True:
+            try:
+                answer = self._bucket.call(
+                    "",
+                    "writeFiles",
+                    lambda start=start: self._session.list_parts(upload, start, 1000),  # type: ignore[misc]
+                )
+            except RemoteError as error:
+                if _is_unknown_upload(error.__cause__):
+                    return None
+                raise
+            for part in answer["parts"]:
+                found[int(part["partNumber"])] = StoredPart(int(part["contentLength"]), str(part["contentSha1"]))
+            start = answer.get("nextPartNumber")
+            if not start:
+                return found
+
+    def finish_large(self, key: str, upload: str, parts_sha1: Sequence[str], size: int) -> StoredObject:
+        self._bucket.id(key)
+
+        def finish() -> Any:
+            try:
+                return self._session.finish_large_file(upload, [*parts_sha1])
+            except b2error.BadRequest:
+                done = self._info(upload)  # the answer may have been lost: finishing is not idempotent
+                if done is None or done["action"] != "upload":
+                    raise
+                return done
+
+        stored = self._object(self._bucket.call(key, "writeFiles", finish), tuple(parts_sha1))
+        self._session.account_info.clear_large_file_upload_urls(upload)
+        if stored.size != size or stored.key != key:
             raise IntegrityError("store holds another size than was sent", where=f"{self.url}/{key}")
         return stored
 
-    def _small(self, key: str, source: BinaryIO, size: int, progress: Progress | None) -> StoredObject:
+    def cancel_large(self, upload: str) -> None:
+        self._bucket.id()
+        try:
+            self._bucket.call("", "writeFiles", lambda: self._session.cancel_large_file(upload))
+        except RemoteError as error:
+            if not _is_unknown_upload(error.__cause__):
+                raise
+        finally:
+            self._session.account_info.clear_large_file_upload_urls(upload)
+
+    def copy_small(self, key: str, source: StoredObject) -> StoredObject:
         check_relative_path(key)
-        bucket = self._ready(key)
+        self._bucket.id(key)
+        answer = self._bucket.call(
+            key,
+            "readFiles and writeFiles",
+            lambda: self._session.copy_file(
+                source.file_id,
+                key,
+                metadata_directive=MetadataDirectiveMode.REPLACE,
+                content_type=_CONTENT_TYPE,
+                file_info={WRITER_TAG: self._writer_id},
+            ),
+        )
+        sha1 = str(answer.get("contentSha1") or "")
+        hashes = (sha1,) if source.size and _SHA1.fullmatch(sha1) else ()
+        return self._object(answer, hashes)
+
+    def copy_part(self, upload: str, number: int, source: StoredObject, offset: int, length: int) -> str:
+        self._bucket.id()
+        span = (offset, offset + length - 1)
+        answer = self._bucket.call(
+            source.key,
+            "readFiles and writeFiles",
+            lambda: self._session.copy_part(source.file_id, upload, number, bytes_range=span),
+        )
+        if int(answer["contentLength"]) != length:
+            raise IntegrityError("store copied another length than was asked for", where=f"{self.url}/{source.key}")
+        return str(answer["contentSha1"])
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        bucket, start = self._bucket.id(prefix), None
+        while True:
+            answer = self._bucket.call(
+                prefix,
+                "listFiles",
+                lambda start=start: self._session.list_unfinished_large_files(bucket, start, 100, prefix),  # type: ignore[misc]
+            )
+            for item in answer["files"]:
+                found = self._object(item)
+                yield Unfinished(found.key, found.file_id, found.uploaded_wall, found.ours, found.writer_id)
+            start = answer.get("nextFileId")
+            if not start:
+                return
+
+    def put_small(self, key: str, source: Source, size: int, progress: Progress | None = None) -> StoredObject:
+        check_relative_path(key)
+        bucket = self._bucket.id(key)
         stream = PartStream(source, 0, size, progress)
 
         def send() -> Any:
@@ -141,26 +190,6 @@ class B2Store:
             raise IntegrityError("store holds other bytes than were sent", where=f"{self.url}/{key}")
         return self._object(answer, (stream.sha1,) if size else ())
 
-    def _part(
-        self,
-        key: str,
-        file_id: str,
-        number: int,
-        source: BinaryIO,
-        offset: int,
-        length: int,
-        progress: Progress | None,
-    ) -> str:
-        stream = PartStream(source, offset, length, progress)
-
-        def send() -> Any:
-            return self._session.upload_part(file_id, number, length + HEX_DIGITS, "hex_digits_at_end", stream)
-
-        answer = self._upload(key, stream, send)
-        if answer["contentSha1"] != stream.sha1:
-            raise IntegrityError("store holds other bytes than were sent", where=f"{self.url}/{key} part {number}")
-        return stream.sha1
-
     def _upload(self, key: str, stream: PartStream, send: Callable[[], Any]) -> Any:
         def once() -> Any:
             stream.seek(0)
@@ -171,35 +200,15 @@ class B2Store:
                     raise stream.failure from None
                 raise
 
-        return self._call(key, "writeFiles", once, upload=True)
-
-    def _finish(self, key: str, file_id: str, hashes: Sequence[str]) -> StoredObject:
-        """Finish, and when the answer was lost ask whether it happened: finishing is not idempotent."""
-
-        def finish() -> Any:
-            try:
-                return self._session.finish_large_file(file_id, [*hashes])
-            except b2error.BadRequest:
-                done = self._info(file_id)
-                if done is None or done["action"] != "upload":
-                    raise
-                return done
-
-        return self._object(self._call(key, "writeFiles", finish), tuple(hashes))
-
-    def _cancel(self, file_id: str) -> None:
-        try:
-            self._session.cancel_large_file(file_id)
-        except Exception:
-            return  # a sweep finds it later; the error that led here matters more
+        return self._bucket.call(key, "writeFiles", once, upload=True)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def stat(self, key: str, file_id: str = "") -> StoredObject | None:
         if not file_id:
             return next((o for o in self._names(key, limit=1) if o.key == key), None)
-        self._ready(key)
-        answer = self._call(key, "readFiles", lambda: self._info(file_id))
+        self._bucket.id(key)
+        answer = self._bucket.call(key, "readFiles", lambda: self._info(file_id))
         if answer is None or answer["action"] != "upload" or answer["fileName"] != key:
             return None
         return self._object(answer)
@@ -224,8 +233,8 @@ class B2Store:
                 return None
             return buffer.getvalue()
 
-        self._ready(key)
-        return self._call(key, "readFiles", read)
+        self._bucket.id(key)
+        return self._bucket.call(key, "readFiles", read)
 
     def get_file(
         self, key: str, target: BinaryIO, *, file_id: str = "", offset: int = 0, progress: Progress | None = None
@@ -248,22 +257,52 @@ class B2Store:
             except b2error.UnsatisfiableRange:
                 return  # nothing is left after ``done``
 
-        self._ready(key)
-        self._call(key, "readFiles", read)
+        self._bucket.id(key)
+        self._bucket.call(key, "readFiles", read)
+
+    def get_range(
+        self, key: str, offset: int, length: int, take: Callable[[memoryview], None], *, file_id: str = ""
+    ) -> int:
+        done = 0
+
+        def taken(data: memoryview) -> None:
+            nonlocal done
+            take(data)
+            done += len(data)
+
+        def read() -> int:
+            try:
+                return receive(self._session, self._url(key, file_id), offset + done, length - done, taken)
+            except ResourceNotFound:
+                raise RemoteError("object is not in the store", where=f"{self.url}/{key}", transient=False) from None
+            except b2error.UnsatisfiableRange:
+                raise IntegrityError("object is shorter than recorded", where=f"{self.url}/{key}") from None
+
+        self._bucket.id(key)
+        while True:
+            before = done
+            try:
+                return self._bucket.call(key, "readFiles", read)
+            except RemoteError as error:
+                if not error.transient or done == before:
+                    raise  # while bytes come, however often the line breaks, it is worth going on
+
+    def _url(self, key: str, file_id: str) -> str:
+        session = self._session
+        by_id = file_id and session.get_download_url_by_id(file_id)
+        return str(by_id or session.get_download_url_by_name(self._bucket.name, key))
 
     def _download(
         self, key: str, file_id: str, offset: int, target: BinaryIO, progress: Progress | None, limit: int | None
     ) -> None:
         session = self._session
-        url = (
-            session.get_download_url_by_id(file_id) if file_id else session.get_download_url_by_name(self._bucket, key)
-        )
+        url = self._url(key, file_id)
         span = (offset, 1 << 50) if offset else None
         with session.download_file_from_url(url, range_=span) as response:
             expected = int(response.headers["Content-Length"])
             got = 0
             try:
-                for block in response.iter_content(_BLOCK):
+                for block in response.iter_content(BLOCK):
                     if limit is not None and got + len(block) > limit:
                         raise IntegrityError("object is larger than it can be", where=f"{self.url}/{key}")
                     target.write(block)
@@ -281,9 +320,9 @@ class B2Store:
         return self._names(prefix, limit=1000)
 
     def _names(self, prefix: str, *, limit: int) -> Iterator[StoredObject]:
-        bucket, start = self._ready(prefix), None
+        bucket, start = self._bucket.id(prefix), None
         while True:
-            answer = self._call(
+            answer = self._bucket.call(
                 prefix,
                 "listFiles",
                 lambda start=start: self._session.list_file_names(bucket, start, limit, prefix),  # type: ignore[misc]
@@ -293,6 +332,22 @@ class B2Store:
                     yield self._object(item)
             start = answer.get("nextFileName")
             if not start or limit == 1:
+                return
+
+    def versions(self, prefix: str) -> Iterator[StoredObject]:
+        bucket = self._bucket.id(prefix)
+        name, number = None, None
+        while True:
+            answer = self._bucket.call(
+                prefix,
+                "listFiles",
+                lambda at=(name, number): self._session.list_file_versions(bucket, *at, 1000, prefix),  # type: ignore[misc]
+            )
+            for item in answer["files"]:
+                if item["action"] == "upload":
+                    yield self._object(item)
+            name, number = answer.get("nextFileName"), answer.get("nextFileId")
+            if not name:
                 return
 
     def delete(self, obj: StoredObject) -> None:
@@ -314,29 +369,13 @@ class B2Store:
             except ResourceNotFound:
                 return
 
-        self._call(obj.key, "deleteFiles", remove)
+        self._bucket.call(obj.key, "deleteFiles", remove)
 
     def check(self) -> tuple[str, ...]:
-        self._ready("")
-        allowed = self._session.account_info.get_allowed()
-        capabilities = set(allowed["capabilities"])
-        for name, purpose in (("writeFiles", "upload"), ("readFiles", "verify and restore"), ("listFiles", "look")):
-            if name not in capabilities:
-                raise RemoteError(
-                    f"key lacks the capability {name}, needed to {purpose}",
-                    where=self.url,
-                    fix=f"create a key for this bucket with listFiles, readFiles, writeFiles (now: "
-                    f"{', '.join(sorted(capabilities))})",
-                    transient=False,
-                )
-        prefix = allowed.get("namePrefix") or ""
-        self._call(prefix, "listFiles", lambda: self._session.list_file_names(self._bucket_id, None, 1, prefix))
-        if "deleteFiles" not in capabilities:
-            return ("the key may not delete: old checkpoints stay in the store until you remove them",)
-        return ()
+        return self._bucket.check()
 
     def close(self) -> None:
-        self._session.raw_api.b2_http.session.close()
+        self._bucket.close()
 
     # -- below ------------------------------------------------------------------------------------------------------
 
@@ -344,7 +383,7 @@ class B2Store:
         info = {str(k).lower(): str(v) for k, v in (answer.get("fileInfo") or {}).items()}
         return StoredObject(
             key=str(answer["fileName"]),
-            size=int(answer["contentLength"]),
+            size=int(answer.get("contentLength") or 0),
             file_id=str(answer["fileId"]),
             parts_sha1=hashes,
             ours=WRITER_TAG in info,
@@ -353,54 +392,9 @@ class B2Store:
             info=info,
         )
 
-    def _ready(self, key: str) -> str:
-        """Authorize once and find the bucket's id; a key for one bucket needs no list_buckets for that."""
-        if self._bucket_id:
-            return self._bucket_id
 
-        def authorize() -> None:
-            self._session.authorize_account(
-                self._credentials.endpoint or "production", self._credentials.key_id, self._credentials.key
-            )
-
-        self._call(key, "", authorize)
-        allowed = self._session.account_info.get_allowed()
-        for bucket in allowed.get("buckets") or ():
-            if bucket.get("name") == self._bucket:
-                self._bucket_id = str(bucket["id"])
-                return self._bucket_id
-        if allowed.get("buckets"):
-            names = ", ".join(str(b.get("name")) for b in allowed["buckets"])
-            raise RemoteError(
-                "key is for another bucket",
-                where=self.url,
-                fix=f"use a key for this bucket (now: {names})",
-                transient=False,
-            )
-        account = self._session.account_info.get_account_id()
-        answer = self._call(key, "listBuckets", lambda: self._session.list_buckets(account, bucket_name=self._bucket))
-        if not answer["buckets"]:
-            raise self._place.no_bucket()
-        self._bucket_id = str(answer["buckets"][0]["bucketId"])
-        return self._bucket_id
-
-    def _call(self, key: str, capability: str, call: Callable[[], T], *, upload: bool = False) -> T:
-        """Run one request, try again while that can help, and translate what remains into a RemoteError."""
-        attempt = 0
-        damaged = 0
-        while True:
-            try:
-                return call()
-            except b2error.B2Error as error:
-                problem = translate(error, self._place, key=key, capability=capability)
-                asked = getattr(error, "retry_after_seconds", None)
-                again = problem.transient
-                if upload and isinstance(error, b2error.BadRequest) and "sha1" in str(error).lower():
-                    damaged += 1  # a bit flipped on the way: read and send again, once
-                    again = damaged == 1
-                if upload and isinstance(error, (b2error.InvalidAuthToken, UploadTokenUsedConcurrently)):
-                    again = True  # the next try takes a new upload URL
-                attempt += 1
-                if not again or attempt >= self._retry.attempts:
-                    raise problem from error
-            self._sleep(self._retry.pause(attempt, float(asked) if asked else None))
+def _is_unknown_upload(error: BaseException | None) -> bool:
+    """The store knows no such unfinished upload: finished, cancelled, or never begun."""
+    return isinstance(error, (ResourceNotFound, b2error.FileNotPresent)) or (
+        isinstance(error, b2error.BadRequest) and ("No active upload" in str(error) or "fileId" in str(error))
+    )

@@ -29,6 +29,13 @@ class B2Place:
             transient=False,
         )
 
+    def no_json(self) -> RemoteError:
+        return RemoteError(
+            "something that is not the store answered (a proxy, a portal)",
+            where=self.service,
+            fix="check what lies between this machine and the store; it is tried again",
+        )
+
 
 def translate(error: b2error.B2Error, place: B2Place, *, key: str, capability: str) -> RemoteError:
     """``capability`` is what the failed call needed; empty for the authorization itself. Never holds a secret."""

@@ -1,8 +1,10 @@
 """The object-store protocol. Synchronous: used from worker threads and from the upload child, never on the loop."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
+
+from podwatch.stores.parts import Source
 
 Progress = Callable[[int], None]
 """Called with the number of bytes newly sent or received; may raise to cancel."""
@@ -26,21 +28,84 @@ class StoredObject:
     info: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """One part of an unfinished upload that the store holds, with the hash the store checked it by."""
+
+    size: int
+    sha1: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An upload in parts that was begun and neither finished nor cancelled: invisible by name, but paid for."""
+
+    key: str
+    upload: str
+    started_wall: float
+    ours: bool
+    writer_id: str = ""
+
+
 class ObjectStore(Protocol):
     """Immutable objects by key. Every error is a RemoteError with ``transient`` set, or an IntegrityError."""
 
     url: str
     """Safe to print: no credentials in it."""
     versioned: bool
+    exclusive: bool
+    """Whether ``create`` works: two that create one name never both succeed."""
+
+    def create(self, key: str, data: bytes) -> StoredObject | None:
+        """Store a small object under a name that does not exist yet; None, and nothing done, where it does."""
+        ...
 
     def put_bytes(self, key: str, data: bytes) -> StoredObject:
         """Store a small object whole; it becomes visible at once and entire, or not at all."""
         ...
 
-    def put_file(
-        self, key: str, source: BinaryIO, size: int, *, part_size: int, progress: Progress | None = None
-    ) -> StoredObject:
-        """Store ``size`` bytes from ``source`` and return the hashes of its parts as really sent."""
+    def put_small(self, key: str, source: Source, size: int, progress: Progress | None = None) -> StoredObject:
+        """The same from a source, hashing what is really sent."""
+        ...
+
+    # An upload in parts: begun, sent part by part in any order and by several threads, finished. What is not finished
+    # is invisible to readers, and survives our own end: ``parts_there`` tells what need not be sent again.
+
+    def begin_large(self, key: str, size: int) -> str:
+        """Begin; returns the upload's id."""
+        ...
+
+    def put_part(
+        self, upload: str, number: int, source: Source, offset: int, length: int, progress: Progress | None = None
+    ) -> str:
+        """Send part ``number`` (from 1): ``length`` bytes from ``offset``. Returns the SHA-1 of what was sent."""
+        ...
+
+    def parts_there(self, upload: str) -> Mapping[int, StoredPart] | None:
+        """The parts the store has of an unfinished upload; None if there is no such upload (any more)."""
+        ...
+
+    def finish_large(self, key: str, upload: str, parts_sha1: Sequence[str], size: int) -> StoredObject:
+        """Make it visible. Asked again after a lost answer, it returns what is there."""
+        ...
+
+    def cancel_large(self, upload: str) -> None:
+        """Give an unfinished upload up. Unknown or finished is success. RemoteError if the store does not answer."""
+        ...
+
+    # Copies inside the store, of an object that need not be ours: what is stored under the new key is. No byte passes
+    # through here where the store can copy by itself. RemoteError (never transient) when the source is gone.
+
+    def copy_small(self, key: str, source: StoredObject) -> StoredObject:
+        """Copy a whole object of at most 5 GB. ``parts_sha1`` is empty where the store cannot tell the hash."""
+        ...
+
+    def copy_part(self, upload: str, number: int, source: StoredObject, offset: int, length: int) -> str:
+        """As ``put_part``, from ``length`` bytes of ``source`` from ``offset`` on. Returns their SHA-1."""
+        ...
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        """Every unfinished upload below ``prefix``, oldest first."""
         ...
 
     def stat(self, key: str, file_id: str = "") -> StoredObject | None:
@@ -57,8 +122,20 @@ class ObjectStore(Protocol):
         """Write the object's bytes from ``offset`` on to ``target``. Verifying them is the caller's job."""
         ...
 
+    def get_range(
+        self, key: str, offset: int, length: int, take: Callable[[memoryview], None], *, file_id: str = ""
+    ) -> int:
+        """Hand ``length`` bytes (at least one) from ``offset`` on to ``take``, in order, in memory that is used again;
+        returns the object's whole size. A broken connection is taken up again where it broke. What ``take`` raises
+        passes unchanged; an object that is too short raises IntegrityError. Verifying the bytes is the caller's job."""
+        ...
+
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """Newest versions of all objects under ``prefix``, in key order."""
+        ...
+
+    def versions(self, prefix: str) -> Iterator[StoredObject]:
+        """All versions of all objects under ``prefix``, in key order, newest first; without versions, as ``list``."""
         ...
 
     def delete(self, obj: StoredObject) -> None:

@@ -8,21 +8,24 @@ by a lock of its writer, so that what a killed writer left is known and removed.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import secrets
 import stat as stat_module
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.domain.remote import WRITER_TAG, check_relative_path, sha1_hex
-from podwatch.stores.base import Progress, StoredObject
-from podwatch.stores.parts import part_spans
+from podwatch.domain.remote import WRITER_TAG, check_relative_path
+from podwatch.stores.base import Progress, StoredObject, StoredPart, Unfinished
+from podwatch.stores.exclusive import name_if_free
+from podwatch.stores.local_large import LargeUploads
+from podwatch.stores.parts import FileSource, PartStream, Source, StreamSource
 
 PRIVATE = ".podwatch-store"
 _BLOCK = 1 << 20
@@ -33,6 +36,7 @@ class LocalStore:
     """Every write: temporary file, fsync, rename, fsync of the directory. No symlink below the root is followed."""
 
     versioned = False
+    exclusive = True
 
     def __init__(self, root: Path, *, writer_id: str, wall: Callable[[], float] = time.time) -> None:
         self.root = root
@@ -40,40 +44,102 @@ class LocalStore:
         self._writer_id = writer_id
         self._wall = wall
         self._swept = False
+        self._large = LargeUploads(f"{PRIVATE}/large", self._open_directory)
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
+    def create(self, key: str, data: bytes) -> StoredObject | None:
+        check_relative_path(key)
+        with self._errors(key):
+            self._sweep()
+            scratch, name = self._scratch()
+            source = self.root / PRIVATE / "tmp" / name
+            folder, _, base = key.rpartition("/")
+            directory = self._open_directory(folder, create=True)
+            try:
+                _write(scratch, data)
+                os.fsync(scratch)
+                if not name_if_free(source, directory, base, data):
+                    return None
+                self._tag(key, os.fstat(scratch), self._wall())
+            finally:
+                os.close(directory)
+                os.close(scratch)
+                with suppress(OSError):
+                    source.unlink()
+        return self.stat(key)
+
     def put_bytes(self, key: str, data: bytes) -> StoredObject:
+        return self.put_small(key, StreamSource(BytesIO(data)), len(data))
+
+    def put_small(self, key: str, source: Source, size: int, progress: Progress | None = None) -> StoredObject:
         def fill(out: int) -> tuple[str, ...]:
-            _write(out, data)
-            return (sha1_hex(data),) if data else ()
+            stream = PartStream(source, 0, size, progress)
+            left = size
+            while left:
+                data = stream.read(min(_BLOCK, left))
+                _write(out, data)
+                left -= len(data)
+            return (stream.sha1,) if size else ()
 
         return self._put(key, fill)
 
-    def put_file(
-        self, key: str, source: BinaryIO, size: int, *, part_size: int, progress: Progress | None = None
-    ) -> StoredObject:
-        def fill(out: int) -> tuple[str, ...]:
-            hashes = []
-            for offset, length in part_spans(size, part_size):
-                digest = hashlib.sha1(usedforsecurity=False)
-                source.seek(offset)
-                left = length
-                while left:
-                    data = source.read(min(_BLOCK, left))
-                    if not data:
-                        raise IntegrityError(
-                            "a file became shorter while it was read", where=key, fix="the set is taken up again later"
-                        )
-                    digest.update(data)
-                    _write(out, data)
-                    left -= len(data)
-                    if progress is not None:
-                        progress(len(data))
-                hashes.append(digest.hexdigest())
-            return tuple(hashes)
+    def begin_large(self, key: str, size: int) -> str:
+        check_relative_path(key)
+        with self._errors(key):
+            return self._large.begin(key, size, self._writer_id, self._wall())
 
-        return self._put(key, fill)
+    def put_part(
+        self, upload: str, number: int, source: Source, offset: int, length: int, progress: Progress | None = None
+    ) -> str:
+        with self._errors(upload):
+            return self._large.put(upload, number, source, offset, length, progress)
+
+    def parts_there(self, upload: str) -> Mapping[int, StoredPart] | None:
+        with self._errors(upload):
+            return self._large.parts(upload)
+
+    def finish_large(self, key: str, upload: str, parts_sha1: Sequence[str], size: int) -> StoredObject:
+        check_relative_path(key)
+        with self._errors(key):
+            sealed = self._large.seal(upload, tuple(parts_sha1), size)
+            if sealed is not None:
+                self._tag(key, (self.root / sealed).lstat(), self._wall())
+                self._rename(sealed, key)
+                self._large.drop(upload)
+        found = self.stat(key)
+        if found is None or not found.ours or found.size != size:
+            raise IntegrityError("store holds no such upload, or another one", where=f"{self.url}/{key}")
+        return replace(found, parts_sha1=tuple(parts_sha1))
+
+    def cancel_large(self, upload: str) -> None:
+        with self._errors(upload):
+            self._large.drop(upload)
+
+    def copy_small(self, key: str, source: StoredObject) -> StoredObject:
+        with self._reading(source.key) as descriptor:
+            return self.put_small(key, FileSource(descriptor), source.size)
+
+    def copy_part(self, upload: str, number: int, source: StoredObject, offset: int, length: int) -> str:
+        with self._reading(source.key) as descriptor:
+            return self.put_part(upload, number, FileSource(descriptor), offset, length)
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[int]:
+        with self._errors(key):
+            try:
+                descriptor = self._open(key)
+            except (FileNotFoundError, NotADirectoryError):
+                raise RemoteError("object is not in the store", where=f"{self.url}/{key}", transient=False) from None
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        with self._errors(prefix):
+            found = list(self._large.all(prefix))
+        yield from found
 
     def _put(self, key: str, fill: Callable[[int], tuple[str, ...]]) -> StoredObject:
         check_relative_path(key)
@@ -194,6 +260,27 @@ class LocalStore:
                     if progress is not None:
                         progress(len(data))
 
+    def get_range(
+        self, key: str, offset: int, length: int, take: Callable[[memoryview], None], *, file_id: str = ""
+    ) -> int:
+        with self._errors(key):
+            try:
+                descriptor = self._open(key)
+            except (FileNotFoundError, NotADirectoryError):
+                raise RemoteError("object is not in the store", where=f"{self.url}/{key}", transient=False) from None
+        try:
+            buffer = memoryview(bytearray(min(_BLOCK, length)))
+            while length:
+                with self._errors(key):  # not around ``take``: the disk that is written to is another
+                    count = os.preadv(descriptor, [buffer[:length]], offset)
+                if not count:
+                    raise IntegrityError("object is shorter than recorded", where=f"{self.url}/{key}")
+                take(buffer[:count])
+                offset, length = offset + count, length - count
+            return os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """In key order. Names that could not be keys of ours are left out."""
         base = prefix.rpartition("/")[0]
@@ -214,6 +301,9 @@ class LocalStore:
                 continue
             if item is not None:
                 yield item
+
+    def versions(self, prefix: str) -> Iterator[StoredObject]:
+        return self.list(prefix)
 
     def delete(self, obj: StoredObject) -> None:
         current = self.stat(obj.key)

@@ -51,6 +51,13 @@ def parse_store_url(url: str) -> StoreLocation:
     raise ConfigurationError("unknown kind of store", where=url, fix='use "b2://bucket[/prefix]" or "file:///path"')
 
 
+def load(kind: str) -> None:
+    """Import what a store of this kind (``b2``, ``file``) needs, before it is opened: that takes a moment."""
+    if kind == "b2":
+        from podwatch.stores import plain_sdk  # noqa: F401 - before anybody asks for b2sdk
+        from podwatch.stores.b2 import B2Store  # noqa: F401
+
+
 def open_store(url: str, credentials: Credentials | None, *, writer_id: str, connections: int = 4) -> ObjectStore:
     """The store behind ``url``. Opening is lazy: trouble shows at the first call, as a RemoteError.
 
@@ -66,6 +73,7 @@ def open_store(url: str, credentials: Credentials | None, *, writer_id: str, con
             where=url,
             fix=f"set {KEY_ID} and {KEY} in the environment, in an env_file, or as systemd credentials",
         )
+    load("b2")
     from podwatch.stores.b2 import B2Store
 
     return B2Store(location.bucket, credentials, writer_id=writer_id, connections=connections)

@@ -2,12 +2,61 @@
 
 import hashlib
 import io
+import os
+import threading
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from podwatch.domain.errors import IntegrityError
 
 HEX_DIGITS = 40
+
+
+class Source(Protocol):
+    """The bytes of one file, by offset. Used by several threads at once."""
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """At most ``size`` bytes; fewer only at the end of the file."""
+        ...
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """The same into memory that is used again for each block; returns how many bytes."""
+        ...
+
+
+class FileSource:
+    """An open file, read without moving its position."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return os.pread(self.descriptor, size, offset)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        return os.preadv(self.descriptor, [buffer], offset)
+
+
+class StreamSource:
+    """A seekable stream, for small things."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        with self._lock:
+            self._stream.seek(offset)
+            return self._stream.read(size)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        data = self.read_at(offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def became_shorter() -> IntegrityError:
+    return IntegrityError("a file became shorter while it was read", fix="the set is taken up again later")
 
 
 class PartStream(io.RawIOBase):
@@ -17,9 +66,7 @@ class PartStream(io.RawIOBase):
     (facts/b2.md section 0, item 2). ``seek(0)`` starts over, which a retry needs.
     """
 
-    def __init__(
-        self, source: BinaryIO, offset: int, length: int, progress: Callable[[int], None] | None = None
-    ) -> None:
+    def __init__(self, source: Source, offset: int, length: int, progress: Callable[[int], None] | None = None) -> None:
         super().__init__()
         self._source, self._offset, self._length, self._progress = source, offset, length, progress
         self._position = 0
@@ -54,36 +101,46 @@ class PartStream(io.RawIOBase):
         self._hash = hashlib.sha1(usedforsecurity=False)
         return 0
 
-    def read(self, size: int | None = -1) -> bytes:
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         try:
-            return self._next(size)
+            return self._next(memoryview(buffer))
         except Exception as error:
             self.failure = error
             raise
 
-    def _next(self, size: int | None) -> bytes:
-        if size is None or size < 0:
-            size = len(self) - self._position
+    def _next(self, buffer: memoryview) -> int:
         if self._position < self._length:
-            wanted = min(size, self._length - self._position)
-            self._source.seek(self._offset + self._position)
-            data = self._source.read(wanted)
-            if len(data) < wanted:
-                raise IntegrityError("a file became shorter while it was read", fix="the set is taken up again later")
-            self._hash.update(data)
-            self._position += len(data)
+            wanted = buffer[: self._length - self._position]
+            count = self._source.read_into(self._offset + self._position, wanted)
+            if not count:
+                raise became_shorter()
+            self._hash.update(wanted[:count])
+            self._position += count
             if self._progress is not None and self._position > self._reported:
                 self._progress(self._position - self._reported)  # bytes sent again do not count twice
                 self._reported = self._position
-            return data
+            return count
         if not self._tail:
             self._tail = self._hash.hexdigest().encode()
         start = self._position - self._length
-        data = self._tail[start : start + size]
+        data = self._tail[start : start + len(buffer)]
+        buffer[: len(data)] = data
         self._position += len(data)
-        return data
+        return len(data)
 
 
 def part_spans(size: int, part_size: int) -> list[tuple[int, int]]:
     """(offset, length) of each part of a file; none for an empty one."""
     return [(at, min(part_size, size - at)) for at in range(0, size, part_size)]
+
+
+def part_sha1(source: Source, offset: int, length: int) -> str:
+    """Of one part as it is now; of what there is of it, where the file has become shorter."""
+    digest, block, done = hashlib.sha1(usedforsecurity=False), memoryview(bytearray(min(length, 1 << 20))), 0
+    while done < length:
+        count = source.read_into(offset + done, block[: length - done])
+        if not count:
+            break
+        digest.update(block[:count])
+        done += count
+    return digest.hexdigest()

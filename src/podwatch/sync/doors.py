@@ -6,6 +6,7 @@ from typing import Protocol
 
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.judgement.claims import Act, Decision
 
 
 class SetSource(Protocol):
@@ -23,8 +24,7 @@ class SetSource(Protocol):
 class RunIdentity:
     """Who we are, at this moment: goes into every manifest and pointer.
 
-    ``writer_id`` is this podwatch's own, kept with the run's state. ``generation`` is 0 until this writer has claimed
-    one by its first publication (the journal remembers it afterwards).
+    ``writer_id`` is this podwatch's own, kept with the run's state.
     """
 
     run_id: str
@@ -35,7 +35,6 @@ class RunIdentity:
     wandb: Mapping[str, str] = field(default_factory=dict)
     layout: str = ""
     config_digest: str = ""
-    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,8 @@ class SyncState:
     uploaded_bytes: int = 0
     total_bytes: int = 0
     superseded: bool = False
+    standing: Decision = field(default_factory=lambda: Decision(Act.ASK))
+    """Whether this pod holds the run, as far as the pods of it agree."""
     stored: frozenset[tuple[int, str]] = frozenset()
     """(step, save_id) of every save that is whole in the store."""
     abandoned_in_a_row: int = 0

@@ -1,17 +1,16 @@
-"""The daemon's side of an upload: start the child, relay what it says, kill it."""
+"""The daemon's side of an upload: give a child its job, relay what it says, kill it."""
 
 import asyncio
 import contextlib
-import json
-import os
-import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from podwatch.domain.errors import InternalError, PodwatchError, RemoteError
+from podwatch.stores.calls import ChildCalls
 from podwatch.stores.credentials import Credentials
+from podwatch.sync.children import AT_ONCE, Children
 from podwatch.sync.job import UploadJob
-from podwatch.system.child import scrubbed_environment
+from podwatch.sync.lines import parse_line
 
 _LINE_LIMIT = 8 << 20
 """Bytes: 10,000 part hashes of one file are about half a megabyte of JSON."""
@@ -25,14 +24,17 @@ class UploadStopped(PodwatchError):  # noqa: N818
     """We ended it ourselves (``kill``)."""
 
 
-OnObject = Callable[[dict[str, Any]], Awaitable[None]]
+Heard = Callable[[Sequence[dict[str, Any]]], Awaitable[None]]
+"""Told, in order, what the child says of types ``begun``, ``part`` and ``object``: all that came while the one before
+was written down, so that many small files share one commit."""
+_TOLD = frozenset({"begun", "part", "object"})
 
 
 class Upload:
     """One child process. ``run`` returns when everything in the job is in the store; ``kill`` ends it at once."""
 
-    def __init__(self, job: UploadJob) -> None:
-        self.job = job
+    def __init__(self, job: UploadJob, children: Children) -> None:
+        self.job, self._children = job, children
         self._process: asyncio.subprocess.Process | None = None
         self._killed = False
 
@@ -46,49 +48,39 @@ class Upload:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    async def run(
-        self, credentials: Credentials | None, on_object: OnObject, on_progress: Callable[[int], None]
-    ) -> None:
+    async def run(self, credentials: Credentials | None, heard: Heard, on_progress: Callable[[int], None]) -> None:
         """Raises SetVoid, RemoteError (with ``transient``), or UploadStopped after ``kill``."""
-        process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "podwatch.sync.child",
-            str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=scrubbed_environment(os.environ),
-            cwd="/",
-            limit=_LINE_LIMIT,
-        )
+        child = await self._children.take()
+        process = self._process = child.process
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
         tail = bytearray()
         drain = asyncio.ensure_future(_drain(process.stderr, tail))
         failure: dict[str, Any] | None = None
-        done = False
+        calls = ChildCalls()
+        done = spoke = False
         try:
             if self._killed:
-                process.kill()
+                child.kill()
             with contextlib.suppress(ConnectionError):
                 process.stdin.write(self.job.to_line(credentials))
                 await process.stdin.drain()
-            async for line in process.stdout:
-                message = _parse(line)
-                kind = message.get("type")
-                if kind == "object":
-                    await on_object(message)
-                elif kind == "progress":
-                    on_progress(int(message["bytes"]))
-                elif kind == "error":
-                    failure = message
-                elif kind == "done":
-                    done = True
+            async for messages in _batches(process.stdout):
+                if telling := [m for m in messages if m.get("type") in _TOLD]:
+                    await heard(telling)
+                spoke = True
+                for message in messages:
+                    calls.hear(message)
+                    if message.get("type") == "progress":
+                        on_progress(int(message["bytes"]))
+                    elif message.get("type") == "error":
+                        failure = message
+                    elif message.get("type") == "done":
+                        done = True
             code = await process.wait()
         finally:
-            self.kill_process(process)
+            child.kill()
             await process.wait()
             process.stdin.close()
             await drain
@@ -98,6 +90,8 @@ class Upload:
             raise UploadStopped("upload was stopped", where=f"step {self.job.step}")
         if failure is not None:
             raise _error(failure)
+        if not spoke:
+            self._children.refused(child)
         last = tail.decode(errors="replace").strip().splitlines()[-1:]
         raise RemoteError(
             f"upload process ended early ({'killed by signal ' + str(-code) if code < 0 else f'exit {code}'})",
@@ -105,19 +99,15 @@ class Upload:
             fix=f"it is started again{': ' + last[0][:200] if last else ''}",
         )
 
-    @staticmethod
-    def kill_process(process: asyncio.subprocess.Process) -> None:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
 
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return {}
-    return message if isinstance(message, dict) else {}
+async def _batches(stream: asyncio.StreamReader) -> AsyncIterator[list[dict[str, Any]]]:
+    """Everything that was said since the last batch was taken, until the stream ends."""
+    rest = b""
+    while chunk := await stream.read(AT_ONCE):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > _LINE_LIMIT:
+            raise InternalError("upload process says a line without an end", fix="please report this")
+        yield [parse_line(line) for line in lines]
 
 
 def _error(message: dict[str, Any]) -> PodwatchError:

@@ -1,247 +1,256 @@
-"""Bringing one save's files into a staging directory: every byte hashed, every name distrusted, a kill survived.
+"""Bringing one save's files into staging directories: every byte hashed, every name distrusted, a kill survived.
 
-What is already staged is read again and kept as far as its parts match, so an interrupted restore goes on where it was.
+One queue of pieces (the manifest's parts) over all files. What is already staged is hashed and kept where it is right,
+so an interrupted restore loses at most the pieces that were on their way; what a damaged set in place still has right
+is copied from there. Runs in a child process (fetch_child.py).
 """
 
 import contextlib
 import hashlib
-import io
 import os
+import stat
 import threading
+import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.domain.remote import ManifestFile, ManifestSymlink
+from podwatch.client.times import size as in_words
+from podwatch.domain.errors import HostError, IntegrityError, RemoteError
+from podwatch.domain.remote import ManifestFile, ManifestSymlink, deceives
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.publish import SaveGone
-from podwatch.system.files import fsync_dir, open_below, open_dir_below, open_root
+from podwatch.sync.errors import SaveGone
+from podwatch.sync.fetch_job import Fetched, FetchJob
+from podwatch.sync.lanes import Lanes
+from podwatch.sync.pace import RateLimit
+from podwatch.sync.staged import StagedFile, hash_in_place, same_on_disk
+from podwatch.system.files import fsync_dir, open_dir_below, open_root, sync_filesystem
 
-_BLOCK = 1 << 20
 MARKERS = frozenset(
     {".metadata", "STABLE", "COMPLETED", "trainer_state.json", "latest", "model.safetensors.index.json"}
 )
 """Files by which a layout knows a set as whole (facts/checkpoints.md): fetched last."""
+HASTE = 2
+"""Times the connections that an upload begins with: training waits for a restore, and nothing else needs the line."""
+READINGS = 2
+"""How often a piece is read before it counts as damaged in the store: a bit may flip on the way, hardly ever twice."""
+
+Progress = Callable[[int, int], None]
+"""(bytes that are right or on their way, bytes that came over the line)."""
 
 
 def is_marker(path: str) -> bool:
     return path.rpartition("/")[2] in MARKERS
 
 
-class VerifyingTarget(io.RawIOBase):
-    """Takes a file's bytes from a part boundary on, writes them to ``descriptor``, and refuses the first part whose
-    hash is not the manifest's, and any byte too many."""
+class Fetching:
+    """``run`` brings everything that is not in place already. Raises IntegrityError (damaged), SaveGone (no longer
+    there), RemoteError, HostError (no room) or OSError."""
 
-    def __init__(
-        self, descriptor: int, file: ManifestFile, part_size: int, first_part: int, tell: Callable[[int], None]
-    ):
-        super().__init__()
-        self._fd, self._file, self._part_size, self._tell = descriptor, file, part_size, tell
-        self._part = first_part
-        self._position = first_part * part_size
-        self._hash = hashlib.sha1(usedforsecurity=False)
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        view = memoryview(data)
-        while view:
-            end = min((self._part + 1) * self._part_size, self._file.size)
-            piece = view[: end - self._position]
-            if not piece:
-                raise IntegrityError("object is longer than recorded", where=self._file.path)
-            self._hash.update(piece)
-            rest = piece
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
-            self._position += len(piece)
-            self._tell(len(piece))
-            view = view[len(piece) :]
-            if self._position == end:
-                self._close_part()
-        return len(data)
-
-    def _close_part(self) -> None:
-        if self._hash.hexdigest() != self._file.parts_sha1[self._part]:
-            raise IntegrityError(
-                "object differs from its recorded hash", where=f"{self._file.path} part {self._part + 1}"
-            )
-        self._part += 1
-        self._hash = hashlib.sha1(usedforsecurity=False)
-
-    def finished(self) -> None:
-        if self._position != self._file.size:
-            raise IntegrityError("object is shorter than recorded", where=self._file.path)
-
-
-def good_parts(descriptor: int, file: ManifestFile, part_size: int) -> int:
-    """How many whole parts from the start on already are as the manifest says."""
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    for number, expected in enumerate(file.parts_sha1):
-        left = min(part_size, file.size - number * part_size)
-        digest = hashlib.sha1(usedforsecurity=False)
-        while left and (data := os.read(descriptor, min(_BLOCK, left))):
-            digest.update(data)
-            left -= len(data)
-        if left or digest.hexdigest() != expected:
-            return number
-    return len(file.parts_sha1)
-
-
-def same_file(root: Path, inside: str, file: ManifestFile, part_size: int) -> bool:
-    """Is the file below ``root`` exactly this one, bytes and mtime? Never follows a symlink."""
-    try:
-        root_fd = open_root(root)
-    except OSError:
-        return False
-    try:
-        descriptor = open_below(root_fd, inside, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    finally:
-        os.close(root_fd)
-    try:
-        found = os.fstat(descriptor)
-        if (found.st_size, found.st_mtime_ns) != (file.size, file.mtime_ns):
-            return False
-        return good_parts(descriptor, file, part_size) == len(file.parts_sha1)
-    finally:
-        os.close(descriptor)
-
-
-class Stager:
-    """Fills ``staging/<part>/...`` for the files given. Thread-safe inside; ``fetch`` blocks."""
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        staging: Path,
-        *,
-        part_size: int,
-        owner: tuple[int, int] | None,
-        progress: Callable[[int], None],
-    ) -> None:
-        self._store, self._staging, self._part_size, self._owner = store, staging, part_size, owner
-        self._progress = progress
+    def __init__(self, job: FetchJob, store: ObjectStore, progress: Progress) -> None:
+        self._job, self._store, self._progress = job, store, progress
+        self._limit = RateLimit(job.max_rate, time.monotonic, time.sleep)
+        most = max(job.connections, job.connections_max)
+        self._lanes = Lanes(min(HASTE * job.connections, most), most)
         self._lock = threading.Lock()
-        self._root = -1
-        self.downloaded = 0
-        self.kept = 0
+        self._here = 0
+        self._downloaded = 0
 
-    def fetch(self, files: Iterable[ManifestFile], symlinks: Iterable[ManifestSymlink], *, connections: int) -> None:
-        """Raises IntegrityError (damaged), SaveGone (no longer there), RemoteError or OSError."""
-        self._staging.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._root = open_root(self._staging)
-        links = tuple(symlinks)
-        wanted = tuple(files)
+    def run(self) -> Fetched:
+        files = by_part(self._job.files)
+        for link in self._job.symlinks:
+            check_link(link)
+        staged = tuple(p for p in self._job.parts if not self._in_place(p, files.get(p, [])))
+        for part in set(self._job.parts) - set(staged):
+            self._count(sum(f.size for f in files[part]))
+        homes = {part: Path(self._job.staging[part]) for part in staged}
+        for home in homes.values():
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        wanted = [f for part in staged for f in files.get(part, [])]
+        links = [s for s in self._job.symlinks if s.part in staged]
+        for home in set(homes.values()):
+            strip(home, {f.path for f in wanted if homes[f.part] == home})
+        check_room([(homes[f.part], f.size) for f in wanted])
+        roots = {home: open_root(home) for home in set(homes.values())}
         try:
-            self._strip({f.path for f in wanted})
-            plain = [f for f in wanted if not is_marker(f.path)]
-            self._fetch_many(sorted(plain, key=lambda f: -f.size), connections)
-            for file in sorted((f for f in wanted if is_marker(f.path)), key=lambda f: f.path):
-                self._fetch_one(file)
+            plain = sorted((f for f in wanted if not is_marker(f.path)), key=lambda f: -f.size)
+            self._fetch(plain, homes, roots)
+            self._fetch([f for f in wanted if is_marker(f.path)], homes, roots)
             for link in links:
-                self._link(link)
-            self._settle()
+                self._link(roots[homes[link.part]], link)
         finally:
-            os.close(self._root)
+            for descriptor in roots.values():
+                os.close(descriptor)
+        for home in roots:
+            self._settle(home)
+        return Fetched(staged, self._downloaded)
 
-    def _fetch_many(self, files: list[ManifestFile], connections: int) -> None:
-        if not files:
-            return
-        with ThreadPoolExecutor(min(connections, len(files)), "podwatch-restore") as pool:
-            running = [pool.submit(self._fetch_one, file) for file in files]
-            finished, _ = wait(running, return_when=FIRST_EXCEPTION)
-            for future in running:
-                future.cancel()
-            for future in finished:
-                future.result()
+    # -- what is there ------------------------------------------------------------------------------------------------
 
-    def _fetch_one(self, file: ManifestFile) -> None:
-        folder = file.path.rpartition("/")[0]
-        os.close(open_dir_below(self._root, folder, create=True))
-        descriptor = open_below(self._root, file.path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600)
-        try:
-            first = good_parts(descriptor, file, self._part_size)
-            kept = min(first * self._part_size, file.size)
-            self._count(kept, kept=True)
-            os.ftruncate(descriptor, kept)
-            os.lseek(descriptor, kept, os.SEEK_SET)
-            self._check_there(file)
-            if kept < file.size:
-                self._download(descriptor, file, first, kept)
-            os.fchmod(descriptor, file.mode & 0o777)
-            if self._owner is not None:
-                os.fchown(descriptor, *self._owner)
-            os.utime(descriptor, ns=(file.mtime_ns, file.mtime_ns))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    def _in_place(self, part: str, files: list[ManifestFile]) -> bool:
+        """Does the part lie where it belongs, every byte and mtime? Its links are put there with its last file."""
+        target = Path(self._job.targets[part])
+        if not files or not all(same_on_disk(target, f) for f in files):
+            return False
+        if not all(_link_there(target, s) for s in self._job.symlinks if s.part == part):
+            return False
+        wrong: list[str] = []
 
-    def _check_there(self, file: ManifestFile) -> None:
-        found = self._store.stat(file.key, file.file_id)
-        if found is None:
-            raise SaveGone("object is not in the store any more", where=f"{self._store.url}/{file.key}")
-        if found.size != file.size:
-            raise IntegrityError("object has another size than recorded", where=f"{self._store.url}/{file.key}")
+        def look(file: ManifestFile, number: int) -> None:
+            if not wrong and hash_in_place(target, file, self._job.part_size, number) != file.parts_sha1[number]:
+                wrong.append(file.path)
 
-    def _download(self, descriptor: int, file: ManifestFile, first: int, offset: int) -> None:
-        target = VerifyingTarget(descriptor, file, self._part_size, first, self._count)
-        try:
-            self._store.get_file(file.key, target, file_id=file.file_id, offset=offset)  # type: ignore[arg-type]
-        except RemoteError as error:
-            if not error.transient and not isinstance(error, IntegrityError):
-                self._check_there(file)  # removed in the middle? then say so
-            raise
-        target.finished()
+        self._lanes.run(
+            [lambda f=f, n=n: look(f, n) for f in files for n in range(len(f.parts_sha1))]  # type: ignore[misc]
+        )
+        return not wrong
 
-    def _count(self, count: int, *, kept: bool = False) -> None:
-        with self._lock:
-            if kept:
-                self.kept += count
+    # -- bringing it --------------------------------------------------------------------------------------------------
+
+    def _fetch(self, files: Iterable[ManifestFile], homes: dict[str, Path], roots: dict[Path, int]) -> None:
+        work: list[Callable[[], None]] = []
+        for file in files:
+            seed = Path(self._job.targets[file.part])
+            state = StagedFile(file, roots[homes[file.part]], self._job.part_size, seed)
+            work += [lambda s=state, n=n: self._piece(s, n) for n in range(state.left)]  # type: ignore[misc]
+        self._lanes.run(work)
+
+    def _piece(self, state: StagedFile, number: int) -> None:
+        state.open()
+        if state.spans:
+            length = state.spans[number][1]
+            touched = state.touched(number)
+            if (touched and state.good(number)) or (not touched and state.taken_from_seed(number)):
+                self._count(length)
             else:
-                self.downloaded += count
-            total = self.kept + self.downloaded
-        self._progress(total)
+                self._download(state, number, fresh=not touched and not state.seeded)
+            state.written(number)
+        with state.lock:
+            state.left -= 1
+            last = state.left == 0
+        if last:
+            state.complete(self._job.owner)
 
-    def _link(self, link: ManifestSymlink) -> None:
+    def _download(self, state: StagedFile, number: int, *, fresh: bool) -> None:
+        file = state.file
+        offset, length = state.spans[number]
+        for _ in range(READINGS):
+            digest = hashlib.sha1(usedforsecurity=False)
+            write = state.writer(number, fresh=fresh)
+            came = 0
+
+            def take(data: memoryview) -> None:
+                nonlocal came
+                digest.update(data)  # noqa: B023 - used within this turn of the loop
+                write(data)  # noqa: B023
+                came += len(data)
+                self._lanes.moved(len(data))
+                self._count(len(data), downloaded=len(data))
+                self._limit.take(len(data))
+
+            size = self._ask(file, offset, length, take)
+            if size != file.size:
+                raise IntegrityError("object has another size than recorded", where=self._place(file))
+            if digest.hexdigest() == file.parts_sha1[number]:
+                return
+            self._count(-came)
+            fresh = False
+        raise IntegrityError("object differs from its recorded hash", where=f"{file.path} part {number + 1}")
+
+    def _ask(self, file: ManifestFile, offset: int, length: int, take: Callable[[memoryview], None]) -> int:
+        try:
+            return self._store.get_range(file.key, offset, length, take, file_id=file.file_id)
+        except IntegrityError:
+            raise
+        except RemoteError as error:
+            if not error.transient and self._store.stat(file.key, file.file_id) is None:
+                raise SaveGone("object is not in the store any more", where=self._place(file)) from error
+            raise
+
+    def _place(self, file: ManifestFile) -> str:
+        return f"{self._store.url}/{file.key}"
+
+    def _count(self, here: int, *, downloaded: int = 0) -> None:
+        with self._lock:
+            self._here += here
+            self._downloaded += downloaded
+            told = (self._here, self._downloaded)
+        self._progress(*told)
+
+    def _link(self, root: int, link: ManifestSymlink) -> None:
         folder, _, name = link.path.rpartition("/")
-        check_link(link)
-        directory = open_dir_below(self._root, folder, create=True)
+        directory = open_dir_below(root, folder, create=True)
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=directory)
             os.symlink(link.target, name, dir_fd=directory)
-            if self._owner is not None:
-                os.chown(name, *self._owner, dir_fd=directory, follow_symlinks=False)
+            if self._job.owner is not None:
+                os.chown(name, *self._job.owner, dir_fd=directory, follow_symlinks=False)
         finally:
             os.close(directory)
 
-    def _strip(self, wanted: set[str]) -> None:
-        """Nothing may lie in the staging directory that the manifest does not name."""
-        for directory, _, names in os.walk(self._staging, followlinks=False):
-            for name in names:
-                path = Path(directory) / name
-                if path.relative_to(self._staging).as_posix() not in wanted or path.is_symlink():
-                    path.unlink()
-            for child in list(os.scandir(directory)):
-                if child.is_symlink():
-                    Path(child.path).unlink()
-
-    def _settle(self) -> None:
-        for directory, _, _ in os.walk(self._staging, topdown=False):
-            if self._owner is not None:
-                os.chown(directory, *self._owner, follow_symlinks=False)
+    def _settle(self, home: Path) -> None:
+        for directory, _, _ in os.walk(home, topdown=False):
+            if self._job.owner is not None and Path(directory) != home:
+                os.chown(directory, *self._job.owner, follow_symlinks=False)
             fsync_dir(Path(directory))
+        sync_filesystem(home)
+
+
+def strip(staging: Path, wanted: set[str]) -> None:
+    """Nothing may lie in the staging directory that the manifest does not name, and nothing that is more than a plain
+    file of one name: what is written into a planted link would land elsewhere."""
+    for directory, folders, names in os.walk(staging, followlinks=False):
+        for name in names:
+            path = Path(directory) / name
+            found = path.lstat()
+            plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+            if not plain or path.relative_to(staging).as_posix() not in wanted:
+                path.unlink()
+        for name in folders:
+            path = Path(directory) / name
+            if path.is_symlink():
+                path.unlink()
+            elif path.relative_to(staging).as_posix() in wanted:
+                path.rmdir()  # a directory where a file must be; one that holds something stops the restore
+
+
+def check_room(wanted: list[tuple[Path, int]]) -> None:
+    """Raises HostError where the files do not fit. What is staged already takes no room again."""
+    needed: dict[int, int] = {}
+    homes: dict[int, set[Path]] = {}
+    for home, size in wanted:
+        device = home.stat().st_dev
+        needed[device] = needed.get(device, 0) + size
+        homes.setdefault(device, set()).add(home)
+    for device, size in needed.items():
+        one = next(iter(homes[device]))
+        room = os.statvfs(one)
+        free = room.f_bavail * room.f_frsize
+        staged = sum(_allocated(home) for home in homes[device])
+        if size > free + staged:
+            raise HostError(
+                f"not enough room to restore: {in_words(size)} needed, {in_words(free)} free",
+                where=str(one),
+                fix="make room (podwatch prune), then restore again",
+            )
+
+
+def _allocated(home: Path) -> int:
+    return sum(p.lstat().st_blocks * 512 for p in home.rglob("*") if p.is_file() and not p.is_symlink())
+
+
+def _link_there(target: Path, link: ManifestSymlink) -> bool:
+    try:
+        return str((target / link.path.partition("/")[2]).readlink()) == link.target
+    except OSError:
+        return False
 
 
 def check_link(link: ManifestSymlink) -> None:
     """A link must be relative and stay inside its own part (promise 9)."""
     depth = link.path.count("/") - 1  # directories between the part's own and the link
     target = link.target
-    bad = not target or target.startswith("/") or "\0" in target or "\\" in target
+    bad = not target or target.startswith("/") or deceives(target) or "\\" in target or len(target) > 1000
     for segment in target.split("/"):
         if segment == "..":
             depth -= 1

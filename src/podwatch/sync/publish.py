@@ -7,30 +7,30 @@ the store what really happened, re-confirms that the run is still ours, and fini
 import hashlib
 import hmac
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
+from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.intent import Intent, IntentKind, IntentState
 from podwatch.domain.remote import Keys, Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave
-from podwatch.judgement.ownership import next_pointer
-from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.judgement.claims import next_pointer
+from podwatch.stores.base import ObjectStore
+from podwatch.sync.asking import put_before
+from podwatch.sync.claims import Superseded as Superseded
 from podwatch.sync.doors import RunIdentity
+from podwatch.sync.errors import SaveGone
 
 _POINTER_LIMIT = 1 << 20
-GENERATION, SEQ = "sync.generation", "sync.seq"
-"""Names under which the journal remembers what this writer has claimed and published."""
+SEQ, LAST = "sync.seq", "sync.pointer"
+"""Names under which the journal remembers the highest seq and the last pointer this writer has published."""
+POINTER_VERSIONS = 50
+"""So many versions of the pointer are read at most to find the best one; a daily sweep removes the old ones."""
 
-
-class Superseded(PodwatchError):  # noqa: N818
-    """Another pod owns the run in the store now: publish nothing more (DESIGN section 4)."""
-
-
-class SaveGone(IntegrityError):  # noqa: N818
-    """What a pointer or manifest names is not in the store (any more)."""
+Confirm = Callable[[ObjectStore], tuple[int, float]]
+"""Asks the store whether this pod still holds the run: (generation, boottime until which a write may leave)."""
 
 
 class ObjectsMissing(IntegrityError):  # noqa: N818
@@ -68,6 +68,39 @@ def read_pointer(store: ObjectStore, keys: Keys) -> Pointer | None:
     if pointer.run_id != keys.run_id:
         raise IntegrityError("pointer belongs to another run", where=f"{store.url}/{keys.latest}")
     return pointer
+
+
+def newest_pointer(store: ObjectStore, keys: Keys) -> Pointer | None:
+    """For readers: the highest (generation, seq) of all versions of the pointer, because one that was frozen in the
+    middle of a write may have set the name back for a minute (DESIGN section 4 (f)). One listing, where there are
+    versions. Raises as ``read_pointer`` does."""
+    newest = read_pointer(store, keys)
+    if newest is None or not store.versioned:
+        return newest
+    versions = [v for v in store.versions(keys.latest) if v.key == keys.latest and v.ours]
+    for version in versions[1:POINTER_VERSIONS] if len({v.writer_id for v in versions}) > 1 else ():
+        data = store.get_bytes(version.key, version.file_id, limit=_POINTER_LIMIT)
+        try:
+            found = Pointer.from_bytes(data) if data is not None else None
+        except IntegrityError:
+            continue
+        if found is not None and found.run_id == keys.run_id and found.order > newest.order:
+            newest = found
+    return newest
+
+
+def named_by_others(store: ObjectStore, keys: Keys, writer_id: str) -> frozenset[str]:
+    """Save ids that any version of the pointer by another writer names: a pod that restores may be reading them."""
+    named = set()
+    for version in store.versions(keys.latest) if store.versioned else ():
+        if version.key != keys.latest or version.writer_id == writer_id:
+            continue
+        data = store.get_bytes(version.key, version.file_id, limit=_POINTER_LIMIT)
+        try:
+            named.add(Pointer.from_bytes(data).save_id if data is not None else "")
+        except IntegrityError:
+            continue
+    return frozenset(named - {""})
 
 
 def read_manifest(store: ObjectStore, keys: Keys, pointer: Pointer) -> Manifest:
@@ -108,9 +141,13 @@ class Publisher:
         journal: Journal,
         identity: Callable[[], RunIdentity],
         wall: Callable[[], float],
+        *,
+        confirm: Confirm,
+        boottime: Callable[[], float],
     ) -> None:
         self.store, self.keys = store, keys
         self._journal, self._identity, self._wall = journal, identity, wall
+        self._confirm, self._boottime = confirm, boottime
 
     # -- publishing -------------------------------------------------------------------------------------------------
 
@@ -144,26 +181,25 @@ class Publisher:
     def _current(self) -> Pointer | None:
         return read_pointer(self.store, self.keys)
 
-    def _own(self, current: Pointer | None) -> tuple[int, int]:
-        """The next (generation, seq), or Superseded."""
-        identity = self._identity()
-        claimed = max(identity.generation, int(self._journal.learned(GENERATION, 0))) or None
+    def _own(self, current: Pointer | None) -> tuple[int, int, float]:
+        """The next (generation, seq) and the boottime until which the write may leave, or Superseded."""
+        generation, until = self._confirm(self.store)
         decision = next_pointer(
             current,
-            writer_id=identity.writer_id,
-            own_generation=claimed,
+            writer_id=self._identity().writer_id,
+            generation=generation,
             own_seq=int(self._journal.learned(SEQ, 0)),
         )
         if not decision.ok:
             raise Superseded(
                 f"another pod owns this run in the store: {decision.reason}",
                 where=f"{self.store.url}/{self.keys.latest}",
-                fix="stop training here, or take the run over on purpose",
+                fix="stop training here, or take the run over on purpose: podwatch run --take-over",
             )
-        return decision.generation, decision.seq
+        return decision.generation, decision.seq, until
 
     def _verify(self, files: Sequence[ManifestFile]) -> None:
-        broken = [f.path for f in files if not _is(self.store.stat(f.key, f.file_id), f)]
+        broken = [f.path for f in files if not matches_store(self.store, f)]
         if broken:
             raise ObjectsMissing(broken, where=self.store.url)
 
@@ -212,13 +248,15 @@ class Publisher:
         return checked_manifest(self.keys, data, step, save_id, where=where)
 
     def _move(self, manifest: Manifest | None, named: _Named | None) -> Pointer:
-        generation, seq = self._own(self._current())
-        pointer = _pointer_for(manifest, named, self._identity(), generation, seq, self._wall())
+        generation, seq, until = self._own(self._current())
+        return self._write(_pointer_for(manifest, named, self._identity(), generation, seq, self._wall()), until)
+
+    def _write(self, pointer: Pointer, until: float) -> Pointer:
         data = pointer.to_bytes()
         intent = self._journal.open_intent(
             IntentKind.PUBLISH, {"act": "pointer", "pointer": data.decode(), "sha1": hashlib.sha1(data).hexdigest()}
         )
-        self.store.put_bytes(self.keys.latest, data)
+        put_before(self.store, self.keys.latest, data, until, self._boottime)
         seen = self._current()
         if seen != pointer:
             self._journal.settle(intent.id, IntentState.FAILED, "another pointer was read back")
@@ -233,8 +271,30 @@ class Publisher:
         return pointer
 
     def _remember(self, pointer: Pointer) -> None:
-        self._journal.learn(GENERATION, pointer.generation)
+        self._journal.learn(LAST, pointer.to_bytes().decode())
         self._journal.learn(SEQ, max(pointer.seq, int(self._journal.learned(SEQ, 0))))
+
+    def repair(self, seen: bytes) -> Pointer | None:
+        """Put our last pointer back where another pod, frozen in the middle of a write, has set it back; ``seen`` is
+        what was just read. None where there is nothing to repair. Raises as ``publish`` does."""
+        kept = self._journal.learned(LAST)
+        if not isinstance(kept, str):
+            return None
+        last = Pointer.from_bytes(kept.encode())
+        found = Pointer.from_bytes(seen, where=f"{self.store.url}/{self.keys.latest}")
+        if found.order < last.order:  # read before a publication that came between? Asked again by who publishes
+            now = self._current()
+            if now is None:
+                return None
+            found = now
+        if found.order >= last.order or found.run_id != last.run_id:
+            return None
+        generation, seq, until = self._own(found)
+        if last.generation != generation:
+            return None  # before we took the run over: what others wrote since then is theirs to say
+        if last.step is not None:
+            self._verify(read_manifest(self.store, self.keys, last).files)
+        return self._write(replace(last, seq=seq, created_at=rfc3339(self._wall())), until)
 
     def _note(self, pointer: Pointer, *, restored: bool) -> PublishedSave:
         saved = published_from(pointer, self._wall(), restored=restored)
@@ -304,7 +364,9 @@ def published_from(pointer: Pointer, wall: float, *, restored: bool) -> Publishe
     )
 
 
-def _is(found: StoredObject | None, file: ManifestFile) -> bool:
+def matches_store(store: ObjectStore, file: ManifestFile) -> bool:
+    """Is the object there, by its id, ours and of its size?"""
+    found = store.stat(file.key, file.file_id)
     return found is not None and found.ours and found.size == file.size
 
 

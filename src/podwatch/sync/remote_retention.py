@@ -13,7 +13,7 @@ from podwatch.domain.remote import Keys
 from podwatch.journal.journal import Journal
 from podwatch.judgement.remote_retention import plan_remote
 from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.sync.publish import read_pointer
+from podwatch.sync.publish import Confirm, named_by_others, read_pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,29 @@ class RemotePruned:
 
 
 class RemoteRetention:
-    """Blocking. Never touches a save that the pointer names at this moment."""
+    """Blocking. Never touches a save that the pointer names at this moment. Before anything is deleted ``confirm`` has
+    to say that this pod still holds the run."""
 
     def __init__(
-        self, store: ObjectStore, keys: Keys, journal: Journal, policy: RemotePolicy, wall: Callable[[], float]
+        self,
+        store: ObjectStore,
+        keys: Keys,
+        journal: Journal,
+        policy: RemotePolicy,
+        wall: Callable[[], float],
+        *,
+        writer_id: str,
+        confirm: Confirm,
     ) -> None:
         self._store, self._keys, self._journal, self._policy, self._wall = store, keys, journal, policy, wall
+        self._writer_id, self._confirm = writer_id, confirm
 
     def carry_out(self, *, own_generation: int | None = None) -> RemotePruned:
-        """Finish what a crash interrupted, then remove what may go. Raises RemoteError for store trouble; a key that
-        may not delete is not an error."""
+        """Finish what a crash interrupted, then remove what may go. Raises RemoteError for store trouble, Superseded
+        where the run is another pod's by now; a key that may not delete is not an error."""
         removed: list[tuple[int, str, str]] = []
         try:
+            self._confirm(self._store)
             for intent in self._journal.open_intents(IntentKind.REMOTE_DELETE):
                 step, save_id = int(str(intent.data["step"])), str(intent.data["save_id"])
                 if save_id in self._named():
@@ -45,15 +56,20 @@ class RemoteRetention:
                 self._remove(step, save_id)
                 self._journal.settle(intent.id, IntentState.DONE, "finished after a restart")
                 removed.append((step, save_id, str(intent.data.get("reason", ""))))
+            others = frozenset[str]()
+            if own_generation is not None and own_generation > 1:
+                # Another pod may have been here, and may be restoring what it named.
+                others = named_by_others(self._store, self._keys, self._writer_id)
             plan = plan_remote(
                 self._journal.published(),
-                self._named(),
+                self._named() | others,
                 self._journal.pins(),
                 self._policy,
                 self._wall(),
                 own_generation=own_generation,
             )
             for item in plan:
+                self._confirm(self._store)
                 if item.save_id in self._named():
                     continue
                 data = {"step": item.step, "save_id": item.save_id, "reason": item.reason}

@@ -4,23 +4,32 @@ Blocking: for a thread or the command line. Nothing from the store is trusted (f
 ``train_command`` in a manifest is only ever shown.
 """
 
-import errno
 import os
+import pwd
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from podwatch.checkpoints.layouts import tracker_files
 from podwatch.checkpoints.layouts.base import Layout
-from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError
+from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError
 from podwatch.domain.intent import Intent, IntentKind, IntentState
-from podwatch.domain.remote import Keys, Manifest, ManifestFile, Pointer, sha1_hex
+from podwatch.domain.remote import Keys, Manifest, Pointer, sha1_hex
+from podwatch.domain.wandb import FROM_STORE, valid_ids
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave
 from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.sync.fetching import Stager, by_part, check_link, is_marker, same_file
-from podwatch.sync.publish import SaveGone, checked_manifest, published_from, read_manifest, read_pointer
-from podwatch.system.files import fsync_dir, rename_noreplace
+from podwatch.sync.errors import SaveGone
+from podwatch.sync.fetch_job import Fetched, FetchJob
+from podwatch.sync.fetch_process import Fetcher
+from podwatch.sync.fetching import by_part, check_link, is_marker
+from podwatch.sync.placing import Placer
+from podwatch.sync.publish import checked_manifest, newest_pointer, published_from, read_manifest
+from podwatch.sync.restore_optional import Brought, bring_optional
 from podwatch.system.workspace import Workspace
 
 RestoreProgress = Callable[[int, int], None]
@@ -57,10 +66,25 @@ class RestoreReport:
     set_aside: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     train_command: tuple[str, ...] = ()
+    optional: Brought = field(default_factory=Brought)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPace:
+    """``connections`` grow to ``connections_max`` where that helps; ``max_rate`` is bytes per second, 0: no limit."""
+
+    connections: int = 4
+    connections_max: int = 32
+    max_rate: float = 0.0
 
 
 class Restorer:
-    """``store_factory`` opens the store anew for each call, so that it may be used from any thread."""
+    """``store_factory`` opens the store anew for each call, so that it may be used from any thread. ``store_url`` and
+    ``fetcher`` are how the child that does the fetching opens it. ``roots`` are configured directories beside
+    output_dir (``trainer.checkpoint_dir``); ``user`` is the one that training runs as, empty for podwatch's own.
+
+    ``patience``: so many seconds of a store that does not answer are waited out during a fetch, ``waiting`` being told
+    each time why and how long; 0 leaves that to whoever calls."""
 
     def __init__(
         self,
@@ -70,10 +94,21 @@ class Restorer:
         workspace: Workspace,
         journal: Journal,
         *,
-        connections: int = 4,
+        store_url: str,
+        writer_id: str,
+        fetcher: Fetcher,
+        pace: FetchPace = FetchPace(),
+        roots: Sequence[Path] = (),
+        user: str = "",
+        patience: float = 0.0,
+        waiting: Callable[[RemoteError, float], None] = lambda _error, _seconds: None,
     ) -> None:
         self._open, self._keys, self._layout = store_factory, keys, layout
-        self._workspace, self._journal, self._connections = workspace, journal, connections
+        self._workspace, self._journal = workspace, journal
+        self._store_url, self._writer_id, self._fetcher, self._pace = store_url, writer_id, fetcher, pace
+        self._roots, self._user = tuple(roots), user
+        self._patience, self._waiting = patience, waiting
+        self._killed = threading.Event()
 
     # -- what is there ----------------------------------------------------------------------------------------------
 
@@ -90,7 +125,7 @@ class Restorer:
         """Best first. What cannot be used is told in ``refused``."""
         pointer, named = None, None
         try:
-            pointer = read_pointer(store, self._keys)
+            pointer = newest_pointer(store, self._keys)
             if pointer is not None and pointer.step is None and step is None:
                 return
             if pointer is not None and pointer.step is not None:
@@ -146,12 +181,18 @@ class Restorer:
     # -- bringing it here -------------------------------------------------------------------------------------------
 
     def fetch(
-        self, step: int | None = None, *, to: Path | None = None, progress: RestoreProgress | None = None
+        self,
+        step: int | None = None,
+        *,
+        to: Path | None = None,
+        progress: RestoreProgress | None = None,
+        all_parts: bool = False,
     ) -> RestoreReport:
         """Put the newest whole save (or that of ``step``) in place, or below ``to`` as ``<to>/<part>/...``.
 
         A save that turns out damaged is passed over for the next older one; one that is removed while it is fetched,
         for the newer one that replaced it. Raises RemoteError when none is whole, HostError for trouble on this pod.
+        ``all_parts``: also what no resume needs, where it is whole.
         """
         store = self._open()
         refused: list[str] = []
@@ -174,9 +215,11 @@ class Restorer:
                     )
                 tried.add((save.manifest_key, save.manifest_sha1))
                 try:
-                    return self._bring(store, save, to, progress, tuple(refused))
+                    report = self._bring(save, to, progress, tuple(refused))
                 except IntegrityError as error:
                     refused.append(f"step {save.step}: {error}")
+                else:
+                    return replace(report, optional=self._beside(store, save, to)) if all_parts else report
         except OSError as error:
             raise HostError(
                 f"restore cannot write here: {error.strerror or error}",
@@ -188,7 +231,6 @@ class Restorer:
 
     def _bring(
         self,
-        store: ObjectStore,
         save: RemoteSave,
         to: Path | None,
         progress: RestoreProgress | None,
@@ -208,56 +250,110 @@ class Restorer:
         if to is None:
             self._layout.expect_parts(parts)
         targets = {part: self._target(part, save.step, to) for part in parts}
-        wanted = [p for p in parts if not self._in_place(targets[p], parts[p], manifest.part_size)]
-        staging = (to / ".podwatch-staging" if to else self._workspace.staging) / (
-            f"restore-{save.step}-{save.save_id}-{save.manifest_sha1[:8]}"
-        )
-        intent = self._intent(save, staging, targets)
-        total = manifest.total_bytes
-        here = sum(f.size for p in parts if p not in wanted for f in parts[p])
-        stager = Stager(
-            store,
-            staging,
-            part_size=manifest.part_size,
-            owner=_owner(to or self._workspace.output_dir),
-            progress=lambda done: progress(here + done, total) if progress else None,
-        )
-        set_aside: list[str] = []
-        try:
-            self._check_room(staging, [f for p in wanted for f in parts[p]])
-            if wanted:
-                files = [f for p in wanted for f in parts[p]]
-                links = [x for x in manifest.symlinks if x.part in wanted]
-                stager.fetch(files, links, connections=self._connections)
-            for part in sorted(wanted, key=lambda p: (any(is_marker(f.path) for f in parts[p]), p)):
-                set_aside += self._put(staging / part, targets[part], part, save.step, intent)
-            if staging.is_dir():
-                staging.rmdir()
-        except PodwatchError as error:
-            self._journal.settle(intent.id, IntentState.FAILED, error.what)
-            raise
-        if to is None:
-            self._note(save)
-        self._journal.settle(intent.id, IntentState.DONE)
+        owner = owner_of(to or self._workspace.output_dir, self._user if to is None else "")
+        placer = Placer(self._workspace, self._roots, to, owner)
+        name = f"restore-{save.step}-{save.save_id}-{save.manifest_sha1[:8]}"
+        with placer.alone() as lock:
+            placer.forget_others(name)
+            places = placer.homes(targets, frozenset(parts) & self._layout.shared_parts if to is None else frozenset())
+            job = self._job(
+                step=save.step,
+                owner=owner,
+                part_size=manifest.part_size,
+                files=manifest.files,
+                symlinks=manifest.symlinks,
+                staging={part: str(place.home / name) for part, place in places.items()},
+                targets={part: str(target) for part, target in targets.items()},
+            )
+            intent = self._intent(save, job)
+            try:
+                total = manifest.total_bytes
+                done = self._fetch_patiently(job, lambda here: progress(here, total) if progress else None, lock)
+                for part in sorted(done.staged, key=lambda p: (any(is_marker(f.path) for f in parts[p]), p)):
+                    placer.put(places[part], name, save.step, manifest.lineage)
+                placer.clean(places, name)
+            except IntegrityError as error:
+                placer.forget(places, name)  # never whole: its room is for another
+                self._journal.settle(intent.id, IntentState.FAILED, error.what)
+                raise
+            except PodwatchError as error:
+                self._journal.settle(intent.id, IntentState.FAILED, error.what)
+                raise
+            if to is None:
+                self._note(save)
+                # A set that its tracker does not know counts as not finished; one that names a step is the trainer's.
+                roots = (self._layout.output_dir, *self._layout.watch_roots())
+                tracker_files.repair(self._layout.trackers(save.step), roots, only_missing=True)
+            self._journal.settle(intent.id, IntentState.DONE)
+        if progress is not None:
+            progress(total, total)
         return RestoreReport(
             save.step,
             save.save_id,
             manifest.lineage,
             tuple(str(targets[p]) for p in sorted(parts)),
             total,
-            stager.downloaded,
-            tuple(set_aside),
+            done.downloaded,
+            tuple(placer.set_aside),
             refused,
             manifest.train_command,
         )
 
-    def _intent(self, save: RemoteSave, staging: Path, targets: dict[str, Path]) -> Intent:
+    def _job(self, **fields: Any) -> FetchJob:
+        return FetchJob(store=self._store_url, writer_id=self._writer_id, **fields, **asdict(self._pace))
+
+    def _beside(self, store: ObjectStore, save: RemoteSave, to: Path | None) -> Brought:
+        owner = owner_of(to or self._workspace.output_dir, self._user if to is None else "")
+        return bring_optional(
+            store,
+            self._keys,
+            self._layout,
+            save.manifest,
+            Placer(self._workspace, self._roots, to, owner),
+            to,
+            partial(self._job, step=save.step, owner=owner),
+            lambda job, lock: self._fetch_patiently(job, lambda _here: None, lock),
+        )
+
+    def kill(self) -> None:
+        """End a fetch that is running, from any thread; the next one goes on where it was."""
+        self._killed.set()
+        self._fetcher.kill()
+
+    def _fetch_patiently(self, job: FetchJob, told: Callable[[int], None], lock: int) -> Fetched:
+        """Through outages: what was staged stays, so each try goes on where the one before was."""
+        self._killed.clear()
+        before, last, waited = 0, 0, 0.0
+
+        def heard(here: int, downloaded: int) -> None:
+            nonlocal last
+            last = downloaded
+            told(here)
+
+        while True:
+            try:
+                done = self._fetcher.fetch(job, heard, (lock,))
+                return Fetched(done.staged, before + done.downloaded)
+            except IntegrityError:
+                raise
+            except RemoteError as error:
+                waited = 0.0 if last else waited  # something came: a new outage
+                pause = min(60.0, max(5.0, waited))
+                if not error.transient or waited + pause > self._patience:
+                    raise
+                self._waiting(error, pause)
+            before, last, waited = before + last, 0, waited + pause
+            if self._killed.wait(pause):
+                raise HostError("restore was stopped", where=f"step {job.step}", fix="the next one goes on from there")
+
+    def _intent(self, save: RemoteSave, job: FetchJob) -> Intent:
         """The one a killed restore of this very save left open, or a new one."""
+        staging = sorted(set(job.staging.values()))
         for intent in self._journal.open_intents(IntentKind.RESTORE):
-            if intent.data.get("staging") == str(staging):
+            if intent.data.get("staging") == staging:
                 return intent
-        data = {"step": save.step, "save_id": save.save_id, "staging": str(staging)}
-        return self._journal.open_intent(IntentKind.RESTORE, data | {"targets": [str(t) for t in targets.values()]})
+        data = {"step": save.step, "save_id": save.save_id, "staging": staging}
+        return self._journal.open_intent(IntentKind.RESTORE, data | {"targets": sorted(job.targets.values())})
 
     def _target(self, part: str, step: int, to: Path | None) -> Path:
         if not _PART.match(part):
@@ -269,48 +365,11 @@ class Restorer:
         except (KeyError, ValueError):
             raise IntegrityError(f"layout {self._layout.name!r} has no part {part!r}", where="manifest.json") from None
 
-    @staticmethod
-    def _in_place(target: Path, files: list[ManifestFile], part_size: int) -> bool:
-        return bool(files) and all(same_file(target, f.path.partition("/")[2], f, part_size) for f in files)
-
-    def _check_room(self, staging: Path, files: list[ManifestFile]) -> None:
-        staging.mkdir(parents=True, exist_ok=True, mode=0o700)
-        needed = sum(f.size for f in files)
-        room = os.statvfs(staging)
-        staged = sum(p.lstat().st_blocks * 512 for p in staging.rglob("*") if p.is_file())
-        if needed > room.f_bavail * room.f_frsize + staged:
-            raise HostError(
-                f"not enough room to restore: {needed / 1e9:.1f} GB needed, "
-                f"{room.f_bavail * room.f_frsize / 1e9:.1f} GB free",
-                where=str(staging),
-                fix="make room (podwatch prune), then restore again",
-            )
-
-    def _put(self, staged: Path, target: Path, part: str, step: int, intent: Intent) -> list[str]:
-        """Rename into place. What is there and differs goes into quarantine first; nothing is written over."""
-        aside: list[str] = []
-        _make(target.parent, _owner(target))
-        try:
-            if os.path.lexists(target):
-                quarantine = self._workspace.quarantine / f"{intent.id}.restore.step_{step}"
-                quarantine.mkdir(parents=True, exist_ok=True)
-                rename_noreplace(target, _free_name(quarantine / part))
-                fsync_dir(quarantine)
-                aside.append(str(target))
-            rename_noreplace(staged, target)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            raise HostError(
-                "restored files cannot be moved into place: another filesystem",
-                where=str(target),
-                fix="restore with --to a directory on that filesystem and move them yourself",
-            ) from error
-        fsync_dir(target.parent)
-        return aside
-
     def _note(self, save: RemoteSave) -> None:
-        """The set is in the store already: it must not be sent again (its mtimes are restored, so its id is equal)."""
+        """The set is in the store already: it must not be sent again (its mtimes are restored, so its id is equal).
+        Its W&B ids are kept, where they are ids: a new pod knows no others."""
+        ids = valid_ids(save.manifest.wandb) or valid_ids(save.pointer.wandb if save.pointer is not None else {})
+        self._journal.learn(FROM_STORE, ids)
         if any((p.step, p.save_id) == (save.step, save.save_id) for p in self._journal.published()):
             return
         if save.pointer is not None:
@@ -334,27 +393,19 @@ class Restorer:
         )
 
 
-def _make(directory: Path, owner: tuple[int, int] | None) -> None:
-    if directory.is_dir():
-        return
-    _make(directory.parent, owner)
-    directory.mkdir(exist_ok=True)
-    if owner is not None:
-        os.chown(directory, *owner)
-
-
-def _free_name(path: Path) -> Path:
-    name, count = path, 1
-    while os.path.lexists(name):
-        count += 1
-        name = path.with_name(f"{path.name}.{count}")
-    return name
-
-
-def _owner(path: Path) -> tuple[int, int] | None:
-    """Restored files belong to whom the directory belongs to; only root can and need change that."""
+def owner_of(path: Path, user: str) -> tuple[int, int] | None:
+    """Restored files belong to the user that training runs as, else to whom the directory belongs to; only root can
+    and need change that."""
     if os.geteuid() != 0:
         return None
+    if user:
+        try:
+            entry = pwd.getpwnam(user)
+        except KeyError:
+            raise ConfigurationError(
+                f"there is no user {user!r} on this machine", where="[trainer] user", fix="create it, or correct it"
+            ) from None
+        return entry.pw_uid, entry.pw_gid
     for candidate in (path, *path.parents):
         try:
             found = candidate.stat()

@@ -1,6 +1,8 @@
 """Sending one set: what is missing, the child that sends it, and the manifest that sums it up."""
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,18 +10,29 @@ from podwatch import __version__
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.errors import HostError, PodwatchError
-from podwatch.domain.remote import Manifest
+from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
+from podwatch.domain.remote import Manifest, ManifestSymlink
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import PublishedSave, UploadedObject
+from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
 from podwatch.stores.credentials import Credentials
 from podwatch.sync import job as jobs
+from podwatch.sync.children import Children
 from podwatch.sync.doors import RunIdentity, SetSource
-from podwatch.sync.engine import SetVoid, Upload
+from podwatch.sync.engine import SetVoid, Upload, UploadStopped
+from podwatch.sync.fetching import check_link
+from podwatch.sync.held import Held, Holder
 from podwatch.sync.publish import ObjectsMissing, Publisher, rfc3339
+from podwatch.sync.unit import OwnUnit
 from podwatch.system.clock import Clock
 from podwatch.system.threads import Worker
+from podwatch.system.workspace import Workspace
+
+Write = Callable[[Journal], None]
+OUTRUN = "sync.outrun"
+"""Journal key: true once the trainer removed a set while it was being sent."""
+HELD_LOOK = 5.0
+"""Seconds between looks at the disk's room while a set is held: it does not fill faster than a save is written."""
 
 
 class Sender:
@@ -39,6 +52,15 @@ class Sender:
         self._settings, self._identity, self._catalogue = settings, identity, catalogue
         self._journal, self._clock, self._credentials, self._worker = journal, clock, credentials, worker
         self.running: Upload | None = None
+        trainer = settings.trainer
+        roots = [trainer.checkpoint_dir] if trainer.checkpoint_dir is not None else []
+        self._holder = Holder(Workspace(trainer.output_dir), roots, journal.sync, settings.disk.margin)
+        self._held: Held | None = None
+        self.children = Children(settings.sync.store, OwnUnit())
+
+    async def tidy(self) -> None:
+        """At the start: let go of what an earlier podwatch held."""
+        await self._worker.call(self._holder.tidy)
 
     async def contents(self, chosen: CheckpointSet) -> SetContents:
         """What is to be sent. Raises SetVoid when the set is no longer the one that was found complete."""
@@ -57,7 +79,50 @@ class Sender:
         done: dict[str, UploadedObject],
         progress: Callable[[int], None],
     ) -> None:
-        """Send ``todo`` in a child process and add to ``done`` what arrived. Raises as ``Upload.run`` does."""
+        """Send ``todo`` in a child process and add to ``done`` what arrived. Raises as ``Upload.run`` does.
+
+        Once a set was removed by the trainer while it was sent, each one is held by links of our own from then on:
+        until ``publish`` has ended, or this fails.
+        """
+        held = None
+        if await self._journal.run(Journal.learned, OUTRUN, False):
+            with contextlib.suppress(HostError):
+                held = self._held = await self._worker.call(self._holder.hold, contents)
+        watching = None if held is None else asyncio.ensure_future(self._watch(held))
+        try:
+            await self.send(contents if held is None else held.contents, todo, done, progress)
+        except BaseException as error:
+            if held is None and isinstance(error, SetVoid) and await self._worker.call(_gone, contents):
+                self._journal.post(Journal.learn, OUTRUN, True)
+            await self._let_go()
+            if isinstance(error, UploadStopped) and watching is not None and watching.done():
+                raise SetVoid("the trainer removed it and the next save needs its room", where=error.where) from error
+            raise
+        finally:
+            if watching is not None:
+                watching.cancel()
+
+    async def _watch(self, held: Held) -> None:
+        """Ends when the upload had to be stopped because the disk needs the room of what only we have."""
+        while True:
+            await self._clock.sleep(HELD_LOOK)
+            if self.running is not None and await self._worker.call(self._holder.cramped, held):
+                self.running.kill()
+                return
+
+    async def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            await self._worker.call(self._holder.release, held)
+
+    async def send(
+        self,
+        contents: SetContents,
+        todo: tuple[jobs.JobFile, ...],
+        done: dict[str, UploadedObject],
+        progress: Callable[[int], None],
+    ) -> None:
+        """As ``upload``, and nothing is held: for what may as well be left out."""
         step, save_id = contents.set.step, contents.set.save_id
         lock = self._settings.state_dir / self._settings.run_id / "upload.lock"
         job = jobs.UploadJob(
@@ -69,14 +134,39 @@ class Sender:
             connections=self._settings.sync.connections,
             lock=str(lock),
             roots=jobs.roots(contents),
-            files=todo,
+            files=jobs.taken_up(
+                todo, await self._journal.run(Journal.begun, step, save_id), self._settings.sync.part_size
+            ),
+            connections_max=self._settings.sync.connections_max,
+            max_rate=float(self._settings.sync.max_rate or 0),
         )
-        expected = {f.remote: f for f in todo}
+        expected = {f.remote: f for f in job.files}
+        uploads = {f.remote: f.upload for f in job.files}
 
-        async def arrived(message: dict[str, Any]) -> None:
+        def begun(message: dict[str, Any]) -> Write:
+            file = expected[str(message["remote"])]
+            uploads[file.remote] = upload = str(message["upload"])
+            record = BegunUpload(
+                path=file.remote,
+                upload=upload,
+                key=file.key,
+                part_size=job.part_size,
+                size=file.size,
+                mtime_ns=file.mtime_ns,
+                inode=file.inode,
+                device=file.device,
+                ctime_ns=int(message.get("ctime_ns", 0)),
+            )
+            return lambda journal: journal.save_begun(step, save_id, record)
+
+        def part(message: dict[str, Any]) -> Write:
+            upload, number = uploads[str(message["remote"])], int(message["number"])
+            return lambda journal: journal.save_part(upload, number, str(message["sha1"]))
+
+        def arrived(message: dict[str, Any]) -> Write:
             file = expected[str(message["remote"])]
             source = {"device": file.device, "inode": file.inode, "size": file.size, "mtime_ns": file.mtime_ns}
-            if message["before"] != source or message["after"] != source or message["size"] != file.size:
+            if message["source"] != source or message["size"] != file.size:
                 raise SetVoid("file changed while it was read", where=file.remote)
             done[file.remote] = obj = UploadedObject(
                 path=file.remote,
@@ -90,13 +180,22 @@ class Sender:
                 file_id=str(message["file_id"]),
                 parts_sha1=tuple(str(h) for h in message["parts_sha1"]),
             )
-            await self._journal.run(Journal.save_object, step, save_id, obj)
+            return lambda journal: journal.save_object(step, save_id, obj)
+
+        kinds = {"begun": begun, "part": part, "object": arrived}
+
+        async def heard(messages: Sequence[dict[str, Any]]) -> None:
+            writes: list[Write] = []
+            try:
+                writes.extend(kinds[m["type"]](m) for m in messages)
+            finally:
+                await self._journal.run(Journal.together, writes)  # what came before a changed file, too
 
         await self._worker.call(lambda: lock.parent.mkdir(parents=True, exist_ok=True))
         credentials = await self._worker.call(self._credentials)
-        self.running = Upload(job)
+        self.running = Upload(job, self.children)
         try:
-            await self.running.run(credentials, arrived, progress)
+            await self.running.run(credentials, heard, progress)
         finally:
             self.running = None
 
@@ -108,6 +207,18 @@ class Sender:
         done: dict[str, UploadedObject],
     ) -> PublishedSave:
         """Verify, write manifest and pointer. An older set of this lineage is kept without moving the pointer."""
+        try:
+            return await self._publish(publisher, contents, files, done)
+        finally:
+            await self._let_go()
+
+    async def _publish(
+        self,
+        publisher: Publisher,
+        contents: SetContents,
+        files: tuple[jobs.JobFile, ...],
+        done: dict[str, UploadedObject],
+    ) -> PublishedSave:
         await self._still_there(contents.set)
         identity, chosen = self._identity(), contents.set
         manifest = Manifest(
@@ -121,7 +232,7 @@ class Sender:
             part_size=self._settings.sync.part_size,
             total_bytes=sum(f.size for f in files),
             files=jobs.manifest_files(files, done),
-            symlinks=jobs.manifest_symlinks(contents),
+            symlinks=tuple(x for x in jobs.manifest_symlinks(contents) if restorable(x)),
             world_size=contents.world_size,
             config_digest=identity.config_digest,
             producer=f"podwatch {__version__}",
@@ -141,10 +252,30 @@ class Sender:
 
     async def _still_there(self, chosen: CheckpointSet) -> None:
         """A set that changed since its first file was read is void. One that was removed whole is not: what was sent
-        was the complete set."""
+        was the complete set. Nor is one of which we hold every file, as it was."""
+        if self._held is not None:
+            if not await self._worker.call(self._holder.unchanged, self._held):
+                raise SetVoid("set changed while it was uploaded", where=f"step {chosen.step}")
+            return
         try:
             now = (await self._worker.call(self._catalogue.contents, chosen.step)).set
         except HostError:
             return
         if now.save_id != chosen.save_id:
             raise SetVoid("set changed while it was uploaded", where=f"step {chosen.step}")
+
+
+def restorable(link: ManifestSymlink) -> bool:
+    """A restore refuses the whole set for a link that leads out of it or could deceive: such a one is left out here, as
+    the catalogue leaves out those it can see are."""
+    try:
+        check_link(link)
+    except IntegrityError:
+        return False
+    return True
+
+
+def _gone(contents: SetContents) -> bool:
+    """Is a file of the set no longer there under any content? Blocks."""
+    roots = {p.part.name: p.part.path for p in contents.parts}
+    return any(not (roots[f.part] / f.path).exists() for f in contents.files)

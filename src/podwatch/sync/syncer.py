@@ -6,84 +6,24 @@ Trouble with the store never leaves this room as an exception: it is a state (``
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from podwatch.config.settings import Settings
-from podwatch.domain.checkpoint import CheckpointSet, newest_complete
-from podwatch.domain.errors import ConfigurationError, HostError, InternalError, PodwatchError, RemoteError
-from podwatch.domain.event import Event, EventName
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
+from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, RemoteError
+from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.policy import RemotePolicy
-from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import PublishedSave
-from podwatch.stores.base import ObjectStore
-from podwatch.stores.credentials import Credentials
-from podwatch.stores.open import open_store
 from podwatch.sync import job as jobs
-from podwatch.sync.doors import RunIdentity, SetSource, SyncState
 from podwatch.sync.engine import SetVoid, UploadStopped
-from podwatch.sync.heartbeat import Heartbeat
 from podwatch.sync.publish import Publisher, Superseded
-from podwatch.sync.remote_retention import RemoteRetention
-from podwatch.sync.sender import Sender
-from podwatch.system.clock import Clock
-from podwatch.system.threads import Worker
-
-BACKOFF_MIN, BACKOFF_MAX = 5.0, 600.0
-"""Seconds between tries while the store fails: quick after a blip, gentle in a long outage (full jitter)."""
+from podwatch.sync.store_side import BEGUN as BEGUN
+from podwatch.sync.store_side import NOT_OURS, StoreSide, internal
 
 
-class Syncer:
+class Syncer(StoreSide):
     """Loop-side object. ``emit`` is called on the loop."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        identity: Callable[[], RunIdentity],
-        catalogue: SetSource,
-        journal: AsyncJournal,
-        clock: Clock,
-        credentials: Callable[[], Credentials | None],
-        emit: Callable[[Event], None],
-        backoff: tuple[float, float] = (BACKOFF_MIN, BACKOFF_MAX),
-    ) -> None:
-        self._settings, self._identity, self._catalogue = settings, identity, catalogue
-        self._journal, self._clock, self._credentials, self._emit = journal, clock, credentials, emit
-        self._backoff = backoff
-        self._url = settings.sync.store
-        self._keys = jobs.keys_for(self._url, settings.run_id) if self._url else None
-        self._state = SyncState(store_url=self._url)
-        self._worker = Worker("sync")
-        self._wake, self._hurry = asyncio.Event(), asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._opening = asyncio.Lock()
-        self._requests: list[tuple[int | None, asyncio.Future[None]]] = []
-        self._task: asyncio.Task[None] | None = None
-        self._sender = Sender(
-            settings=settings,
-            identity=identity,
-            catalogue=catalogue,
-            journal=journal,
-            clock=clock,
-            credentials=credentials,
-            worker=self._worker,
-        )
-        self._store: ObjectStore | None = None
-        self._publisher: Publisher | None = None
-        self._heartbeat: Heartbeat | None = None
-        self._failures = 0
-        self._void: set[tuple[int, str]] = set()
-        self._superseded_at = 0
-
     # -- what others see --------------------------------------------------------------------------------------------
-
-    @property
-    def state(self) -> SyncState:
-        return self._state
 
     @property
     def protect(self) -> frozenset[int]:
@@ -94,14 +34,21 @@ class Syncer:
     def notify(self) -> None:
         """A rescan happened; a new complete set may be there. Cheap."""
         self._wake.set()
+        if self._task is not None and self._idle.is_set():  # what is being sent or published has had its child
+            self._sender.children.expect(self._will_send())
 
     def sweep(self) -> None:
         """The regular look, in case a notification was lost."""
-        self._wake.set()
+        self.notify()
 
     async def start(self) -> None:
         published = await self._journal.run(Journal.published)
         self._note_stored(published)
+        await self._sender.tidy()
+        if begun := await self._journal.run(Journal.learned, BEGUN):
+            self._begun_at = self._clock.monotonic() - max(0.0, self._clock.wall() - float(begun[0]))
+            self._begun_set = (int(begun[1]), str(begun[2]))
+        self.ask()
         self._task = asyncio.create_task(self._run(), name="sync")
 
     async def stop(self) -> None:
@@ -111,7 +58,13 @@ class Syncer:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        await self._sender.children.close()
+        if self._repairing is not None:
+            self._repairing.cancel()
+            await asyncio.gather(self._repairing, return_exceptions=True)
         self._answer(RemoteError("podwatch is ending", where=self._url, fix="the next podwatch goes on"))
+        if self._holding is not None:
+            await self._holding.stop()
         self._worker.close()
 
     async def sync_now(self, step: int | None = None) -> None:
@@ -127,6 +80,8 @@ class Syncer:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests.append((step, future))
         self._hurry.set()
+        if self._holding is not None:
+            self._holding.hurry()
         self._wake.set()
         await future
 
@@ -156,17 +111,6 @@ class Syncer:
             raise
         self._note_stored(await self._journal.run(Journal.published))
 
-    async def beat(self, fields: Mapping[str, object]) -> None:
-        """Write heartbeat.json. Store trouble shows in the state, never as an exception."""
-        if not self._url:
-            return
-        try:
-            await self._ready()
-            assert self._heartbeat is not None
-            await self._worker.call(self._heartbeat.write, self._identity(), self._clock.wall(), dict(fields))
-        except PodwatchError as error:
-            self._trouble(error)
-
     # -- the loop ---------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
@@ -178,33 +122,62 @@ class Syncer:
             try:
                 more = await self._turn()
             except Exception as error:
-                self._trouble(error if isinstance(error, PodwatchError) else _internal(error))
-                self._answer(error if isinstance(error, PodwatchError) else _internal(error))
+                self._trouble(error if isinstance(error, PodwatchError) else internal(error))
+                self._answer(error if isinstance(error, PodwatchError) else internal(error))
                 self._failures += 1
                 await self._pause()
                 continue
             if not more and not self._requests:
                 await self._wake.wait()
 
+    def _gap_left(self) -> float:
+        """Seconds until the next upload may begin; 0 where nothing would begin anyway, or where one goes on."""
+        newest = newest_complete(self._catalogue.sets)
+        if self._begun_at is None or newest is None:
+            return 0.0
+        if (newest.step, newest.save_id) == self._begun_set or (newest.step, newest.save_id) in self._state.stored:
+            return 0.0
+        return self._begun_at + self._settings.sync.upload_gap - self._clock.monotonic()
+
+    def _will_send(self) -> bool:
+        """Is a save being written, or waiting to be sent, that may go as soon as it is complete?"""
+        if self._holding is None or not self._holding.decision.publish:
+            return False
+        writing = any(s.completeness is Completeness.WRITING for s in self._catalogue.sets)
+        return self._more_urgent() or (writing and self._gap_left() <= 0)
+
+    def _begin_gap(self, chosen: CheckpointSet) -> None:
+        if self._begun_set != (chosen.step, chosen.save_id):
+            self._begun_at, self._begun_set = self._clock.monotonic(), (chosen.step, chosen.save_id)
+            self._journal.post(Journal.learn, BEGUN, [self._clock.wall(), *self._begun_set])
+
     async def _pause(self) -> None:
         low, high = self._backoff
-        seconds = random.uniform(low / 2, min(high, low * 2.0 ** min(self._failures, 20)))
-        sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
-        hurried = asyncio.ensure_future(self._hurry.wait())
-        try:
-            await asyncio.wait({sleeping, hurried}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sleeping, hurried):
-                task.cancel()
-            await asyncio.gather(sleeping, hurried, return_exceptions=True)
+        await self._rest(random.uniform(low / 2, min(high, low * 2.0 ** min(self._failures, 20))))
+
+    async def _rest(self, seconds: float) -> None:
+        """Until then, or until somebody is in a hurry."""
+        await self._clock.wait(self._hurry, seconds)
 
     async def _turn(self) -> bool:
         """One look at what there is to do; true if something was done, so that it looks again."""
-        if self._state.superseded and self._identity().generation <= self._superseded_at:
-            self._answer(Superseded("another pod owns this run in the store", where=self._url))
+        assert self._holding is not None
+        self._serving = self._requests[0] if self._requests else None
+        standing = self._holding.decision
+        if standing.act in NOT_OURS:
+            why = f"another pod owns this run in the store: {standing.why_not}"
+            self._answer(Superseded(why, where=self._url, fix="podwatch run --take-over"))
             return False
+        if not standing.publish:
+            if self._holding.error is not None:
+                raise self._holding.error
+            await self._holding.change()
+            return True
         publisher = await self._ready()
-        step = self._requests[0][0] if self._requests else None
+        step = self._serving[0] if self._serving is not None else None
+        if self._serving is None and (wait := self._gap_left()) > 0:
+            await self._rest(wait)
+            return True
         try:
             chosen = self._pick(step)
         except PodwatchError as error:
@@ -212,14 +185,16 @@ class Syncer:
             return False
         if (chosen.step, chosen.save_id) in self._state.stored:
             self._answer(None)
-            return False
+            if not self._tidied:  # a podwatch that was killed between publishing and retention left it to us
+                await self._prune_remote((await self._journal.run(Journal.published))[-1])
+            return await self._carry_optional()
         if (chosen.step, chosen.save_id) in self._void:
             self._answer(SetVoid("set changed on disk while it was uploaded", where=f"step {chosen.step}"))
             return False
         try:
             await self._send(publisher, chosen)
         except (SetVoid, UploadStopped) as error:
-            self._abandoned(chosen, error)
+            await self._abandoned(chosen, error)
             self._answer(error)
             return True
         self._failures = 0
@@ -237,28 +212,6 @@ class Syncer:
             raise HostError(f"checkpoint of step {chosen.step} is not complete: {chosen.reason or chosen.completeness}")
         return chosen
 
-    async def _ready(self) -> Publisher:
-        """An open store whose half-done publications are settled. Raises RemoteError or ConfigurationError."""
-        async with self._opening:
-            if self._publisher is None:
-                assert self._keys is not None
-                writer = self._identity().writer_id
-                store = await self._worker.call(
-                    lambda: open_store(self._url, self._credentials(), writer_id=writer, connections=1)
-                )
-                publisher = Publisher(store, self._keys, self._journal.sync, self._identity, self._clock.wall)
-                try:
-                    for line in await self._worker.call(publisher.recover):
-                        self._tell(EventName.STATE_REBUILT, f"store: {line}")
-                except BaseException:
-                    store.close()
-                    raise
-                self._store, self._publisher = store, publisher
-                self._heartbeat = Heartbeat(store, self._keys)
-                self._note_stored(await self._journal.run(Journal.published))
-                self._well()
-            return self._publisher
-
     async def _send(self, publisher: Publisher, chosen: CheckpointSet) -> None:
         contents = await self._sender.contents(chosen)
         assert self._keys is not None
@@ -274,6 +227,7 @@ class Syncer:
         self._state = replace(self._state, uploading_step=chosen.step, uploaded_bytes=before, total_bytes=total)
         self._idle.clear()
         try:
+            self._begin_gap(chosen)
             if todo:
                 message = f"step {chosen.step}: upload started"
                 self._tell(EventName.UPLOAD_STARTED, message, step=chosen.step, bytes=total)
@@ -295,58 +249,43 @@ class Syncer:
         )
         await self._prune_remote(saved)
 
-    async def _prune_remote(self, saved: PublishedSave) -> None:
+    async def _carry_optional(self) -> bool:
+        """What no resume needs, now that everything else is in the store; true if anything was tried."""
+        assert self._optional is not None
+        ready = await self._optional.next(self._catalogue.sets)
+        if ready is None:
+            return False
+        await self._ready()  # a failed repair may have closed it
         assert self._store is not None
-        assert self._keys is not None
-        sync = self._settings.sync
-        policy = RemotePolicy(keep_last=sync.keep_last, keep_every=sync.keep_every, max_lag_seconds=sync.max_lag)
-        retention = RemoteRetention(self._store, self._keys, self._journal.sync, policy, self._clock.wall)
+
+        def progress(count: int, total: int) -> None:
+            self._state = replace(self._state, uploaded_bytes=min(count, total), total_bytes=total)
+
+        self._state = replace(self._state, uploading_step=ready.occasion.step)
+        self._idle.clear()
         try:
-            pruned = await self._worker.call(lambda: retention.carry_out(own_generation=saved.generation))
-        except PodwatchError as error:
-            self._state = replace(self._state, warnings=(f"old saves were not removed: {error}",))
-            return
-        self._state = replace(self._state, warnings=(pruned.warning,) if pruned.warning else ())
-        for step, save_id, reason in pruned.removed:
-            self._tell(EventName.REMOTE_PRUNED, f"step {step} left the store: {reason}", step=step, save_id=save_id)
-        if pruned.removed:
-            self._note_stored(await self._journal.run(Journal.published))
+            await self._optional.send(self._store, ready, self._more_urgent, progress)
+        finally:
+            self._state = replace(self._state, uploading_step=None, uploaded_bytes=0, total_bytes=0)
+            self._idle.set()
+        self._well()
+        return True
+
+    def _more_urgent(self) -> bool:
+        newest = newest_complete(self._catalogue.sets)
+        key = None if newest is None else (newest.step, newest.save_id)
+        new = key is not None and key not in self._state.stored and key not in self._void
+        return bool(self._requests) or (new and self._gap_left() <= 0)
 
     # -- telling ----------------------------------------------------------------------------------------------------
 
-    def _note_stored(self, published: list[PublishedSave]) -> None:
-        last = published[-1] if published else None
-        self._state = replace(
-            self._state,
-            stored=frozenset((p.step, p.save_id) for p in published),
-            last_step=last.step if last else None,
-            last_published_wall=max((p.wall for p in published), default=None),
-        )
-
-    def _well(self) -> None:
-        if self._state.ok is False:
-            self._tell(EventName.STORE_RECOVERED, "the store works again")
-        self._state = replace(self._state, ok=True, error="", superseded=False)
-        self._failures = 0
-
-    def _trouble(self, error: PodwatchError) -> None:
-        """Told when it begins and when its kind changes, not at every try. The store is opened anew, with credentials
-        read again."""
-        news = self._state.ok is not False or error.what not in self._state.error
-        if isinstance(error, Superseded):
-            self._superseded_at = max(self._identity().generation, self._superseded_at)
-            news = news or not self._state.superseded
-            self._state = replace(self._state, superseded=True)
-        self._state = replace(self._state, ok=False, error=str(error))
-        store, self._store, self._publisher, self._heartbeat = self._store, None, None, None
-        if store is not None:
-            store.close()
-        if news:
-            severity = Severity.CRITICAL if isinstance(error, Superseded) else Severity.WARNING
-            self._tell(EventName.SYNC_FAILED, str(error), severity)
-
-    def _abandoned(self, chosen: CheckpointSet, error: PodwatchError) -> None:
+    async def _abandoned(self, chosen: CheckpointSet, error: PodwatchError) -> None:
         self._void.add((chosen.step, chosen.save_id))
+        begun = await self._journal.run(Journal.begun, chosen.step, chosen.save_id)
+        for upload in begun.values():  # unfinished parts are paid for; a sweep finds what cannot be cancelled now
+            if self._store is not None:
+                with contextlib.suppress(PodwatchError):
+                    await self._worker.call(self._store.cancel_large, upload.upload)
         in_a_row = self._state.abandoned_in_a_row + (isinstance(error, SetVoid))
         self._state = replace(self._state, abandoned_in_a_row=in_a_row)
         self._journal.post(Journal.forget_save, chosen.step, chosen.save_id)
@@ -360,22 +299,12 @@ class Syncer:
 
     def _answer(self, error: Exception | None) -> None:
         """Settle those who wait in ``sync_now``: the one being served, or all when the store fails."""
-        served = self._requests[:1] if error is None or isinstance(error, (HostError, SetVoid)) else self._requests
-        for request in list(served):
+        one = error is None or isinstance(error, (HostError, SetVoid))
+        served = [r for r in self._requests if r is self._serving] if one else list(self._requests)
+        for request in served:
             self._requests.remove(request)
             if not request[1].done():
                 if error is None:
                     request[1].set_result(None)
                 else:
                     request[1].set_exception(error)
-
-    def _tell(
-        self, name: EventName, message: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool
-    ) -> None:
-        self._emit(Event(name, self._clock.wall(), message, severity, fields))
-
-
-def _internal(error: Exception) -> PodwatchError:
-    if isinstance(error, OSError):
-        return HostError(f"upload could not be started: {error.strerror or error}", where=str(error.filename or ""))
-    return InternalError(f"sync failed inside podwatch: {type(error).__name__}: {error}", fix="please report this")

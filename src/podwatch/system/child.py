@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import os
+import pwd
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from podwatch.domain.errors import HostError
 
@@ -56,12 +58,20 @@ async def run_child(
     cwd: Path | None = None,
     stdin: bytes = b"",
     limit: int = 1 << 20,
+    user: str = "",
 ) -> Completed:
     """Run a short command in a session of its own and wait at most ``timeout`` seconds, then kill its whole group.
 
     ``env`` defaults to our own, scrubbed. Output beyond ``limit`` bytes is read and dropped. Raises HostError when the
-    program does not exist or cannot be executed.
+    program does not exist or cannot be executed, or there is no such ``user``.
     """
+    account: dict[str, Any] = {}
+    try:
+        if user and (entry := pwd.getpwnam(user)).pw_uid != os.geteuid():
+            account = {"user": entry.pw_uid, "group": entry.pw_gid}
+            account["extra_groups"] = os.getgrouplist(user, entry.pw_gid)
+    except KeyError as error:
+        raise HostError(f"there is no user {user!r}", where="trainer.user", fix="correct it") from error
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -71,6 +81,7 @@ async def run_child(
             env=scrubbed_environment(os.environ) if env is None else dict(env),
             cwd=cwd,
             start_new_session=True,
+            **account,
         )
     except OSError as error:
         raise HostError(

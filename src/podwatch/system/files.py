@@ -17,6 +17,7 @@ from pathlib import Path
 
 _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
+_SYNC_FILE_RANGE_WRITE = 2
 _DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -31,6 +32,25 @@ def fsync_dir(path: Path) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def sync_filesystem(path: Path) -> None:
+    """Everything written to the filesystem of ``path`` is on the disk, and an error in doing so raises OSError (Linux
+    5.8 and later). One call for thousands of small files, each of which would wait for the disk by itself."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.syncfs(fd) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(path))
+    finally:
+        os.close(fd)
+
+
+def start_writeback(descriptor: int, offset: int, length: int) -> None:
+    """Let the kernel begin to write this range to the disk, without waiting. Only a hint: fsync is still needed."""
+    call = getattr(_libc, "sync_file_range", None)
+    if call is not None:
+        call(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)
 
 
 def atomic_write(path: Path, data: bytes | str, mode: int = 0o600) -> None:

@@ -1,8 +1,10 @@
 """Who a process is, so that a signal never reaches a stranger who got the same pid (promise 9)."""
 
 import functools
+import hashlib
 import os
 import signal
+import socket
 from pathlib import Path
 
 from podwatch.domain.errors import PermissionDenied
@@ -19,6 +21,17 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+@functools.cache
+def machine_id() -> str:
+    """Stands for this machine or container, over its reboots: from its machine id (which containers may share with
+    their image) and its host name (which in a container is made for it)."""
+    try:
+        known = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        known = ""
+    return hashlib.sha256(f"{known}|{socket.gethostname()}".encode()).hexdigest()[:16]
 
 
 @functools.cache

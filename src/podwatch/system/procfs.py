@@ -10,6 +10,8 @@ import contextlib
 import errno
 import os
 import re
+import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 _OUT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Want of our own, not an answer about the process: raised, because a trainer that cannot be looked at has not ended
 (promise 3)."""
+PROC = "/proc"
 _NVIDIA = re.compile(r"/dev/nvidia(\d+)")
 
 
@@ -54,7 +57,7 @@ def parse_stat(text: str) -> ProcStat:
 
 def read_stat(pid: int) -> ProcStat | None:
     """None when there is no such process (or it went away while we read)."""
-    raw = _read(f"/proc/{pid}/stat")
+    raw = _read(f"{PROC}/{pid}/stat")
     if not raw:
         return None
     try:
@@ -65,21 +68,21 @@ def read_stat(pid: int) -> ProcStat | None:
 
 def all_pids() -> list[int]:
     """Every process of this pid namespace that /proc shows."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - cheaper than Path.iterdir
+    return [int(name) for name in os.listdir(PROC) if name.isdigit()]  # noqa: PTH208 - cheaper than Path.iterdir
 
 
 def children(pid: int) -> list[int]:
     """Direct children. From ``/proc/PID/task/*/children``, 5 times cheaper than a scan (facts/systemd.md, "Memory");
     a kernel without it (CONFIG_PROC_CHILDREN) gets the scan."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+        threads = os.listdir(f"{PROC}/{pid}/task")  # noqa: PTH208
     except OSError as error:
         _raise_if_ours(error)
         return []
     found: list[int] = []
     seen_file = False
     for thread in threads:
-        raw = _read(f"/proc/{pid}/task/{thread}/children")
+        raw = _read(f"{PROC}/{pid}/task/{thread}/children")
         if raw is not None:
             seen_file = True
             found.extend(int(word) for word in raw.split())
@@ -104,7 +107,7 @@ def descendants(pid: int) -> list[int]:
 
 def command(pid: int) -> tuple[str, ...]:
     """argv; empty for a kernel thread, a zombie, or a process that is gone."""
-    raw = _read(f"/proc/{pid}/cmdline")
+    raw = _read_memory(pid, "cmdline")
     if not raw:
         return ()
     return tuple(part.decode("utf-8", "replace") for part in raw.rstrip(b"\0").split(b"\0"))
@@ -112,7 +115,7 @@ def command(pid: int) -> tuple[str, ...]:
 
 def environment_names(pid: int) -> frozenset[str] | None:
     """Names only: values may be secrets. None when denied or gone. This is the environment at exec time."""
-    raw = _read(f"/proc/{pid}/environ")
+    raw = _read_memory(pid, "environ")
     if raw is None:
         return None
     return frozenset(item.partition(b"=")[0].decode("utf-8", "replace") for item in raw.split(b"\0") if item)
@@ -120,7 +123,7 @@ def environment_names(pid: int) -> frozenset[str] | None:
 
 def environment_value(pid: int, name: str) -> str | None:
     """One variable, for markers of our own. None when unset, denied or gone."""
-    raw = _read(f"/proc/{pid}/environ")
+    raw = _read_memory(pid, "environ")
     prefix = name.encode() + b"="
     for item in (raw or b"").split(b"\0"):
         if item.startswith(prefix):
@@ -128,17 +131,26 @@ def environment_value(pid: int, name: str) -> str | None:
     return None
 
 
+def mapped_files(pid: int) -> set[str] | None:
+    """Paths it has mapped into its memory. None when denied, gone, or where it hangs."""
+    raw = _read_memory(pid, "maps")
+    if raw is None:
+        return None
+    lines = raw.decode("utf-8", "replace").splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if "/" in line and line.count(" ") >= 5}
+
+
 def working_directory(pid: int) -> str | None:
     """None when denied or gone."""
     try:
-        return os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115
+        return os.readlink(f"{PROC}/{pid}/cwd")  # noqa: PTH115
     except OSError:
         return None
 
 
 def open_files(pid: int) -> dict[int, str] | None:
     """Descriptor -> link target. None when denied or gone; a descriptor closed while we read is left out."""
-    base = f"/proc/{pid}/fd"
+    base = f"{PROC}/{pid}/fd"
     try:
         names = os.listdir(base)  # noqa: PTH208
     except OSError:
@@ -159,7 +171,7 @@ def open_for_writing(pid: int, links: dict[int, str]) -> list[str]:
     """Those of ``links`` (from ``open_files``) that are open for writing."""
     writable: list[str] = []
     for fd, target in links.items():
-        for line in (_read(f"/proc/{pid}/fdinfo/{fd}") or b"").splitlines():
+        for line in (_read(f"{PROC}/{pid}/fdinfo/{fd}") or b"").splitlines():
             if line.startswith(b"flags:"):
                 with contextlib.suppress(ValueError, IndexError):
                     if int(line.split()[1], 8) & (os.O_WRONLY | os.O_RDWR):
@@ -193,6 +205,46 @@ def cuda_use_of(targets: Iterable[str]) -> CudaUse:
         elif match := _NVIDIA.fullmatch(target):
             gpus.add(int(match[1]))
     return CudaUse(context, frozenset(gpus))
+
+
+_reading: dict[int, tuple[int, float]] = {}
+"""Thread -> the process whose memory it is reading, and since when (monotonic)."""
+_avoided: dict[int, int] = {}
+"""Process -> the thread that hangs at it."""
+
+
+def _read_memory(pid: int, name: str) -> bytes | None:
+    """``cmdline``, ``environ`` and ``maps`` wait for the lock of the process's memory. One that is stuck in the kernel
+    (state D: a dead network volume, a driver) may not give it back for hours, and no timeout ends the wait: whoever
+    calls from a thread with a deadline says so by ``give_up_hung``, and the next one passes that process over."""
+    if pid in _avoided:
+        return None
+    thread = threading.get_ident()
+    _reading[thread] = (pid, time.monotonic())
+    try:
+        return _read(f"{PROC}/{pid}/{name}")
+    finally:
+        _reading.pop(thread, None)
+        if _avoided.get(pid) == thread:
+            del _avoided[pid]
+
+
+def give_up_hung(seconds: float) -> list[int]:
+    """Processes whose memory is being read for so long, newly noticed: until that read comes back nobody asks again."""
+    now = time.monotonic()
+    found = []
+    for thread, (pid, since) in list(_reading.items()):
+        if now - since >= seconds and pid not in _avoided:
+            _avoided[pid] = thread
+            found.append(pid)
+            if thread not in _reading:  # it came back in this very moment
+                _avoided.pop(pid, None)
+    return found
+
+
+def hangs(pid: int) -> bool:
+    """Whether nothing but its stat line can be known of it now."""
+    return pid in _avoided
 
 
 def _read(path: str) -> bytes | None:

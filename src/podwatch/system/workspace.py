@@ -6,6 +6,9 @@ from pathlib import Path
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.system.files import can_rename
 
+HIDDEN = ".podwatch"
+"""The name of every directory of ours beside or in one of the trainer's: layouts pass over it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
@@ -20,11 +23,11 @@ class Workspace:
 
     @property
     def outside(self) -> Path:
-        return self.output_dir.parent / ".podwatch" / self.output_dir.name
+        return self.output_dir.parent / HIDDEN / self.output_dir.name
 
     @property
     def inside(self) -> Path:
-        return self.output_dir / ".podwatch"
+        return self.output_dir / HIDDEN
 
     @property
     def movable(self) -> Path:

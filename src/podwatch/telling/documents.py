@@ -1,13 +1,14 @@
 """Domain objects as JSON-safe dicts, one shape everywhere: HTTP, control socket, command line (docs/json.md)."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from podwatch.client.times import rfc3339
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, Incident
 from podwatch.domain.finding import Finding
+from podwatch.journal.records import PublishedSave
 
 SCHEMA_VERSION = 1
 
@@ -51,8 +52,11 @@ def checkpoint_document(
     stored: frozenset[tuple[int, str]] | None = None,
     pins: Mapping[int, str] | None = None,
     uploading_step: int | None = None,
+    held: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One set. ``stored`` is None in the document where nobody can tell (no daemon was asked)."""
+    """One set. ``stored`` is None in the document where nobody can tell (no daemon was asked). ``held``: what else
+    than a pin keeps it from being removed."""
+    pin = (pins or {}).get(found.step)
     return {
         "step": found.step,
         "completeness": str(found.completeness),
@@ -63,7 +67,8 @@ def checkpoint_document(
         "save_id": found.save_id,
         "stored": None if stored is None else (found.step, found.save_id) in stored,
         "uploading": uploading_step == found.step,
-        "pinned": (pins or {}).get(found.step),
+        "pinned": pin,
+        "held_by": [*([f"pinned: {pin}"] if pin is not None else []), *held],
         "parts": [
             {
                 "name": part.name,
@@ -75,6 +80,30 @@ def checkpoint_document(
             }
             for part in found.parts
         ],
+    }
+
+
+def inspection_document(step: int, problems: Sequence[str], notes: Sequence[str], files: int) -> dict[str, Any]:
+    """What the structural check of one set found. ``notes`` prove nothing."""
+    return {
+        "step": step,
+        "sound": not problems,
+        "reasons": list(problems),
+        "notes": list(notes),
+        "files_checked": files,
+    }
+
+
+def remote_document(saved: PublishedSave, here: Collection[tuple[int, str]]) -> dict[str, Any]:
+    """One save in the store, as the journal knows it. ``here``: (step, save_id) of the sets on this pod."""
+    return {
+        "step": saved.step,
+        "save_id": saved.save_id,
+        "size_bytes": saved.total_bytes,
+        "stored_at": rfc3339(saved.wall),
+        "lineage": saved.lineage,
+        "restored": saved.restored,
+        "here": (saved.step, saved.save_id) in here,
     }
 
 

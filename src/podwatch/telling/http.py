@@ -11,7 +11,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -22,10 +22,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from podwatch.domain.event import Event
 from podwatch.telling.documents import SCHEMA_VERSION, event_document
-from podwatch.telling.metrics import CONTENT_TYPE, exposition, make_registry
 from podwatch.telling.server import CONNECTION_SECONDS, HEAD_SECONDS, LoopServer, bind, make_server
 from podwatch.telling.status import build_status
 from podwatch.telling.view import DaemonView
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 MAX_EVENTS = 1000
 _ROLE = re.compile(r"^[a-z]{1,32}$")
@@ -100,7 +102,7 @@ def make_app(
     allowed_hosts: Iterable[str] = (),
 ) -> ASGIApp:
     """The application alone, without a socket."""
-    registry = make_registry(source)
+    registry: list[CollectorRegistry] = []
 
     async def livez(request: Request) -> Response:
         ok, reason = live()
@@ -119,7 +121,12 @@ def make_app(
         return _json(build_status(source()))
 
     async def metrics(request: Request) -> Response:
-        return Response(exposition(registry), media_type=CONTENT_TYPE)
+        # Loaded with the first question: 1.3 MiB that a daemon without a Prometheus does not need.
+        from podwatch.telling.metrics import CONTENT_TYPE, exposition, make_registry
+
+        if not registry:
+            registry.append(make_registry(source))
+        return Response(exposition(registry[0]), media_type=CONTENT_TYPE)
 
     async def list_events(request: Request) -> Response:
         try:

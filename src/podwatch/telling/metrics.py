@@ -40,6 +40,8 @@ class ViewCollector(Collector):
         yield from _gpus(view)
         yield from _inference(view)
         yield from _disk(view)
+        yield from _host(view)
+        yield from _figures(view)
         yield from _backups(view)
         yield from _counters(view)
 
@@ -84,6 +86,7 @@ def _states(view: DaemonView) -> Iterable[Metric]:
     for (kind, severity), count in sorted(counts.items()):
         family.add_metric([kind, severity], float(count))
     yield family
+    yield from _gauge("podwatch_paused", "1 while nothing is killed or started", float(view.pause is not None))
     yield from _gauge("podwatch_start_timestamp_seconds", "When this podwatch started", view.started_wall or None)
     yield from _gauge(
         "podwatch_last_turn_timestamp_seconds", "When the sensing loop last turned", view.snapshot.wall or None
@@ -113,9 +116,13 @@ def _gpus(view: DaemonView) -> Iterable[Metric]:
     busy = GaugeMetricFamily("podwatch_gpu_utilization_ratio", "Share of time busy, 0 to 1", labels=labels)
     heat = GaugeMetricFamily("podwatch_gpu_temperature_celsius", "Core temperature", labels=labels)
     up = GaugeMetricFamily("podwatch_gpu_up", "1 while the device answers", labels=labels)
+    ecc = GaugeMetricFamily("podwatch_gpu_ecc_uncorrected", "Uncorrected ECC errors since driver load", labels=labels)
+    held = GaugeMetricFamily("podwatch_gpu_throttled", "1 while heat or power holds the clocks down", labels=labels)
     for gpu in view.snapshot.gpus.value or ():
         who = [str(gpu.index), gpu.uuid]
         up.add_metric(who, float(gpu.state == "ok"))
+        if gpu.state == "ok":
+            held.add_metric(who, float(bool(gpu.throttled)))
         busy_ratio = None if gpu.utilization_percent is None else gpu.utilization_percent / 100
         for family, value in (
             (used, gpu.memory_used_bytes),
@@ -123,10 +130,11 @@ def _gpus(view: DaemonView) -> Iterable[Metric]:
             (base, view.learned.gpu_baseline_bytes.get(gpu.index)),
             (busy, busy_ratio),
             (heat, gpu.temperature_celsius),
+            (ecc, gpu.ecc_uncorrected),
         ):
             if value is not None:
                 family.add_metric(who, float(value))
-    return (used, total, base, busy, heat, up)
+    return (used, total, base, busy, heat, up, ecc, held)
 
 
 def _inference(view: DaemonView) -> Iterable[Metric]:
@@ -144,6 +152,51 @@ def _disk(view: DaemonView) -> Iterable[Metric]:
         yield from _gauge("podwatch_disk_used_ratio", "Used share of the output disk, 0 to 1", disk.used_ratio)
         yield from _gauge("podwatch_disk_inodes_free", "Free inodes on the output disk", disk.inodes_free)
     yield from _gauge("podwatch_disk_next_save_bytes", "Predicted size of the next save", view.next_save_bytes)
+    capacity = GaugeMetricFamily("podwatch_other_disk_capacity_bytes", "Capacity, by what lies there", labels=["role"])
+    free = GaugeMetricFamily("podwatch_other_disk_free_bytes", "Free, by what lies there", labels=["role"])
+    inodes = GaugeMetricFamily("podwatch_other_disk_inodes_free", "Free inodes, by what lies there", labels=["role"])
+    for other in view.snapshot.disks.value or ():
+        capacity.add_metric([other.role], float(other.capacity_bytes))
+        free.add_metric([other.role], float(other.free_bytes))
+        inodes.add_metric([other.role], float(other.inodes_free))
+    yield from (capacity, free, inodes)
+
+
+def _host(view: DaemonView) -> Iterable[Metric]:
+    host = view.snapshot.host.value
+    if host is None:
+        return
+    nearest = host.files[0].open_files / host.files[0].limit if host.files else None
+    for name, text, value in (
+        ("podwatch_host_memory_available_bytes", "Memory left on the machine", host.memory_available_bytes),
+        ("podwatch_host_memory_total_bytes", "Memory of the machine", host.memory_total_bytes),
+        ("podwatch_host_swap_used_bytes", "Swap in use", host.swap_used_bytes),
+        ("podwatch_shm_used_bytes", "Used of /dev/shm", host.shm_used_bytes),
+        ("podwatch_shm_total_bytes", "Size of /dev/shm", host.shm_total_bytes),
+        ("podwatch_container_memory_used_bytes", "Memory group of training, no page cache", host.cgroup_used_bytes),
+        ("podwatch_container_memory_limit_bytes", "Its limit", host.cgroup_limit_bytes),
+        ("podwatch_container_oom_kills", "OOM kills in it since it was made", host.oom_kills),
+        ("podwatch_open_files_ratio", "Open files of the process nearest to its limit, 0 to 1", nearest),
+        ("podwatch_xids_watched", "1 while an XID would be heard of", float(host.xids_watched)),
+    ):
+        yield from _gauge(name, text, value)
+
+
+def _figures(view: DaemonView) -> Iterable[Metric]:
+    newest: dict[str, float] = {}
+    for metrics in view.snapshot.training.value or ():
+        newest.update(metrics.values)
+    if newest:
+        family = GaugeMetricFamily("podwatch_training_figure", "The trainer's own figures", labels=["figure"])
+        for name, value in sorted(newest.items()):
+            family.add_metric([name], value)
+        yield family
+    matches = [m for m in view.snapshot.logs.value or () if not m.error]
+    if matches:
+        family = GaugeMetricFamily("podwatch_log_rule_hits", "Hits within the rule's window", labels=["rule"])
+        for match in matches:
+            family.add_metric([match.rule], float(match.count))
+        yield family
 
 
 def _backups(view: DaemonView) -> Iterable[Metric]:
@@ -178,6 +231,10 @@ def _counters(view: DaemonView) -> Iterable[Metric]:
         ("podwatch_pruned_sets", "Checkpoint sets removed from the pod", c.pruned),
     ):
         yield CounterMetricFamily(name, text, value=float(value))
+    calls = CounterMetricFamily("podwatch_store_calls", "Calls to the store by class (A is free)", labels=["class"])
+    for kind, count in sorted(view.sync.calls.items()):
+        calls.add_metric([kind], float(count))
+    yield calls
     incidents = CounterMetricFamily("podwatch_incidents", "Failures of the run", labels=["kind"])
     for kind, count in sorted(c.incidents.items()):
         incidents.add_metric([kind], float(count))

@@ -14,6 +14,8 @@ from podwatch.telling.documents import (
     finding_document,
     incident_document,
 )
+from podwatch.telling.health import figures_document, host_document, log_rules_document
+from podwatch.telling.pause import pause_document
 from podwatch.telling.view import DaemonView, SensorView
 
 DOWN_KINDS = frozenset({FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED})
@@ -48,6 +50,7 @@ def build_status(view: DaemonView) -> dict[str, Any]:
             "pid": view.pid,
             "mode": view.mode,
             "desired": str(view.desired),
+            "pause": pause_document(view.pause),
             "opening": view.opening,
             "started_at": rfc3339(view.started_wall),
             "armed": list(view.armed),
@@ -57,9 +60,12 @@ def build_status(view: DaemonView) -> dict[str, Any]:
             "output_dir": view.output_dir,
             "state_dir": view.state_dir,
             "layout": view.layout,
+            "layout_because": view.layout_because,
+            "capabilities": dict(view.capabilities) or None,
         },
         "training": training,
         "recovery": _recovery(view),
+        "learned": _learned(view),
         "gpus": _gpus(view),
         "inference": [
             {
@@ -67,11 +73,20 @@ def build_status(view: DaemonView) -> dict[str, Any]:
                 "health": str(s.health),
                 "http_status": s.http_status,
                 "requests_running": s.requests_running,
+                "requests_waiting": s.requests_waiting,
                 "generation_tokens_total": s.generation_tokens_total,
+                "liveness": None if s.liveness is None else str(s.liveness),
+                "asleep": s.asleep,
+                "server": str(s.kind),
+                "discovered": s.discovered,
             }
             for s in view.snapshot.inference.value or ()
         ],
         "disk": _disk(view, view.snapshot.disk.value),
+        "other_disks": [_room(d) | {"role": d.role} for d in view.snapshot.disks.value or ()],
+        "host": host_document(view.snapshot.host.value),
+        "log_rules": log_rules_document(view),
+        "figures": figures_document(view),
         "checkpoints": _checkpoints(view),
         "sync": _sync(view),
         "incident": None if view.incident is None else incident_document(view.incident),
@@ -203,15 +218,16 @@ def training_state(view: DaemonView) -> str:
     dead = any(f.kind in DOWN_KINDS and f.severity is Severity.CRITICAL for f in view.findings)
     if trainer is None:
         return "recovering" if recovery.active else "unknown"
+    wanted = view.desired is Desired.RUNNING  # one that is being stopped on purpose is not being brought back
     if not trainer.alive:
-        if recovery.active or recovery.waiting:
+        if wanted and (recovery.active or recovery.waiting):
             return "recovering"
         if view.desired is Desired.FINISHED:
             return "finished"
         return "stopped" if view.desired is Desired.STOPPED else "down"
     if dead:
         return "recovering" if recovery.active else "down"
-    if recovery.active and not _first_steps_awaited(view):
+    if wanted and recovery.active and not _first_steps_awaited(view):
         return "recovering"
     return "running" if _newest_step(view, trainer) is not None else "starting"
 
@@ -261,6 +277,32 @@ def _recovery(view: DaemonView) -> dict[str, Any]:
     }
 
 
+def _learned(view: DaemonView) -> dict[str, Any]:
+    """Each figure with how many observations it rests on; ``value`` is null before the first."""
+    learned, seen = view.learned, view.learned.observations
+    indices = sorted({*learned.gpu_baseline_bytes, *learned.inference_share_bytes})
+    return {
+        "step_seconds": {"value": learned.median_step_seconds, "observations": seen.get("step", 0)},
+        "startup_seconds": {"value": learned.startup_seconds, "observations": seen.get("startup", 0)},
+        "save_seconds": {"value": learned.save_seconds, "observations": seen.get("save", 0)},
+        "save_interval_seconds": {
+            "value": learned.save_interval_seconds,
+            "observations": seen.get("save interval", 0),
+        },
+        "longest_idle_seconds": learned.longest_idle_seconds,
+        "gpus": [
+            {
+                "index": index,
+                "baseline_bytes": learned.gpu_baseline_bytes.get(index),
+                "baseline_observations": seen.get(f"gpu{index}", 0),
+                "inference_share_bytes": learned.inference_share_bytes.get(index),
+                "inference_share_observations": seen.get(f"gpu{index} share", 0),
+            }
+            for index in indices
+        ],
+    }
+
+
 def _gpus(view: DaemonView) -> list[dict[str, Any]]:
     roles = dict.fromkeys(view.trainer_gpus, "trainer")
     for index in view.inference_gpus:
@@ -277,6 +319,9 @@ def _gpus(view: DaemonView) -> list[dict[str, Any]]:
             "baseline_bytes": view.learned.gpu_baseline_bytes.get(gpu.index),
             "utilization_percent": gpu.utilization_percent,
             "temperature_celsius": gpu.temperature_celsius,
+            "mig": gpu.mig,
+            "ecc_uncorrected": gpu.ecc_uncorrected,
+            "throttled": list(gpu.throttled),
             "detail": gpu.detail,
         }
         for gpu in view.snapshot.gpus.value or ()
@@ -287,6 +332,14 @@ def _disk(view: DaemonView, disk: DiskSample | None) -> dict[str, Any] | None:
     if disk is None:
         return None
     fits = None if view.next_save_bytes is None else disk.free_bytes >= view.next_save_bytes
+    return _room(disk) | {
+        "prune_above_ratio": view.prune_above,
+        "next_save_bytes": view.next_save_bytes,
+        "next_save_fits": fits,
+    }
+
+
+def _room(disk: DiskSample) -> dict[str, Any]:
     return {
         "path": disk.path,
         "capacity_bytes": disk.capacity_bytes,
@@ -295,9 +348,6 @@ def _disk(view: DaemonView, disk: DiskSample | None) -> dict[str, Any] | None:
         "used_ratio": round(disk.used_ratio, 4),
         "inodes_total": disk.inodes_total,
         "inodes_free": disk.inodes_free,
-        "prune_above_ratio": view.prune_above,
-        "next_save_bytes": view.next_save_bytes,
-        "next_save_fits": fits,
     }
 
 
@@ -325,4 +375,8 @@ def _sync(view: DaemonView) -> dict[str, Any]:
         "uploaded_bytes": s.uploaded_bytes,
         "total_bytes": s.total_bytes,
         "superseded": s.superseded,
+        "calls": {name.lower(): count for name, count in s.calls.items()},
+        "standing": s.standing,
+        "generation": s.generation,
+        "holder": s.holder,
     }

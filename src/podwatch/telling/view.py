@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Incident
 from podwatch.domain.finding import Finding
+from podwatch.domain.pause import Pause
 from podwatch.domain.reading import SensorState
 from podwatch.domain.snapshot import Desired, Snapshot
 
@@ -58,16 +59,30 @@ class SyncView:
     uploaded_bytes: int = 0
     total_bytes: int = 0
     superseded: bool = False
+    standing: str = "alone"
+    """Whether this pod holds the run in the store: ``alone`` without one, else judgement.claims.Act."""
+    generation: int = 0
+    holder: str = ""
+    """The other pod, where it is one."""
     stored: frozenset[tuple[int, str]] = frozenset()
+    calls: Mapping[str, int] = field(default_factory=dict)
+    """To the store since podwatch started, by class (A free, B, C)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedView:
-    """What judgement has learned of this run. ``gpu_baseline_bytes`` by NVML index."""
+    """What judgement has learned of this run. ``gpu_baseline_bytes`` and ``inference_share_bytes`` by NVML index;
+    ``observations`` says how many each rests on (``step``, ``startup``, ``save``, ``save interval``, ``gpu0``,
+    ``gpu0 share``)."""
 
     gpu_baseline_bytes: Mapping[int, int] = field(default_factory=dict)
     median_step_seconds: float | None = None
     startup_seconds: float | None = None
+    save_seconds: float | None = None
+    save_interval_seconds: float | None = None
+    longest_idle_seconds: float | None = None
+    inference_share_bytes: Mapping[int, int] = field(default_factory=dict)
+    observations: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +117,7 @@ class DaemonView:
     started_wall: float = 0.0
     pid: int = 0
     mode: str = "act"
+    pause: Pause | None = None
     desired: Desired = Desired.RUNNING
     opening: str = ""
     watchdog_ok: bool = True
@@ -129,6 +145,9 @@ class DaemonView:
     state_dir: str = ""
     log_path: str = ""
     layout: str = ""
+    layout_because: str = ""
+    capabilities: Mapping[str, object] = field(default_factory=dict)
+    """What this pod's filesystem and kernel can tell about files being written; empty: not tried."""
 
     def wall_of(self, monotonic: float) -> float:
         """The epoch second of a monotonic moment, as today's clocks see it; for display only."""

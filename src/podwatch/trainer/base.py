@@ -7,7 +7,7 @@ from typing import Protocol
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
 from podwatch.domain.reading import Reading
-from podwatch.domain.snapshot import Supervision
+from podwatch.domain.snapshot import ATTACHED_ID, Supervision
 
 
 class CannotExecute(HostError):  # noqa: N818
@@ -20,7 +20,8 @@ class MayNotExecute(PermissionDenied, CannotExecute):
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """One start, decided in full before anything happens. ``env`` may hold secrets: never logged, never in argv."""
+    """One start, decided in full before anything happens. ``env`` may hold secrets: never logged, never in argv.
+    ``before`` are commands that run first, one after another; what they leave running belongs to this start."""
 
     start_id: str
     argv: tuple[str, ...]
@@ -29,16 +30,30 @@ class StartPlan:
     user: str = ""
     nofile: int = 65_536
     step: int | None = None
+    before: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A process tree that looks like this run's training, and why. ``holds_gpu``: a CUDA context was seen in it."""
+    """A process tree that looks like this run's training, and why. ``holds_gpu``: a CUDA context was seen in it.
+    ``of_run``: it was also seen at work in output_dir; else it may be anything that uses the GPUs."""
 
     launcher: ProcessIdentity
     command: str
     reason: str
     holds_gpu: bool = False
+    of_run: bool = False
+    age: float = 0.0
+    """Seconds since its launcher was started."""
+
+    @property
+    def start_id(self) -> str:
+        return attached_id(self.launcher)
+
+
+def attached_id(launcher: ProcessIdentity) -> str:
+    """What the start of a trainer that was attached to is called; the same for every podwatch that sees it."""
+    return f"{ATTACHED_ID}{launcher.pid}-{launcher.start_ticks}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +98,12 @@ class TrainerHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is on this pod right now. ``handle`` is a living (or ended, not yet released) keeper of this run."""
+    """What is on this pod right now. ``handle`` is a living (or ended, not yet released) keeper of this run.
+    ``holders`` are all processes with a CUDA context on the run's GPUs, in words."""
 
     handle: TrainerHandle | None = None
     candidates: tuple[Candidate, ...] = ()
+    holders: tuple[str, ...] = ()
 
 
 class Launcher(Protocol):

@@ -6,8 +6,9 @@ Readers and tools never count. ``judge`` is pure; ``gather`` reads /proc and blo
 """
 
 import os
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole
@@ -43,7 +44,7 @@ _LAUNCHER_ROLES = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessR
 @dataclass(frozen=True, slots=True)
 class Process:
     """What the judgement needs of one process. ``writes`` are files under output_dir open for writing; ``cuda`` is
-    None where it cannot be read; ``ours`` marks podwatch, its children, and trees of any keeper."""
+    None where it cannot be read; ``ours`` marks podwatch, its children, and trees of any keeper; ``age`` in seconds."""
 
     identity: ProcessIdentity
     parent_pid: int
@@ -54,6 +55,7 @@ class Process:
     gpus: frozenset[int] = frozenset()
     writes: tuple[str, ...] = ()
     ours: bool = False
+    age: float = 0.0
 
     @property
     def tool(self) -> bool:
@@ -85,24 +87,43 @@ class Process:
 def judge(processes: Iterable[Process], *, output_dir: str, gpus: frozenset[int]) -> tuple[Candidate, ...]:
     """The candidates among ``processes``, one per tree, named by the tree's top. ``gpus`` empty: any GPU counts."""
     by_pid = {process.identity.pid: process for process in processes}
+    theirs = [p for p in by_pid.values() if not (p.tool or p.starter or _any_ours(p, by_pid))]
     found: dict[int, Candidate] = {}
-    for process in by_pid.values():
-        if process.tool or process.starter or _any_ours(process, by_pid):
-            continue
-        reason = _reason(process, by_pid, output_dir, gpus)
-        if reason:
-            top = _top(process, by_pid)
-            known = found.get(top.identity.pid)
-            if known is None or (process.cuda and not known.holds_gpu):
-                text = " ".join(top.argv) or top.name
-                found[top.identity.pid] = Candidate(top.identity, text, reason, holds_gpu=bool(process.cuda))
-    return tuple(found[pid] for pid in sorted(found))
+    at_work: set[int] = set()
+    for process in theirs:
+        top = _top(process, by_pid)
+        work = _work(process, by_pid, output_dir)
+        if work:  # what only writes there may be an evaluation with its output sent to a file
+            at_work.add(top.identity.pid)
+        reason = _cuda(process, gpus) or work
+        known = found.get(top.identity.pid)
+        if reason and (known is None or (process.cuda and not known.holds_gpu)):
+            text = " ".join(top.argv) or top.name
+            found[top.identity.pid] = Candidate(top.identity, text, reason, holds_gpu=bool(process.cuda), age=top.age)
+    return tuple(replace(found[pid], of_run=pid in at_work) for pid in sorted(found))
 
 
-def _reason(process: Process, by_pid: Mapping[int, Process], output_dir: str, gpus: frozenset[int]) -> str:
+def holders(processes: Iterable[Process], *, gpus: frozenset[int], own_pid: int) -> tuple[str, ...]:
+    """Every process that holds a CUDA context on these GPUs, in words, our own trees included: who is in the way."""
+    return tuple(
+        f"pid {p.identity.pid} ({p.name}) has a context on {_devices(p)}"
+        for p in processes
+        if p.identity.pid != own_pid and _cuda(p, gpus)
+    )
+
+
+def _devices(process: Process) -> str:
+    return ", ".join(f"/dev/nvidia{n}" for n in sorted(process.gpus)) or "a GPU"
+
+
+def _cuda(process: Process, gpus: frozenset[int]) -> str:
     if process.cuda and (not gpus or not process.gpus or process.gpus & gpus):
-        held = ", ".join(f"/dev/nvidia{n}" for n in sorted(process.gpus)) or "a GPU"
-        return f"process {process.identity.pid} ({process.name}) holds a CUDA context on {held}"
+        return f"process {process.identity.pid} ({process.name}) holds a CUDA context on {_devices(process)}"
+    return ""
+
+
+def _work(process: Process, by_pid: Mapping[int, Process], output_dir: str) -> str:
+    """A launcher, or what runs below one, at work in output_dir."""
     launchers = [p for p in (process, *_ancestors(process, by_pid)) if p.launcher_like]
     if not launchers:
         return ""
@@ -145,10 +166,13 @@ def gather(output_dir: Path, *, own_pid: int) -> list[Process]:
     """Read every process of the pod. Those that carry a keeper's marker, and podwatch's own tree, are ``ours``."""
     root = os.path.realpath(output_dir)
     own = {own_pid, *procfs.descendants(own_pid)}
+    since_boot, ticks = time.clock_gettime(time.CLOCK_BOOTTIME), os.sysconf("SC_CLK_TCK")
     result: list[Process] = []
     for pid in procfs.all_pids():
         status = procfs.read_stat(pid)
         argv = procfs.command(pid)
+        if status is not None and procfs.hangs(pid):
+            argv = argv or (status.name,)  # stuck in the kernel: its name and what it holds open still tell
         if status is None or status.state in "ZXx" or (not argv and pid != 1):
             continue  # gone, ended, or a kernel thread
         links = procfs.open_files(pid)
@@ -165,6 +189,7 @@ def gather(output_dir: Path, *, own_pid: int) -> list[Process]:
                 gpus=frozenset() if use is None else use.gpus,
                 writes=tuple(procfs.open_for_writing(pid, inside)),
                 ours=pid in own or procfs.environment_value(pid, "PODWATCH_START_ID") is not None,
+                age=max(0.0, since_boot - status.start_ticks / ticks),
             )
         )
     return result

@@ -3,19 +3,22 @@
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from podwatch.domain.errors import Busy
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
 from podwatch.domain.reading import Reading, SensorState, observed, unobserved
 from podwatch.domain.snapshot import Supervision
+from podwatch.system import procfs
 from podwatch.system.clock import Clock
 from podwatch.system.identity import is_alive
+from podwatch.system.patience import patiently
 from podwatch.system.threads import Worker
-from podwatch.trainer.base import StopReport
+from podwatch.trainer.base import StopReport, attached_id
 from podwatch.trainer.keeper_client import KeeperClient, KeeperSilent
-from podwatch.trainer.records import KeeperRecord, read_exit, read_record, retire_record
-from podwatch.trainer.tree import LocalTree
+from podwatch.trainer.records import KeeperRecord, read_end, read_exit, read_record, retire_record
+from podwatch.trainer.terminal import terminal_of
+from podwatch.trainer.tree import LocalTree, leads_session
 
 _PROC_DEADLINE = 10.0
 _SWEEP_EVERY = 10.0
@@ -61,7 +64,7 @@ class _Trainer(ABC):
     async def release(self) -> None: ...
 
     async def _living(self, *, sweep: bool) -> tuple[ProcessSample, ...]:
-        return await self._worker.call(lambda: self._local.living(sweep=sweep), timeout=_PROC_DEADLINE)
+        return await patiently(self._worker, lambda: self._local.living(sweep=sweep), timeout=_PROC_DEADLINE)
 
     async def _signal(self, targets: list[ProcessIdentity], number: int) -> None:
         await self._worker.call(self._local.signal, targets, number, timeout=_PROC_DEADLINE)
@@ -76,6 +79,16 @@ class _Trainer(ABC):
         if sweep:
             self._swept_at = now
         return observed(living, now)
+
+    @property
+    def ended(self) -> Mapping[tuple[int, int], ExitStatus]:
+        """How processes of the tree ended, by (pid, start ticks), where a keeper reaped them: those whose own parent
+        had gone before. Of all others only their parent knows."""
+        return {}
+
+    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
+        """Inodes of the sockets these processes hold; None where that may not be read."""
+        return await self._worker.call(_local_sockets, pids, timeout=_PROC_DEADLINE)
 
     async def stop(
         self, *, grace: float, save_grace: float, saving: Callable[[], bool], max_kill_wait: float = 30.0
@@ -128,7 +141,13 @@ class KeptTrainer(_Trainer):
             supervision=Supervision.KEEPER,
             launcher=record.launcher,
             started_wall=started_wall(record.launcher, clock),
-            local=LocalTree(record.launcher, start_id=record.start_id, keeper=record.keeper),
+            local=LocalTree(
+                record.launcher,
+                start_id=record.start_id,
+                keeper=record.keeper,
+                own_session=True,
+                ended=lambda: read_end(record.directory, record.start_id),
+            ),
             worker=worker,
             clock=clock,
         )
@@ -165,6 +184,19 @@ class KeptTrainer(_Trainer):
                 return found
         return None
 
+    @property
+    def ended(self) -> Mapping[tuple[int, int], ExitStatus]:
+        return self._client.ended
+
+    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
+        """The keeper is asked first: it is not sandboxed."""
+        if self.keeper_lives():
+            try:
+                return await self._client.sockets(pids)
+            except KeeperSilent:
+                pass
+        return await super().sockets(pids)
+
     async def _living(self, *, sweep: bool) -> tuple[ProcessSample, ...]:
         if self.keeper_lives():
             try:
@@ -186,20 +218,24 @@ class KeptTrainer(_Trainer):
         await super()._signal(targets, number)
 
     async def release(self) -> None:
-        """Raises Busy while something of the tree still runs."""
-        if self.keeper_lives():
-            try:
-                await self._client.request("release")
-            except KeeperSilent as error:
-                if self.keeper_lives() and await self._living(sweep=False):
-                    raise Busy(
-                        "the trainer has not ended completely", where=str(self.record.directory), fix="stop it first"
-                    ) from error
-            started = self._clock.monotonic()
-            while self.keeper_lives():
-                if self._clock.monotonic() - started >= _EXIT_RECORD_WAIT:
-                    await self._worker.call(self._local.signal, [self.record.keeper], signal.SIGKILL)
-                await self._clock.sleep(0.01)
+        """Raises Busy while something of the tree still runs. The keeper also refuses while a process is half gone (its
+        first thread has ended, another one is still in the driver giving memory back): it is asked again."""
+        started, released = self._clock.monotonic(), False
+        while self.keeper_lives():
+            if not released:
+                try:
+                    await self._client.request("release")
+                    released = True
+                except KeeperSilent as error:
+                    if self.keeper_lives() and await self._living(sweep=False):
+                        raise Busy(
+                            "the trainer has not ended completely",
+                            where=str(self.record.directory),
+                            fix="stop it first",
+                        ) from error
+            if self._clock.monotonic() - started >= _EXIT_RECORD_WAIT:
+                await self._worker.call(self._local.signal, [self.record.keeper], signal.SIGKILL)
+            await self._clock.sleep(0.01)
         await self._worker.call(self._retire, timeout=_PROC_DEADLINE)
 
     def _retire(self) -> None:
@@ -213,15 +249,25 @@ class AttachedTrainer(_Trainer):
 
     def __init__(self, launcher: ProcessIdentity, *, started_wall: float, worker: Worker, clock: Clock) -> None:
         super().__init__(
-            start_id=f"attach-{launcher.pid}-{launcher.start_ticks}",
+            start_id=attached_id(launcher),
             supervision=Supervision.ATTACH,
             launcher=launcher,
             started_wall=started_wall,
-            local=LocalTree(launcher),
+            local=LocalTree(launcher, own_session=leads_session(launcher)),
             worker=worker,
             clock=clock,
         )
         self._ended_wall: float | None = None
+        self._terminal = terminal_of(launcher.pid)
+        self._typed: float | None = None
+
+    @property
+    def terminal_used(self) -> float | None:
+        """Epoch second at which somebody last typed in the terminal it was started in, as last seen: the terminal may
+        go with it. None without one."""
+        if self._terminal is not None:
+            self._typed = self._terminal.used_wall() or self._typed
+        return self._typed
 
     async def exit_status(self) -> ExitStatus | None:
         if is_alive(self.launcher):
@@ -232,6 +278,15 @@ class AttachedTrainer(_Trainer):
 
     async def release(self) -> None:
         """Nothing is held."""
+
+
+def _local_sockets(pids: list[int]) -> dict[int, frozenset[int] | None]:
+    found: dict[int, frozenset[int] | None] = {}
+    for pid in pids:
+        links = procfs.open_files(pid)
+        inodes = (target[8:-1] for target in (links or {}).values() if target.startswith("socket:["))
+        found[pid] = None if links is None else frozenset(int(inode) for inode in inodes if inode.isdigit())
+    return found
 
 
 def _describe(process: ProcessSample) -> str:

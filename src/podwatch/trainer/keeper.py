@@ -27,6 +27,7 @@ end of the file, so that a full disk does not fail the trainer's prints, and tru
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import errno
 import fcntl
@@ -49,10 +50,19 @@ MAX_CLIENTS = 16
 MAX_LINE = 65_536
 MAX_ENDED = 256
 TICK = 1.0
+PROC = "/proc"
+READ_PATIENCE = 0.25
+READ_DEADLINE = 2.0
+"""Seconds for one look into a process, and for all of one answer: podwatch waits 3 s for it."""
+MAX_HUNG = 16
+"""Looks that may hang at one time, each in a thread of its own; beyond them nobody is looked into."""
+SWEEP_DEADLINE = 5.0
+SURVIVOR_DEADLINE = 20.0
+"""Seconds that a start waits for processes that do not let themselves be looked into; podwatch waits 30 s for it."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # the real typing module would cost memory for as long as training lives
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any, NoReturn
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -125,21 +135,22 @@ def write_atomic(name: str, value: dict[str, Any]) -> None:
     sync_dir()
 
 
-def stat_of(pid: int) -> tuple[str, str, int, int] | None:
-    """(name, state, parent pid, start ticks) or None. The name may hold spaces and parentheses."""
-    raw = read_file(f"/proc/{pid}/stat")
+def stat_of(pid: int) -> tuple[str, str, int, int, int] | None:
+    """(name, state, parent pid, start ticks, session) or None. The name may hold spaces and parentheses. This never
+    waits for the process, whatever it is stuck in."""
+    raw = read_file(f"{PROC}/{pid}/stat")
     if not raw:
         return None
     text = raw.decode("utf-8", "replace")
     rest = text[text.rindex(")") + 2 :].split()
-    return text[text.index("(") + 1 : text.rindex(")")], rest[0], int(rest[1]), int(rest[19])
+    return text[text.index("(") + 1 : text.rindex(")")], rest[0], int(rest[1]), int(rest[19]), int(rest[3])
 
 
 def ticks_of(pid: int) -> int:
     """Start ticks of a process that is ours and cannot be gone."""
     found = stat_of(pid)
     if found is None:
-        raise StartError("io", "/proc cannot be read", errno.ENOENT, f"/proc/{pid}/stat")
+        raise StartError("io", "/proc cannot be read", errno.ENOENT, f"{PROC}/{pid}/stat")
     return found[3]
 
 
@@ -180,18 +191,18 @@ def send_signal(pid: int, ticks: int, number: int) -> bool:
 def children_of(pid: int) -> list[int]:
     found: list[int] = []
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
+        threads = os.listdir(f"{PROC}/{pid}/task")
     except OSError:
         return found
     known = False
     for thread in threads:
-        raw = read_file(f"/proc/{pid}/task/{thread}/children")
+        raw = read_file(f"{PROC}/{pid}/task/{thread}/children")
         if raw is not None:
             known = True
             found.extend(int(word) for word in raw.split())
     if known or not threads:
         return found
-    for name in os.listdir("/proc"):  # a kernel without CONFIG_PROC_CHILDREN
+    for name in os.listdir(PROC):  # a kernel without CONFIG_PROC_CHILDREN
         if name.isdigit():
             status = stat_of(int(name))
             if status is not None and status[2] == pid:
@@ -210,31 +221,144 @@ def descendants_of(pid: int) -> list[int]:
     return order
 
 
-def marked(start_ids: Iterable[str]) -> list[int]:
-    """Living processes whose environment carries PODWATCH_START_ID of one of these starts."""
+class Reader:
+    """Looks into processes that may be stuck in the kernel.
+
+    /proc/PID/cmdline and environ wait for the lock of the process's memory, which one in state D (a dead network
+    volume, a driver) may not give back for hours. So a thread looks, is left behind when it hangs, and that process is
+    not asked again until it has come back. Who is not told of here has not been seen to be harmless.
+    """
+
+    def __init__(self) -> None:
+        self.hung: set[tuple[int, int]] = set()  # (pid, start ticks)
+
+    def each(self, processes: list[tuple[int, int]], look: Callable[[int], Any]) -> dict[int, Any]:
+        """pid -> look(pid), of those (pid, start ticks) that answer in time."""
+        found: dict[int, Any] = {}
+        until = time.monotonic() + READ_DEADLINE
+        left = [process for process in processes if process not in self.hung]
+        while left and len(self.hung) < MAX_HUNG and time.monotonic() < until:
+            try:
+                round_ = Round(self, left, look)
+            except (RuntimeError, MemoryError):  # no thread to be had (a limit on processes): they stay unknown
+                break
+            stuck = round_.wait(until)
+            found.update(round_.found)
+            left = left[left.index(stuck) + 1 :] if stuck is not None else []
+        return found
+
+
+class Round:
+    """One thread's look at one process after the other, until it is done or left behind."""
+
+    def __init__(self, reader: Reader, processes: list[tuple[int, int]], look: Callable[[int], Any]) -> None:
+        self.reader, self.processes, self.look = reader, processes, look
+        self.found: dict[int, Any] = {}
+        self.at: tuple[int, int] | None = None
+        self.left_behind = False
+        self.state = _thread.allocate_lock()
+        self.over = _thread.allocate_lock()
+        self.over.acquire()
+        _thread.start_new_thread(self.work, ())
+
+    def work(self) -> None:
+        for process in self.processes:
+            self.at = process
+            try:
+                result = self.look(process[0])
+            except Exception:  # denied, or nonsense: not known
+                result = None
+            with self.state:
+                if self.left_behind:
+                    self.reader.hung.discard(process)
+                    return
+                self.at = None
+                if result is not None:
+                    self.found[process[0]] = result
+        self.over.release()
+
+    def wait(self, until: float) -> tuple[int, int] | None:
+        """The process at which it hangs, and is left behind; None when all have answered."""
+        before = None
+        while not self.over.acquire(True, READ_PATIENCE):
+            with self.state:
+                at = self.at
+                if at is not None and (at == before or time.monotonic() >= until):
+                    self.left_behind = True
+                    self.reader.hung.add(at)
+                    return at
+            before = at
+        return None
+
+
+READER = Reader()
+
+
+def marked(start_ids: Iterable[str]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Living processes whose environment carries PODWATCH_START_ID of one of these starts, as far as it may be read;
+    and those (pid, start ticks) that did not answer."""
     wanted = [f"PODWATCH_START_ID={start_id}".encode() for start_id in start_ids if start_id]
+    living = []
+    for name in os.listdir(PROC) if wanted else ():
+        status = stat_of(int(name)) if name.isdigit() and int(name) != os.getpid() else None
+        if status is not None and status[1] not in "ZXx":
+            living.append((int(name), status[3]))
+    read = READER.each(living, lambda pid: read_file(f"{PROC}/{pid}/environ") or b"")
+    found = [pid for pid, raw in read.items() if any(item in wanted for item in raw.split(b"\0"))]
+    return found, [process for process in living if process[0] not in read]
+
+
+def in_the_way(silent: list[tuple[int, int]], since: int) -> list[int]:
+    """Of those that do not answer, who may be left of a start of ``since`` (ticks) and could disturb another one: stuck
+    in the kernel, or with a CUDA context. All others are let be, as any stranger's process."""
     found = []
-    for name in os.listdir("/proc") if wanted else ():
-        if not name.isdigit() or int(name) == os.getpid():
+    for pid, ticks in silent:
+        status = stat_of(pid)
+        if status is None or status[3] != ticks or status[1] in "ZXx" or ticks < since:
             continue
-        raw = read_file(f"/proc/{name}/environ")
-        if raw and any(item in wanted for item in raw.split(b"\0")):
-            status = stat_of(int(name))
-            if status is not None and status[1] not in "ZXx":
-                found.append(int(name))
+        if status[1] == "D" or cuda_of(pid)[0]:
+            found.append(pid)
     return found
+
+
+def in_session(pid: int, ticks: int, ended: int | None = None) -> list[int]:
+    """Living processes of the session that this process opened: a trainer's, which nobody can join from outside. Finds
+    those that have neither its environment nor it as an ancestor any more. Nothing once the number is another's.
+
+    ``ended``: the ticks at which it ended, where that is known. A session's number is given to nobody while a process
+    of it lives; so if all of them began after that end, an unknown one may have had the number and be gone as well."""
+    leader = stat_of(pid)
+    if leader is not None and leader[3] != ticks:
+        return []
+    found, began = [], []
+    for name in os.listdir(PROC):
+        status = stat_of(int(name)) if name.isdigit() else None
+        if status is not None and status[4] == pid and status[3] >= ticks:
+            began.append(status[3])
+            if status[1] not in "ZXx":
+                found.append(int(name))
+    another = leader is None and ended is not None and all(start > ended for start in began)
+    return [] if another else found
+
+
+def end_of(record: dict[str, Any]) -> int | None:
+    """Ticks since boot at which the launcher of this start ended, as its keeper recorded it; it may have begun another
+    process in that very tick."""
+    said = read_json(os.path.join(record.get("directory", "."), f"exit-{record['start_id']}.json")) or {}
+    at = said.get("at_boot")
+    return int(at * os.sysconf("SC_CLK_TCK")) + 1 if isinstance(at, float) else None
 
 
 def cuda_of(pid: int) -> tuple[bool | None, list[int]]:
     """(context open, GPU minors), or (None, []) where it cannot be read."""
     try:
-        names = os.listdir(f"/proc/{pid}/fd")
+        names = os.listdir(f"{PROC}/{pid}/fd")
     except OSError:
         return None, []
     context, minors, denied, read = False, set(), False, False
     for name in names:
         try:
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            target = os.readlink(f"{PROC}/{pid}/fd/{name}")
         except PermissionError:
             denied = True
             continue
@@ -246,6 +370,32 @@ def cuda_of(pid: int) -> tuple[bool | None, list[int]]:
         elif target.startswith("/dev/nvidia") and target[11:].isdigit():
             minors.add(int(target[11:]))
     return (None, []) if denied and not read else (context, sorted(minors))
+
+
+def look_into(pid: int) -> tuple[list[str], bool | None, list[int]]:
+    """(command line, CUDA context open, GPU minors)."""
+    line = (read_file(f"{PROC}/{pid}/cmdline", 16_384) or b"").rstrip(b"\0").split(b"\0")
+    return ([part.decode("utf-8", "replace") for part in line if part or len(line) > 1], *cuda_of(pid))
+
+
+def sockets_of(pid: int) -> list[int] | None:
+    """Inode numbers of its open sockets, or None where they cannot be read."""
+    try:
+        names = os.listdir(f"{PROC}/{pid}/fd")
+    except OSError:
+        return None
+    found, denied = [], False
+    for name in names:
+        try:
+            target = os.readlink(f"{PROC}/{pid}/fd/{name}")
+        except PermissionError:
+            denied = True
+            continue
+        except OSError:
+            continue
+        if target.startswith("socket:[") and target[8:-1].isdigit():
+            found.append(int(target[8:-1]))
+    return None if denied and not found else found
 
 
 # --- locks -----------------------------------------------------------------------------------------------------------
@@ -429,6 +579,7 @@ class Keeper:
         self.ended: dict[int, dict[str, Any]] = {}
         self.info: dict[str, Any] = {}
         self.next_tend = 0.0
+        self.lines: dict[tuple[int, int], list[str]] = {}  # the commands as last read, by (pid, start ticks)
         self.clients: dict[int, tuple[socket.socket, bytes, bytes]] = {}  # fd -> socket, incoming, outgoing
         self.listener: socket.socket
         self.stop_at: float | None = None  # monotonic second at which a stop by SIGTERM turns into SIGKILL
@@ -489,6 +640,7 @@ class Keeper:
         os.close(fail_r)
         if failure:
             os.waitpid(self.child, 0)
+            self.sweep()
             os.rename("record.json", "record.last.json")
             said = json.loads(failure)
             raise StartError(said["step"], said["text"], said["errno"], said["where"])
@@ -499,6 +651,18 @@ class Keeper:
             self.say({"ok": True, "pid": self.child, "warnings": self.warnings})
         except OSError as error:  # training runs: from here on nothing may end the keeper before it
             self.warn(f"cannot write to the state directory: {error.strerror}")
+
+    def sweep(self) -> None:
+        """End what the commands before a start that failed have left running: nobody would guard it."""
+        until = time.monotonic() + SWEEP_DEADLINE
+        while descendants_of(os.getpid()) and time.monotonic() < until:
+            self.signal_tree(signal.SIGKILL)
+            time.sleep(0.02)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
 
     def take_locks(self) -> None:
         """The directory's, the path's, and, once it exists, the inode's: two names of one directory meet there."""
@@ -517,17 +681,31 @@ class Keeper:
         """A keeper that was killed freed its locks, but its trainer may live: the record and the locks name it."""
         here = (boot_id(), pid_namespace())
         known = [read_json("record.json") or {}] + [lock_info(fd) for fd in self.locks.values()]
-        start_ids = set()
+        start_ids, since = set(), 0
+        left = []
         for record in known:
             if (record.get("boot_id"), record.get("pid_namespace")) != here:
                 continue
             start_ids.add(record["start_id"])
+            since = min(since or record["ticks"], record["ticks"])
+            left += in_session(record["pid"], record["ticks"], end_of(record))
             if is_alive(record["pid"], record["ticks"]):
                 text = f"process {record['pid']} of start {record['start_id']} is still running"
                 raise StartError("busy", text, 0, record.get("directory", ""))
-        left = marked(start_ids)
-        if left:
-            raise StartError("busy", "processes of an earlier start are still running: " + ", ".join(map(str, left)))
+        until = time.monotonic() + SURVIVOR_DEADLINE
+        while True:
+            known_by_mark, silent = marked(start_ids)
+            left = sorted({*left, *known_by_mark})
+            if left:
+                text = "processes of an earlier start are still running: "
+                raise StartError("busy", text + ", ".join(map(str, left)))
+            stuck = in_the_way(silent, since)
+            if not stuck:
+                return
+            if time.monotonic() >= until:
+                text = "may be left of an earlier start, and cannot be looked into (stuck in the kernel): process "
+                raise StartError("busy", text + ", ".join(map(str, stuck)))
+            time.sleep(READ_PATIENCE)
 
     def remove_older(self) -> None:
         for name in os.listdir("."):
@@ -688,6 +866,7 @@ class Keeper:
         """Durable before anybody hears of it; into space reserved at the start."""
         value = {"start_id": self.start_id, "code": code, "signal": number, "at_wall": time.time()}
         value["stopped"] = self.stop_at is not None
+        value["at_boot"] = time.clock_gettime(time.CLOCK_BOOTTIME)
         tmp = f".exit-{self.start_id}.tmp"
         try:
             fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -764,11 +943,11 @@ class Keeper:
         try:
             request = json.loads(line)
             return {"v": PROTOCOL, "ok": True} | self.answer(request)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return {"v": PROTOCOL, "ok": False, "error": f"bad request: {error}"}
+        except Exception as error:  # whatever it is, training must not lose its keeper to a question
+            return {"v": PROTOCOL, "ok": False, "error": f"cannot answer: {type(error).__name__}: {error}"}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One request, {"v": 1, "do": ...}: hello, status, tree, signal {sig, targets?}, release."""
+        """One request, {"v": 1, "do": ...}: hello, status, tree, sockets {pids}, signal {sig, targets?}, release."""
         what = request["do"]
         if what == "hello":
             return {"protocols": [PROTOCOL], "keeper": os.getpid(), "start_id": self.start_id} | {
@@ -787,6 +966,11 @@ class Keeper:
             }
         if what == "tree":
             return {"processes": self.tree(), "ended": list(self.ended.values())}
+        if what == "sockets":
+            ours = set(descendants_of(os.getpid()))
+            asked = [(pid, found[3]) for pid in request["pids"] if pid in ours and (found := stat_of(pid)) is not None]
+            read = READER.each(asked, sockets_of)
+            return {"sockets": {str(pid): read.get(pid) for pid, _ in asked}}
         if what == "signal":
             return {"sent": self.send(request)}
         if what == "release":
@@ -801,25 +985,29 @@ class Keeper:
         raise KeyError(what)
 
     def tree(self) -> list[dict[str, Any]]:
-        processes = []
+        """Every living process. One that cannot be looked into is there all the same, with "cuda" unknown."""
+        living = {}
         for pid in descendants_of(os.getpid()):
             found = stat_of(pid)
-            if found is None or found[1] in "ZXx":
-                continue
-            cuda, gpus = cuda_of(pid)
-            line = (read_file(f"/proc/{pid}/cmdline", 16_384) or b"").rstrip(b"\0").split(b"\0")
+            if found is not None and found[1] not in "ZXx":
+                living[pid] = found
+        read = READER.each([(pid, found[3]) for pid, found in living.items()], look_into)
+        processes: list[dict[str, Any]] = []
+        for pid, (comm, state, parent, ticks, _) in living.items():
+            line, cuda, gpus = read.get(pid) or (self.lines.get((pid, ticks), [comm]), None, [])
             processes.append(
                 {
                     "pid": pid,
-                    "ppid": found[2],
-                    "ticks": found[3],
-                    "comm": found[0],
-                    "state": found[1],
-                    "cmdline": [part.decode("utf-8", "replace") for part in line if part or len(line) > 1],
+                    "ppid": parent,
+                    "ticks": ticks,
+                    "comm": comm,
+                    "state": state,
+                    "cmdline": line,
                     "cuda": cuda,
                     "gpus": gpus,
                 }
             )
+        self.lines = {(process["pid"], process["ticks"]): process["cmdline"] for process in processes}
         return processes
 
     def send(self, request: dict[str, Any]) -> int:
@@ -871,6 +1059,9 @@ def become_trainer(
                 os.setuid(owner[0])
         step, where = "cwd", spec["cwd"]
         os.chdir(spec["cwd"])
+        for command in spec["before"]:
+            step, where = "before", " ".join(command)[:200]
+            run_before(command, spec["env"], spec["before_deadline"])
         step, where = "exec", spec["argv"][0]
         os.execvpe(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606 - argv by design, never a shell
     except OSError as error:
@@ -879,6 +1070,37 @@ def become_trainer(
     except BaseException as error:  # whatever it is, podwatch must hear of it
         os.write(fail_w, json.dumps({"step": step, "text": repr(error), "errno": 0, "where": where}).encode())
     os._exit(127)
+
+
+def run_before(command: list[str], env: dict[str, str], seconds: float) -> None:
+    """Run one command of ``trainer.start_before`` to its end. What it leaves running belongs to this start. Raises
+    OSError when it cannot run, fails, or takes too long."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setpgid(0, 0)
+            os.execvpe(command[0], command, env)  # noqa: S606 - argv by design, never a shell
+        except OSError as error:
+            os.write(2, f"{command[0]}: {error.strerror}\n".encode())
+        os._exit(127)
+    until = time.monotonic() + seconds
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            break
+        if time.monotonic() >= until:
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except OSError:
+                pass
+            os.waitpid(pid, 0)
+            raise OSError(errno.ETIMEDOUT, f"was not done after {seconds:.0f} s")
+        time.sleep(0.02)
+    code = os.waitstatus_to_exitcode(status)
+    if code == 127:
+        raise OSError(0, "could not be run (127)")
+    if code != 0:
+        raise OSError(0, f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}")
 
 
 def main(argv: list[str]) -> int:
@@ -890,6 +1112,7 @@ def main(argv: list[str]) -> int:
     except PermissionError:
         pass  # a session leader already
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _thread.stack_size(256 << 10)
     keeper = Keeper(start_id)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)

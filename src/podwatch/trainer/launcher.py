@@ -18,6 +18,7 @@ from podwatch.system.child import scrubbed_environment
 from podwatch.system.clock import Clock
 from podwatch.system.files import atomic_write, read_small
 from podwatch.system.identity import from_here, is_alive
+from podwatch.system.patience import patiently
 from podwatch.system.threads import Worker
 from podwatch.trainer import find, tree
 from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
@@ -33,6 +34,8 @@ _UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 _CALL_DEADLINE = 30.0
 _START_DEADLINE = 30.0
 """Lock, record, fork and exec take milliseconds; a disk that cannot fsync for this long cannot run training either."""
+_BEFORE_DEADLINE = 300.0
+"""Seconds for one command of ``trainer.start_before``: a cluster's head takes ten, on a busy disk minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ class KeeperLauncher:
             handle = await self._adopt(record)
             if handle is not None:
                 return Look(handle=handle)
-        return Look(candidates=await self._candidates())
+        return await self._look_at_all(self._survey)
 
     async def _adopt(self, record: KeeperRecord) -> KeptTrainer | None:
         """A handle for what the record names; None when it never ran."""
@@ -142,7 +145,7 @@ class KeeperLauncher:
         if await self._call(read_exit, self._directory, record.start_id) is not None or is_alive(record.launcher):
             handle.keeper_lives()
             return handle
-        marked: list[ProcessIdentity] = await self._call(tree.marked, record.start_id)
+        marked: list[ProcessIdentity] = await self._look_at_all(tree.marked, record.start_id)
         if record.executed or marked:
             handle.keeper_lives()
             return handle
@@ -161,12 +164,13 @@ class KeeperLauncher:
             if answer.get("start_id") == record.start_id:
                 return
 
-    async def _candidates(self) -> tuple[Candidate, ...]:
-        def read() -> tuple[Candidate, ...]:
-            processes = find.gather(self._output_dir, own_pid=os.getpid())
-            return find.judge(processes, output_dir=str(self._output_dir), gpus=self._gpus)
-
-        return await self._call(read)
+    def _survey(self) -> Look:
+        """Blocks: reads every process of the pod."""
+        processes = find.gather(self._output_dir, own_pid=os.getpid())
+        return Look(
+            candidates=find.judge(processes, output_dir=str(self._output_dir), gpus=self._gpus),
+            holders=find.holders(processes, gpus=self._gpus, own_pid=os.getpid()),
+        )
 
     async def attach(self, candidate: Candidate) -> AttachedTrainer:
         """Raises Busy when it has ended in the meantime."""
@@ -206,6 +210,8 @@ class KeeperLauncher:
             "user": plan.user,
             "nofile": plan.nofile,
             "step": plan.step,
+            "before": [list(command) for command in plan.before],
+            "before_deadline": _BEFORE_DEADLINE,
             "output_dir": str(self._output_dir),
             "log": str(self._log),
             "log_limit": self._options.log_limit,
@@ -266,7 +272,7 @@ class KeeperLauncher:
         return process
 
     async def _result(self, plan: StartPlan, process: "subprocess.Popen[bytes]") -> dict[str, object]:
-        deadline = self._clock.monotonic() + _START_DEADLINE
+        deadline = self._clock.monotonic() + _START_DEADLINE + _BEFORE_DEADLINE * len(plan.before)
         ended = False
         while True:
             # The order matters: a process that ended after the look at its result has written it by the next one.
@@ -293,6 +299,9 @@ class KeeperLauncher:
     async def _call(self, fn: Callable[..., T], *args: object) -> T:
         return await self._worker.call(fn, *args, timeout=_CALL_DEADLINE)
 
+    async def _look_at_all(self, fn: Callable[..., T], *args: object) -> T:
+        return await patiently(self._worker, fn, *args, timeout=_CALL_DEADLINE)
+
 
 def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError:
     """The keeper's refusal in words a person can act on."""
@@ -302,6 +311,12 @@ def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError
         return Busy(text, where=where, fix="stop it first, or wait until it has ended")
     if kind == "exec":
         return _exec_error(plan, code, text)
+    if kind == "before":
+        return HostError(
+            f"the command before the start {text}: {where}",
+            where="trainer.start_before",
+            fix="see the end of the training log; run it by hand as the user that trains",
+        )
     if kind == "cwd":
         kind_of = MayNotExecute if code == errno.EACCES else CannotExecute
         return kind_of(

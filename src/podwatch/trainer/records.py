@@ -67,6 +67,12 @@ def read_exit(directory: Path, start_id: str) -> ExitStatus | None:
     )
 
 
+def read_end(directory: Path, start_id: str) -> float | None:
+    """Seconds since boot at which the launcher of this start ended; None where no keeper recorded it."""
+    at = (_read(directory / f"exit-{start_id}.json") or {}).get("at_boot")
+    return at if isinstance(at, float) else None
+
+
 def read_result(directory: Path, start_id: str) -> dict[str, object] | None:
     """The keeper's answer to a start, once there is one."""
     return _read(directory / f"result-{start_id}.json")

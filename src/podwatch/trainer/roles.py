@@ -5,6 +5,7 @@ Only for showing and for "the engine is gone": a process is *ours* by descent, n
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 from podwatch.domain.process import ProcessRole
@@ -45,6 +46,7 @@ _MODULES = {
     "prime_rl.entrypoints.inference": ProcessRole.INFERENCE,
     "prime_rl.orchestrator.orchestrator": ProcessRole.ORCHESTRATOR,
     "vllm.entrypoints.openai.api_server": ProcessRole.INFERENCE,
+    "vllm_router.launch_router": ProcessRole.INFERENCE,
     "torch.distributed.run": ProcessRole.TRAINER,
     "torch.distributed.launch": ProcessRole.TRAINER,
     "accelerate.commands.launch": ProcessRole.LAUNCHER,
@@ -54,7 +56,12 @@ _PYTHON = re.compile(r"python[\d.]*|pypy[\d.]*")
 
 def classify(name: str, command: Sequence[str] | str) -> ProcessRole:
     """The role from the kernel's name (cut to 15 characters) and the command line. Titles win over programs."""
-    argv = command.split() if isinstance(command, str) else list(command)
+    return _classify(name, tuple(command.split() if isinstance(command, str) else command))
+
+
+@lru_cache(maxsize=1024)
+def _classify(name: str, argv: tuple[str, ...]) -> ProcessRole:
+    """Kept, because the same tree is asked about every two seconds."""
     title = argv[0] if len(argv) == 1 else " ".join(argv)  # setproctitle replaces the whole command line
     for text in (title, name):
         for prefix, role in _TITLES:
@@ -99,6 +106,28 @@ def program(argv: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         else:
             return name, tuple(rest[1:])
     return "", ()
+
+
+PORT_FLAGS = ("--port", "--server.port", "--inference.server.port")
+"""vLLM and vllm-router; prime-rl's ``inference``."""
+
+
+def port_of(command: Sequence[str] | str) -> int | None:
+    """The port an inference server was told to listen on, where its command line says so."""
+    argv = command.split() if isinstance(command, str) else list(command)
+    for n, word in enumerate(argv):
+        flag, equals, value = word.partition("=")
+        if flag in PORT_FLAGS:
+            text = value if equals else (argv[n + 1] if n + 1 < len(argv) else "")
+            if text.isdigit() and 0 < int(text) < 65_536:
+                return int(text)
+    return None
+
+
+def is_router(command: Sequence[str] | str) -> bool:
+    """A router in front of engines, by its program."""
+    argv = command.split() if isinstance(command, str) else list(command)
+    return program(argv)[0] in ("vllm-router", "vllm_router.launch_router", "sglang_router.launch_router")
 
 
 def _module_of(words: list[str]) -> tuple[str, tuple[str, ...]] | None:

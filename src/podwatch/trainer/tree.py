@@ -1,7 +1,9 @@
 """A process tree seen from outside, through /proc: for trainers we attached to and for keepers that do not answer."""
 
+import os
 import signal
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Container, Iterable
 
 from podwatch.domain.errors import PermissionDenied
 from podwatch.domain.process import ProcessIdentity, ProcessSample
@@ -18,6 +20,8 @@ def sample(pid: int) -> ProcessSample | None:
     if status is None or status.state in _ENDED:
         return None
     argv = procfs.command(pid)
+    if not argv and procfs.hangs(pid):
+        argv = (status.name,)
     use = procfs.cuda_use(pid)
     return ProcessSample(
         identity=ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace()),
@@ -42,15 +46,61 @@ def marked(start_id: str) -> list[ProcessIdentity]:
     return found
 
 
+def leads_session(launcher: ProcessIdentity) -> bool:
+    """Whether it opened a session of its own (``setsid``), which nobody can join from outside."""
+    status = procfs.read_stat(launcher.pid)
+    return status is not None and status.start_ticks == launcher.start_ticks and status.session == launcher.pid
+
+
+def in_session(
+    launcher: ProcessIdentity, ended: float | None = None, known: Container[ProcessIdentity] = ()
+) -> list[ProcessIdentity]:
+    """Living processes of the session that ``launcher`` opened: its descendants by the kernel's rule, whatever they did
+    to their environment and wherever they were re-parented to. None once its number is another process's.
+
+    ``ended``: seconds since boot at which the launcher had ended, where that is known. A session's number is given to
+    nobody while a process of it lives; so if all of them began after that end, and none is ``known``, an unknown one
+    may have had the number and be gone as well: they are not taken for ours."""
+    if not from_here(launcher):
+        return []
+    leader = procfs.read_stat(launcher.pid)
+    if leader is not None and leader.start_ticks != launcher.start_ticks:
+        return []
+    found: list[ProcessIdentity] = []
+    ours = leader is not None or ended is None
+    last = 0 if ended is None else int(ended * os.sysconf("SC_CLK_TCK")) + 1
+    for pid in procfs.all_pids():
+        status = procfs.read_stat(pid)
+        if status is None or status.session != launcher.pid or status.start_ticks < launcher.start_ticks:
+            continue
+        identity = ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace())
+        ours = ours or status.start_ticks <= last or identity in known
+        if status.state not in _ENDED:
+            found.append(identity)
+    return found if ours else []
+
+
 class LocalTree:
     """Every descendant ever seen stays ours until it ends (DESIGN section 2, "Supervise"). Blocking: use a worker.
 
     ``keeper`` is a living keeper: its descendants are ours, itself it is not. ``start_id`` adds what carries the
-    marker, which finds orphans of a keeper that was killed.
+    marker, ``own_session`` what is in the session that the launcher opened: orphans of a keeper that was killed.
+    ``ended`` tells when the launcher ended (seconds since boot), where that was recorded.
     """
 
-    def __init__(self, launcher: ProcessIdentity, *, start_id: str = "", keeper: ProcessIdentity | None = None) -> None:
+    def __init__(
+        self,
+        launcher: ProcessIdentity,
+        *,
+        start_id: str = "",
+        keeper: ProcessIdentity | None = None,
+        own_session: bool = False,
+        ended: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self._launcher = launcher
+        self._own_session = own_session
+        self._recorded_end = ended
+        self._missed_at: float | None = None
         self._start_id = start_id
         self._keeper = keeper
         self._known: set[ProcessIdentity] = {launcher}
@@ -59,18 +109,33 @@ class LocalTree:
         """These were seen in the tree by someone else (the keeper)."""
         self._known.update(identities)
 
+    def _ended(self) -> float | None:
+        """When the launcher had ended, as recorded, or as first missed here; None at that first look: who is in its
+        session then is taken for its own."""
+        if (at := self._recorded_end()) is not None:
+            return at
+        before = self._missed_at
+        if before is None and not is_alive(self._launcher):
+            self._missed_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return before
+
     def living(self, *, sweep: bool = False) -> tuple[ProcessSample, ...]:
-        """The launcher first (if it lives), then the rest by pid. ``sweep`` also looks for the marker."""
+        """The launcher first (if it lives), then the rest by pid. ``sweep`` also looks for marker and session."""
         if sweep and self._start_id:
             self._known.update(marked(self._start_id))
-        self._known = {identity for identity in self._known if is_alive(identity)}
+        if sweep and self._own_session:
+            self._known.update(in_session(self._launcher, self._ended(), self._known))
+        # One change at a time, and none that takes another's back: a look that hung and was left behind may come back.
+        for identity in list(self._known):
+            if not is_alive(identity):
+                self._known.discard(identity)
         pids: set[int] = set()
-        roots = [identity.pid for identity in self._known]
+        roots = [identity.pid for identity in list(self._known)]
         if self._keeper is not None and is_alive(self._keeper):
             roots.append(self._keeper.pid)
         for root in roots:
             pids.update(procfs.descendants(root))
-        pids.update(identity.pid for identity in self._known)
+        pids.update(identity.pid for identity in list(self._known))
         if self._keeper is not None and from_here(self._keeper):
             pids.discard(self._keeper.pid)
         samples = [found for pid in sorted(pids) if (found := sample(pid)) is not None]

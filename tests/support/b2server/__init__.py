@@ -1,4 +1,5 @@
-"""A small Backblaze B2 on loopback (native API v4), a process of its own, with faults on demand.
+"""A small Backblaze B2 on loopback (native API v4, v3, and v1 as rclone speaks it), a process of its own, with faults
+on demand.
 
 It outlives a client that is killed, and checks at every event that no ``latest.json`` lies (``violations()``).
 """
@@ -58,6 +59,22 @@ class B2Server:
 
     def fault(self, ep: str, action: str, **details: Any) -> None:
         self.admin("fault", ep=ep, action=action, **details)
+
+    def pace(self, latency: float = 0.0, rate: float = 0.0) -> None:
+        """Seconds before each answer, and bytes per second of each connection; 0 is no limit."""
+        self.admin("pace", latency=latency, rate=rate)
+
+    def calls(self) -> dict[str, int]:
+        """How often each call was made, failed ones included."""
+        return dict(self.admin("state")["calls"])
+
+    def classes(self) -> dict[str, int]:
+        """Calls by the class they are billed as: A, B, C."""
+        return dict(self.admin("state")["classes"])
+
+    def sent(self) -> int:
+        """Bytes of objects that clients have downloaded."""
+        return int(self.admin("state")["sent"])
 
     def events(self) -> list[dict[str, Any]]:
         return list(self.admin("state")["events"])

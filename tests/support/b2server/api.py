@@ -1,5 +1,7 @@
-"""B2's native API v4, as far as podwatch and the b2 tool use it: one function per call, on plain dictionaries."""
+"""B2's native API, as podwatch, b2sdk, the b2 tool (v4, v3) and rclone (v1) use it: one function per call, on plain
+dictionaries. What differs between the versions is in ``authorize`` and ``as_version``."""
 
+import hashlib
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -39,31 +41,58 @@ def need(state: State, key: Key, capability: str, name: str | None = None) -> No
         raise ApiError(401, "unauthorized", "name is outside the key's prefix")
 
 
-def authorize(state: State, key: Key, base: str) -> Json:
+def authorize(state: State, key: Key, base: str, version: str) -> Json:
+    """v4 knows several buckets, v3 one; v2 and v1 are flat, and v1 has the old name of the part size besides."""
     token = f"acct_{uuid.uuid4().hex}"
     with state.lock:
         state.tokens[token] = key
-    buckets = [{"id": state.bucket_id if key.bucket == state.bucket else "bktgone", "name": key.bucket}]
+    bucket_id = state.bucket_id if key.bucket == state.bucket else "bktgone"
+    urls = {"apiUrl": base, "downloadUrl": base, "s3ApiUrl": base}
+    sizes = {"absoluteMinimumPartSize": MINIMUM_PART, "recommendedPartSize": state.recommended_part}
+    allowed: Json = {"capabilities": list(key.capabilities), "namePrefix": key.prefix or None}
+    common: Json = {"accountId": "acct", "authorizationToken": token}
+    one = {"bucketId": bucket_id if key.bucket else None, "bucketName": key.bucket or None}
+    if version == "v3":
+        storage = {**urls, **sizes, **allowed, **one, "infoType": "storageApi"}
+        return {**common, "applicationKeyExpirationTimestamp": None, "apiInfo": {"storageApi": storage}}
+    if version in ("v1", "v2"):
+        allowed |= one
+        if version == "v1":
+            sizes["minimumPartSize"] = 100_000_000
+        return {**common, **urls, **sizes, "allowed": allowed}
+    allowed["buckets"] = [{"id": bucket_id, "name": key.bucket}] if key.bucket else None
+    storage = {**urls, **sizes, "infoType": "storageApi", "allowed": allowed}
+    return {**common, "applicationKeyExpirationTimestamp": None, "apiInfo": {"storageApi": storage}}
+
+
+def as_version(answer: Json, version: str) -> Json:
+    """v1 listings say ``size`` where later ones say ``contentLength``: without it rclone sees empty files."""
+    if version == "v1":
+        for file in answer.get("files") or ():
+            file["size"] = file.pop("contentLength")
+    return answer
+
+
+def _folder(state: State, name: str) -> Json:
     return {
-        "accountId": "acct",
-        "authorizationToken": token,
-        "applicationKeyExpirationTimestamp": None,
-        "apiInfo": {
-            "storageApi": {
-                "apiUrl": base,
-                "downloadUrl": base,
-                "s3ApiUrl": base,
-                "absoluteMinimumPartSize": MINIMUM_PART,
-                "recommendedPartSize": 100_000_000,
-                "infoType": "storageApi",
-                "allowed": {
-                    "buckets": buckets if key.bucket else None,
-                    "capabilities": list(key.capabilities),
-                    "namePrefix": key.prefix or None,
-                },
-            }
-        },
-    }
+        "accountId": "acct", "action": "folder", "bucketId": state.bucket_id, "contentLength": 0, "contentSha1": None,
+        "contentMd5": None, "contentType": None, "fileId": None, "fileInfo": {}, "fileName": name, "uploadTimestamp": 0,
+        "fileRetention": {"isClientAuthorizedToRead": True, "value": None}, "serverSideEncryption": {"algorithm": None},
+        "legalHold": {"isClientAuthorizedToRead": True, "value": None},
+    }  # fmt: skip
+
+
+def _grouped(state: State, found: list[Version], prefix: str, delimiter: str) -> list[tuple[str, Version | None, Json]]:
+    """(name, version, entry): with a delimiter, what lies below a folder is one entry."""
+    entries: list[tuple[str, Version | None, Json]] = []
+    for version in found:
+        head, mark, _ = version.name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+        folder = f"{prefix}{head}{mark}"
+        if not mark:
+            entries.append((version.name, version, describe(state, version)))
+        elif not entries or entries[-1][0] != folder:
+            entries.append((folder, None, _folder(state, folder)))
+    return entries
 
 
 def list_buckets(state: State, key: Key, body: Json, base: str) -> Json:
@@ -78,6 +107,13 @@ def list_buckets(state: State, key: Key, body: Json, base: str) -> Json:
         bucket |= {"fileLockConfiguration": open_lock, "defaultServerSideEncryption": encryption}
         bucket |= {"bucketInfo": {}, "corsRules": [], "lifecycleRules": [], "options": [], "revision": 1}
     return {"buckets": found if wanted == state.bucket else []}
+
+
+def create_bucket(state: State, key: Key, body: Json, base: str) -> Json:
+    """There is one bucket. rclone asks for it before it copies, and takes this answer for a yes."""
+    if body.get("bucketName") == state.bucket:
+        raise ApiError(400, "duplicate_bucket_name", "Bucket name is already in use.")
+    raise ApiError(400, "too_many_buckets", "this server has one bucket")
 
 
 def _check_bucket(state: State, body: Json) -> None:
@@ -149,8 +185,9 @@ def list_file_names(state: State, key: Key, body: Json, base: str) -> Json:
     with state.lock:
         names = sorted({v.name for v in state.versions.values() if v.name.startswith(prefix) and v.name >= start})
         found = [v for v in (state.newest(n) for n in names) if v is not None]
-    more = found[limit].name if len(found) > limit else None
-    return {"files": [describe(state, v) for v in found[:limit]], "nextFileName": more}
+    entries = _grouped(state, found, prefix, body.get("delimiter") or "")
+    more = entries[limit][0] if len(entries) > limit else None
+    return {"files": [entry for _, _, entry in entries[:limit]], "nextFileName": more}
 
 
 def list_file_versions(state: State, key: Key, body: Json, base: str) -> Json:
@@ -165,12 +202,33 @@ def list_file_versions(state: State, key: Key, body: Json, base: str) -> Json:
     with state.lock:
         ordered = sorted(state.versions.values(), key=lambda v: (v.name, -v.number))
     found = [v for v in ordered if v.name.startswith(prefix) and (v.name, -v.number) >= start]
-    more = found[limit] if len(found) > limit else None
+    entries = _grouped(state, found, prefix, body.get("delimiter") or "")
+    name, version, _ = entries[limit] if len(entries) > limit else (None, None, {})
     return {
-        "files": [describe(state, v) for v in found[:limit]],
-        "nextFileName": more and more.name,
-        "nextFileId": more and more.file_id,
+        "files": [entry for _, _, entry in entries[:limit]],
+        "nextFileName": name,
+        "nextFileId": version.file_id if version else None,
     }
+
+
+def list_parts(state: State, key: Key, body: Json, base: str) -> Json:
+    need(state, key, "writeFiles")
+    version = _unfinished(state, body["fileId"])
+    start, limit = body.get("startPartNumber") or 1, body.get("maxPartCount") or 100
+    parts = sorted((n, p) for n, p in state.parts(version.file_id).items() if n >= start)
+    found = [
+        {
+            "fileId": version.file_id,
+            "partNumber": number,
+            "contentLength": path.stat().st_size,
+            "contentSha1": hashlib.sha1(path.read_bytes()).hexdigest(),
+            "contentMd5": None,
+            "serverSideEncryption": {"algorithm": None, "mode": None},
+            "uploadTimestamp": version.timestamp_ms,
+        }
+        for number, path in parts[:limit]
+    ]
+    return {"parts": found, "nextPartNumber": parts[limit][0] if len(parts) > limit else None}
 
 
 def list_unfinished_large_files(state: State, key: Key, body: Json, base: str) -> Json:
@@ -179,7 +237,60 @@ def list_unfinished_large_files(state: State, key: Key, body: Json, base: str) -
     prefix = body.get("namePrefix") or ""
     with state.lock:
         found = [v for v in state.versions.values() if v.action == "start" and v.name.startswith(prefix)]
-    return {"files": [describe(state, v) for v in sorted(found, key=lambda v: v.number)], "nextFileId": None}
+    found.sort(key=lambda v: v.number)
+    ids = [v.file_id for v in found]
+    if (start := body.get("startFileId")) in ids:
+        found = found[ids.index(start) :]
+    limit = body.get("maxFileCount") or 100
+    more = found[limit].file_id if len(found) > limit else None
+    return {"files": [describe(state, v) for v in found[:limit]], "nextFileId": more}
+
+
+def hide_file(state: State, key: Key, body: Json, base: str) -> Json:
+    _check_bucket(state, body)
+    need(state, key, "writeFiles", body["fileName"])
+    if state.newest(body["fileName"]) is None:
+        raise ApiError(400, "no_such_file", f"File not present: {body['fileName']}")
+    version = state.add(body["fileName"], "hide", {}, "application/x-bz-hide-marker")
+    state.save(version)
+    return describe(state, version)
+
+
+def _source(state: State, key: Key, body: Json) -> tuple[Version, bytes]:
+    """The version that is copied from, and the bytes of the range."""
+    version = state.versions.get(body["sourceFileId"])
+    if version is None or version.action != "upload":
+        raise ApiError(404, "not_found", f"no such file: {body['sourceFileId']}")
+    need(state, key, "readFiles", version.name)
+    data = state.body(version).read_bytes()
+    if wanted := body.get("range"):
+        first, last = wanted.removeprefix("bytes=").split("-")
+        data = data[int(first) : int(last) + 1]
+    return version, data
+
+
+def copy_file(state: State, key: Key, body: Json, base: str) -> Json:
+    need(state, key, "writeFiles", body["fileName"])
+    source, data = _source(state, key, body)
+    replace = body.get("metadataDirective") == "REPLACE"
+    info = (body.get("fileInfo") or {}) if replace else dict(source.info)
+    kind = body.get("contentType") if replace else source.content_type
+    version = state.add(body["fileName"], "upload", info, kind or source.content_type)
+    version.size, version.sha1 = len(data), hashlib.sha1(data).hexdigest()
+    state.body(version).write_bytes(data)
+    state.save(version)
+    return {**describe(state, version), "action": "copy"}
+
+
+def copy_part(state: State, key: Key, body: Json, base: str) -> Json:
+    need(state, key, "writeFiles")
+    version = _unfinished(state, body["largeFileId"])
+    _, data = _source(state, key, body)
+    state.part(version.file_id, body["partNumber"]).write_bytes(data)
+    return {
+        "fileId": version.file_id, "partNumber": body["partNumber"], "contentLength": len(data), "contentMd5": None,
+        "contentSha1": hashlib.sha1(data).hexdigest(), "uploadTimestamp": version.timestamp_ms,
+    }  # fmt: skip
 
 
 def delete_file_version(state: State, key: Key, body: Json, base: str) -> Json:
@@ -201,6 +312,17 @@ CALLS: dict[str, Callable[[State, Key, Json, str], Json]] = {
     "b2_get_file_info": get_file_info,
     "b2_list_file_names": list_file_names,
     "b2_list_file_versions": list_file_versions,
+    "b2_list_parts": list_parts,
     "b2_list_unfinished_large_files": list_unfinished_large_files,
     "b2_delete_file_version": delete_file_version,
+    "b2_create_bucket": create_bucket,
+    "b2_hide_file": hide_file,
+    "b2_copy_file": copy_file,
+    "b2_copy_part": copy_part,
 }
+CLASSES = {
+    **dict.fromkeys(("b2_download", "b2_get_file_info"), "B"),
+    **dict.fromkeys(("b2_authorize_account", "b2_copy_file", "b2_copy_part"), "C"),
+    **{call: "C" for call in CALLS if call.startswith("b2_list_")},
+}
+"""How a call is billed: what is not here is of class A, free (facts/b2.md section 5.4)."""

@@ -12,8 +12,11 @@ from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.support.b2server.api import CALLS, authorize, describe, need
+from tests.support.b2server.api import CALLS, CLASSES, as_version, authorize, describe, need
 from tests.support.b2server.state import ApiError, Fault, Key, State
+
+_PACED = 1 << 18
+"""Bytes read at once where the line's speed is limited."""
 
 
 class Cut(Exception):  # noqa: N818
@@ -80,6 +83,9 @@ class Handler(BaseHTTPRequestHandler):
             self._cut()
 
     def _faulty(self, ep: str) -> None:
+        self.state.count(ep, CLASSES.get(ep, "A"))
+        if self.state.latency:
+            time.sleep(self.state.latency)
         rule = self.fault = self.state.fault(ep)
         if rule is None:
             return
@@ -91,13 +97,21 @@ class Handler(BaseHTTPRequestHandler):
             raise ApiError(rule.status, rule.code, f"injected {rule.code}", headers)
         if rule.action == "reset":
             raise Cut
-        if rule.action in ("hang", "slow"):
+        if rule.action == "page":
+            self._page(rule.status)
+            raise Cut
+        if rule.action in ("hang", "slow") or (rule.action == "stall" and ep != "b2_download"):
             time.sleep(rule.seconds)
-            if rule.action == "hang":
+            if rule.action != "slow":
                 raise Cut
 
     def _read(self, size: int) -> bytes:
+        if (rate := self.state.rate) and size > _PACED:  # as a line over a distance: in pieces, each in its time
+            return b"".join(self._read(min(_PACED, size - at)) for at in range(0, size, _PACED))
+        began = time.monotonic()
         data = self.rfile.read(size)
+        if rate and size > 1 << 16:
+            time.sleep(max(0.0, size / rate - (time.monotonic() - began)))
         self.unread -= len(data)
         if len(data) < size:
             raise Cut  # the client died in the middle of its request
@@ -118,8 +132,25 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.end_headers()
+        if self.fault and self.fault.action == "torn":
+            self.close_connection, data = True, data[: len(data) // 2]
         if self.command != "HEAD":
             self.wfile.write(data)
+
+    def _page(self, status: int) -> None:
+        """What a proxy or a portal in between would say."""
+        self._body()
+        data = b"<html><body>Please log in</body></html>"
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Connection", "close")
+        if status == 302:
+            self.send_header("Location", f"{self.base}/login")
+        self.end_headers()
+        self.wfile.write(data)
+        self.wfile.flush()
+        time.sleep(0.05)
 
     def _cut(self) -> None:
         self.close_connection = True
@@ -138,7 +169,7 @@ class Handler(BaseHTTPRequestHandler):
             if key is None or key.key != secret:
                 raise ApiError(401, "unauthorized", "invalid application key")
             self.state.happened(ep)
-            return authorize(self.state, key, self.base)
+            return authorize(self.state, key, self.base, path.split("/")[2])
         call = CALLS.get(ep)
         if call is None:
             raise ApiError(400, "bad_request", f"unknown endpoint {ep}")
@@ -146,7 +177,7 @@ class Handler(BaseHTTPRequestHandler):
         with self.state.lock:
             result = call(self.state, key, body, self.base)
             self.state.happened(ep, result.get("fileName", ""), file_id=result.get("fileId", ""))
-        return result
+        return as_version(result, path.split("/")[2])
 
     def _key(self) -> Key:
         key = self.state.tokens.get(self.headers.get("Authorization", ""))
@@ -216,13 +247,20 @@ class Handler(BaseHTTPRequestHandler):
             raise ApiError(404, "not_found", "file not present")
         need(state, key, "readFiles", version.name)
         state.happened("b2_download", version.name)
-        start, status = 0, 200
-        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            start, status = int(match[1]), 206
+        start, end, status = 0, version.size, 200
+        if match := re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", "")):
+            status = 206
+            if match[1]:
+                start, end = int(match[1]), min(end, int(match[2] or end) + 1)
+            else:
+                start = max(0, end - int(match[2]))
             if start >= version.size:
                 raise ApiError(416, "range_not_satisfiable")
         self.send_response(status)
-        self.send_header("Content-Length", str(version.size - start))
+        self.send_header("Content-Length", str(end - start))
+        self.send_header("Accept-Ranges", "bytes")
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{version.size}")
         self.send_header("Content-Type", version.content_type)
         self.send_header("X-Bz-File-Id", version.file_id)
         self.send_header("X-Bz-File-Name", urllib.parse.quote(version.name))
@@ -233,18 +271,27 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        cut_at = self.fault.after_bytes if self.fault and self.fault.action == "lost" else None
+        cut_at = self.fault.after_bytes if self.fault and self.fault.action in ("lost", "stall") else None
         with state.body(version).open("rb") as body:
             body.seek(start)
             sent = 0
-            while data := body.read(1 << 18):
+            flipped = self.fault is not None and self.fault.action == "flip"
+            block = 1 << 16 if state.rate else 1 << 18
+            while data := body.read(min(block, end - start - sent)):
+                if flipped and sent == 0:
+                    data = bytes([data[0] ^ 1]) + data[1:]
+                if state.rate:
+                    time.sleep(len(data) / state.rate)
                 if cut_at is not None and sent + len(data) > cut_at:
                     self.wfile.write(data[: cut_at - sent])
                     self.wfile.flush()
-                    time.sleep(0.05)  # what was sent must reach the client before the reset does
+                    stalled = self.fault.seconds if self.fault and self.fault.action == "stall" else 0.0
+                    time.sleep(stalled or 0.05)  # what was sent must reach the client before the reset does
                     raise Cut
                 self.wfile.write(data)
                 sent += len(data)
+                with state.lock:
+                    state.sent += len(data)
 
     # -- admin ------------------------------------------------------------------------------------------------------
 
@@ -261,11 +308,17 @@ class Handler(BaseHTTPRequestHandler):
             elif what == "expire":
                 state.tokens.clear()
                 state.upload_tokens.clear()
+            elif what == "pace":
+                state.latency, state.rate = body.get("latency", 0.0), body.get("rate", 0.0)
+            elif what == "recommend":
+                state.recommended_part = body["part_size"]
             elif what == "damage":
                 version = state.versions[body["file_id"]]
                 data = bytearray(state.body(version).read_bytes())
                 data[body.get("at", 0)] ^= 0xFF
                 state.body(version).write_bytes(data)
+            elif what == "count":
+                return {"events": len(state.events)}
             elif what == "drop":
                 state.drop(state.versions[body["file_id"]])
             elif what != "state":
@@ -273,6 +326,9 @@ class Handler(BaseHTTPRequestHandler):
             return {
                 "events": state.events,
                 "violations": state.violations + state.invariant(),
+                "calls": state.calls,
+                "classes": state.classes,
+                "sent": state.sent,
                 "versions": [asdict(v) for v in sorted(state.versions.values(), key=lambda v: v.number)],
             }
 

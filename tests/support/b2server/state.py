@@ -8,6 +8,7 @@ import json
 import threading
 import time
 import uuid
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class Fault:
     """Applied to the next ``count`` requests of endpoint ``ep`` after ``skip`` of them."""
 
     ep: str
-    action: str  # status | reset | hang | slow | lost | late | flip
+    action: str  # status | reset | hang | slow | stall | lost | late | torn | flip | page
     count: int = 1
     skip: int = 0
     status: int = 503
@@ -74,6 +75,12 @@ class State:
         self.busy: set[str] = set()
         self.faults: list[Fault] = []
         self.events: list[dict[str, Any]] = []
+        self.calls: Counter[str] = Counter()
+        self.classes: Counter[str] = Counter()
+        self.latency, self.rate = 0.0, 0.0
+        self.sent = 0
+        """Bytes of bodies handed out."""
+        self.recommended_part = 100_000_000
         self.violations: list[str] = []
         self.verified: dict[tuple[str, int], list[str]] = {}
         self.versions: dict[str, Version] = {}
@@ -162,11 +169,17 @@ class State:
                 return rule
         return None
 
+    def count(self, ep: str, billed: str) -> None:
+        with self.lock:
+            self.calls[ep] += 1
+            self.classes[billed] += 1
+
     def happened(self, ep: str, name: str = "", **details: Any) -> None:
         """Log an event and check the promise at this very moment."""
         with self.lock:
             self.events.append({"n": len(self.events), "ep": ep, "name": name, **details})
-            if name.endswith("podwatch/latest.json") or ep in ("b2_delete_file_version", "b2_hide_file"):
+            named = name.endswith(("podwatch/latest.json", "/optional.json"))
+            if named or ep in ("b2_delete_file_version", "b2_hide_file"):
                 self.violations += [f"after event {len(self.events) - 1} ({ep} {name}): {v}" for v in self.invariant()]
 
     def invariant(self) -> list[str]:
@@ -192,7 +205,12 @@ class State:
         assert manifest.name == pointer["manifest_key"], "manifest has another name"
         assert len(body) == pointer["manifest_size"], "manifest size"
         assert hashlib.sha1(body).hexdigest() == pointer["manifest_sha1"], "manifest hash"
-        doc = json.loads(body)
+        self._check_document(json.loads(body), pointer)
+        beside = self.newest(pointer["manifest_key"].removesuffix("manifest.json") + "optional.json")
+        if beside is not None:  # what no resume needs, where it was stored
+            self._check_document(json.loads(self.body(beside).read_bytes()), pointer)
+
+    def _check_document(self, doc: dict[str, Any], pointer: dict[str, Any]) -> None:
         assert (doc["step"], doc["save_id"]) == (pointer["step"], pointer["save_id"]), "manifest of another save"
         for file in doc["files"]:
             version = self.versions[file["file_id"]]

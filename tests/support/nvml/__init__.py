@@ -79,6 +79,9 @@ class _Gpu:
     minor: int = 0
     error: int = 0
     hang: int = 0
+    mig: int = 0
+    ecc: int = 0
+    reasons: int = 0
     unsupported: set[str] = field(default_factory=set)
     processes: list[tuple[int, int]] = field(default_factory=list)
 
@@ -97,6 +100,7 @@ class NvmlWorld:
         self._init = 0
         self._hang = 0
         self._init_hang = 0
+        self._xids: list[tuple[int, int]] = []
         self._gpus = [
             _Gpu(f"GPU-00000000-0000-0000-0000-{index:012d}", f"{name} {index}", total, minor=index)
             for index in range(devices)
@@ -115,6 +119,12 @@ class NvmlWorld:
     def set_reserved(self, index: int, reserved: int) -> None:
         """The driver's own share: in ``used`` by version 1 of the call, apart in version 2."""
         self._gpus[index].reserved = reserved
+        self._write()
+
+    def set_minors(self, *minors: int) -> None:
+        """N of /dev/nvidiaN, device by device."""
+        for gpu, minor in zip(self._gpus, minors, strict=True):
+            gpu.minor = minor
         self._write()
 
     def set_load(self, index: int, *, utilization: int, temperature: int = 60) -> None:
@@ -146,8 +156,28 @@ class NvmlWorld:
         self._write()
 
     def not_supported(self, index: int, *what: str) -> None:
-        """``what``: memory, memory_v2, utilization, temperature, processes, uuid, name, minor. None: all supported."""
+        """``what``: memory, memory_v2, utilization, temperature, processes, uuid, name, minor, mig, ecc, reasons, pci,
+        events. None: all supported."""
         self._gpus[index].unsupported = set(what)
+        self._write()
+
+    def set_mig(self, index: int, on: bool = True) -> None:
+        self._gpus[index].mig = int(on)
+        self._write()
+
+    def set_ecc(self, index: int, uncorrected: int) -> None:
+        """Uncorrected errors since the driver was loaded (the volatile counter)."""
+        self._gpus[index].ecc = uncorrected
+        self._write()
+
+    def throttle(self, index: int, reasons: int) -> None:
+        """``nvmlClocksThrottleReason...`` bits that hold the clocks down now."""
+        self._gpus[index].reasons = reasons
+        self._write()
+
+    def xid(self, index: int, code: int) -> None:
+        """The driver reports this XID as an event, once, to everyone who registered before."""
+        self._xids.append((index, code))
         self._write()
 
     def processes(self, index: int, *processes: tuple[int, int]) -> None:
@@ -171,9 +201,11 @@ class NvmlWorld:
         for index, gpu in enumerate(self._gpus):
             for key in ("uuid", "name", "total", "used", "reserved", "utilization", "temperature", "minor", "error"):
                 lines.append(f"gpu.{index}.{key} {getattr(gpu, key)}")
-            lines.append(f"gpu.{index}.hang {gpu.hang}")
+            for key in ("hang", "mig", "ecc", "reasons"):
+                lines.append(f"gpu.{index}.{key} {getattr(gpu, key)}")
             lines.append(f"gpu.{index}.unsupported {','.join(sorted(gpu.unsupported))}")
             lines += [f"gpu.{index}.process {pid} {memory}" for pid, memory in gpu.processes]
+        lines += [f"xid {gpu} {code}" for gpu, code in self._xids]
         unfinished = self.path.with_name(self.path.name + ".new")
         unfinished.write_text("\n".join(lines) + "\n")
         unfinished.replace(self.path)

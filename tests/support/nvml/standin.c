@@ -16,20 +16,25 @@
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7,
-    DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25
+    DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25
 };
 #define MAX_GPUS 16
 #define MAX_PROCESSES 32
+#define MAX_XIDS 64
+#define XID_EVENT 8ull
 
 typedef struct { unsigned pid; unsigned long long memory; } process_t;
 typedef struct {
     char uuid[96], name[96], unsupported[256];
     unsigned long long total, used, reserved;
-    int utilization, temperature, minor, error, hang, processes;
+    int utilization, temperature, minor, error, hang, processes, mig;
+    unsigned long long ecc, reasons;
     process_t process[MAX_PROCESSES];
 } gpu_t;
+typedef struct { int gpu; unsigned long long code; } xid_t;
 typedef struct {
-    int init, hang, init_hang, devices;
+    int init, hang, init_hang, devices, xids;
+    xid_t xid[MAX_XIDS]; /* all that ever happened, oldest first */
     char driver[80];
     gpu_t gpu[MAX_GPUS];
 } world_t;
@@ -38,6 +43,11 @@ typedef struct { unsigned version; unsigned long long total, reserved, free, use
 typedef struct { unsigned gpu, memory; } utilization_t;
 typedef struct { unsigned version; unsigned sensor; int temperature; } temperature_t;
 typedef struct { unsigned pid; unsigned long long memory; unsigned instance, compute; } process_info_t;
+typedef struct { void *device; unsigned long long type, data; unsigned instance, compute; } event_data_t;
+typedef struct { char registered[MAX_GPUS]; int seen; } event_set_t;
+typedef struct {
+    char legacy[16]; unsigned domain, bus, device, pci_device, pci_subsystem; char bus_id[32];
+} pci_info_t;
 
 static atomic_int started;
 static char devices[MAX_GPUS]; /* a handle is the address of one of these */
@@ -56,6 +66,9 @@ static void gpu_line(gpu_t *gpu, const char *key, const char *value) {
     else if (!strcmp(key, "minor")) gpu->minor = atoi(value);
     else if (!strcmp(key, "error")) gpu->error = atoi(value);
     else if (!strcmp(key, "hang")) gpu->hang = atoi(value);
+    else if (!strcmp(key, "mig")) gpu->mig = atoi(value);
+    else if (!strcmp(key, "ecc")) gpu->ecc = strtoull(value, NULL, 10);
+    else if (!strcmp(key, "reasons")) gpu->reasons = strtoull(value, NULL, 10);
     else if (!strcmp(key, "process") && gpu->processes < MAX_PROCESSES) {
         process_t *process = &gpu->process[gpu->processes];
         if (sscanf(value, "%u %llu", &process->pid, &process->memory) == 2) gpu->processes++;
@@ -82,6 +95,10 @@ static int load(world_t *world) {
         else if (!strcmp(line, "init_hang")) world->init_hang = atoi(value);
         else if (!strcmp(line, "hang")) world->hang = atoi(value);
         else if (!strcmp(line, "devices")) world->devices = atoi(value);
+        else if (!strcmp(line, "xid") && world->xids < MAX_XIDS) {
+            xid_t *xid = &world->xid[world->xids];
+            if (sscanf(value, "%d %llu", &xid->gpu, &xid->code) == 2) world->xids++;
+        }
         else if (!strcmp(line, "driver")) text(world->driver, sizeof world->driver, value);
     }
     fclose(file);
@@ -260,5 +277,78 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, proce
     if (room < *count || !infos) return INSUFFICIENT_SIZE;
     for (int i = 0; i < gpu->processes; i++)
         infos[i] = (process_info_t){gpu->process[i].pid, gpu->process[i].memory, 0xffffffff, 0xffffffff};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
+    DEVICE(handle, "mig");
+    *current = *pending = (unsigned)gpu->mig;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEccErrors(void *handle, unsigned type, unsigned counter, unsigned long long *count) {
+    DEVICE(handle, "ecc");
+    *count = type == 1 && counter == 0 ? gpu->ecc : 0; /* uncorrected, volatile */
+    return SUCCESS;
+}
+
+static int reasons_of(void *handle, unsigned long long *reasons) {
+    DEVICE(handle, "reasons");
+    *reasons = gpu->reasons;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *reasons) {
+    return reasons_of(handle, reasons);
+}
+
+#ifndef OLD_DRIVER
+int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *reasons) {
+    return reasons_of(handle, reasons);
+}
+#endif
+
+/* GPU n sits at 0000:(16 + n):00.0. */
+int nvmlDeviceGetPciInfo_v3(void *handle, pci_info_t *pci) {
+    DEVICE(handle, "pci");
+    memset(pci, 0, sizeof *pci);
+    pci->bus = 16 + (unsigned)((char *)handle - devices);
+    snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", pci->bus);
+    snprintf(pci->legacy, sizeof pci->legacy, "0000:%02X:00.0", pci->bus);
+    return SUCCESS;
+}
+
+int nvmlEventSetCreate(event_set_t **set) {
+    world_t world;
+    int result = library(&world);
+    if (result != SUCCESS) return result;
+    *set = calloc(1, sizeof **set);
+    (*set)->seen = world.xids; /* what was before is not told */
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(void *handle, unsigned long long types, event_set_t *set) {
+    DEVICE(handle, "events");
+    if (!(types & XID_EVENT)) return NOT_SUPPORTED;
+    set->registered[(char *)handle - devices] = 1;
+    return SUCCESS;
+}
+
+int nvmlEventSetWait_v2(event_set_t *set, event_data_t *data, unsigned milliseconds) {
+    world_t world;
+    int result = library(&world);
+    (void)milliseconds; /* nobody here waits */
+    if (result != SUCCESS) return result;
+    while (set->seen < world.xids) {
+        xid_t *xid = &world.xid[set->seen++];
+        if (xid->gpu < 0 || xid->gpu >= world.devices || !set->registered[xid->gpu]) continue;
+        *data = (event_data_t){&devices[xid->gpu], XID_EVENT, xid->code, 0xffffffff, 0xffffffff};
+        return SUCCESS;
+    }
+    return TIMEOUT;
+}
+
+int nvmlEventSetFree(event_set_t *set) {
+    free(set);
     return SUCCESS;
 }

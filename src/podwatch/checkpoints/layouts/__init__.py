@@ -1,28 +1,83 @@
-"""One small file per trainer family, each behind the ``Layout`` protocol of ``base``."""
+"""One small file per trainer family, each behind the ``Layout`` protocol of ``base``; ``KINDS`` is the registry."""
 
-from podwatch.checkpoints.layouts.base import Layout
+from podwatch.checkpoints.layouts import (
+    accelerate,
+    auto,
+    custom,
+    dcp,
+    deepspeed,
+    hf,
+    lightning,
+    megatron,
+    nemo,
+    nemo_rl,
+    open_instruct,
+    openrlhf,
+    orbax,
+    prime_rl,
+    runner,
+    skyrl,
+    torchtitan,
+    verl,
+)
+from podwatch.checkpoints.layouts.base import Kind, Layout, Recognition, Site
 from podwatch.checkpoints.layouts.custom import CustomLayout
 from podwatch.checkpoints.layouts.hf import HFLayout
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 
-__all__ = ["CustomLayout", "HFLayout", "Layout", "PrimeRLLayout", "make_layout"]
+__all__ = ["KINDS", "CustomLayout", "HFLayout", "Layout", "PrimeRLLayout", "make_layout", "recognised", "site_of"]
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        prime_rl.KIND,
+        verl.KIND,
+        torchtitan.KIND,
+        dcp.KIND,
+        hf.KIND,
+        megatron.KIND,
+        nemo.KIND,
+        accelerate.KIND,
+        lightning.KIND,
+        deepspeed.KIND,
+        openrlhf.KIND,
+        skyrl.KIND,
+        nemo_rl.KIND,
+        orbax.KIND,
+        open_instruct.KIND,
+        runner.KIND,
+        custom.KIND,
+    )
+}
+"""One line per layout; the order is that in which they are listed."""
+
+
+def site_of(settings: Settings) -> Site:
+    trainer = settings.trainer
+    return Site(trainer.output_dir, trainer.checkpoint_dir, trainer.cwd, trainer.command, settings.checkpoints.custom)
 
 
 def make_layout(settings: Settings) -> Layout:
-    """The layout a configuration names, for its output directory (which need not exist yet)."""
-    trainer = settings.trainer
-    if trainer.layout == "hf":
-        return HFLayout(trainer.output_dir)
-    if trainer.layout == "custom":
-        if settings.checkpoints.custom is None:
-            raise ConfigurationError(
-                'layout = "custom" needs a [checkpoints.custom] section',
-                where="trainer.layout",
-                fix="say there where one step lies (step_dir) and what it must contain (required)",
-            )
-        return CustomLayout(trainer.output_dir, settings.checkpoints.custom)
-    return PrimeRLLayout(
-        trainer.output_dir, checkpoint_dir=trainer.checkpoint_dir, cwd=trainer.cwd, command=trainer.command
-    )
+    """The layout a configuration names, or the one that "auto" finds, for its output directory (which need not exist
+    yet). ConfigurationError: not known, not recognised, or ambiguous."""
+    site = site_of(settings)
+    name: str = settings.trainer.layout
+    chosen_because = ""
+    if name == "auto":
+        found = auto.choose(site, KINDS.values())
+        name, chosen_because = found.layout, found.why
+    kind = KINDS.get(name)
+    if kind is None:
+        raise ConfigurationError(
+            f"layout {name!r} is not known", where="trainer.layout", fix=f"choose one of {', '.join(KINDS)}"
+        )
+    layout = kind.make(site)
+    layout.chosen_because = chosen_because
+    return layout
+
+
+def recognised(site: Site) -> list[Recognition]:
+    """Every layout that recognises a command or a directory; for those who look at a machine."""
+    return auto.recognised(site, KINDS.values())

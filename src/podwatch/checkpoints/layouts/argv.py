@@ -67,6 +67,29 @@ def strip_flags(
     return tuple(kept), tuple(removed)
 
 
+def strip_keys(command: Sequence[str], keys: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(command without these overrides, what was taken out): ``key=value`` as Hydra and OmegaConf read it, also as
+    ``+key=``, ``++key=``, ``~key``. One that holds a placeholder of ours stays, as with flags."""
+    kept: list[str] = []
+    removed: list[str] = []
+    for argument in command:
+        name, equals, _ = argument.partition("=")
+        named = name.lstrip("+~") in keys and (bool(equals) or name.startswith("~"))
+        ours = any(p in argument for p in PLACEHOLDERS)
+        (removed if named and not ours else kept).append(argument)
+    return tuple(kept), tuple(removed)
+
+
+def key_value(command: Sequence[str], keys: Sequence[str]) -> str | None:
+    """The last value that an override gives to any of ``keys``, without its quotes; None if none does."""
+    value: str | None = None
+    for argument in command:
+        name, equals, text = argument.partition("=")
+        if equals and name.lstrip("+") in keys:
+            value = text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+    return value
+
+
 def build(
     command: Sequence[str],
     *,

@@ -1,10 +1,12 @@
 """What podwatch must know about one trainer's way of keeping checkpoints."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 
 
@@ -18,6 +20,11 @@ class PartDir:
     """Needed for a resume."""
     uploaded: bool = True
     """Travels to the store with the set (optional parts such as prime-rl's ``weights`` do not)."""
+    names: tuple[str, ...] = ()
+    """Only these entries of ``path``, files or directories, belong to the part: the directory is shared by many steps.
+    Empty: all of it."""
+    export: bool = False
+    """Not needed for a resume, but worth keeping: travels with milestones and with the final set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +37,27 @@ class PartFiles:
     symlinks: tuple[SymlinkEntry, ...] = ()
 
 
+class Marker(StrEnum):
+    """How strongly a layout says that a save is over; decides how long a set must be quiet (facts/checkpoints.md 5)."""
+
+    COMMIT = "commit"
+    """A rename of the whole, a commit file, DCP's ``.metadata`` with its mtime rule."""
+    LAST_FILE = "last-file"
+    """A small file written last, or a tracker in the parent."""
+    NONE = "none"
+    """Nothing: a learned file set and a long quiet time have to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """A layout's word on one step. ``whole`` = the completeness rule holds; ``damaged`` = a piece is structurally
-    broken; ``reason`` says exactly what is missing or broken; ``strong`` = the layout has an explicit commit marker, so
-    the short settle time suffices; ``save_token`` = what identifies this very save from inside (the DCP save id)."""
+    broken; ``reason`` says exactly what is missing or broken; ``marker`` = what says that the save is over, so how long
+    it must be quiet; ``save_token`` = what identifies this very save from inside (the DCP save id)."""
 
     whole: bool
     reason: str = ""
     damaged: bool = False
-    strong: bool = True
+    marker: Marker = Marker.COMMIT
     save_token: str = ""
     world_size: int | None = None
     pending: bool = False
@@ -50,6 +68,37 @@ class Judgement:
     """Part name -> what is wrong with it, for the parts that are not in order."""
     leftovers: tuple[str, ...] = ()
     """``<part>/<path>`` of files that lie there but do not belong to this save; never uploaded."""
+    rests_on: tuple[Path, ...] = ()
+    """Files outside the parts (a tracker in the parent) that were looked at: when one of them changes, the step has to
+    be judged anew although nothing of its own changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a rule was read: project, file, commit (or version)."""
+
+    project: str
+    file: str
+    commit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tracker:
+    """A file or symlink by which the trainer finds its newest checkpoint, and what it must say for a resume from one
+    step. Repaired atomically before a start (facts/checkpoints.md 2.4): exactly one of ``content`` and ``target``."""
+
+    path: Path
+    content: bytes | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recognition:
+    """Why an output directory or a command looks like a layout. ``certain``: no other trainer writes this."""
+
+    layout: str
+    why: str
+    certain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +167,16 @@ class Layout(Protocol):
         """Everything that must be set aside before a start from ``step`` (None: a fresh start)."""
         ...
 
+    def trackers(self, step: int | None) -> tuple[Tracker, ...]:
+        """What the trainer's own "latest" files and links must say for a start from ``step`` (None: a fresh start, for
+        which they are set aside by ``ahead_of``). Only trackers that exist, or that a resume needs."""
+        ...
+
+    def pinned(self) -> Mapping[int, str]:
+        """Steps that something of the trainer names, and what: ``latest_checkpointed_iteration.txt``, ``best``. They
+        are never removed. An empty or garbled tracker names nothing: it is being written."""
+        ...
+
     def progress(self) -> tuple[StepSeen, ...]:
         """Newest step per role as the files show it (``broadcasts/step_N/STABLE``...)."""
         ...
@@ -135,8 +194,16 @@ class Layout(Protocol):
         """The lowest step number a correct resume from ``step`` can show first."""
         ...
 
+    def processes(self, command: Sequence[str]) -> int | None:
+        """How many processes the command starts to train; None: it does not say so for sure, nothing is judged."""
+        ...
+
     def target_step(self, command: Sequence[str]) -> int | None:
         """The step at which training is done, as far as the command or its config file tells."""
+        ...
+
+    def wandb_variables(self) -> tuple[str, ...]:
+        """Environment variables by which the trainer takes the id of its one W&B run, if the owner sets it there."""
         ...
 
     def wandb_identity(self) -> Mapping[str, str]:
@@ -147,5 +214,41 @@ class Layout(Protocol):
         """Default globs, relative to output_dir, of log files that carry step lines."""
         ...
 
+    chosen_because: str
+    """Why ``layout = "auto"`` took this one; empty if the configuration named it."""
+    shared_parts: frozenset[str]
+    """Parts whose directory many steps share (``PartDir.names``): a restore puts their entries into it one by one."""
+    sources: tuple[Source, ...]
+    """Where this layout's rules were read."""
+    reshards: bool
+    """Can the trainer load a set with another world size? If not, one that is surely another blocks a resume."""
+    counts_all: bool
+    """``Judgement.world_size`` counts every process, not only the data-parallel ranks among them."""
     finish_lines: tuple[str, ...]
     """The trainer's own words for "I am done"; all of them must have been seen after the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a layout may look at: the configured directories and the command of a fresh start."""
+
+    output_dir: Path
+    checkpoint_dir: Path | None = None
+    """Where checkpoints lie if not at their usual place below output_dir."""
+    cwd: Path | None = None
+    command: tuple[str, ...] = ()
+    custom: CustomLayoutSettings | None = None
+
+    @property
+    def working_directory(self) -> Path:
+        return self.cwd or self.output_dir.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One entry of the registry: how a layout is made, and how ``auto`` knows it. ``recognise`` looks at the command
+    and at a few directory names only; None: nothing speaks for this layout."""
+
+    name: str
+    make: Callable[[Site], Layout]
+    recognise: Callable[[Site], Recognition | None]

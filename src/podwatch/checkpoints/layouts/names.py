@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 from pathlib import Path
 
 STEP = re.compile(r"^step_(0|[1-9]\d{0,17})$")
@@ -13,7 +14,7 @@ def step_names(root: Path, pattern: re.Pattern[str] = STEP) -> dict[int, str]:
     try:
         with os.scandir(root) as entries:
             for entry in entries:
-                match = pattern.match(entry.name)
+                match = pattern.fullmatch(entry.name)
                 if match is not None and entry.is_dir(follow_symlinks=False):
                     found[int(match.group(1))] = entry.name
     except (FileNotFoundError, NotADirectoryError):
@@ -21,6 +22,23 @@ def step_names(root: Path, pattern: re.Pattern[str] = STEP) -> dict[int, str]:
     return found
 
 
+def all_step_names(root: Path, pattern: re.Pattern[str]) -> dict[int, list[str]]:
+    """Step -> every directory name that has it, where the name holds more than the step. As ``step_names`` else."""
+    found: dict[int, list[str]] = {}
+    try:
+        with os.scandir(root) as entries:
+            for entry in entries:
+                match = pattern.fullmatch(entry.name)
+                if match is not None and entry.is_dir(follow_symlinks=False):
+                    found.setdefault(int(match.group(1)), []).append(entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return found
+
+
 def is_plain_dir(path: Path) -> bool:
     """A real directory, no symlink. False also if it cannot be seen."""
-    return path.is_dir() and not path.is_symlink()
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False

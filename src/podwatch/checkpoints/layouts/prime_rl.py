@@ -12,34 +12,39 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import prime_rl_command
-from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen
+from podwatch.checkpoints.layouts import prime_rl_command, prime_rl_disk
+from podwatch.checkpoints.layouts.base import (
+    Judgement,
+    Kind,
+    PartDir,
+    PartFiles,
+    ResumeCommand,
+    Site,
+    Source,
+    StepSeen,
+    Tracker,
+)
 from podwatch.checkpoints.layouts.names import is_plain_dir, step_names
+from podwatch.checkpoints.layouts.on_demand import OnDemand
 from podwatch.checkpoints.layouts.prime_rl_command import Hints
 from podwatch.checkpoints.layouts.prime_rl_judge import judge_set
 from podwatch.domain.errors import ConfigurationError
-
-_FRESH = (
-    "checkpoints",
-    "weights",
-    "broadcasts",
-    "rollouts",
-    "run_default",
-    "logs",
-    "wandb",
-    "torchrun",
-    "evals",
-    "metrics.jsonl",
-)
-"""What prime-rl writes into output_dir. Newer versions refuse a fresh start beside any of it, even an empty directory;
-the launcher's own files (configs, rl.sbatch, job_*.log) are exempt there (pathing.py, LAUNCHER_ARTIFACTS)."""
 
 
 class PrimeRLLayout:
     """One prime-rl run. Tells A from B by what lies on disk, else by the command and the trainer's source."""
 
     name = "prime-rl"
+    shared_parts: frozenset[str] = frozenset()
     finish_lines: tuple[str, ...] = ("RL trainer finished!", "Orchestrator finished.")
+    reshards = True
+    counts_all = True
+    sources: tuple[Source, ...] = (
+        Source("PrimeIntellect-ai/prime-rl", "src/prime_rl/trainer/ckpt.py", "559b44772"),
+        Source("PrimeIntellect-ai/prime-rl", "src/prime_rl/orchestrator/ckpt.py", "559b44772"),
+        Source("PrimeIntellect-ai/prime-rl", "src/prime_rl/utils/pathing.py", "559b44772"),
+        Source("PrimeIntellect-ai/prime-rl", "src/prime_rl/trainer/ckpt.py", "a24ec986b"),
+    )
 
     def __init__(
         self,
@@ -50,12 +55,11 @@ class PrimeRLLayout:
         command: Sequence[str] = (),
     ) -> None:
         self.output_dir = output_dir
+        self.chosen_because = ""
         self.cwd = cwd if cwd is not None else output_dir.parent
         self._command = tuple(command)
         self._trainer_root = checkpoint_dir or output_dir
         self._expected = ""
-        self._parts: dict[int, tuple[PartDir, ...]] = {}
-        self._parts_for: tuple[str, bool] = ("", False)
 
     # -- which variant ------------------------------------------------------------------------------------------
 
@@ -109,7 +113,7 @@ class PrimeRLLayout:
             PartDir("trainer", self._checkpoints / name / "trainer", required=True),
             PartDir("orchestrator", own / "checkpoints" / name / "orchestrator", required=True),
         )
-        weights = PartDir("weights", self._trainer_root / "weights" / name, required=False, uploaded=False)
+        weights = PartDir("weights", self._trainer_root / "weights" / name, required=False, uploaded=False, export=True)
         rollouts = PartDir("rollouts", own / "rollouts" / name, required=False, uploaded=False)
         broadcast = own / "broadcasts" / name
         if variant == "B":
@@ -126,12 +130,8 @@ class PrimeRLLayout:
         variant = self.variant
         roots = {self._checkpoints, self._own(variant) / "checkpoints", self._trainer_root / "weights"}
         found = {step for root in roots for step in step_names(root)}
-        kind = (variant, self._nccl)
-        if kind != self._parts_for:
-            self._parts, self._parts_for = {}, kind
-        known = self._parts
-        self._parts = {n: known[n] if n in known else self._build(n, *kind) for n in sorted(found)}
-        return self._parts
+        nccl = self._nccl
+        return OnDemand(sorted(found), lambda step: self._build(step, variant, nccl))
 
     def _step_roots(self, variant: str) -> dict[str, Path]:
         own = self._own(variant)
@@ -174,23 +174,16 @@ class PrimeRLLayout:
         Whole ``step_M`` directories. In A rollouts go wholly; in B the broadcast of N itself goes too, because the
         trainer rewrites it in place at start-up while the orchestrator may read it already.
         """
-        variant = self.variant
-        roots = self._step_roots(variant)
-        found: dict[Path, None] = {}
-        for kind, root in roots.items():
-            if variant != "B" and kind in ("rollouts", "batches"):
-                if is_plain_dir(root):
-                    found[root] = None
-                continue
-            first = -1 if step is None else step if variant == "B" and kind == "broadcasts" else step + 1
-            for number, name in sorted(step_names(root).items()):
-                if number >= first:
-                    found[root / name] = None
-        if step is None:
-            for path in (self._checkpoints, *(self.output_dir / name for name in _FRESH)):
-                if not path.is_symlink() and path.exists():
-                    found[path] = None
-        return tuple(p for p in found if not any(parent in found for parent in p.parents))
+        return prime_rl_disk.ahead(
+            self._step_roots(self.variant), step, newer=self.variant == "B", output_dir=self.output_dir
+        )
+
+    def trackers(self, step: int | None) -> tuple[Tracker, ...]:
+        """None: prime-rl takes the highest name, and podwatch passes the step."""
+        return ()
+
+    def pinned(self) -> Mapping[int, str]:
+        return {}
 
     def resume_command(
         self, command: Sequence[str], step: int | None, override: str | Sequence[str], wandb: Mapping[str, str]
@@ -207,8 +200,15 @@ class PrimeRLLayout:
         v0.7.0 it is N + 1, and the lower bound covers both. B: N is finished, N + 1 comes first."""
         return step + 1 if self.variant == "B" else step
 
+    def processes(self, command: Sequence[str]) -> int | None:
+        """Inference and orchestrator are started by the same command; the trainer reshards anyway."""
+        return None
+
     def target_step(self, command: Sequence[str]) -> int | None:
         return prime_rl_command.target_step(command, self.cwd)
+
+    def wandb_variables(self) -> tuple[str, ...]:
+        return prime_rl_command.WANDB_VARIABLES
 
     def wandb_identity(self) -> Mapping[str, str]:
         return prime_rl_command.wandb_identity(self.output_dir, self.variant)
@@ -218,21 +218,7 @@ class PrimeRLLayout:
     def progress(self) -> tuple[StepSeen, ...]:
         """Newest broadcast with STABLE (written every step), newest rollouts, newest trainer checkpoint."""
         own = self._own(self.variant)
-        sources = (
-            ("trainer", own / "broadcasts", "STABLE"),
-            ("orchestrator", own / "rollouts", ""),
-            ("checkpoint", self._checkpoints, "trainer/.metadata"),
-        )
-        seen = []
-        for role, root, marker in sources:
-            for step in sorted(step_names(root), reverse=True)[:5]:
-                try:
-                    status = (root / f"step_{step}" / marker).stat()
-                except (FileNotFoundError, NotADirectoryError):
-                    continue
-                seen.append(StepSeen(role, step, status.st_mtime))
-                break
-        return tuple(seen)
+        return prime_rl_disk.progress(own / "broadcasts", own / "rollouts", self._checkpoints)
 
     def log_globs(self) -> tuple[str, ...]:
         """v0.2 to v0.5, v0.6 to v0.8, and HEAD with its attempts, in this order (facts/prime-rl.md section 4)."""
@@ -244,3 +230,10 @@ class PrimeRLLayout:
             "logs/latest/*.log",
             "logs/latest/trainer/*.log",
         )
+
+
+def _make(site: Site) -> PrimeRLLayout:
+    return PrimeRLLayout(site.output_dir, checkpoint_dir=site.checkpoint_dir, cwd=site.cwd, command=site.command)
+
+
+KIND = Kind("prime-rl", _make, prime_rl_disk.recognise)

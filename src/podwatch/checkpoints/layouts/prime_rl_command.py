@@ -9,10 +9,12 @@ from podwatch.checkpoints.layouts import argv
 from podwatch.checkpoints.layouts.base import ResumeCommand
 from podwatch.checkpoints.layouts.names import is_plain_dir
 from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.wandb import is_id, valid_ids
 
 _OLD = ("--ckpt.resume-step", "--trainer.ckpt.resume-step", "--orchestrator.ckpt.resume-step")
 _NEW = ("--resume.step", "--resume.dir")
-_WANDB_ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+WANDB_VARIABLES = ("PRL_RUN_ID", "WANDB_SHARED_RUN_ID")
+"""From August 2026, and v0.6.0 to v0.8.0. Not WANDB_RUN_ID: versions with two W&B runs would both claim it."""
 _RUN_LINK = re.compile(r"^(?:offline-)?run-\d{8}_\d{6}-(.+)$")
 
 
@@ -92,7 +94,7 @@ def _wandb(
     command: Sequence[str], wandb: Mapping[str, str], known: Hints, cwd: Path
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Arguments and environment that let the W&B run go on. Never one WANDB_RUN_ID for a version with two runs."""
-    ids = {n: i for n, i in wandb.items() if _WANDB_ID.match(i)}
+    ids = valid_ids(wandb)
     if known.variant == "B":
         shared = ids.get("shared") or ids.get("orchestrator") or ids.get("trainer")
         return (), {"PRL_RUN_ID": shared} if shared else {}
@@ -125,7 +127,7 @@ def _latest_run(directory: Path) -> str:
     except OSError:
         return ""
     match = _RUN_LINK.match(name)
-    return match.group(1) if match and _WANDB_ID.match(match.group(1)) else ""
+    return match.group(1) if match and is_id(match.group(1)) else ""
 
 
 def target_step(command: Sequence[str], cwd: Path) -> int | None:

@@ -4,15 +4,18 @@ The trainer's half is a DCP directory; the orchestrator's is ``progress.pt``; in
 is needed too. There is no marker for the step as a whole, so all required halves must stand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from podwatch.checkpoints.layouts.base import Judgement, PartFiles
+from podwatch.checkpoints.layouts.inside import WEIGHT_INDEXES
 from podwatch.checkpoints.scan import is_temporary
-from podwatch.checkpoints.structure import dcp, torch_zip
+from podwatch.checkpoints.structure import dcp, safetensors, torch_zip
 from podwatch.checkpoints.structure.files import check_file
 
 PROGRESS = "progress.pt"
 STABLE = "STABLE"
+NCCL_READY = "NCCL_READY"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 class Fault(Exception):  # noqa: N818 - internal, never shown as an error
@@ -88,13 +91,30 @@ def _broadcast(part: PartFiles) -> None:
     stable = next((f for f in part.files if f.path == STABLE), None)
     if stable is None:
         raise Fault(f"{STABLE} is missing" if part.present else "the directory is missing")
-    weights = [f for f in part.files if f.path not in (STABLE, "NCCL_READY") and not is_temporary(f.path)]
-    if not weights:
+    markers = {STABLE, NCCL_READY}
+    weights = [f for f in part.files if f.path not in markers and not is_temporary(f.path)]
+    by_nccl = any(f.path == NCCL_READY for f in part.files)  # weights that travel that way leave no file
+    if not by_nccl and not any(f.path.endswith(_WEIGHTS) for f in weights):
         raise Fault(f"{STABLE} stands alone, without weights")
+    missing = _not_here(part, {f.path for f in weights})
+    if missing:
+        raise Fault(f"{missing} is missing, which the index of the weights names")
     newer = [f.path for f in weights if f.mtime_ns > stable.mtime_ns + dcp.MTIME_TOLERANCE_NS]
     if newer:
         raise Fault(f"{min(newer)} is newer than {STABLE}: being rewritten, or that was cut off")
     _sound(part)
+
+
+def _not_here(part: PartFiles, names: Collection[str]) -> str:
+    """The first shard that an index names and that is not there; empty if all are."""
+    for name in WEIGHT_INDEXES:
+        if name in names:
+            try:
+                shards = safetensors.read_index(part.part.path / name).shards
+            except OSError as error:
+                raise _read_fault(name, error) from error
+            return min(shards - set(names), default="")
+    return ""
 
 
 def _sound(part: PartFiles) -> None:

@@ -9,6 +9,11 @@ _TORCH = (".pt", ".pth", ".ckpt")
 _JSON_LIMIT = 64 * 1024 * 1024
 
 
+def can_check(name: str) -> bool:
+    """Has a file of this name a structure that ``check_file`` knows?"""
+    return name.endswith((".safetensors", ".json", ".bin", *_TORCH))
+
+
 def check_file(path: Path) -> str:
     """Empty if sound or of a kind that cannot be checked, else what is wrong. OSError is the caller's."""
     name = path.name
@@ -20,7 +25,10 @@ def check_file(path: Path) -> str:
         # Any program may call its data .bin: only what begins like a torch file is judged as one.
         with path.open("rb") as file:
             head = file.read(4)
-        return torch_zip.check(path) if head == b"PK\x03\x04" else ("is empty" if not head else "")
+        if not head:
+            return "is empty"
+        begins_so = head == b"PK\x03\x04"[: len(head)]  # a file of one to three bytes is one that was cut off
+        return torch_zip.check(path) if begins_so else ""
     if name.endswith(".json"):
         return check_json(path)
     return ""

@@ -6,11 +6,28 @@ filesystems have holes too, and some FUSE filesystems always answer "no hole".
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+
+_ON_PURPOSE = ContextVar("sparse on purpose", default=False)
+
+
+@contextmanager
+def sparse_on_purpose() -> Iterator[None]:
+    """What is looked at meanwhile, in this thread, is a skeleton of files that lie elsewhere, whole."""
+    token = _ON_PURPOSE.set(True)
+    try:
+        yield
+    finally:
+        _ON_PURPOSE.reset(token)
 
 
 def has_hole(path: Path) -> bool:
     """True if the kernel knows of an unwritten range, False also where it cannot tell. OSError: cannot be opened."""
+    if _ON_PURPOSE.get():
+        return False
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         size = os.fstat(fd).st_size

@@ -6,7 +6,7 @@ checked here: that reads the whole file, and files saved without CRC are valid.
 
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,6 +14,11 @@ from podwatch.checkpoints.structure import isolated
 
 _ZIP = b"PK\x03\x04"
 _END = b"PK\x05\x06"
+_END64 = b"PK\x06\x06"
+_MOST_ENTRIES = 300_000
+"""One per tensor; more would cost hundreds of megabytes to look at."""
+_LEAST = 26
+"""Bytes of a head's signature and an end record."""
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f920")
 """First bytes of the pre-1.6 format: it has no trailer, so only a stable size speaks for it."""
 
@@ -30,13 +35,30 @@ def check(path: Path) -> str:
         return _check_zip(file)
 
 
+def is_torch_name(name: str) -> bool:
+    """May a file of this name come from ``torch.save``?"""
+    return name.endswith((".pt", ".pth", ".ckpt", ".bin"))
+
+
 def is_legacy(path: Path) -> bool:
     """True for the old format, whose truncation cannot be seen from the file alone."""
     with path.open("rb") as file:
         return file.read(len(LEGACY_MAGIC)) == LEGACY_MAGIC
 
 
+def _entries(file: BinaryIO) -> int:
+    """How many its end records claim; 0 if they cannot be found where torch puts them."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 98))
+    tail = file.read()
+    if len(tail) == 98 and tail.startswith(_END64):
+        return int.from_bytes(tail[32:40], "little")
+    return int.from_bytes(tail[-12:-10], "little") if tail[-22:].startswith(_END) else 0
+
+
 def _check_zip(file: BinaryIO) -> str:
+    if _entries(file) > _MOST_ENTRIES:
+        return f"claims more than {_MOST_ENTRIES} entries: not written by torch"
     try:
         with zipfile.ZipFile(file) as archive:
             entries, directory = archive.infolist(), archive.start_dir
@@ -58,15 +80,24 @@ def _check_zip(file: BinaryIO) -> str:
     return ""
 
 
-def is_zip_record(file: BinaryIO, offset: int, length: int) -> bool:
-    """Is this range a whole ``torch.save`` archive? Finds preallocated and zero-filled ranges inside DCP shards."""
-    if length < 26:
-        return False
-    file.seek(offset)
-    if file.read(4) != _ZIP:
-        return False
-    file.seek(offset + length - 22)
-    return file.read(4) == _END
+def bad_records(fd: int, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Offsets of those ranges (offset, length), ascending, that are no whole ``torch.save`` archive. Finds preallocated
+    and zero-filled ranges inside DCP shards. One read for the end of a record and the head of the next: there are
+    thousands."""
+    bad = []
+    known, head = -1, b""
+    for offset, length in spans:
+        if length < _LEAST:
+            bad.append(offset)
+            continue
+        if known != offset:
+            head = os.pread(fd, 4, offset)
+        known = offset + length
+        end = os.pread(fd, 26, known - 22)
+        if head != _ZIP or not end.startswith(_END):
+            bad.append(offset)
+        head = end[22:]
+    return bad
 
 
 def read_values(path: Path) -> Mapping[str, object] | None:

@@ -5,18 +5,24 @@ Two lives: imported as a module by its tests, and run as a script by ``isolated.
 ``(dcp|records|values) FILE`` per line of its input. A damaged pickle can ask for giant allocations
 (facts/checkpoints.md section 2.3), so the script limits its own memory and CPU time and answers with one line of JSON,
 never a traceback.
-Standard library only, and no import of podwatch: in the child there is none.
+Standard library only, and no import of podwatch: in the child there is none. Few imports, because each child pays for
+them: without ``pickle`` (which is ``_pickle`` and much that is not needed), ``typing`` and, until it is asked for,
+``zipfile`` it starts in half the time.
 """
+
+from __future__ import annotations
 
 import gc
 import io
 import json
 import os
-import pickle
 import resource
 import sys
-import zipfile
-from typing import Any
+from _pickle import Unpickler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_PICKLE_BYTES = 64 * 1024 * 1024
 """134,400 records are 19 MB; anything beyond 64 MB is not a checkpoint index."""
@@ -30,16 +36,24 @@ class Plain:
     """Stands for the hot classes of a DCP index: no ``__setstate__``, so that the state update runs at C speed."""
 
 
+class Dropped:
+    """Stands for what a DCP index says about tensors, which is most of it: the state is dropped by a C function before
+    it becomes an object of its own."""
+
+    __slots__ = ()
+    __setstate__ = id
+
+
 class Inert:
     """Stands for every other class or function: takes anything, does nothing."""
 
     def __init__(self, *_args: object, **_kwargs: object) -> None:
         pass
 
-    def __new__(cls, *_args: object, **_kwargs: object) -> "Inert":
+    def __new__(cls, *_args: object, **_kwargs: object) -> Inert:
         return object.__new__(cls)
 
-    def __call__(self, *_args: object, **_kwargs: object) -> "Inert":
+    def __call__(self, *_args: object, **_kwargs: object) -> Inert:
         return self
 
     def __setstate__(self, state: object) -> None:
@@ -59,6 +73,11 @@ class Inert:
         pass
 
 
+class Ordered(dict):  # type: ignore[type-arg]
+    """Stands for OrderedDict. Unlike a plain dict it has room for the attributes that torch hangs on one: every
+    ``module.state_dict()`` has ``_metadata``."""
+
+
 def _tuple(*values: Any) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
@@ -67,20 +86,19 @@ def _integer(*values: Any) -> Any:
     return values[0] if values else 0
 
 
-_HOT = frozenset(
+_HOT = frozenset({"Metadata", "StorageMeta", "_StorageInfo"})
+_DROPPED = frozenset(
     {
-        "Metadata",
         "MetadataIndex",
         "TensorStorageMetadata",
+        "TensorProperties",
         "ChunkStorageMetadata",
-        "StorageMeta",
         "BytesStorageMetadata",
-        "_StorageInfo",
     }
 )
 
 
-class StubUnpickler(pickle.Unpickler):
+class StubUnpickler(Unpickler):
     """``find_class`` imports nothing, whatever the pickle names (facts/checkpoints.md section 2.3)."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -89,9 +107,12 @@ class StubUnpickler(pickle.Unpickler):
         if name == "_MEM_FORMAT_ENCODING":
             return _integer
         if (module, name) == ("collections", "OrderedDict"):
-            return dict
-        if name in _HOT and module.startswith("torch.distributed.checkpoint"):
-            return Plain
+            return Ordered
+        if module.startswith("torch.distributed.checkpoint"):
+            if name in _HOT:
+                return Plain
+            if name in _DROPPED:
+                return Dropped
         return Inert
 
     def persistent_load(self, _pid: Any) -> Any:
@@ -112,28 +133,42 @@ def load(data: bytes) -> Any:
 def dcp_index(data: bytes, *, with_records: bool = False) -> dict[str, Any]:
     """``{"need": {file: bytes}, "save_id": str, "plain": bool, "keys": [...]}``, on request with ``"records"``.
 
-    ``need`` is max(offset + length) per file, ``records`` are ``{file: [[offset, length], ...]}``, ``keys`` the
-    top-level names of what was saved, ``plain`` says that records are stored as torch wrote them. Raises ValueError
-    for a pickle that is not a DCP index.
+    ``need`` is max(offset + length) per file, ``records`` are ``{file: [offset, length, offset, length, ...]}``,
+    ``keys`` the top-level names of what was saved, ``plain`` says that records are stored as torch wrote them. Raises
+    ValueError for a pickle that is not a DCP index.
     """
-    root = load(data)
+    return _described(load(data), with_records=with_records)
+
+
+def _described(root: Any, *, with_records: bool) -> dict[str, Any]:
     storage = getattr(root, "storage_data", None)
     if not isinstance(storage, dict):
         raise ValueError("no storage_data: not a DCP index")
-    records: dict[str, list[list[int]]] = {}
+    need: dict[str, int] = {}
+    records: dict[str, list[int]] = {}
     plain = True
     for info in storage.values():
-        path, offset, length = (getattr(info, n, None) for n in ("relative_path", "offset", "length"))
-        if not isinstance(path, str) or not _natural(offset) or not _natural(length):
+        fields: dict[str, Any] = getattr(info, "__dict__", _NOTHING)
+        path: Any = fields.get("relative_path")
+        offset: Any = fields.get("offset")
+        length: Any = fields.get("length")
+        if type(path) is not str or not _natural(offset) or not _natural(length):
             raise ValueError("storage_data has an entry without file, offset or length")
-        plain = plain and not getattr(info, "transform_descriptors", None)
-        records.setdefault(path, []).append([offset, length])  # type: ignore[list-item]
+        if fields.get("transform_descriptors"):
+            plain = False
+        end = offset + length
+        if path not in need:
+            need[path], records[path] = end, []
+        elif end > need[path]:
+            need[path] = end
+        if with_records:
+            records[path] += offset, length
     meta = getattr(root, "storage_meta", None)
     save_id = getattr(meta, "save_id", None)
     state = getattr(root, "state_dict_metadata", None)
     keys = sorted({str(k).split(".", 1)[0] for k in state}) if isinstance(state, dict) else []
     answer: dict[str, Any] = {
-        "need": {path: max(o + n for o, n in spans) for path, spans in records.items()},
+        "need": need,
         "save_id": save_id if isinstance(save_id, str) else "",
         "plain": plain,
         "keys": keys[:50],
@@ -144,7 +179,10 @@ def dcp_index(data: bytes, *, with_records: bool = False) -> dict[str, Any]:
 
 
 def zip_values(path: str) -> dict[str, Any]:
-    """Numbers, texts and booleans in a torch zip's ``data.pkl``, as ``{"a.b": value}``; tensors are left out."""
+    """Numbers, texts and booleans in a torch zip's ``data.pkl``, as ``{"a.b": value}``; tensors are left out. Of lists
+    and dicts at the top also the length, as ``{"a#": 2}``: that something is there at all."""
+    import zipfile  # here, because it costs a third of the start and an index needs none
+
     with zipfile.ZipFile(path) as archive:
         entry = next((i for i in archive.infolist() if i.filename.endswith("/data.pkl")), None)
         if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.file_size > MAX_PICKLE_BYTES:
@@ -154,25 +192,51 @@ def zip_values(path: str) -> dict[str, Any]:
             header = file.read(30)
             file.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), os.SEEK_CUR)
             root = load(file.read(entry.file_size))
+    return _collected(root)
+
+
+def _collected(root: Any) -> dict[str, Any]:
+    """Level by level, so that what stands at the top is found however much lies deeper."""
     found: dict[str, Any] = {}
-    _collect(root, "", found, 0)
+    level: list[tuple[str, Any]] = [("", root)]
+    for depth in range(5):
+        below: list[tuple[str, Any]] = []
+        for name, node in level:
+            if isinstance(node, bool | int | float | str):
+                if len(found) < MAX_VALUES and not (isinstance(node, str) and len(node) > 200):
+                    found[name] = node
+                continue
+            if depth == 1 and isinstance(node, list | tuple | dict) and len(found) < MAX_VALUES:
+                found[f"{name}#"] = len(node)
+            children = node if isinstance(node, dict) else getattr(node, "__dict__", None)
+            if isinstance(children, dict):
+                below.extend(
+                    (f"{name}.{key}" if name else str(key), value)
+                    for key, value in children.items()
+                    if isinstance(key, str | int)
+                )
+        level = below
     return found
 
 
-def _collect(node: Any, name: str, found: dict[str, Any], depth: int) -> None:
-    if isinstance(node, bool | int | float | str):
-        if len(found) < MAX_VALUES and not (isinstance(node, str) and len(node) > 200):
-            found[name] = node
-        return
-    children = node if isinstance(node, dict) else getattr(node, "__dict__", None)
-    if isinstance(children, dict) and depth < 4:
-        for key, value in children.items():
-            if isinstance(key, str | int):
-                _collect(value, f"{name}.{key}" if name else str(key), found, depth + 1)
-
-
 def _natural(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return type(value) is int and value >= 0
+
+
+_NOTHING: dict[str, Any] = {}
+_last: list[Any] = [None, None]
+"""Path, stamp and tree of the index that was read last, the stamp with the ctime, which nobody can set back: whoever
+asks for its sizes often asks for its records next. It is never taken apart before the next one is read: that takes as
+long as a third of reading it."""
+
+
+def _index(file: io.BufferedReader, path: str, *, with_records: bool) -> dict[str, Any]:
+    status = os.fstat(file.fileno())
+    key = (path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if _last[0] != key:
+        _last[:] = None, None  # two of them at once may be too much
+        _last[:] = key, load(file.read())
+    return _described(_last[1], with_records=with_records)
 
 
 def answer(mode: str, path: str) -> dict[str, Any]:
@@ -182,8 +246,8 @@ def answer(mode: str, path: str) -> dict[str, Any]:
             status = os.fstat(file.fileno())
             if mode != "values" and status.st_size > MAX_PICKLE_BYTES:
                 raise ValueError(f"{status.st_size} bytes is too large for a checkpoint index")
-            found = zip_values(path) if mode == "values" else dcp_index(file.read(), with_records=mode == "records")
-        stamp = [status.st_ino, status.st_size, status.st_mtime_ns]
+            stamp = [status.st_ino, status.st_size, status.st_mtime_ns]
+            found = zip_values(path) if mode == "values" else _index(file, path, with_records=mode == "records")
     except FileNotFoundError:
         return {"ok": False, "gone": True, "error": "vanished"}
     except OSError as error:
@@ -202,6 +266,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    gc.disable()  # for good: a tree that is kept would be walked through again and again
     for line in sys.stdin:
         mode, path = json.loads(line)
         sys.stdout.write(json.dumps(answer(mode, path)) + "\n")

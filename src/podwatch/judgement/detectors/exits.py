@@ -6,75 +6,125 @@ The end of a process that was seen alive is positive evidence in itself. What is
 from dataclasses import dataclass, replace
 
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
-from podwatch.domain.policy import DetectionPolicy
-from podwatch.domain.process import ProcessRole
+from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.reading import SensorState
-from podwatch.domain.snapshot import GpuState, Health, Snapshot, Supervision, TrainerSample
-from podwatch.judgement.detectors.silent_death import no_step_limit
+from podwatch.domain.snapshot import Health, HostSample, RequiredExit, Supervision, TrainerSample
+from podwatch.judgement.detectors import second as also
+from podwatch.judgement.detectors.base import Look, Turn
 from podwatch.judgement.learned import Learned
-from podwatch.judgement.progress import Progress
+from podwatch.judgement.progress import target_reached
+from podwatch.judgement.signals import ENGINE_ROLES, extra, needs, passing
 
 ATTACH_EXIT_WAIT_SECONDS = 120.0
 """A trainer that podwatch did not start may have been stopped by its person: wait before acting (DESIGN section 2)."""
+TERMINAL_WAIT_SECONDS = 900.0
+"""The same where somebody typed in its terminal within as long a time before its end, or since: they are there, and it
+is rather theirs to say."""
+OOM_NEAR_SECONDS = 60.0
+"""An OOM kill counted this near to an end explains it: the host is looked at every few seconds, an end is told 5 s
+after it (a replacement may come), and the kernel log can lag."""
+SIGKILL, SIGKILL_CODE = 9, 137
+OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass(frozen=True, slots=True)
 class ExitState:
     ended_at: float | None = None
     """When the end of the launcher was first seen."""
+    ooms: tuple[int | None, int | None] = (None, None)
+    """The kernel's counters as last read: of the run's cgroup, and of the kernel log."""
+    oom_at: tuple[float, ...] = ()
+    """When one of them was seen to have grown."""
 
 
-def target_reached(progress: Progress, policy: DetectionPolicy) -> bool:
-    """Has the last step been made? Trainers that count from 0 show ``max_steps - 1`` last (facts/prime-rl.md, version
-    table).
-    """
-    return policy.max_steps is not None and progress.step is not None and progress.step >= policy.max_steps - 1
+class ExitsDetector:
+    name = "exits"
+    kinds = (FindingKind.TRAINER_EXITED, FindingKind.REQUIRED_CHILD_EXITED, FindingKind.FINISHED)
+    needs = ("trainer",)
+    second = ("health", "gpu memory", "engine process", "steps")
+    survives_restart = False
+
+    def initial(self) -> ExitState:
+        return ExitState()
+
+    def armed(self, state: ExitState, learned: Learned) -> tuple[str, ...]:
+        return ()
+
+    def advance(self, state: ExitState, look: Look) -> Turn[ExitState]:
+        """The answer for one end stays the same however often it is asked."""
+        host = look.snapshot.host
+        if host.ok and host.value is not None:
+            state = _follow_ooms(state, host.value, host.at)
+        trainer = look.trainer
+        if trainer is None:
+            return Turn(state, look.learned)
+        if trainer.alive:
+            if state.ended_at is not None:
+                state = replace(state, ended_at=None)
+            if not trainer.required_exits or not look.wanted:
+                return Turn(state, look.learned)
+            return Turn(state, look.learned, _children(state, look, trainer))
+        if trainer.exit is None:
+            return Turn(state, look.learned)
+        if state.ended_at is None:
+            state = replace(state, ended_at=look.snapshot.trainer.at)
+        if not look.wanted:  # a run that is to be stopped, or is finished, may end
+            return Turn(state, look.learned)
+        finding, learned = _launcher(state, look, trainer, trainer.exit)
+        return Turn(state, learned, (finding,) if finding is not None else ())
 
 
-def advance(
-    state: ExitState, snapshot: Snapshot, progress: Progress, learned: Learned, policy: DetectionPolicy
-) -> tuple[ExitState, Learned, tuple[Finding, ...]]:
-    """One turn. The answer for one end stays the same however often it is asked."""
-    trainer = snapshot.trainer.value if snapshot.trainer.ok else None
-    if trainer is None:
-        return state, learned, ()
-    if trainer.alive:
-        return replace(state, ended_at=None), learned, _children(snapshot, trainer, progress, learned, policy)
-    if trainer.exit is None:
-        return state, learned, ()
-    if state.ended_at is None:
-        state = ExitState(snapshot.trainer.at)
-    finding, learned = _launcher(state, snapshot, trainer, progress, learned, policy)
-    return state, learned, (finding,) if finding is not None else ()
+DETECTOR = ExitsDetector()
+
+
+def _follow_ooms(state: ExitState, host: HostSample, at: float) -> ExitState:
+    now = (host.oom_kills, host.kernel_ooms)
+    if now == state.ooms:
+        return state
+    grown = any(n is not None and b is not None and n > b for n, b in zip(now, state.ooms, strict=True))
+    known = (now[0] if now[0] is not None else state.ooms[0], now[1] if now[1] is not None else state.ooms[1])
+    return replace(state, ooms=known, oom_at=(*state.oom_at, at)[-8:] if grown else state.oom_at)
+
+
+def _for_memory(state: ExitState, status: ExitStatus, ended_at: float) -> Evidence | None:
+    """Did the kernel kill it for memory? Its counter grew around the end, and the end looks like SIGKILL, or nobody
+    knows how it ended (only its parent does)."""
+    if status.known and status.signal != SIGKILL and status.code != SIGKILL_CODE:
+        return None
+    near = [at for at in state.oom_at if abs(at - ended_at) <= OOM_NEAR_SECONDS]
+    if not near:
+        return None
+    apart = min(abs(at - ended_at) for at in near)
+    return Evidence(OUT_OF_MEMORY, f"the kernel counted an OOM kill {apart:.0f} s apart", Agreement.AGREES, apart)
+
+
+KILLED = ", killed by the kernel for memory"
 
 
 def _launcher(
-    state: ExitState,
-    snapshot: Snapshot,
-    trainer: TrainerSample,
-    progress: Progress,
-    learned: Learned,
-    policy: DetectionPolicy,
+    state: ExitState, look: Look, trainer: TrainerSample, status: ExitStatus
 ) -> tuple[Finding | None, Learned]:
-    assert trainer.exit is not None
+    snapshot, progress, learned, policy = look.snapshot, look.progress, look.learned, look.policies.detection
     since = state.ended_at if state.ended_at is not None else snapshot.at
-    how = trainer.exit.describe()
+    window = max(0.0, snapshot.at - since)
+    how = status.describe()
     step = f"step {progress.step}" if progress.step is not None else "no step"
-    evidence = [Evidence("launcher", how, Agreement.AGREES), Evidence("progress", step, Agreement.AGREES)]
+    evidence = [Evidence("launcher", how, Agreement.AGREES, window), Evidence("progress", step, Agreement.AGREES)]
     if trainer.finish_line:
         evidence.append(Evidence("finish line", "seen", Agreement.AGREES))
         return _finished("the trainer printed its finish line and ended", since, evidence), learned
-    if not trainer.exit.clean:
-        what = f"the trainer ended with {how} at {step}"
-        second = _still_training(snapshot, trainer, progress, learned, policy)
-        return _failed(what, state, snapshot, trainer, evidence, second), learned
+    if not status.clean:
+        memory = _for_memory(state, status, since)
+        what = f"the trainer ended with {how} at {step}{KILLED if memory else ''}"
+        evidence += [memory] if memory is not None else []
+        return _failed(what, since, look, trainer, evidence, _still_training(look, trainer, since)), learned
     if policy.max_steps is not None:
-        if target_reached(progress, policy):
+        if target_reached(progress, look.policies):
             return _finished(f"the trainer ended with code 0 at its target ({step})", since, evidence), learned
         if snapshot.progress.state is SensorState.PENDING:
             return None, learned  # the step is not known yet: a moment later it is
         what = f"the trainer ended with code 0 at {step}, below its target of {policy.max_steps}"
-        return _failed(what, state, snapshot, trainer, evidence), learned
+        return _failed(what, since, look, trainer, evidence), learned
     if snapshot.progress.state is SensorState.PENDING:
         return None, learned
     again = learned.clean_exit_start_id not in ("", trainer.start_id)
@@ -92,7 +142,7 @@ def _launcher(
     what = f"the trainer ended with code 0 at {step}; whether it was done is not known, so it is started once more"
     if again and short:
         what = f"the trainer ended with code 0 at {step}, after it had come to step {learned.clean_exit_step} before"
-    return _failed(what, state, snapshot, trainer, evidence), learned
+    return _failed(what, since, look, trainer, evidence), learned
 
 
 def _finished(what: str, since: float, evidence: list[Evidence]) -> Finding:
@@ -107,36 +157,41 @@ def _finished(what: str, since: float, evidence: list[Evidence]) -> Finding:
     )
 
 
-def _still_training(
-    snapshot: Snapshot, trainer: TrainerSample, progress: Progress, learned: Learned, policy: DetectionPolicy
-) -> Evidence | None:
+def _still_training(look: Look, trainer: TrainerSample, since: float) -> Evidence | None:
     """A trainer that podwatch did not start, or whose keeper was killed: its topmost process may have been a script
     that ended, and training goes on below it. Then steps tell; without them nobody knows."""
     if trainer.supervision is not Supervision.ATTACH:
         return None
-    engine = (ProcessRole.ENGINE, ProcessRole.INFERENCE)
-    living = [p for p in trainer.descendants if p.role is ProcessRole.TRAINER or (p.cuda and p.role not in engine)]
-    return _steps(snapshot, progress, learned, policy) if living else None
+    living = [
+        p for p in trainer.descendants if p.role is ProcessRole.TRAINER or (p.cuda and p.role not in ENGINE_ROLES)
+    ]
+    return also.steps(look, since, needed=True) if living else None
 
 
 def _failed(
     what: str,
-    state: ExitState,
-    snapshot: Snapshot,
+    since: float,
+    look: Look,
     trainer: TrainerSample,
     evidence: list[Evidence],
     second: Evidence | None = None,
 ) -> Finding:
     """``second`` has to agree where it is given."""
-    since = state.ended_at if state.ended_at is not None else snapshot.at
-    waited = snapshot.at - since
-    confirmed = trainer.supervision is not Supervision.ATTACH or waited >= ATTACH_EXIT_WAIT_SECONDS
+    waited = look.snapshot.at - since
+    used = trainer.terminal_used_wall
+    there = used is not None and used >= look.snapshot.wall - waited - TERMINAL_WAIT_SECONDS
+    wait = TERMINAL_WAIT_SECONDS if there else ATTACH_EXIT_WAIT_SECONDS
+    by_kernel = any(item.signal == OUT_OF_MEMORY for item in evidence)  # then no person ended it
+    confirmed = not trainer.by_hand or waited >= wait or by_kernel
     suggestion = ""
     if second is not None and second.agreement is not Agreement.AGREES:
         confirmed, suggestion = False, "processes of it still train; podwatch acts when no more steps are made"
     elif not confirmed:
-        left = ATTACH_EXIT_WAIT_SECONDS - waited
-        suggestion = f"podwatch did not start it; it acts in {left:.0f} s unless a person starts it again or pauses"
+        someone = ", and its terminal was used lately" if there else ""
+        suggestion = (
+            f"podwatch did not start it{someone}; it acts in {wait - waited:.0f} s unless a person starts it again, "
+            "pauses, or says `podwatch stop-training`"
+        )
     return Finding(
         FindingKind.TRAINER_EXITED,
         Severity.CRITICAL,
@@ -149,83 +204,72 @@ def _failed(
     )
 
 
-def _children(
-    snapshot: Snapshot, trainer: TrainerSample, progress: Progress, learned: Learned, policy: DetectionPolicy
-) -> tuple[Finding, ...]:
-    if trainer.finish_line or target_reached(progress, policy):
+def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Finding, ...]:
+    if trainer.finish_line or target_reached(look.progress, look.policies):
         return ()  # the launcher is taking its children down
+    policy = look.policies.detection
     findings = []
     living = {p.role for p in trainer.descendants}
     for gone in trainer.required_exits:
-        if gone.role not in policy.required_roles:
+        missing = look.snapshot.trainer.at - gone.seen_gone_at
+        if gone.role not in policy.required_roles or missing <= policy.hold_seconds:
             continue
-        missing = snapshot.trainer.at - gone.seen_gone_at
-        if missing <= policy.hold_seconds:
-            continue
-        second = (
-            _health(snapshot),
-            _memory(snapshot, policy),
-            _engine(trainer, gone.role, learned),
-            _steps(snapshot, progress, learned, policy),
-        )
-        agrees = any(e.agreement is Agreement.AGREES for e in second)
+        if not needs(gone.role, look.learned):
+            continue  # of an evaluation, perhaps: training had made steps before there was one
+        if passing(gone, living, policy):
+            continue  # a fork, until it execs
+        second = _second(look, trainer, gone)
+        agrees = bool(also.agreeing(second))
         if gone.role in living and not agrees:
             continue  # replaced, or one of several, and everything works
         confirmed = agrees and gone.role not in living
-        first = Evidence(gone.name, f"ended with {gone.status.describe()}", Agreement.AGREES, missing)
+        memory = _for_memory(state, gone.status, gone.seen_gone_at)
+        how = f"{gone.status.describe()}{KILLED if memory else ''}"
+        first = Evidence(gone.name, f"ended with {how}", Agreement.AGREES, missing)
         findings.append(
             Finding(
                 FindingKind.REQUIRED_CHILD_EXITED,
                 Severity.CRITICAL if confirmed else Severity.WARNING,
-                f"{gone.name} ({gone.role}) ended with {gone.status.describe()} while the launcher lives",
+                f"{gone.name} ({gone.role}) ended with {how} while the launcher lives",
                 gone.seen_gone_at,
                 suggestion="" if confirmed else "no second signal agrees: not restarting; look at its log",
                 verdict=Verdict.RESTART if confirmed else Verdict.NONE,
                 confirmed=confirmed,
-                evidence=(first, *second),
+                evidence=(
+                    first,
+                    *second,
+                    *((memory,) if memory is not None else ()),
+                    *also.logs(look, "required-child-exited"),
+                ),
                 subject=f"{gone.role}-{gone.identity.pid}",
             )
         )
     return tuple(findings)
 
 
-def _health(snapshot: Snapshot) -> Evidence:
-    if not snapshot.inference.ok or not snapshot.inference.value:
-        return Evidence("health", snapshot.inference.detail or "not observed", Agreement.UNAVAILABLE)
-    # Not "was healthy before": the process that would answer is known to have ended.
-    worst = [s for s in snapshot.inference.value if s.health in (Health.REFUSED, Health.UNHEALTHY)]
-    if worst:
-        return Evidence("health", f"{worst[0].health} at {worst[0].url}", Agreement.AGREES)
-    if all(s.health is Health.OK for s in snapshot.inference.value):
-        return Evidence("health", "ok", Agreement.DISAGREES)
-    return Evidence("health", "timeout", Agreement.UNAVAILABLE)
+def _second(look: Look, trainer: TrainerSample, gone: RequiredExit) -> tuple[Evidence, ...]:
+    """An engine's end shows in the server and in the memory. The orchestrator's and the trainer's show in the steps
+    alone, and only after some time: the steps that were under way still end."""
+    steps = also.steps(look, gone.seen_gone_at)
+    if gone.role not in ENGINE_ROLES:
+        return (steps,)
+    return (_health(look), also.memory(look), _engine(look, trainer, gone.role), steps)
 
 
-def _memory(snapshot: Snapshot, policy: DetectionPolicy) -> Evidence:
-    own = [i for i in policy.inference_gpus if i not in policy.shared_gpus]
-    samples = {g.index: g for g in snapshot.gpus.value or ()} if snapshot.gpus.ok else {}
-    used = [samples[i].memory_used_bytes for i in own if i in samples and samples[i].state is GpuState.OK]
-    values = [u for u in used if u is not None]
-    if not own or len(values) < len(own):
-        return Evidence("gpu memory", "not observed", Agreement.UNAVAILABLE)
-    low = min(values)
-    if low < policy.memory_floor_bytes:
-        return Evidence("gpu memory", f"{low / (1 << 30):.2f} GiB", Agreement.AGREES)
-    return Evidence("gpu memory", f"{low / (1 << 30):.2f} GiB held", Agreement.DISAGREES)
+def _health(look: Look) -> Evidence:
+    reading = look.snapshot.inference
+    if not reading.ok or not reading.value:
+        return Evidence("health", reading.detail or "not observed", Agreement.UNAVAILABLE)
+    # Not "was healthy before": the process that would answer was seen alive and has ended, perhaps while it loaded.
+    for sample in reading.value:
+        if sample.health in (Health.REFUSED, Health.UNHEALTHY) and not extra(sample, look.learned.seen):
+            return Evidence("health", f"{sample.health} at {sample.url}", Agreement.AGREES)
+    return also.health(look)
 
 
-def _engine(trainer: TrainerSample, role: ProcessRole, learned: Learned) -> Evidence:
-    if role is ProcessRole.ENGINE or "engine" not in learned.seen:
+def _engine(look: Look, trainer: TrainerSample, role: ProcessRole) -> Evidence:
+    if role is ProcessRole.ENGINE or "engine" not in look.learned.seen:
         return Evidence("engine process", "says nothing more here", Agreement.UNAVAILABLE)
     if any(p.role is ProcessRole.ENGINE for p in trainer.descendants):
         return Evidence("engine process", "alive", Agreement.DISAGREES)
     return Evidence("engine process", "gone", Agreement.AGREES)
-
-
-def _steps(snapshot: Snapshot, progress: Progress, learned: Learned, policy: DetectionPolicy) -> Evidence:
-    if not snapshot.progress.ok or progress.active_at is None:
-        return Evidence("steps", "not observed", Agreement.UNAVAILABLE)
-    quiet = snapshot.at - progress.active_at
-    if quiet > no_step_limit(learned, policy):
-        return Evidence("steps", f"none for {quiet:.0f} s", Agreement.AGREES, quiet)
-    return Evidence("steps", f"last one {quiet:.0f} s ago", Agreement.UNAVAILABLE, quiet)

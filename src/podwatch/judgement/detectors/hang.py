@@ -4,51 +4,94 @@ Long evaluations, saves and steps five times slower than the median are not hang
 median), a save in flight moves the clock on, and silence of the step source alone never kills.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import DetectionPolicy
-from podwatch.domain.snapshot import GpuState, Health, Snapshot
+from podwatch.domain.snapshot import GpuState
+from podwatch.judgement.detectors import second as also
+from podwatch.judgement.detectors.base import Look, Turn
 from podwatch.judgement.detectors.window import NO_RHYTHM, NOT_HELD, Held, Rhythm
 from podwatch.judgement.learned import Learned
-from podwatch.judgement.progress import Progress
+from podwatch.judgement.signals import WINDOW_GAP_SECONDS
 
 HEALTH_WINDOW_SHARE = 0.5
 """Failing health has to hold for this share of the agreement window. An engine that is busy with a long weight update
 can miss several pings; five minutes of them is not that."""
-WINDOW_GAP_SECONDS = 30.0
-"""Observations further apart than this (or three intervals of the sensor) do not make one window."""
+UPDATE_SECONDS = 2 * 720.0
+"""prime-rl waits this long for one weight update (facts/prime-rl.md section 4): requests stand, no token comes,
+``/liveness`` waits behind it, and it may go on. What it holds up agrees only beyond this, or beyond a shorter
+``floor``: who sets one knows the run's updates.
+"""
 PROGRESS_FRESH_SECONDS = 120.0
 """The step source must have been read this recently, or its silence is ours."""
+NO_WORK_FACTOR = 3.0
+"""Idle GPUs agree only after this many agreement windows where no request is known to be in flight: rollouts that
+wait for their tools leave every GPU idle for minutes, and nothing tells them from a stuck orchestrator but time."""
+IDLE_K = 2.0
+"""And after this many times the longest idle time from which this run has gone on by itself ..."""
+IDLE_MOST_SECONDS = 2 * 3600.0
+"""... but never later than this: one pause by hand must not blind the detector for a day."""
+LEAST_IDLE_SECONDS = 60.0
+STARTUP_MOST_SECONDS = 2 * 3600.0
+"""A cold cache adds minutes, a slow volume an hour; three times one start of five hours, in which a person mended
+something, would be fifteen."""
+STANDSTILL_SECONDS = 2 * 3600.0
+"""Nothing confirms it (GPUs that spin in a collective look like GPUs that work), and yet nothing moved for this long:
+told as critical. torch's own watchdog ends a collective after 10 minutes, with prime-rl's setting after an hour
+(facts/prime-rl.md section 4): by then it had its chance twice."""
+BUSY_LINGER_FACTOR = 4.0
+"""A run at its target, its finish line not seen, whose GPUs still work (a last evaluation, an export, or a collective
+that spins) is given this many times the linger time."""
+EXPORT_GRACE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class HangState:
     idle: Held = NOT_HELD
-    flat: Held = NOT_HELD
-    sick: Held = NOT_HELD
-    gpu_rhythm: Rhythm = NO_RHYTHM
-    inference_rhythm: Rhythm = NO_RHYTHM
-    tokens: float | None = None
+    """All GPUs of this run below the idle mark."""
+    rhythm: Rhythm = NO_RHYTHM
+    blind: str = "not observed"
+    """Why utilisation cannot be judged; empty when it can."""
 
 
-def advance(
-    state: HangState, snapshot: Snapshot, progress: Progress, learned: Learned, policy: DetectionPolicy
-) -> tuple[HangState, tuple[Finding, ...]]:
-    state = _observe(state, snapshot, learned, policy)
-    trainer = snapshot.trainer.value if snapshot.trainer.ok else None
-    if trainer is None or not trainer.alive or snapshot.saving:
-        return state, ()
-    if trainer.finish_line or _beyond_target(progress, policy):
-        lingering = _lingering(snapshot, progress, trainer.finish_line, policy)
-        return state, (lingering,) if lingering is not None else ()
-    if not snapshot.progress.ok or snapshot.at - snapshot.progress.at > PROGRESS_FRESH_SECONDS:
-        return state, ()
-    if progress.active_at is None:
-        finding = _startup(state, snapshot, progress, learned, policy)
-    else:
-        finding = _stalled(state, snapshot, progress, learned, policy)
-    return state, (finding,) if finding is not None else ()
+class HangDetector:
+    name = "hang"
+    kinds = (FindingKind.HANG, FindingKind.FINISHED)
+    needs = ("trainer", "progress")
+    second = ("gpu utilisation", "generation tokens", "health", "liveness")
+    survives_restart = False
+
+    def initial(self) -> HangState:
+        return HangState()
+
+    def armed(self, state: HangState, learned: Learned) -> tuple[str, ...]:
+        return ("hang",) if "progress" in learned.seen else ()
+
+    def advance(self, state: HangState, look: Look) -> Turn[HangState]:
+        state, learned = _observe(state, look)
+        trainer, snapshot, progress = look.trainer, look.snapshot, look.progress
+        if not look.wanted or trainer is None or not trainer.alive:
+            return Turn(state, learned)
+        policy = look.policies.detection
+        beyond = policy.max_steps is not None and progress.step is not None and progress.step >= policy.max_steps
+        if trainer.finish_line or beyond:
+            # Strictly the target: one step below it, a trainer that counts from 1 still has its last step to make.
+            lingering = _lingering(state, look, trainer.finish_line)
+            return Turn(state, learned, (lingering,) if lingering is not None else ())
+        if snapshot.saving and progress.saving_at == snapshot.at:
+            return Turn(state, learned)
+        active = progress.active_at
+        if active is None:
+            finding = _startup(state, look)
+        elif snapshot.at - active <= policy.hang_floor_seconds:
+            return Turn(state, learned)
+        else:
+            finding = _stalled(state, look, active)
+        return Turn(state, learned, (finding,) if finding is not None else ())
+
+
+DETECTOR = HangDetector()
 
 
 def limit_seconds(learned: Learned, policy: DetectionPolicy) -> float:
@@ -56,94 +99,140 @@ def limit_seconds(learned: Learned, policy: DetectionPolicy) -> float:
     return max(policy.hang_floor_seconds, policy.hang_k * (learned.median_gap_seconds or 0.0))
 
 
-def _observe(state: HangState, snapshot: Snapshot, learned: Learned, policy: DetectionPolicy) -> HangState:
-    gpu_rhythm, idle = state.gpu_rhythm, state.idle
-    if snapshot.gpus.ok:
-        gpu_rhythm = gpu_rhythm.update(snapshot.gpus.at)
-        usable = [g for g in snapshot.gpus.value or () if g.state is GpuState.OK]
-        known = [g.utilization_percent for g in usable if g.utilization_percent is not None]
-        all_known = bool(known) and len(known) == len(snapshot.gpus.value or ())
-        quiet = max(known) < policy.idle_utilization_percent if all_known else None
-        idle = idle.update(quiet, snapshot.gpus.at, gpu_rhythm.max_gap(WINDOW_GAP_SECONDS))
-    else:
-        idle = NOT_HELD
-    flat, sick, tokens, rhythm = state.flat, state.sick, state.tokens, state.inference_rhythm
-    reading = snapshot.inference
-    if reading.ok and reading.value:
-        rhythm = rhythm.update(reading.at)
-        gap = rhythm.max_gap(WINDOW_GAP_SECONDS)
-        counted = [s for s in reading.value if s.generation_tokens_total is not None and s.requests_running is not None]
-        if len(counted) == len(reading.value):
-            total = sum(s.generation_tokens_total or 0.0 for s in counted)
-            running = any((s.requests_running or 0.0) > 0 for s in counted)
-            flat = flat.update(running and tokens is not None and total == tokens, reading.at, gap)
-            tokens = total
-        else:
-            flat, tokens = NOT_HELD, None
-        failing = "health" in learned.seen and any(s.health is not Health.OK for s in reading.value)
-        sick = sick.update(failing, reading.at, gap)
-    else:
-        flat, sick = NOT_HELD, NOT_HELD
-    return HangState(idle, flat, sick, gpu_rhythm, rhythm, tokens)
+def patience_seconds(learned: Learned, policy: DetectionPolicy) -> float:
+    """Seconds from a start to its first step: the engine's own timeout, or several times the longest seen, but never
+    hours longer than that."""
+    longest = max(learned.startups, default=0.0)
+    return max(policy.startup_patience_seconds, min(policy.startup_k * longest, longest + STARTUP_MOST_SECONDS))
 
 
-def _second(state: HangState, snapshot: Snapshot, window: float) -> tuple[Evidence, ...]:
-    if not snapshot.gpus.ok or state.idle.last_at is None:
-        idle = Evidence("gpu utilisation", snapshot.gpus.detail or "not observed", Agreement.UNAVAILABLE)
-    elif any(g.utilization_percent is None for g in snapshot.gpus.value or ()):
-        idle = Evidence("gpu utilisation", "not reported by every GPU", Agreement.UNAVAILABLE)
-    else:
-        idle = _evidence("gpu utilisation", "all idle", "busy", state.idle, window)
-    if not snapshot.inference.ok:
-        return (idle, Evidence("inference", snapshot.inference.detail or "not observed", Agreement.UNAVAILABLE))
-    tokens = Evidence("generation tokens", "not reported", Agreement.UNAVAILABLE)
-    if state.tokens is not None:
-        tokens = _evidence("generation tokens", "flat while requests run", "moving or idle", state.flat, window)
-    health = _evidence("health", "failing", "ok", state.sick, window * HEALTH_WINDOW_SHARE)
-    return (idle, tokens, health)
+def run_gpus(look: Look) -> frozenset[int]:
+    """NVML indices of this run's GPUs; empty: nobody can tell, so all of the pod count.
+
+    Where only the inference GPUs are configured the tree tells the trainer's, but only if it names the engine's
+    correctly too: in a container the device numbers of /proc may be the host's.
+    """
+    policy, tree = look.policies.detection, look.signals.tree
+    inference = frozenset(policy.inference_gpus)
+    if policy.trainer_gpus:
+        return inference | frozenset(policy.trainer_gpus)
+    if tree.trainer_gpus and inference <= (tree.engine_gpus | tree.trainer_gpus) and not tree.blind:
+        return inference | tree.trainer_gpus | tree.engine_gpus
+    return frozenset()
 
 
-def _evidence(signal: str, yes: str, no: str, held: Held, window: float) -> Evidence:
-    if held.since is None:
-        return Evidence(signal, no, Agreement.DISAGREES)
-    if held.seconds >= window:
-        return Evidence(signal, yes, Agreement.AGREES, held.seconds)
-    return Evidence(signal, f"{yes}, not long enough", Agreement.UNAVAILABLE, held.seconds)
+def _observe(state: HangState, look: Look) -> tuple[HangState, Learned]:
+    reading, learned = look.snapshot.gpus, look.learned
+    if not reading.ok or reading.value is None:
+        return (state if state.blind else HangState(blind=reading.detail or "not observed")), learned
+    if state.rhythm.last_at is not None and reading.at <= state.rhythm.last_at:
+        return state, learned
+    ours = run_gpus(look)
+    mark = look.policies.detection.idle_utilization_percent
+    highest, blind, counted = 0.0, "", 0
+    for gpu in reading.value:
+        if ours and gpu.index not in ours:
+            continue
+        use = gpu.utilization_percent
+        if gpu.state is not GpuState.OK or use is None or gpu.mig:
+            blind = f"not reported by GPU {gpu.index}"
+            break
+        counted += 1
+        highest = max(highest, use)
+    if not blind and (not counted or counted < len(ours)):
+        blind = "NVML does not list every GPU of this run"
+    if blind:
+        return HangState(NOT_HELD, Rhythm(reading.at, state.rhythm.gaps), blind), learned
+    if highest >= mark:
+        if not learned.utilization_works:
+            learned = replace(learned, utilization_works=True)
+        if state.idle.seconds > max(LEAST_IDLE_SECONDS, learned.idle_seconds) and look.progress.made_step:
+            learned = learned.with_idle(state.idle.seconds)
+        if state.idle is NOT_HELD and not state.blind:
+            return state, learned
+        return HangState(NOT_HELD, Rhythm(reading.at, state.rhythm.gaps), ""), learned
+    # The sensor's rhythm is learned only while it matters.
+    rhythm = state.rhythm.update(reading.at) if state.idle is not NOT_HELD else Rhythm(reading.at, state.rhythm.gaps)
+    return HangState(state.idle.update(True, reading.at, rhythm.max_gap(WINDOW_GAP_SECONDS)), rhythm, ""), learned
+
+
+def agree_window(policy: DetectionPolicy) -> float:
+    """Seconds that a server must stand still to agree with a hang."""
+    return max(policy.hang_agree_seconds, min(UPDATE_SECONDS, policy.hang_floor_seconds))
+
+
+def idle_window(look: Look) -> float:
+    """Seconds that all GPUs must be idle to agree with a hang."""
+    policy = look.policies.detection
+    in_flight = look.snapshot.inference.ok and any(s.work and s.awake for s in look.signals.servers)
+    window = agree_window(policy) if in_flight else NO_WORK_FACTOR * policy.hang_agree_seconds
+    return max(window, min(IDLE_K * look.learned.idle_seconds, IDLE_MOST_SECONDS))
+
+
+def _idle(state: HangState, look: Look) -> Evidence:
+    name = "gpu utilisation"
+    if not look.snapshot.gpus.ok or state.blind:
+        return Evidence(name, state.blind or look.snapshot.gpus.detail or "not observed", Agreement.UNAVAILABLE)
+    if state.idle.since is None:
+        return Evidence(name, "busy", Agreement.DISAGREES)
+    if not look.learned.utilization_works:
+        return Evidence(name, "idle, and never seen otherwise", Agreement.UNAVAILABLE, state.idle.seconds)
+    # Tokens are counted less often than GPUs are looked at: the last ones show after the GPUs have gone idle.
+    made = look.signals.tokens_at
+    idle = state.idle.seconds if made is None else min(state.idle.seconds, look.snapshot.at - made)
+    if idle < min(LEAST_IDLE_SECONDS, state.idle.seconds):
+        return Evidence(name, "idle, but tokens are made", Agreement.DISAGREES, idle)
+    window = idle_window(look)
+    if idle >= window:
+        return Evidence(name, "all idle", Agreement.AGREES, idle)
+    return Evidence(name, f"all idle, not long enough ({window:.0f} s)", Agreement.UNAVAILABLE, idle)
+
+
+def _second(state: HangState, look: Look) -> tuple[Evidence, ...]:
+    policy = look.policies.detection
+    window = agree_window(policy)
+    return (
+        _idle(state, look),
+        also.tokens(look, window),
+        also.sick(look, policy.hang_agree_seconds * HEALTH_WINDOW_SHARE),
+        also.liveness(look, window),
+    )
 
 
 def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _stalled(
-    state: HangState, snapshot: Snapshot, progress: Progress, learned: Learned, policy: DetectionPolicy
-) -> Finding | None:
-    assert progress.active_at is not None
-    quiet = snapshot.at - progress.active_at
-    limit = limit_seconds(learned, policy)
-    if quiet <= limit:
+def _stalled(state: HangState, look: Look, active: float) -> Finding | None:
+    snapshot, progress = look.snapshot, look.progress
+    quiet = snapshot.at - active
+    limit = limit_seconds(look.learned, look.policies.detection)
+    if quiet <= limit or not _fresh(look):
         return None
+    second = _second(state, look)
+    made = look.signals.tokens_at
+    if quiet <= 2 * limit and not also.agreeing(second) and made is not None and snapshot.at - made < limit / 4:
+        return None  # an evaluation, or long rollouts: the engine works; worth a word only when it lasts
     first = Evidence("progress", f"none for {quiet:.0f} s (limit {limit:.0f} s)", Agreement.AGREES, quiet)
     what = f"no progress for {_span(quiet)} (limit {_span(limit)})"
     if progress.step is not None:
         what += f" since step {progress.step}"
-    return _finding(what, progress.active_at, first, _second(state, snapshot, policy.hang_agree_seconds), "")
+    worse = quiet > max(STANDSTILL_SECONDS, 2.0 * limit)
+    return _finding(what, active, first, second, look, "", worse=worse)
 
 
-def _startup(
-    state: HangState, snapshot: Snapshot, progress: Progress, learned: Learned, policy: DetectionPolicy
-) -> Finding | None:
-    if progress.started_at is None:
+def _startup(state: HangState, look: Look) -> Finding | None:
+    progress, at = look.progress, look.snapshot.at
+    since = progress.awaited_since
+    if since is None:
         return None
-    waited = snapshot.at - progress.started_at
-    if waited <= policy.startup_patience_seconds:
+    waited, patience = at - since, patience_seconds(look.learned, look.policies.detection)
+    if waited <= patience or not _fresh(look):
         return None
     first = Evidence("first step", f"none {waited:.0f} s after the start", Agreement.AGREES, waited)
-    what = (
-        f"no first step {waited / 60:.0f} min after the start (patience {policy.startup_patience_seconds / 60:.0f} min)"
-    )
-    second = _second(state, snapshot, policy.hang_agree_seconds)
-    if not learned.gap_seconds:
+    what = f"no first step {waited / 60:.0f} min after the start (patience {patience / 60:.0f} min)"
+    second = _second(state, look)
+    if not look.learned.gap_seconds:
         # No step was ever seen on this run: perhaps podwatch cannot see them. Never a reason to kill.
         second = tuple(
             Evidence(e.signal, e.value, Agreement.UNAVAILABLE, e.window_seconds)
@@ -151,40 +240,58 @@ def _startup(
             else e
             for e in second
         )
-    return _finding(what, progress.started_at, first, second, "start-up")
+    return _finding(what, since, first, second, look, "start-up")
 
 
-def _finding(what: str, since: float, first: Evidence, second: tuple[Evidence, ...], subject: str) -> Finding:
-    agreeing = [e.signal for e in second if e.agreement is Agreement.AGREES]
+def _fresh(look: Look) -> bool:
+    reading = look.snapshot.progress
+    return reading.ok and look.snapshot.at - reading.at <= PROGRESS_FRESH_SECONDS
+
+
+def _finding(
+    what: str,
+    since: float,
+    first: Evidence,
+    second: tuple[Evidence, ...],
+    look: Look,
+    subject: str,
+    *,
+    worse: bool = False,
+) -> Finding:
+    agreeing = also.agreeing(second)
     confirmed = bool(agreeing)
     return Finding(
         FindingKind.HANG,
-        Severity.CRITICAL if confirmed else Severity.WARNING,
+        Severity.CRITICAL if confirmed or worse else Severity.WARNING,
         f"{what}; {', '.join(agreeing)} agrees" if confirmed else f"{what}; no second signal agrees",
         since,
         suggestion="" if confirmed else "not restarting; look at the trainer's log, or `podwatch restart`",
         verdict=Verdict.RESTART if confirmed else Verdict.NONE,
         confirmed=confirmed,
-        evidence=(first, *second),
+        evidence=(first, *second, *also.logs(look, "hang")),
         subject=subject,
     )
 
 
-def _beyond_target(progress: Progress, policy: DetectionPolicy) -> bool:
-    """Strictly the target: one step below it, a trainer that counts from 1 still has its last step to make."""
-    return policy.max_steps is not None and progress.step is not None and progress.step >= policy.max_steps
-
-
-def _lingering(snapshot: Snapshot, progress: Progress, finish_line: bool, policy: DetectionPolicy) -> Finding | None:
+def _lingering(state: HangState, look: Look, finish_line: bool) -> Finding | None:
     """A run that is done and whose processes live on is billed by the hour (facts/peers.md section 1, prime-rl
     #2229).
     """
+    progress, snapshot, policy = look.progress, look.snapshot, look.policies.detection
     quiet_since = progress.active_at if progress.active_at is not None else progress.started_at
     if quiet_since is None or snapshot.at - quiet_since < policy.finish_linger_seconds:
         return None
     if not finish_line and not snapshot.progress.ok:
         return None
     quiet = snapshot.at - quiet_since
+    if not state.blind and state.idle.seconds < EXPORT_GRACE_SECONDS:
+        use = Evidence("gpu utilisation", "busy", Agreement.DISAGREES)
+        if not finish_line and quiet < BUSY_LINGER_FACTOR * policy.finish_linger_seconds:
+            return None
+    elif state.blind:
+        use = Evidence("gpu utilisation", state.blind, Agreement.UNAVAILABLE)
+    else:
+        use = Evidence("gpu utilisation", "all idle", Agreement.AGREES, state.idle.seconds)
     done = "the finish line was printed" if finish_line else f"the target step {policy.max_steps} was reached"
     return Finding(
         FindingKind.FINISHED,
@@ -194,8 +301,9 @@ def _lingering(snapshot: Snapshot, progress: Progress, finish_line: bool, policy
         verdict=Verdict.FINISH,
         confirmed=True,
         evidence=(
-            Evidence("completion", done, Agreement.AGREES),
+            Evidence("completion", done, Agreement.AGREES, quiet),
             Evidence("progress", f"none for {quiet:.0f} s", Agreement.AGREES, quiet),
+            use,
         ),
         subject="lingering",
     )

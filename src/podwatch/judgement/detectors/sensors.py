@@ -11,9 +11,10 @@ from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.reading import Reading, SensorState
 from podwatch.domain.snapshot import GpuState, Snapshot
+from podwatch.judgement.detectors.base import Look, Turn
 from podwatch.judgement.learned import Learned
 
-STALE_FACTOR = {"gpus": 1.0, "trainer": 1.0, "disk": 10.0, "inference": 4.0, "progress": 4.0}
+STALE_FACTOR = {"gpus": 1.0, "trainer": 1.0, "disk": 10.0, "inference": 4.0, "progress": 4.0, "host": 4.0}
 """An answer older than ``blind_after`` times this is no answer: slow sensors are asked less often."""
 SECOND_SIGNAL_AFTER_SECONDS = 60.0
 """From the first minute on a person is told that nothing could confirm a death (DESIGN section 3)."""
@@ -26,12 +27,70 @@ class SensorsState:
     """Sensor -> since when it gives no answer."""
 
 
+class SensorsDetector:
+    name = "sensors"
+    kinds = (FindingKind.SENSOR_BLIND, FindingKind.GPU_LOST, FindingKind.NO_SECOND_SIGNAL)
+    needs: tuple[str, ...] = ()
+    second: tuple[str, ...] = ()
+    survives_restart = True
+
+    def initial(self) -> SensorsState:
+        return SensorsState()
+
+    def armed(self, state: SensorsState, learned: Learned) -> tuple[str, ...]:
+        return ()
+
+    def advance(self, state: SensorsState, look: Look) -> Turn[SensorsState]:
+        state, findings = advance(state, look.snapshot, look.learned, look.policies.detection)
+        return Turn(state, look.learned, findings)
+
+
+DETECTOR = SensorsDetector()
+
+
 def advance(
     state: SensorsState, snapshot: Snapshot, learned: Learned, policy: DetectionPolicy
 ) -> tuple[SensorsState, tuple[Finding, ...]]:
     watching_since = snapshot.at if state.watching_since is None else state.watching_since
-    since = dict(state.troubled)
     findings: list[Finding] = []
+    troubled = state.troubled
+    if troubled or not _all_fresh(snapshot, policy.blind_after_seconds):
+        troubled = _look_closer(troubled, snapshot, watching_since, policy, findings)
+    findings.extend(_devices(snapshot, policy))
+    second = _no_second_signal(snapshot, watching_since, learned, policy)
+    if second is not None:
+        findings.append(second)
+    if troubled is state.troubled and watching_since == state.watching_since:
+        return state, tuple(findings)
+    return SensorsState(watching_since, troubled), tuple(findings)
+
+
+def _all_fresh(snapshot: Snapshot, within: float) -> bool:
+    """The usual case, at the price of five comparisons."""
+    oldest, ok = snapshot.at - within, SensorState.OK
+    return (
+        snapshot.gpus.state is ok
+        and snapshot.trainer.state is ok
+        and snapshot.disk.state is ok
+        and snapshot.inference.state is ok
+        and snapshot.progress.state is ok
+        and snapshot.gpus.at >= oldest
+        and snapshot.trainer.at >= oldest
+        and snapshot.disk.at >= oldest
+        and snapshot.inference.at >= oldest
+        and snapshot.progress.at >= oldest
+    )
+
+
+def _look_closer(
+    troubled: tuple[tuple[str, float], ...],
+    snapshot: Snapshot,
+    watching_since: float,
+    policy: DetectionPolicy,
+    findings: list[Finding],
+) -> tuple[tuple[str, float], ...]:
+    """Since when each sensor gives no answer; adds to ``findings``."""
+    since = dict(troubled)
     for name, reading in _readings(snapshot):
         trouble = _trouble(name, reading, snapshot.at, policy)
         if not trouble:
@@ -54,11 +113,7 @@ def advance(
                 subject=name,
             )
         )
-    findings.extend(_devices(snapshot, policy))
-    second = _no_second_signal(snapshot, watching_since, learned, policy)
-    if second is not None:
-        findings.append(second)
-    return SensorsState(watching_since, tuple(sorted(since.items()))), tuple(findings)
+    return tuple(sorted(since.items()))
 
 
 def _readings(snapshot: Snapshot) -> Iterable[tuple[str, Reading[Any]]]:
@@ -68,6 +123,7 @@ def _readings(snapshot: Snapshot) -> Iterable[tuple[str, Reading[Any]]]:
         ("disk", snapshot.disk),
         ("inference", snapshot.inference),
         ("progress", snapshot.progress),
+        *((("host", snapshot.host),) if snapshot.host.state is not SensorState.PENDING else ()),
     )
 
 
@@ -87,8 +143,10 @@ def _devices(snapshot: Snapshot, policy: DetectionPolicy) -> list[Finding]:
     if not snapshot.gpus.ok or snapshot.gpus.value is None:
         return []
     findings = []
-    present = {g.index for g in snapshot.gpus.value}
+    present = [g.index for g in snapshot.gpus.value]
     for gpu in snapshot.gpus.value:
+        if gpu.state is GpuState.OK and gpu.memory_used_bytes is not None:
+            continue
         if gpu.state is GpuState.LOST:
             findings.append(
                 Finding(
@@ -125,6 +183,8 @@ def _no_second_signal(
     snapshot: Snapshot, watching_since: float, learned: Learned, policy: DetectionPolicy
 ) -> Finding | None:
     if not policy.inference_gpus or snapshot.at - watching_since < SECOND_SIGNAL_AFTER_SECONDS:
+        return None
+    if snapshot.inference.state not in (SensorState.ABSENT, SensorState.DENIED):
         return None
     trainer = snapshot.trainer.value if snapshot.trainer.ok else None
     if trainer is None or not trainer.alive:

@@ -1,7 +1,6 @@
 """Windows of observation: how long has something been seen without a gap?"""
 
 from dataclasses import dataclass
-from statistics import median
 
 GAPS_KEPT = 9
 
@@ -22,11 +21,14 @@ class Held:
         The same observation given twice (``at`` not newer) changes nothing. A hole longer than ``max_gap`` seconds
         begins the window anew: nobody saw what happened in it.
         """
-        if condition is None or not condition:
-            return Held(None, 0, at)
-        if self.last_at is not None and at <= self.last_at:
+        if not condition:
+            return NOT_HELD
+        last = self.last_at
+        if last is None or self.since is None:
+            return Held(at, 1, at)
+        if at <= last:
             return self
-        if self.since is None or self.last_at is None or at - self.last_at > max_gap:
+        if at - last > max_gap:
             return Held(at, 1, at)
         return Held(self.since, self.samples + 1, at)
 
@@ -56,7 +58,9 @@ class Rhythm:
 
     def max_gap(self, least: float) -> float:
         """Three times the usual interval, but never below ``least`` seconds."""
-        return max(least, 3.0 * median(self.gaps)) if self.gaps else least
+        if not self.gaps:
+            return least
+        return max(least, 3.0 * sorted(self.gaps)[len(self.gaps) // 2])
 
 
 NO_RHYTHM = Rhythm()

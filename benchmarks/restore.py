@@ -1,0 +1,177 @@
+"""How fast checkpoints come back from B2: podwatch beside the machine's limit, `b2 sync` and rclone, in one run.
+
+    python benchmarks/restore.py [--rounds 3] [--only large small far] [--scratch DIR] [--quick]
+
+``large`` is a checkpoint of 4.29 GB (1 x 2 GiB + 4 x 512 MiB), ``small`` 2,000 files of 64 KiB, ``far`` 1.07 GB (2 x
+512 MiB) at 60 ms and 40 MB/s per connection. The service hands files out of the page cache (measuring/serving.py).
+Clients take turns within each round, each into a directory of its own below ``--scratch``; start-up counts. podwatch
+compares every part with its hash and waits until all is on the disk; "to disk" is the same for the others. What came
+is compared with what was sent. Medians; on a shared machine the ratios are what counts.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.measuring import MIB, ROOT, Figures, machine, parser
+from benchmarks.measuring.downloaders import (
+    PREFIX,
+    Downloader,
+    Listed,
+    b2_sync,
+    durable,
+    podwatch,
+    raw,
+    rclone,
+)
+from benchmarks.measuring.sending import write_file
+from benchmarks.measuring.uploaders import Ran, rclone_version
+
+CLIENTS = ROOT / ".venv-clients" / "bin"
+MEMORY_LIMIT = 80.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    name: str
+    title: str
+    sizes: tuple[int, ...]
+    latency: float
+    rate: float
+    clients: tuple[Downloader, ...]
+
+
+def works(quick: bool) -> list[Work]:
+    b2, new = CLIENTS / "b2", CLIENTS / "rclone"
+    sync = [b2_sync(b2)] if b2.exists() else []
+    many = [b2_sync(b2, "--threads", "20")] if b2.exists() else []
+    version = rclone_version(new)
+    copy = [rclone(new, version)] if version else []
+    wide = [rclone(new, version, "--transfers", "16", "--multi-thread-streams", "16")] if version else []
+    big = (512 * MIB,) if quick else (2048 * MIB, *(4 * [512 * MIB]))
+    count = 300 if quick else 2000
+    far = 2 * ((128 if quick else 512) * MIB,)
+    return [
+        Work("large", f"{sum(big) / 1e9:.2f} GB in {len(big)} files", big, 0.0, 0.0,
+             (podwatch(), raw(4), *sync, *copy)),
+        Work("small", f"{count} files of 64 KiB", (65536,) * count, 0.0, 0.0,
+             (podwatch(), raw(4), *sync, *many, *copy, *wide)),
+        Work("far", f"{sum(far) / 1e9:.2f} GB in 2 files, 60 ms, 40 MB/s per connection", far, 0.06, 40e6,
+             (podwatch(), raw(32), *sync, *many, *copy, *wide)),
+    ]  # fmt: skip
+
+
+@contextmanager
+def service(work: Work, source: Path) -> Iterator[tuple[str, Listed]]:
+    command = [sys.executable, "-m", "benchmarks.measuring.serving", str(source), "--prefix", PREFIX]
+    command += ["--latency", str(work.latency), "--rate", str(work.rate)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            listed = []
+            while (line := process.stdout.readline().strip()).startswith("["):
+                name, file_id, size, hashes = json.loads(line)
+                listed.append((name, file_id, size, hashes))
+            if not line:
+                raise RuntimeError("the service did not start")
+            yield line, listed
+        finally:
+            process.kill()
+
+
+def measure(work: Work, scratch: Path, rounds: int) -> dict[str, list[tuple[Ran, float]]]:
+    source = scratch / work.name
+    source.mkdir()
+    for number, size in enumerate(work.sizes):
+        path = source / f"__{number:04}_0.distcp"
+        if size >= MIB:
+            write_file(path, size // MIB)
+        else:
+            path.write_bytes(os.urandom(size))
+    taken: dict[str, list[tuple[Ran, float]]] = {client.name: [] for client in work.clients}
+    with service(work, source) as (url, listed):
+        for turn in range(rounds):
+            for number, client in enumerate(work.clients):
+                home, target = (scratch / f"{work.name}-{what}-{turn}-{number}" for what in ("home", "target"))
+                home.mkdir()
+                target.mkdir()
+                os.sync()
+                taken[client.name].append(durable(lambda c=client, t=target, h=home: c.run(url, t, h, listed), target))  # type: ignore[misc]
+                if turn == 0:
+                    compare(source, target, client.name)
+                shutil.rmtree(target)
+    shutil.rmtree(source)
+    return taken
+
+
+def compare(source: Path, target: Path, client: str) -> None:
+    found = {p.name: p for p in target.rglob("*.distcp")}
+    for path in source.iterdir():
+        if path.name not in found or subprocess.run(["cmp", "-s", path, found[path.name]], check=False).returncode:
+            raise SystemExit(f"{client} did not bring {path.name} as it is")
+
+
+def report(work: Work, taken: dict[str, list[tuple[Ran, float]]], figures: Figures) -> dict[str, tuple[float, float]]:
+    """The table. Returns the median seconds of each client: until it ended, and until all was on the disk."""
+    total = sum(work.sizes)
+    middle = {
+        name: (statistics.median(r.seconds for r, _ in ran), statistics.median(s for _, s in ran))
+        for name, ran in taken.items()
+    }
+    figures.line(f"-- {work.title} ({machine()})")
+    figures.line(
+        f"{'client':46} {'s [min-max]':>20} {'to disk':>7} {'MB/s':>6} {'CPU s/GB':>8} {'MiB':>5}  podwatch is"
+    )
+    ours = middle["podwatch"]
+    for name, ran in taken.items():
+        seconds = [r.seconds for r, _ in ran]
+        cpu = statistics.median(r.cpu for r, _ in ran) / total * 1e9
+        span = f"{middle[name][0]:.2f} [{min(seconds):.2f}-{max(seconds):.2f}]"
+        ratio = (
+            "" if name == "podwatch" else f"{middle[name][0] / ours[0]:.2f}x ({middle[name][1] / ours[1]:.2f}x to disk)"
+        )
+        peak = max(r.peak_mib for r, _ in ran)
+        speed = total / middle[name][0] / 1e6
+        figures.line(f"{name:46} {span:>20} {middle[name][1]:7.2f} {speed:6.0f} {cpu:8.2f} {peak:5.0f}  {ratio}")
+    return middle
+
+
+def judge(
+    work: Work,
+    taken: dict[str, list[tuple[Ran, float]]],
+    middle: dict[str, tuple[float, float]],
+    figures: Figures,
+) -> None:
+    figures.at_most("peak memory of the child", max(r.peak_mib for r, _ in taken["podwatch"]), MEMORY_LIMIT, "MiB")
+    for name, (seconds, _) in middle.items():
+        if name.startswith(("b2 sync", "rclone")):
+            figures.at_least(f"speed against {name}", seconds / middle["podwatch"][0], 1.0, "x")
+
+
+def main() -> int:
+    options = parser(__doc__ or "")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--only", nargs="*", choices=("large", "small", "far"), default=())
+    options.add_argument("--scratch", type=Path, help="where files are served from and brought to; default: TMPDIR")
+    args = options.parse_args()
+    figures = Figures("restore")
+    with tempfile.TemporaryDirectory(dir=args.scratch) as directory:
+        for work in works(args.quick):
+            if not args.only or work.name in args.only:
+                taken = measure(work, Path(directory), 1 if args.quick else args.rounds)
+                judge(work, taken, report(work, taken, figures), figures)
+    return figures.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""How far behind the trainer its inference samples may be: by-products of those steps are still read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from podwatch.checkpoints.layouts import argv
+
+STEPS_IN_USE = 2
+"""prime-rl's defaults: max_async_level 1, later a lag of 1 batch, and one step that is being written
+(facts/prime-rl.md section 1)."""
+MOST = 1000
+_FLAGS = ("--max-async-level", "--orchestrator.max-async-level", "--trainer.max-async-level")
+
+
+def steps_in_use(command: Sequence[str], cwd: Path) -> int:
+    """Steps below the newest one whose broadcasts and rollouts may still be read. The highest level that the command or
+    a configuration file named in it asks for, and one more; never fewer than the default. Reads those files."""
+    levels = [1]
+    for flag in _FLAGS:
+        levels.append(_level(argv.flag_value(command, (flag,))))
+    for document in argv.toml_documents(command, cwd):
+        for section in (document, document.get("orchestrator"), document.get("trainer")):
+            if isinstance(section, dict):
+                levels.append(_level(section.get("max_async_level")))
+    return max(STEPS_IN_USE, max(levels) + 1)
+
+
+def _level(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return 0
+    try:
+        return min(MOST, max(0, int(value)))
+    except ValueError:
+        return 0

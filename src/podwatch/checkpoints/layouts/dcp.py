@@ -1,0 +1,107 @@
+"""Plain ``torch.distributed.checkpoint``: step directories of any name that ends with its number, each a DCP directory
+or holding some (``model/``, ``optimizer/``).
+
+``.metadata`` is renamed into place when every rank is done (facts/checkpoints.md 2.3). Of several DCP directories in
+one step nothing says which comes last, so another step's set is the measure and the quiet time is long.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
+from podwatch.checkpoints.layouts.inside import StepView
+from podwatch.checkpoints.layouts.names import all_step_names, is_plain_dir
+from podwatch.checkpoints.layouts.preset import Preset
+from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs
+from podwatch.checkpoints.structure import dcp
+
+STEP = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*[-_=])*(\d{1,18})")
+
+
+def judge(view: StepView) -> Judgement:
+    inside = view.only
+    root = inside.path.parent
+    view.alone(n for n in all_step_names(root, STEP).get(view.step, ()) if _belongs(root / n))
+    folders = sorted({n.rpartition("/")[0] for n in inside.files if _is_dcp(n.rpartition("/")[2])})
+    if not folders:
+        raise inside.fault(f"no {dcp.INDEX} and no shard yet")
+    for sibling in view.siblings():
+        for folder in sorted(p.parent.relative_to(sibling).as_posix() for p in sibling.glob(f"**/{dcp.INDEX}")):
+            name = "" if folder == "." else folder
+            if name not in folders:
+                raise inside.fault(f"{name or 'its own index'} is missing, which {sibling.name} has")
+    tokens, leftovers, world = [], list[str](), None
+    for folder in folders:
+        here = inside.below(folder) if folder else inside
+        verdict = here.dcp()
+        tokens.append(verdict.save_id)
+        leftovers.extend(f"{inside.part}/{here.prefix}{n}" for n in verdict.leftovers)
+        world = world or verdict.world_size
+    inside.sound()
+    alone = folders == [""] and all(_is_dcp(n) for n in inside.files)
+    return Judgement(
+        True,
+        marker=Marker.COMMIT if alone else Marker.NONE,
+        save_token="-".join(tokens),
+        world_size=world,
+        leftovers=tuple(leftovers),
+    )
+
+
+def _belongs(directory: Path) -> bool:
+    """Any directory may end in a number: only one with an index or a shard in it, or one level below, is a step."""
+    try:
+        for entry in directory.iterdir():
+            if _is_dcp(entry.name):
+                return True
+            if is_plain_dir(entry) and any(_is_dcp(inner.name) for inner in entry.iterdir()):
+                return True
+    except OSError:
+        return False
+    return False
+
+
+def _is_dcp(name: str) -> bool:
+    return name in (dcp.INDEX, dcp.INDEX_TMP) or dcp.is_shard(name)
+
+
+def _directory(root: Path, step: int) -> str:
+    """As the others are called; padded if they are."""
+    for number, names in sorted(all_step_names(root, STEP).items(), reverse=True):
+        if not _belongs(root / names[0]):
+            continue
+        match = STEP.fullmatch(names[0])
+        if match is not None:
+            digits = match.group(1)
+            width = len(digits) if digits != str(number) else 0
+            return f"{names[0][: match.start(1)]}{step:0{width}d}"
+    return f"step_{step}"
+
+
+def _preset(_site: Site, _command: Sequence[str]) -> Preset:
+    return Preset(add=None, ask="nothing tells how a trainer with plain DCP checkpoints resumes")
+
+
+RULES = Rules(
+    name="dcp",
+    step=STEP,
+    directory=_directory,
+    judge=judge,
+    preset=_preset,
+    sources=(Source("pytorch/pytorch", "torch/distributed/checkpoint/filesystem.py", "2.13.0"),),
+    reshards=True,
+    belongs=_belongs,
+)
+
+
+def recognise(site: Site) -> Recognition | None:
+    root = site.checkpoint_dir or site.output_dir
+    for _, names in sorted(all_step_names(root, STEP).items(), reverse=True)[:3]:
+        for folder in (root / names[0], *sorted(p for p in (root / names[0]).iterdir() if is_plain_dir(p))):
+            if (folder / dcp.INDEX).is_file() and any(folder.glob("__*.distcp")):
+                return Recognition("dcp", f"{folder.relative_to(root)} is a DCP directory")
+    return None
+
+
+KIND = Kind("dcp", lambda site: StepDirs(site, RULES), recognise)

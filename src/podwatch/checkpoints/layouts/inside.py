@@ -1,0 +1,240 @@
+"""Look inside one part of one step: what a completeness rule asks for, each question one line.
+
+A rule raises ``Fault`` with the exact reason; ``judged`` makes a ``Judgement`` of it. Nothing here reads a whole file:
+markers, headers and tails only.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from podwatch.checkpoints.layouts.base import Judgement, PartFiles
+from podwatch.checkpoints.scan import is_temporary
+from podwatch.checkpoints.structure import dcp, safetensors, torch_zip
+from podwatch.checkpoints.structure.files import check_file
+from podwatch.checkpoints.structure.holes import has_hole
+from podwatch.domain.checkpoint import FileEntry
+
+_TEXT_LIMIT = 1 << 20
+"""Bytes. Markers and small JSON files; a larger one is not what its name says."""
+
+
+class Fault(Exception):  # noqa: N818 - internal, never shown as an error
+    """Why a step is not whole. ``damaged``: nothing is missing, something is broken. ``pending``: not begun yet."""
+
+    def __init__(
+        self, reason: str, *, damaged: bool = False, unreadable: bool = False, pending: bool = False, part: str = ""
+    ) -> None:
+        self.reason, self.damaged, self.unreadable = reason, damaged, unreadable
+        self.pending, self.part = pending, part
+        super().__init__(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Files below ``path``; names are POSIX and relative to it. Temporary files are not among them."""
+
+    path: Path
+    files: Mapping[str, FileEntry]
+    part: str = ""
+    present: bool = True
+    prefix: str = ""
+    """What stands before a name in the part: for telling where something is wrong."""
+
+    @classmethod
+    def of(cls, part: PartFiles) -> "Inside":
+        files = {f.path: f for f in part.files if not is_temporary(f.path)}
+        return cls(part.part.path, files, part.part.name, part.present)
+
+    def fault(self, reason: str, *, damaged: bool = False, unreadable: bool = False, pending: bool = False) -> Fault:
+        """A ``Fault`` that says where."""
+        where = self.prefix.rstrip("/")
+        return Fault(
+            f"{where}: {reason}" if where else reason,
+            damaged=damaged,
+            unreadable=unreadable,
+            pending=pending,
+            part=self.part,
+        )
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+
+    def below(self, folder: str) -> "Inside":
+        """The same for a directory inside; empty if there is none."""
+        lead = folder + "/"
+        files = {n.removeprefix(lead): f for n, f in self.files.items() if n.startswith(lead)}
+        return Inside(self.path / folder, files, self.part, bool(files), self.prefix + lead)
+
+    def folders(self, pattern: str | re.Pattern[str] = "") -> tuple[str, ...]:
+        """Names of the directories directly inside that hold files and match from their beginning on."""
+        tops = {n.split("/", 1)[0] for n in self.files if "/" in n}
+        return tuple(sorted(t for t in tops if re.match(pattern, t)))
+
+    def names(self, pattern: str | re.Pattern[str]) -> tuple[str, ...]:
+        """File names, whole relative paths, that the expression matches fully."""
+        return tuple(sorted(n for n in self.files if re.fullmatch(pattern, n)))
+
+    def matches(self, pattern: str | re.Pattern[str]) -> list[re.Match[str]]:
+        return [m for n in sorted(self.files) if (m := re.fullmatch(pattern, n)) is not None]
+
+    def require(self, *names: str, why: str = "") -> None:
+        for name in names:
+            if name not in self.files:
+                raise self.fault(f"{name} is missing" + (f": {why}" if why else ""))
+
+    def text(self, name: str) -> str:
+        """A small text file, stripped. ``Fault`` if it is missing, too large or not text."""
+        self.require(name)
+        try:
+            if self.files[name].size > _TEXT_LIMIT:
+                raise self.fault(f"{name} is larger than any such file", damaged=True)
+            return (self.path / name).read_text(encoding="utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise self.fault(f"{name} is not text: being written, or cut off", damaged=True) from error
+
+    def json(self, name: str) -> Any:
+        self.require(name)
+        if self.files[name].size > 64 * _TEXT_LIMIT:
+            raise self.fault(f"{name} is larger than any such file", damaged=True)
+        try:
+            return json.loads((self.path / name).read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise self.fault(f"{name} cannot be parsed: being written, or cut off", damaged=True) from error
+
+    def values(self, name: str) -> Mapping[str, object]:
+        """Small values in a torch file (``{"a.b": 5}``), read without importing anything; empty if it has none."""
+        self.require(name)
+        return torch_zip.read_values(self.path / name) or {}
+
+    def number(self, name: str, *keys: str) -> int | None:
+        """The first of ``keys`` that is a whole number in a torch file."""
+        found = self.values(name)
+        for key in keys:
+            value = found.get(key)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+        return None
+
+    # -- rules --------------------------------------------------------------------------------------------------------
+
+    def written_last(self, name: str, data: str | re.Pattern[str] = r".*") -> None:
+        """``name`` is there and not older than the files that ``data`` matches: an old marker survives a save over an
+        existing directory, and a kill in the middle of it."""
+        self.require(name, why="it is written last")
+        limit = self.files[name].mtime_ns + dcp.MTIME_TOLERANCE_NS
+        newer = [n for n, f in self.files.items() if f.mtime_ns > limit and re.fullmatch(data, n)]
+        if newer:
+            raise self.fault(f"{min(newer)} is newer than {name}: being overwritten, or that was cut off")
+
+    def dcp(self) -> dcp.DcpVerdict:
+        """This directory as a DCP directory; ``Fault`` unless it is whole."""
+        verdict = dcp.check(self.path, {n: dcp.Shard(f.size, f.mtime_ns) for n, f in self.files.items()})
+        if not verdict.whole:
+            raise self.fault(verdict.reason, damaged=verdict.damaged, unreadable=verdict.unreadable)
+        return verdict
+
+    def ranks(self, pattern: str | re.Pattern[str], size: int | None, what: str) -> int:
+        """One file per rank 0..size-1, the rank being the expression's first group; without ``size``, no gap below the
+        highest. Returns how many there are."""
+        found = {int(m.group(1)) for m in self.matches(pattern)}
+        if not found:
+            raise self.fault(f"no {what}")
+        missing = set(range(size if size is not None else max(found) + 1)) - found
+        if missing:
+            raise self.fault(f"{what} of rank {min(missing)} is missing")
+        return size if size is not None else max(found) + 1
+
+    def hf_weights(self) -> bool:
+        """Weights in the Hugging Face form are there and whole; False if there are none at all."""
+        for name in (*SINGLE_WEIGHTS, *WEIGHT_INDEXES):
+            if name in self.files:
+                if name in WEIGHT_INDEXES:
+                    self._sharded(name)
+                return True
+        if self.names(_WEIGHT_SHARD):
+            raise self.fault("the weights' index is missing")
+        return False
+
+    def _sharded(self, name: str) -> None:
+        index = safetensors.read_index(self.path / name)
+        if index.problem:
+            raise self.fault(f"{name} {index.problem}", damaged=True)
+        self.require(*sorted(index.shards))
+        if name.endswith(".safetensors.index.json"):
+            headers = [safetensors.read_header(self.path / s) for s in sorted(index.shards)]
+            missing = safetensors.missing_tensors(index, headers)
+            if missing and not any(h.problem for h in headers):
+                raise self.fault(f"{len(missing)} tensors of {name} are in no shard (a stale index?)", damaged=True)
+
+    def sound(self, but: str | re.Pattern[str] = r"(?!)") -> None:
+        """Header and tail of every file of a known kind, except those ``but`` matches. DCP shards have their index."""
+        for name in sorted(self.files):
+            if not name.endswith(".distcp") and not re.fullmatch(but, name):
+                problem = check_file(self.path / name)
+                if problem:
+                    raise self.fault(f"{name} {problem}", damaged=True)
+
+    def has_holes(self) -> bool:
+        """Ranges that were never written: a preallocated file looks whole by its header (facts/checkpoints.md 2.6)."""
+        return any(has_hole(self.path / n) for n in self.files if n.endswith((".safetensors", ".bin", ".pt")))
+
+
+SINGLE_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
+WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_WEIGHT_SHARD = re.compile(r"(?:model|pytorch_model)-\d{5}-of-\d{5}\.(?:safetensors|bin)")
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """One step as its rule sees it. ``root`` is where the step directories lie."""
+
+    step: int
+    root: Path
+    parts: Mapping[str, Inside]
+    siblings: Callable[[], Sequence[Path]] = field(default=lambda: ())
+    """A few other steps' directories, newest first: what they have, this one should have too."""
+
+    @property
+    def only(self) -> Inside:
+        """The one part of layouts that have one."""
+        return next(iter(self.parts.values()))
+
+    def alone(self, others: Iterable[str]) -> None:
+        """``others``: names that mean this step too. Only one could be stored, and both would go with the step."""
+        name = self.only.prefix.rstrip("/") or self.only.path.name
+        twins = sorted(n for n in others if n != name)
+        if twins:
+            raise Fault(
+                f"{twins[0]} is step {self.step} too, beside {name}: move one of them away, or use layout custom",
+                unreadable=True,
+            )
+
+    def begun(self) -> None:
+        if not any(p.files for p in self.parts.values()):
+            raise Fault("the directory is empty", part=next(iter(self.parts)))
+
+
+def judged(rule: Callable[[StepView], Judgement], view: StepView, rests_on: Iterable[Path] = ()) -> Judgement:
+    """Apply a rule; whatever it finds wrong, or the disk refuses, becomes a ``Judgement``."""
+    outside = tuple(rests_on)
+    try:
+        view.begun()
+        verdict = rule(view)
+    except Fault as fault:
+        return Judgement(
+            False,
+            fault.reason,
+            damaged=fault.damaged,
+            unreadable=fault.unreadable,
+            pending=fault.pending,
+            problems={fault.part: fault.reason} if fault.part else {},
+            rests_on=outside,
+        )
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            return Judgement(False, "a file vanished while being read", rests_on=outside)
+        return Judgement(False, f"cannot be read: {error.strerror}", unreadable=True, rests_on=outside)
+    return replace(verdict, rests_on=outside) if outside else verdict

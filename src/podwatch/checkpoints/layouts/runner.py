@@ -1,0 +1,91 @@
+"""The 2025 RL runner: ``training_state/step_N/{model/,optimizer.pt,scheduler.pt,training_info.json}`` with the symlink
+``step_latest`` (facts/checkpoints.md 1a).
+
+In which order it writes is not known and nothing marks the end, so the whole set must be there, be sound, and be quiet
+for the long time; ``training_info.json`` must name the step of the directory. The symlink is a hint only.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from podwatch.checkpoints.layouts import argv, tracker_files
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker
+from podwatch.checkpoints.layouts.inside import StepView
+from podwatch.checkpoints.layouts.names import STEP, step_names
+from podwatch.checkpoints.layouts.preset import Preset
+from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs
+
+INFO = "training_info.json"
+LINK = "step_latest"
+_KEYS = ("step", "global_step", "current_step", "training_step")
+_FROM = "--from-step"
+
+
+def judge(view: StepView) -> Judgement:
+    inside = view.only
+    inside.require("optimizer.pt", "scheduler.pt", INFO)
+    model = inside.below("model")
+    if not model.hf_weights():
+        raise inside.fault("the weights in model/ are missing")
+    info = inside.json(INFO)
+    recorded = next((info[k] for k in _KEYS if k in info), None) if isinstance(info, dict) else None
+    if recorded is None:
+        raise inside.fault(f"{INFO} names no step", damaged=True)
+    if recorded != view.step:
+        raise inside.fault(f"{INFO} says step {recorded}, not {view.step}", damaged=True)
+    inside.sound()
+    if inside.has_holes():
+        raise inside.fault("a file has ranges that were never written")
+    return Judgement(True, marker=Marker.NONE)
+
+
+def root_of(site: Site) -> Path:
+    """output_dir may be ``training_state`` itself."""
+    if site.checkpoint_dir is not None:
+        return site.checkpoint_dir
+    return site.output_dir if site.output_dir.name == "training_state" else site.output_dir / "training_state"
+
+
+def _trackers(root: Path, step: int | None) -> tuple[Tracker, ...]:
+    """Made anew where it is missing: without ``--from-step`` the runner follows it."""
+    return () if step is None else (Tracker(root / LINK, target=f"step_{step}"),)
+
+
+def _pinned(root: Path) -> Mapping[int, str]:
+    match = STEP.match(tracker_files.link_target(root / LINK))
+    return {int(match.group(1)): LINK} if match else {}
+
+
+def _preset(_site: Site, _command: Sequence[str]) -> Preset:
+    return Preset(add=(_FROM, "{step}"), flags=(_FROM,))
+
+
+def _target(_site: Site, command: Sequence[str], _root: Path) -> int | None:
+    return argv.positive(argv.flag_value(command, ("--max-steps", "--num-steps")))
+
+
+RULES = Rules(
+    name="runner",
+    step=STEP,
+    directory="step_{step}",
+    judge=judge,
+    preset=_preset,
+    sources=(Source("the owner's runner of 2025", "facts/checkpoints.md section 1a", "not public"),),
+    reshards=True,
+    root=root_of,
+    trackers=_trackers,
+    pinned=_pinned,
+    target=_target,
+    told_by=INFO,
+)
+
+
+def recognise(site: Site) -> Recognition | None:
+    root = root_of(site)
+    for step, name in sorted(step_names(root).items(), reverse=True)[:3]:
+        if (root / name / INFO).is_file() and (root / name / "model").is_dir():
+            return Recognition("runner", f"{root.name}/step_{step} holds model/ and {INFO}", certain=True)
+    return None
+
+
+KIND = Kind("runner", lambda site: StepDirs(site, RULES), recognise)

@@ -1,0 +1,301 @@
+"""The common shape of a trainer's checkpoints, so that each trainer is one small file: step directories named by an
+expression below a root, one or more parts in each, a rule that judges them, and small facts about the trainer.
+
+A layout is ``StepDirs(site, rules)``; ``Rules`` holds what differs.
+"""
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from re import Pattern
+
+from podwatch.checkpoints.layouts import argv
+from podwatch.checkpoints.layouts.base import (
+    Judgement,
+    PartDir,
+    PartFiles,
+    ResumeCommand,
+    Site,
+    Source,
+    StepSeen,
+    Tracker,
+)
+from podwatch.checkpoints.layouts.inside import Inside, StepView, judged
+from podwatch.checkpoints.layouts.launched import launched
+from podwatch.checkpoints.layouts.names import all_step_names, is_plain_dir
+from podwatch.checkpoints.layouts.on_demand import OnDemand
+from podwatch.checkpoints.layouts.preset import Preset, resume_command
+from podwatch.checkpoints.layouts.recalled import Recalled
+from podwatch.domain.errors import ConfigurationError
+
+_Listing = dict[Path, dict[int, list[str]]]
+"""Root -> step -> names of directories."""
+_SIBLINGS = 3
+"""So many other steps are shown to a rule: enough to know what a save of this run has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a step, as a place: ``<root>/<beside>/<step directory>/<below>``."""
+
+    name: str = "checkpoint"
+    below: str = ""
+    beside: str = ""
+    required: bool = True
+    uploaded: bool = True
+    if_any: bool = False
+    """Required only if this step or another one has it: a critic, the dataset state."""
+
+
+def no_trackers(_root: Path, _step: int | None) -> tuple[Tracker, ...]:
+    return ()
+
+
+def no_pins(_root: Path) -> Mapping[int, str]:
+    return {}
+
+
+def no_paths(_root: Path, _step: int | None) -> tuple[Path, ...]:
+    return ()
+
+
+def first_sorted(names: Sequence[str]) -> str:
+    return min(names)
+
+
+def root_is_output(site: Site) -> Path:
+    return site.checkpoint_dir or site.output_dir
+
+
+def inside_output(site: Site, text: str | None, otherwise: str = "") -> Path:
+    """The directory a command names, if it is output_dir or lies below it; else ``output_dir/otherwise``.
+    ``checkpoint_dir`` is stronger than both."""
+    if site.checkpoint_dir is not None:
+        return site.checkpoint_dir
+    if text:
+        named = Path(os.path.normpath(site.working_directory / text))
+        if named == site.output_dir or site.output_dir in named.parents:
+            return named
+    return site.output_dir / otherwise if otherwise else site.output_dir
+
+
+def max_steps_flag(site: Site, command: Sequence[str], _root: Path) -> int | None:
+    return argv.positive(argv.flag_value(command, ("--max-steps",)))
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What differs between trainers. Functions get ``root``, the directory in which the step directories lie."""
+
+    name: str
+    step: Pattern[str]
+    """A step directory's whole name, the step being its first group."""
+    directory: str | Callable[[Path, int], str]
+    """Its name where there is none yet, for a restore: ``global_step_{step}``, ``iter_{step:07d}``; or a function of
+    root and step."""
+    judge: Callable[[StepView], Judgement]
+    """May raise ``Fault``."""
+    preset: Callable[[Site, Sequence[str]], Preset]
+    """How this very command resumes."""
+    sources: tuple[Source, ...]
+    reshards: bool
+    parts: tuple[Part, ...] = (Part(),)
+    root: Callable[[Site], Path] = root_is_output
+    belongs: Callable[[Path], bool] | None = None
+    """Where names alone prove little: does this directory hold such a checkpoint? Others are foreign, never touched."""
+    prefer: Callable[[Sequence[str]], str] = first_sorted
+    """Which directory counts where several have the same step."""
+    rests_on: Callable[[Path], tuple[Path, ...]] = field(default=lambda _root: ())
+    """Trackers that the rule looks at."""
+    rests_on_beside: Callable[[StepView], tuple[Path, ...]] = field(default=lambda _view: ())
+    """Other files outside the step directory that the rule looks at: a marker beside it."""
+    trackers: Callable[[Path, int | None], tuple[Tracker, ...]] = no_trackers
+    pinned: Callable[[Path], Mapping[int, str]] = no_pins
+    also_ahead: Callable[[Path, int | None], tuple[Path, ...]] = no_paths
+    """More to set aside than the step directories beyond the step, and at a fresh start the trackers; only what
+    exists."""
+    first_after: int = 0
+    """A correct resume from N shows N + this first. 0 where the trainer's numbering is not sure."""
+    processes: Callable[[Sequence[str]], int | None] = launched
+    counts_all: bool = False
+    target: Callable[[Site, Sequence[str], Path], int | None] = max_steps_flag
+    told_by: str = ""
+    """File in the step directory whose time is the time of the save; empty: the directory's own."""
+    finish_lines: tuple[str, ...] = ()
+    log_globs: tuple[str, ...] = ("*.log", "logs/*.log")
+
+
+class StepDirs:
+    """A layout made of ``Rules``."""
+
+    variant = ""
+    shared_parts: frozenset[str] = frozenset()
+
+    def __init__(self, site: Site, rules: Rules) -> None:
+        self.name = rules.name
+        self.output_dir = site.output_dir
+        self.chosen_because = ""
+        self.sources, self.reshards, self.finish_lines = rules.sources, rules.reshards, rules.finish_lines
+        self.counts_all = rules.counts_all
+        self._site, self._rules = site, rules
+        self._root = rules.root(site)
+        self._recalled = Recalled(rules.belongs) if rules.belongs is not None else None
+
+    # -- where things lie ---------------------------------------------------------------------------------------------
+
+    def _roots(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys(self._root / p.beside for p in self._rules.parts))
+
+    def watch_roots(self) -> tuple[Path, ...]:
+        return self._roots()
+
+    def _listing(self) -> _Listing:
+        return {root: self._names(root) for root in self._roots()}
+
+    def _names(self, root: Path) -> dict[int, list[str]]:
+        found = all_step_names(root, self._rules.step)
+        return found if self._recalled is None else self._recalled.ours(root, found)
+
+    def part_dir(self, part: str, step: int) -> Path:
+        for candidate in self._rules.parts:
+            if candidate.name == part:
+                root = self._root / candidate.beside
+                names = self._names(root).get(step)
+                return self._place(candidate, root, self._rules.prefer(names) if names else self._fresh_name(step))
+        raise ConfigurationError(
+            f"layout {self.name} has no part {part!r}",
+            where=str(self.output_dir),
+            fix="the set was saved by another layout: restore it to a directory of its own with --to",
+        )
+
+    def _fresh_name(self, step: int) -> str:
+        rule = self._rules.directory
+        return rule.format(step=step) if isinstance(rule, str) else rule(self._root, step)
+
+    @staticmethod
+    def _place(part: Part, root: Path, name: str) -> Path:
+        return root / name / part.below if part.below else root / name
+
+    def expect_parts(self, parts: Collection[str]) -> None:
+        """There is only one variant."""
+
+    def steps(self) -> Mapping[int, tuple[PartDir, ...]]:
+        listing = self._listing()
+        found = sorted({step for names in listing.values() for step in names})
+        wanted = frozenset(
+            p.name
+            for p in self._rules.parts
+            if p.if_any and any(is_plain_dir(self._placed(p, step, listing)) for step in found)
+        )
+        return OnDemand(found, lambda step: self._parts(step, listing, wanted))
+
+    def _parts(self, step: int, listing: _Listing, wanted: Collection[str]) -> tuple[PartDir, ...]:
+        return tuple(
+            PartDir(
+                p.name,
+                self._placed(p, step, listing),
+                p.required and (not p.if_any or p.name in wanted),
+                p.uploaded,
+            )
+            for p in self._rules.parts
+        )
+
+    def _placed(self, part: Part, step: int, listing: _Listing) -> Path:
+        root = self._root / part.beside
+        names = listing[root].get(step)
+        return self._place(part, root, self._rules.prefer(names) if names else self._fresh_name(step))
+
+    def step_paths(self, step: int) -> tuple[Path, ...]:
+        listing = self._listing()
+        return tuple(root / name for root, names in listing.items() for name in sorted(names.get(step, ())))
+
+    def spare_paths(self, below: int) -> tuple[tuple[int, Path], ...]:
+        return ()
+
+    # -- judging ------------------------------------------------------------------------------------------------------
+
+    def judge(self, step: int, parts: Sequence[PartFiles]) -> Judgement:
+        def siblings() -> Sequence[Path]:
+            root = self._roots()[0]
+            others = sorted(self._names(root).items(), reverse=True)
+            return [root / self._rules.prefer(names) for n, names in others[: _SIBLINGS + 1] if n != step]
+
+        view = StepView(step, self._root, {p.part.name: Inside.of(p) for p in parts}, siblings)
+        outside = (*self._rules.rests_on(self._root), *self._rules.rests_on_beside(view))
+        return judged(self._rules.judge, view, outside)
+
+    # -- before a start -----------------------------------------------------------------------------------------------
+
+    def ahead_of(self, step: int | None) -> tuple[Path, ...]:
+        """Step directories beyond ``step``, and what the rules add. At a fresh start the trackers go as well."""
+        limit = -1 if step is None else step
+        found: dict[Path, None] = {}
+        for root, names in self._listing().items():
+            for number in sorted(names):
+                if number > limit:
+                    found.update(dict.fromkeys(root / name for name in sorted(names[number])))
+        found.update(dict.fromkeys(self._rules.also_ahead(self._root, step)))
+        if step is None:
+            for path in (t.path for t in self._rules.trackers(self._root, 0)):
+                if path.is_symlink() or path.exists():
+                    found[path] = None
+        return tuple(p for p in found if not any(parent in found for parent in p.parents))
+
+    def trackers(self, step: int | None) -> tuple[Tracker, ...]:
+        return self._rules.trackers(self._root, step)
+
+    def pinned(self) -> Mapping[int, str]:
+        return self._rules.pinned(self._root)
+
+    def resume_command(
+        self, command: Sequence[str], step: int | None, override: str | Sequence[str], wandb: Mapping[str, str]
+    ) -> ResumeCommand:
+        return resume_command(
+            self._rules.preset(self._site, command),
+            self._site,
+            command,
+            step,
+            override,
+            wandb,
+            checkpoint=None if step is None else self._checkpoint(step),
+        )
+
+    def _checkpoint(self, step: int) -> Path:
+        """The step directory itself, where the first part lies."""
+        part = self._rules.parts[0]
+        inside = self.part_dir(part.name, step)
+        return inside.parents[len(Path(part.below).parts) - 1] if part.below else inside
+
+    # -- progress -----------------------------------------------------------------------------------------------------
+
+    def progress(self) -> tuple[StepSeen, ...]:
+        """The newest save; between saves only logs and heartbeats tell more."""
+        root = self._roots()[0]
+        for step, names in sorted(self._names(root).items(), reverse=True)[:5]:
+            try:
+                status = (root / self._rules.prefer(names) / self._rules.told_by).stat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            return (StepSeen("checkpoint", step, status.st_mtime),)
+        return ()
+
+    def first_step_after(self, step: int) -> int:
+        return step + self._rules.first_after
+
+    def processes(self, command: Sequence[str]) -> int | None:
+        return self._rules.processes(command)
+
+    def target_step(self, command: Sequence[str]) -> int | None:
+        return self._rules.target(self._site, command, self._root)
+
+    def wandb_variables(self) -> tuple[str, ...]:
+        return ("WANDB_RUN_ID",) if self._rules.preset(self._site, self._site.command).wandb else ()
+
+    def wandb_identity(self) -> Mapping[str, str]:
+        """Nothing: W&B writes into the working directory, where other runs may write as well. podwatch names the run
+        itself, at every start."""
+        return {}
+
+    def log_globs(self) -> tuple[str, ...]:
+        return self._rules.log_globs

@@ -1,0 +1,182 @@
+"""Small files in the parent by which a trainer finds its newest checkpoint (facts/checkpoints.md 2.4).
+
+Most trainers write them by a plain open and write, so an empty or garbled one is being written: it never means step 0.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from podwatch.checkpoints.layouts.base import Tracker
+from podwatch.checkpoints.layouts.inside import Fault, Inside, StepView
+from podwatch.checkpoints.structure import dcp
+from podwatch.domain.errors import HostError
+from podwatch.system.files import atomic_write, fsync_dir, read_small
+
+_LIMIT = 4096
+_NUMBER = re.compile(r"(?:0|[1-9]\d{0,17})")
+
+
+def text(path: Path) -> str:
+    """What it says; empty if it is absent, empty, too large or no text (being written). OSError: it cannot be read."""
+    try:
+        return read_small(path, _LIMIT).decode().strip()
+    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
+        return ""
+    except OSError as error:
+        if error.errno in (errno.EFBIG, errno.EINVAL):
+            return ""
+        raise
+
+
+def number(path: Path, pattern: re.Pattern[str] = _NUMBER) -> int | None:
+    """The step it names; None if it names none."""
+    match = pattern.fullmatch(text(path))
+    if match is None:
+        return None
+    return int(match.group(match.lastindex or 0))
+
+
+def has_later(view: StepView, pattern: re.Pattern[str]) -> bool:
+    """Is there a later step? ``pattern`` is that of the step directories."""
+    found = (pattern.fullmatch(p.name) for p in view.siblings())
+    return any(int(m.group(1)) > view.step for m in found if m is not None)
+
+
+def reached(
+    tracker: Path,
+    step: int,
+    part: Inside,
+    pattern: re.Pattern[str] = _NUMBER,
+    data: str | re.Pattern[str] = r"(?!)",
+    *,
+    later: bool = False,
+) -> None:
+    """The tracker says that ``step`` is done. ``Fault`` while it does not. Files that ``data`` matches must not be
+    newer than a tracker that names this very step: it stays from before while the step is written again.
+
+    A tracker that names a lower step but was written after this set (by a repair, or by a run that went back) says
+    nothing about it: then the set's own files have to speak for it.
+
+    ``later``: a later step lies there, so this save was over long before the tracker was opened again. If that left it
+    empty, garbled or missing (a kill at the wrong moment), it takes the later step's word away, not this one's.
+    """
+    try:
+        status = tracker.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        if later:
+            return
+        raise Fault(f"{tracker.name} is missing: it is written last", part=part.part) from None
+    said = number(tracker, pattern)
+    if said is None:
+        if later:
+            return
+        raise Fault(f"{tracker.name} is empty or garbled: it is being written", part=part.part)
+    newest = max((f.mtime_ns for n, f in part.files.items() if said < step or re.fullmatch(data, n)), default=0)
+    if said >= step:
+        if said == step and newest > status.st_mtime_ns + dcp.MTIME_TOLERANCE_NS:
+            raise Fault(f"files are newer than {tracker.name}: being overwritten, or that was cut off", part=part.part)
+        return
+    if status.st_mtime_ns <= newest + dcp.MTIME_TOLERANCE_NS:
+        raise Fault(f"{tracker.name} says {said}: the save of step {step} is not over", part=part.part)
+
+
+def as_number(path: Path, step: int | None) -> tuple[Tracker, ...]:
+    """The tracker for a start from ``step``: its number as text, which is how all of them write it."""
+    return () if step is None else (Tracker(path, content=str(step).encode()),)
+
+
+def pinned(path: Path, pattern: re.Pattern[str] = _NUMBER) -> Mapping[int, str]:
+    """The step a tracker names, with its name as the reason."""
+    try:
+        step = number(path, pattern)
+    except OSError:
+        return {}
+    return {} if step is None else {step: f"named by {path.name}"}
+
+
+def link_target(path: Path) -> str:
+    """The last segment of what a symlink names; empty if it is none. Only a hint: replacing it leaves a gap."""
+    try:
+        return os.path.basename(os.readlink(path))  # noqa: PTH115, PTH119 - the text as it stands, not a resolved path
+    except OSError:
+        return ""
+
+
+def repair(trackers: Iterable[Tracker], roots: Iterable[Path], *, only_missing: bool = False) -> tuple[Path, ...]:
+    """Make the trackers say what a start needs, each by one atomic rename; those that say it already are left alone.
+    Returns what was written. ``only_missing``: one that names a step stays as it is. HostError: outside ``roots``.
+
+    Never while a trainer runs: it may be writing the very file.
+    """
+    allowed = [os.path.realpath(r) for r in roots]
+    written = []
+    for tracker in trackers:
+        parent = os.path.realpath(tracker.path.parent)
+        if not any(parent == root or parent.startswith(root + os.sep) for root in allowed):
+            raise HostError("a tracker outside the run's directories is not touched", where=str(tracker.path))
+        if not _wrong(tracker) or (only_missing and _names_something(tracker.path)):
+            continue
+        if tracker.target is not None:
+            _replace_link(tracker.path, tracker.target)
+        else:
+            _replace_file(tracker.path, tracker.content or b"")
+        written.append(tracker.path)
+    return tuple(written)
+
+
+def wrong(trackers: Iterable[Tracker]) -> tuple[Path, ...]:
+    """Those that ``repair`` would write. Changes nothing."""
+    return tuple(t.path for t in trackers if _wrong(t))
+
+
+def _wrong(tracker: Tracker) -> bool:
+    return tracker.path.parent.is_dir() and not _says(tracker)
+
+
+def _says(tracker: Tracker) -> bool:
+    if tracker.target is not None:
+        try:
+            return os.readlink(tracker.path) == tracker.target  # noqa: PTH115 - its text, not what it leads to
+        except OSError:
+            return False
+    return not tracker.path.is_symlink() and text(tracker.path) == (tracker.content or b"").decode().strip()
+
+
+def _names_something(path: Path) -> bool:
+    return path.is_symlink() or text(path) != ""
+
+
+def _replace_file(path: Path, content: bytes) -> None:
+    """With the mode and owner of the old one, or the directory's owner: the trainer must be able to write it again."""
+    try:
+        old: os.stat_result | None = path.lstat()
+    except FileNotFoundError:
+        old = None
+    plain = old is not None and stat.S_ISREG(old.st_mode)
+    atomic_write(path, content, mode=stat.S_IMODE(old.st_mode) if plain and old is not None else 0o644)
+    _own(path, old or path.parent.stat())
+
+
+def _replace_link(path: Path, target: str) -> None:
+    """A new link is renamed over the old one, so there is no moment without."""
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    fresh.symlink_to(target)
+    try:
+        _own(fresh, path.parent.stat())
+        fresh.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+    fsync_dir(path.parent)
+
+
+def _own(path: Path, like: os.stat_result) -> None:
+    if os.geteuid() == 0:
+        os.chown(path, like.st_uid, like.st_gid, follow_symlinks=False)

@@ -1,0 +1,126 @@
+"""DeepSpeed's files below one tag: model states, and one optimizer shard per data-parallel rank.
+
+Every rank writes its own and rank 0 writes ``latest`` before the barrier that ends the save, so ``latest`` alone proves
+nothing: each rank's file must be there. How many there are stands inside the model states (``dp_world_size``).
+Used by DeepSpeed itself, OpenRLHF, the HF Trainer, accelerate and Lightning.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.checkpoints.layouts import tracker_files
+from podwatch.checkpoints.layouts.base import Marker, Source
+from podwatch.checkpoints.layouts.inside import Inside, StepView
+from podwatch.checkpoints.structure import dcp, torch_zip
+
+MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt")
+"""With the data-parallel rank under ZeRO 3, where the weights are split too."""
+OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_?optim_states\.pt")
+"""Without the last underscore in old versions."""
+_EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_(\d+)_model_states\.pt")
+_STAGE = "ds_config.zero_optimization.stage"
+_RANK_ZERO = re.compile(r"(?:(?:bf16_|fp16_)?zero_pp_rank_0_)?mp_rank_00_(?:model|optim)_states\.pt")
+
+SOURCE = Source("deepspeedai/DeepSpeed", "deepspeed/runtime/engine.py", "edaa7221267243c7be7fb49c5d5f5c4fb97b4641")
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    """``ranks`` is the data-parallel size the shards were written for; None: not readable, so the last ranks' files
+    could be missing without anyone seeing it. ``values`` are the small values of the first model states."""
+
+    ranks: int | None
+    values: Mapping[str, object]
+
+    def number(self, name: str) -> int | None:
+        value = self.values.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def present(tag: Inside) -> bool:
+    return any(MODEL.fullmatch(n) or OPTIM.fullmatch(n) for n in tag.files)
+
+
+def check(tag: Inside) -> Zero:
+    """``tag`` holds the files of one tag. ``Fault`` unless every rank's are there; their structure is ``sound``'s."""
+    models, shards = tag.matches(MODEL), tag.matches(OPTIM)
+    if not models:
+        raise tag.fault("no model states")
+    problem = torch_zip.check(tag.path / models[0].string)
+    if problem:  # asking for values inside would cost a child process
+        raise tag.fault(f"{models[0].string} {problem}", damaged=True)
+    zero = Zero(None, tag.values(models[0].string))
+    size = zero.number("dp_world_size")
+    zero = Zero(size if size and size > 0 else None, zero.values)
+    slices = max(zero.number("mp_world_size") or 1, *(int(m["mp"]) + 1 for m in (*models, *shards)))
+    split = any(m["dp"] is not None for m in models)
+    for number in range(slices):
+        mine = [m for m in models if int(m["mp"]) == number]
+        if not mine:
+            raise tag.fault(f"the model states of model-parallel rank {number} are missing")
+        if split:
+            _every_rank(tag, mine, zero.ranks, "model", number)
+        own = [m for m in shards if int(m["mp"]) == number]
+        if own:
+            _every_rank(tag, own, zero.ranks, "optim", number)
+        elif shards or ("optimizer#" not in zero.values and zero.number(_STAGE) != 0):
+            # Without ZeRO the optimizer is inside the model states; with it there is nothing under that name.
+            raise tag.fault(f"the optimizer shards of model-parallel rank {number} are missing")
+    _experts(tag)
+    return zero
+
+
+def _every_rank(tag: Inside, found: list[re.Match[str]], size: int | None, kind: str, part: int) -> None:
+    have = {int(m["dp"]) for m in found if m["dp"] is not None}
+    missing = set(range(size or max(have, default=0) + 1)) - have
+    if missing:
+        raise tag.fault(f"{kind} shard of rank {min(missing)} (mp {part}) is missing")
+
+
+def _experts(tag: Inside) -> None:
+    """Of a mixture of experts, every expert of a layer has a file; how many there are is nowhere written."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for match in tag.matches(_EXPERT):
+        found.setdefault((match.group(1), match.group(3)), set()).add(int(match.group(2)))
+    for (layer, _), have in sorted(found.items()):
+        missing = set(range(max(have) + 1)) - have
+        if missing:
+            raise tag.fault(f"expert {min(missing)} of layer {layer} is missing")
+
+
+def over(latest: Path, view: StepView, tag: Inside, pattern: re.Pattern[str], later: bool) -> Marker:
+    """Has ``latest`` been written for this save? ``Fault`` if not; how strong that is, if it has. ``later``: a later
+    step lies there.
+
+    Rank 0 writes its own files before ``latest``: if these are newer, the tag is being saved again, or that was cut
+    off. Other ranks may be later: there is no barrier between.
+    """
+    said = tracker_files.text(latest)
+    begun = any(full.startswith(said) for full in ("global_step", "best_global_step"))
+    if not begun and pattern.fullmatch(said) is None:
+        return Marker.NONE  # a tag of the user's own: it says nothing about this one
+    tracker_files.reached(latest, view.step, tag, pattern, later=later)
+    try:
+        _rank_zero_done(tag, latest.stat().st_mtime_ns)
+    except FileNotFoundError:
+        return Marker.NONE
+    return Marker.LAST_FILE if pattern.fullmatch(said) else Marker.NONE
+
+
+def closed(inside: Inside, tags: Collection[str]) -> Zero:
+    """The same where ``latest`` lies in the step itself, beside its one tag: HF, accelerate, Lightning."""
+    name = inside.text("latest")
+    if name not in tags:
+        raise inside.fault(f"latest names {name[:60]!r}, which is not here")
+    zero = check(inside.below(name))
+    _rank_zero_done(inside.below(name), inside.files["latest"].mtime_ns)
+    return zero
+
+
+def _rank_zero_done(tag: Inside, latest_ns: int) -> None:
+    limit = latest_ns + dcp.MTIME_TOLERANCE_NS
+    newer = [n for n, f in tag.files.items() if _RANK_ZERO.fullmatch(n) and f.mtime_ns > limit]
+    if newer:
+        raise tag.fault(f"{min(newer)} is newer than latest: being overwritten, or that was cut off")

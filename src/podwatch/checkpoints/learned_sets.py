@@ -1,0 +1,137 @@
+"""What files a save of this run has, learned from the last complete ones (facts/checkpoints.md section 2.5).
+
+For trainers that say nothing when a save is over, and for files whose end cannot be seen (the old torch format): a
+save is whole only when it has every file the last two had, about as large. Pure: data in, data out.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+KEPT = 2
+"""Complete sets. A file that only one of them has (an export, a best model) is not asked for."""
+TOLERANCE = 0.01
+"""A file may be this much smaller: buffers and states of data loaders vary a little."""
+SMALL = 64 * 1024
+"""Bytes. Below it a file holds text and counters, whose lengths mean nothing; it must only not be empty."""
+_PLACES = 5
+"""A path that has the step's number in more places than this is not looked at further."""
+MOST_FILES = 20_000
+"""More are not learned: a save of so many files is not something to keep in a journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSet:
+    """The files of one complete set: ``<part>/<path>`` -> bytes."""
+
+    step: int
+    files: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One file that a save must have: ``path`` as the set of ``step`` has it, at least ``size`` bytes or so."""
+
+    path: str
+    step: int
+    size: int
+
+
+def counterpart(path: str, step: int, files: Mapping[str, int], other: int) -> str | None:
+    """The file of the set of ``other`` that corresponds to ``path`` of the set of ``step``: the same path, or the one
+    with the step number replaced, in some places or in all: a number in a name may just as well be a rank
+    (``checkpoint_0/random_states_0.pkl``)."""
+    if path in files:
+        return path
+    places = list(re.finditer(rf"(?<!\d)(0*){step}(?!\d)", path))[:_PLACES]
+    for chosen in range(1, 1 << len(places)):
+        renamed, end = "", 0
+        for place, match in enumerate(places):
+            number = _number(other, len(match.group(0)), match.group(1)) if chosen >> place & 1 else match.group(0)
+            renamed, end = renamed + path[end : match.start()] + number, match.end()
+        if renamed + path[end:] in files:
+            return renamed + path[end:]
+    return None
+
+
+def _number(step: int, width: int, zeros: str) -> str:
+    return f"{step:0{width}d}" if zeros else str(step)
+
+
+def asked(known: Sequence[FileSet]) -> tuple[Asked, ...]:
+    """What the newest of ``known`` has and the one before it has too, each with the smaller of its sizes."""
+    if not known:
+        return ()
+    newest, before = known[-1], known[-2] if len(known) > 1 else None
+    found = []
+    for path, size in sorted(newest.files.items()):
+        same = path if before is None else counterpart(path, newest.step, before.files, before.step)
+        if same is not None:
+            found.append(Asked(path, newest.step, size if before is None else min(size, before.files[same])))
+    return tuple(found)
+
+
+def lacking(new: FileSet, known: Sequence[FileSet]) -> str:
+    """What ``new`` lacks compared with the sets saved before it; empty if nothing.
+
+    Sets of later steps (podwatch was restarted and looks at an old one) are asked for names only: buffers grow.
+    """
+    before = [k for k in known if k.step < new.step]
+    others = before or [k for k in known if k.step > new.step]
+    missing, smaller = [], []
+    for want in asked(others):
+        path = counterpart(want.path, want.step, new.files, new.step)
+        if path is None:
+            missing.append(want)
+        elif before and _too_small(new.files[path], want.size):
+            smaller.append((path, new.files[path], want))
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        return f"{missing[0].path} of step {missing[0].step} has no counterpart here{more}"
+    if smaller:
+        path, size, want = smaller[0]
+        more = f", and {len(smaller) - 1} more are too small" if len(smaller) > 1 else ""
+        return f"{path} is {size} bytes, in step {want.step} it was {want.size}{more}"
+    return ""
+
+
+def _too_small(size: int, want: int) -> bool:
+    return size == 0 < want if want < SMALL else size < want * (1 - TOLERANCE)
+
+
+def agree(one: FileSet, other: FileSet) -> bool:
+    """Do both have the same files, about as large? Two saves that agree with each other are not both cut off: the
+    trainer saves something else now."""
+    if len(one.files) != len(other.files):
+        return False
+    for path, size in one.files.items():
+        same = counterpart(path, one.step, other.files, other.step)
+        if same is None or _too_small(other.files[same], size) or _too_small(size, other.files[same]):
+            return False
+    return True
+
+
+def remember(known: Sequence[FileSet], new: FileSet) -> tuple[FileSet, ...]:
+    """With ``new`` as the latest; the one before it stays."""
+    if len(new.files) > MOST_FILES:
+        return tuple(known)
+    return (*(k for k in known if k.step != new.step), new)[-KEPT:]
+
+
+def to_plain(known: Sequence[FileSet], whose: str) -> dict[str, Any]:
+    """For the journal. ``whose`` names run, layout and line of descent: another one's sets say nothing."""
+    return {"whose": whose, "sets": [{"step": k.step, "files": dict(k.files)} for k in known]}
+
+
+def from_plain(data: object, whose: str) -> tuple[FileSet, ...]:
+    """The inverse. Anything unreadable, or somebody else's, is forgotten: learning again only costs a save."""
+    try:
+        if not isinstance(data, dict) or data["whose"] != whose:
+            return ()
+        found = tuple(
+            FileSet(int(s["step"]), {str(p): int(n) for p, n in s["files"].items()}) for s in data["sets"][-KEPT:]
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return ()
+    return found

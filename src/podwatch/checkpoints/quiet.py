@@ -1,0 +1,91 @@
+"""How long must a set have been left alone before it is believed, and does anybody still hold it open?
+
+Windows by the strength of the layout's marker, doubled where changes show late (facts/checkpoints.md section 5). Read
+leases ask the kernel itself; they are off unless configured, because the holder of a lease can delay the trainer's own
+open (facts/systemd.md, "Other traps"): a short-lived helper of its own takes one lease at a time and gives it back at
+once, so that neither our interpreter nor a stopped daemon can ever sit on one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from podwatch.checkpoints import lease_helper
+from podwatch.checkpoints.layouts.base import Marker
+
+SLOW_FACTOR = 2
+"""Network and FUSE clients cache sizes and mtimes for seconds."""
+LEASE_DEADLINE = 2.0
+"""Seconds for the helper as a whole: it starts in 20 ms and needs microseconds per file. Then it is killed."""
+_BATCH = 256
+"""Files per helper: few enough that a huge set is given up soon when somebody is found writing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Seconds of quiet: with a commit marker, with a file written last or a tracker, and with nothing."""
+
+    settle: float
+    tracker: float
+    weak: float
+
+    def need(self, marker: Marker, *, slow: bool) -> float:
+        base = {Marker.COMMIT: self.settle, Marker.LAST_FILE: self.tracker, Marker.NONE: self.weak}[marker]
+        return base * (SLOW_FACTOR if slow else 1)
+
+    def longest(self, *, slow: bool) -> float:
+        return max(self.settle, self.tracker, self.weak) * (SLOW_FACTOR if slow else 1)
+
+
+class Held(StrEnum):
+    NO = "no"
+    YES = "yes"
+    UNKNOWN = "unknown"
+
+
+def held_open(paths: Iterable[Path]) -> tuple[Held, str]:
+    """Does anybody on this kernel hold one of ``paths`` open for writing (or mapped)? With the path if so.
+
+    UNKNOWN where the kernel or the file system does not tell: not our file and no CAP_LEASE, no leases here. Blocks, a
+    deadline bounds it.
+    """
+    names = [str(p) for p in paths]
+    for start in range(0, len(names), _BATCH):
+        verdict, where = _ask(names[start : start + _BATCH])
+        if verdict is not Held.NO:
+            return verdict, where
+    return Held.NO, ""
+
+
+def _ask(names: list[str]) -> tuple[Held, str]:
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(lease_helper.__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={n: v for n, v in os.environ.items() if n == "LD_LIBRARY_PATH"},
+        )
+    except OSError:
+        return Held.UNKNOWN, ""
+    try:
+        out, _ = child.communicate(json.dumps(names).encode(), timeout=LEASE_DEADLINE)
+        answer = json.loads(out)
+        return Held(answer["held"]), str(answer["path"])
+    except (subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
+        return Held.UNKNOWN, ""
+    finally:
+        child.kill()
+        try:
+            child.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            pass  # stuck in the kernel: reaped later
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                pipe.close()

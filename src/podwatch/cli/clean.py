@@ -1,0 +1,180 @@
+"""``podwatch clean``: set an old run aside for a fresh start; with ``--gpu``, end what still holds the GPUs."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
+from podwatch.domain.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from podwatch.cli.strays import Stray
+    from podwatch.config.settings import Settings
+
+SHOWN = 12
+
+
+@click.command("clean", short_help="Set an old run aside for a fresh start; --gpu: end what holds the GPUs.")
+@common
+@click.option("--dry-run", is_flag=True, help="Show what would be done; do nothing.")
+@click.option("--gpu", is_flag=True, help="List processes on the GPUs that are not of this run's training, and ask.")
+@click.option("--yes", is_flag=True, help="Do not ask. With --gpu: end leftovers of this run, and nothing else.")
+@json_option
+def command(where: Where, dry_run: bool, gpu: bool, yes: bool, as_json: bool) -> None:
+    """Set aside checkpoints, trackers, broadcasts and rollouts of every tree, so that training starts afresh.
+
+    Renamed, never destroyed: `podwatch quarantine return N` brings everything back. Only while no training runs. What
+    is in the store stays there; a new lineage begins, so that it is not fetched again.
+    """
+    if gpu:
+        _gpu(where, dry_run=dry_run, yes=yes, as_json=as_json)
+        return
+    from podwatch.cli.offline import load
+
+    plan = _plan(load(where))
+    if dry_run:
+        print_json(plan) if as_json else click.echo("\n".join(_describe(plan)))
+        raise click.exceptions.Exit(int(ExitCode.TRY_AGAIN if plan["running"] else ExitCode.OK))
+    if not plan["running"] and not yes:  # else the refusal comes from where it is decided
+        _confirm(_describe(plan), "Set all of this aside?")
+    if find_daemon(where) is not None:
+        answer = ask(where, "clean", purpose="set anything aside", timeout=600.0)
+    else:
+        answer = asyncio.run(_alone(where))
+    say(answer, as_json=as_json)
+
+
+def _confirm(lines: list[str], question: str) -> None:
+    if not sys.stdin.isatty():
+        raise UsageError("this needs a yes, and nobody can be asked", fix="look with --dry-run, then add --yes")
+    click.echo("\n".join(lines), err=True)
+    if not click.confirm(question, err=True):
+        raise click.exceptions.Exit(int(ExitCode.FAILED))
+
+
+def _plan(settings: "Settings") -> dict[str, Any]:
+    """What there is, looked at without changing anything."""
+    from podwatch.checkpoints.layouts import make_layout
+    from podwatch.cli.offline import look
+
+    paths = make_layout(settings).ahead_of(None)
+    steps = {str(s.step): str(s.completeness) for s in look(settings).sets}
+    return {
+        "schema_version": 1,
+        "running": _running(settings),
+        "paths": [str(path) for path in paths],
+        "steps": steps,
+    }
+
+
+def _running(settings: "Settings") -> str:
+    from podwatch.system.identity import is_alive
+    from podwatch.trainer import find
+    from podwatch.trainer.records import read_record
+
+    record = read_record(settings.state_dir / settings.run_id / "keeper")
+    if record is not None and is_alive(record.launcher):
+        return f"training is running (pid {record.launcher.pid})"
+    output = Path(os.path.realpath(settings.trainer.output_dir))
+    gpus = frozenset((*settings.gpu.inference, *settings.gpu.trainer))
+    found = find.judge(find.gather(output, own_pid=os.getpid()), output_dir=str(output), gpus=gpus)
+    return "; ".join(f"pid {c.launcher.pid} could be this run's training: {c.reason}" for c in found)
+
+
+def _describe(plan: dict[str, Any]) -> list[str]:
+    if not plan["paths"]:
+        lines = ["nothing is left of an old run"]
+    else:
+        steps = ", ".join(f"{n} ({state})" for n, state in plan["steps"].items()) or "none"
+        lines = [f"set aside: {len(plan['paths'])} entries (renamed, not destroyed); checkpoints: {steps}"]
+        lines += [f"  {clean(path)}" for path in plan["paths"][:SHOWN]]
+        if len(plan["paths"]) > SHOWN:
+            lines.append(f"  ... and {len(plan['paths']) - SHOWN} more (--json lists all)")
+    if plan["running"]:
+        lines.append(f"not now: {clean(plan['running'])}")
+    return lines
+
+
+async def _alone(where: Where) -> dict[str, Any]:
+    """Without a daemon, under its lock, by the same code."""
+    from podwatch.cli.offline import load
+    from podwatch.daemon.compose import build
+    from podwatch.daemon.emitting import Emitter
+    from podwatch.daemon.handlers import cleaned_document
+    from podwatch.daemon.paths import run_paths
+    from podwatch.domain.event import Event
+    from podwatch.journal import AsyncJournal, Journal
+    from podwatch.recovery.cleaning import clean_alone
+    from podwatch.system.clock import SystemClock
+    from podwatch.system.locks import FileLock
+
+    class Quiet(Emitter):
+        def __call__(self, event: Event) -> None:
+            self._journal.post(Journal.add_event, event)
+
+    settings = load(where)
+    paths = run_paths(settings.state_dir, settings.run_id, os.environ)
+    with FileLock(paths.lock):
+        journal = AsyncJournal(Journal.open(paths.journal))
+        try:
+            parts = build(
+                settings, paths, SystemClock(), journal, Quiet(journal),
+                wake=lambda: None, current=lambda: settings, heartbeat_base=str,
+            )  # fmt: skip
+            try:
+                return cleaned_document(await clean_alone(parts.recovery), daemon=False)
+            finally:
+                await parts.launcher.close()
+        finally:
+            await journal.close()
+
+
+# -- GPUs
+
+
+def _gpu(where: Where, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    from podwatch.cli import strays
+    from podwatch.cli.offline import load
+
+    settings = load(where)
+    found = strays.look(settings, attached=_attached(where))
+    chosen = [] if dry_run else _chosen(found.strays, yes=yes, as_json=as_json)
+    ended = strays.end(chosen)
+    if as_json:
+        print_json({"schema_version": 1, **found.to_dict(ended)})
+    elif not sys.stdin.isatty() or yes or dry_run or not found.strays:
+        click.echo("\n".join(strays.describe(found)))
+    for stray, how in ended.items():
+        if not as_json:
+            click.echo(f"{stray}: {how}")
+    if any(how == strays.STUCK for how in ended.values()):
+        raise click.exceptions.Exit(int(ExitCode.FAILED))
+
+
+def _chosen(found: "tuple[Stray, ...]", *, yes: bool, as_json: bool) -> "list[Stray]":
+    """Each one is asked for by itself; without a terminal nothing but leftovers, and those only with --yes."""
+    if yes:
+        return [stray for stray in found if stray.leftover]
+    if as_json or not sys.stdin.isatty():
+        return []
+    from podwatch.cli.strays import line
+
+    return [s for s in found if click.confirm(f"{clean(line(s))}\nEnd it?", err=True)]
+
+
+def _attached(where: Where) -> int:
+    """The trainer that a daemon watches without having started it; 0 where there is none."""
+    from podwatch.domain.errors import PodwatchError
+
+    try:
+        if find_daemon(where) is None:
+            return 0
+        training = ask(where, "status", purpose="look").get("training") or {}
+    except PodwatchError:
+        return 0
+    pid = training.get("pid")
+    return pid if isinstance(pid, int) else 0

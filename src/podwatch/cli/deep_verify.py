@@ -1,0 +1,151 @@
+"""``podwatch checkpoints verify --deep``: every byte on this pod against the manifests in the store, and against the
+sums that the trainer took itself where it did.
+
+It runs in this process, never in the daemon: hashing 47 GB must not disturb the watching.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podwatch.cli.common import Where
+from podwatch.client.times import size
+from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, UsageError
+
+if TYPE_CHECKING:
+    from podwatch.domain.remote import Manifest
+    from podwatch.stores.base import ObjectStore
+
+_TELL_SECONDS = 0.5
+_NICE = 19
+
+
+def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any]]:
+    """Like ``_check``, in a thread of the lowest priority (on Linux a thread has its own): training wants the cores."""
+    results: list[dict[str, Any]] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        with contextlib.suppress(OSError):
+            os.nice(_NICE)
+        try:
+            results.extend(_check(where, step, quiet=quiet))
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)  # so that Ctrl-C ends it
+    thread.start()
+    while thread.is_alive():
+        thread.join(_TELL_SECONDS)
+    if failures:
+        raise failures[0]
+    return results
+
+
+def _check(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any]]:
+    """One document per set: structure first, then bytes. ``compared`` is false where there is nothing to compare with;
+    the notes say why."""
+    from podwatch.checkpoints.deep import INTEGRITY, compare, compare_own
+    from podwatch.cli.offline import load, look
+    from podwatch.telling.documents import inspection_document
+
+    settings = load(where)
+    catalogue = look(settings)
+    wanted = [s for s in catalogue.sets if s.step == step or (s.complete and step is None)]
+    if step is not None and not wanted:
+        raise UsageError(f"there is no checkpoint of step {step}", fix="podwatch checkpoints lists them")
+    results = []
+    store = _open(settings) if settings.sync.store else None
+    try:
+        for found in reversed(wanted):
+            try:
+                looked = catalogue.inspect(found.step)
+                contents = catalogue.contents(found.step)
+            except HostError:
+                continue  # removed meanwhile
+            manifest, why = _manifest(store, settings, found.step, contents.set.save_id)
+            with _progress(found.step, contents.set.size_bytes, quiet=quiet) as tell:
+                own = compare_own(contents, tell)
+            document = inspection_document(found.step, looked.problems, looked.notes, looked.files)
+            document["compared"] = manifest is not None or own is not None
+            if own is not None:
+                document["reasons"] += own.problems
+                document["notes"].append(f"{own.files} files were compared with the trainer's own {INTEGRITY}")
+                document["bytes_compared"] = own.size_bytes
+            if manifest is None:
+                document["notes"].append(why)
+            else:
+                with _progress(found.step, manifest.total_bytes, quiet=quiet) as tell:
+                    compared = compare(contents, manifest, tell)
+                document["reasons"] += compared.problems
+                document["bytes_compared"] = max(compared.size_bytes, document.get("bytes_compared", 0))
+            document["sound"] = not document["reasons"]
+            results.append(document)
+    finally:
+        if store is not None:
+            store.close()
+    if store is None and not any(r["compared"] for r in results):
+        raise ConfigurationError(
+            "there is nothing to compare with: no store is configured and the trainer took no sums of its own",
+            where="[sync] store",
+            fix="`podwatch checkpoints verify` without --deep checks the structure",
+        )
+    return sorted(results, key=lambda r: int(r["step"]))
+
+
+def _open(settings: Any) -> "ObjectStore":
+    from podwatch.stores.credentials import credentials_from_environment
+    from podwatch.stores.open import open_store
+
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    credentials = credentials_from_environment(
+        os.environ, settings.trainer.env_file, Path(directory) if directory else None
+    )
+    return open_store(settings.sync.store, credentials, writer_id="verify")
+
+
+def _manifest(store: "ObjectStore | None", settings: Any, step: int, save_id: str) -> "tuple[Manifest | None, str]":
+    """The manifest of this very save, or why there is none."""
+    from podwatch.sync.job import keys_for
+    from podwatch.sync.publish import checked_manifest
+
+    if store is None:
+        return None, "no store is configured, so there are no hashes from an upload"
+    if not save_id:
+        return None, "nothing to compare with: this set is not complete, so it was never uploaded as it is"
+    keys = keys_for(settings.sync.store, settings.run_id)
+    key = keys.manifest(step, save_id)
+    try:
+        data = store.get_bytes(key)
+        if data is None:
+            return None, f"nothing to compare with: the store has no manifest of this save ({save_id})"
+        return checked_manifest(keys, data, step, save_id, where=f"{store.url}/{key}"), ""
+    except PodwatchError as error:
+        return None, f"nothing to compare with: {error}"
+
+
+@contextlib.contextmanager
+def _progress(step: int, total: int, *, quiet: bool) -> "Any":
+    """A line on standard error, redrawn twice a second."""
+    done, last = 0, 0.0
+
+    def tell(count: int) -> None:
+        nonlocal done, last
+        done += count
+        now = time.monotonic()
+        if not quiet and now - last >= _TELL_SECONDS:
+            last = now
+            sys.stderr.write(f"\rstep {step}: {size(done)} of {size(total)} compared ")
+            sys.stderr.flush()
+
+    call: Callable[[int], None] = tell
+    try:
+        yield call
+    finally:
+        if not quiet:
+            sys.stderr.write("\r" + " " * 60 + "\r")

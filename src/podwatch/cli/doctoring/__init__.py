@@ -1,0 +1,1 @@
+"""The families of checks behind ``podwatch check``; ``podwatch.cli.doctor`` puts them in order."""

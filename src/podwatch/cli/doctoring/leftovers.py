@@ -1,0 +1,130 @@
+"""What an earlier start left behind, what a restart would set aside, and what podwatch remembers."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from podwatch.cli.doctoring.common import Line, Sets, in_time
+from podwatch.config.settings import Settings
+from podwatch.journal.journal import Journal
+from podwatch.journal.run_record import load_run_record
+from podwatch.recovery import litter
+from podwatch.system import procfs
+from podwatch.system.identity import is_alive
+from podwatch.system.workspace import Workspace
+from podwatch.trainer import find
+from podwatch.trainer.base import Candidate
+from podwatch.trainer.records import read_record
+
+SHOWN = 4
+
+
+def running(settings: Settings) -> str:
+    """What trains here now, in words; empty where nothing does."""
+    record = read_record(settings.state_dir / settings.run_id / "keeper")
+    if record is not None and is_alive(record.launcher):
+        return f"training is running under its keeper (pid {record.launcher.pid})"
+    found = candidates(settings)
+    return f"a trainer that podwatch did not start is running (pid {found[0].launcher.pid})" if len(found) == 1 else ""
+
+
+def candidates(settings: Settings) -> tuple[Candidate, ...]:
+    output = Path(os.path.realpath(settings.trainer.output_dir))
+    gpus = frozenset((*settings.gpu.inference, *settings.gpu.trainer))
+    return find.judge(find.gather(output, own_pid=os.getpid()), output_dir=str(output), gpus=gpus)
+
+
+def supervise(settings: Settings, now: str) -> Iterator[Line]:
+    mode = settings.trainer.supervise
+    several = () if "keeper" in now else candidates(settings)
+    if len(several) > 1:
+        listed = "; ".join(f"pid {c.launcher.pid}: {c.reason}" for c in several)
+        yield Line("supervise", "fail", f"several trainers could be this run's: {listed}", "stop what does not belong")
+    elif now and mode == "keeper" and several:
+        yield Line(
+            "supervise", "fail", f"{now}, and supervise = keeper takes none over", 'stop it, or set it to "auto"'
+        )
+    elif now:
+        yield Line("supervise", "ok", f"{mode}: {now}; podwatch would watch it")
+    else:
+        waits = "waits for a trainer that a person starts" if mode == "attach" else "starts training itself"
+        yield Line("supervise", "ok", f"{mode}: nothing is running; podwatch {waits}")
+
+
+def leftovers(settings: Settings, now: str) -> Iterator[Line]:
+    """Processes and files of an earlier start, on which the next one would hang or fail."""
+    record = read_record(settings.state_dir / settings.run_id / "keeper")
+    current = record.start_id if record is not None and is_alive(record.launcher) else ""
+    found = []
+    for pid in procfs.all_pids():
+        start = procfs.environment_value(pid, "PODWATCH_START_ID")
+        if start not in (None, current) and procfs.environment_value(pid, "PODWATCH_RUN") == settings.run_id:
+            status = procfs.read_stat(pid)
+            if status is not None and status.state not in "ZXx":
+                stuck = ", stuck in the kernel" if status.state == "D" else ""
+                found.append(f"{pid} {status.name}{stuck}")
+    if found:
+        text = f"{len(found)} processes of an earlier start still run: {', '.join(found[:SHOWN])}"
+        yield Line("leftovers", "fail", text, "end them; those on a GPU with `podwatch clean --gpu`")
+    since = _last_start(settings)
+    if not now and since is not None:
+        stale = in_time(lambda: litter.look(litter.owner_id(settings.trainer.user), since))
+        if stale.stale:
+            names = ", ".join(str(path) for path in stale.stale[:SHOWN])
+            yield Line("leftovers", "ok", f"{len(stale.stale)} stale files are cleared before the start: {names}")
+        elif stale.unseen:
+            text = "whether stale vllm or torchelastic files are in use cannot be seen, so they stay"
+            yield Line("leftovers", "warn", text, "run podwatch as root, or remove them by hand")
+    if not found:
+        yield Line("leftovers", "ok", "no process of an earlier start is left")
+
+
+def _last_start(settings: Settings) -> float | None:
+    record = load_run_record(Workspace(settings.trainer.output_dir).record)
+    return record.last_start.wall if record is not None and record.last_start is not None else None
+
+
+def ahead(settings: Settings, now: str, sets: Sets) -> Iterator[Line]:
+    """Step desync (facts/prime-rl.md section 3): harmless while training runs, a hang of the next start otherwise."""
+    from podwatch.checkpoints.layouts import make_layout
+    from podwatch.domain.checkpoint import newest_complete
+
+    layout = in_time(lambda: make_layout(settings))
+    newest = newest_complete(sets())
+    step = None if newest is None else newest.step
+    paths = in_time(lambda: layout.ahead_of(step))
+    what = "a fresh start" if step is None else f"step {step}, the newest complete one"
+    if not paths:
+        yield Line("steps", "ok", f"nothing lies ahead of {what}")
+        return
+    seen = ", ".join(f"{s.role} at step {s.step}" for s in in_time(layout.progress))
+    names = ", ".join(
+        str(p.relative_to(layout.output_dir)) if layout.output_dir in p.parents else str(p) for p in paths[:SHOWN]
+    )
+    more = ", ..." if len(paths) > SHOWN else ""
+    text = f"a start would set aside {len(paths)} entries ahead of {what}: {names}{more}{f' ({seen})' if seen else ''}"
+    yield Line(
+        "steps", "ok" if now else "warn", text, "podwatch does it, by renaming; a start by hand would hang on them"
+    )
+
+
+def remembered(settings: Settings, verbose: bool) -> Iterator[Line]:
+    """A pause in force, and with ``verbose`` what was learned of the run."""
+    from podwatch.daemon.app import LEARNED
+    from podwatch.daemon.pausing import KEY, described
+    from podwatch.domain.pause import Pause
+
+    path = settings.state_dir / settings.run_id / "journal.sqlite"
+    if not path.exists():
+        return
+    journal = Journal.open(path, read_only=True)
+    try:
+        pause, learned = Pause.from_dict(journal.learned(KEY)), journal.learned(LEARNED)
+    finally:
+        journal.close()
+    if pause is not None:
+        text = f"{described(pause)}: nothing is killed and nothing started"
+        yield Line("pause", "warn", text, "`podwatch unpause` ends it")
+    for name, value in sorted(learned.items() if verbose and isinstance(learned, dict) else ()):
+        if value not in (None, "", 0, [], {}, False):
+            yield Line("learned", "ok", f"{name}: {value}")

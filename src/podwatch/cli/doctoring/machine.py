@@ -1,0 +1,110 @@
+"""The machine: limits, ports, who supervises podwatch, and which second signals a verdict could have."""
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from podwatch.cli.doctoring.common import Line
+from podwatch.config.settings import Settings
+from podwatch.recovery.release import port_taken
+from podwatch.system import procfs
+
+_CAP_SYS_PTRACE = 19
+_SIGTERM_BIT = 1 << (15 - 1)
+
+
+def limits(settings: Settings) -> Iterator[Line]:
+    wanted = settings.trainer.nofile
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < wanted and os.geteuid() != 0:
+        fix = f"raise the hard limit (LimitNOFILE={wanted}, or ulimit -Hn {wanted} as root)"
+        yield Line("nofile", "fail", f"training needs {wanted} open files, the hard limit is {hard}", fix)
+    elif wanted < 65_536:
+        yield Line("nofile", "warn", f"training gets {wanted} open files, vLLM wants 65,536", "raise trainer.nofile")
+    else:
+        yield Line("nofile", "ok", f"{wanted} open files can be given to training")
+
+
+def http(settings: Settings) -> Iterator[Line]:
+    if not settings.http.enabled:
+        yield Line("http", "warn", "off: no /healthz, no metrics, no progress pings", "set [http] enabled = true")
+        return
+    from podwatch.telling.server import bind
+
+    listener = bind(settings.http.host, settings.http.port)
+    got = int(listener.getsockname()[1])
+    listener.close()
+    if settings.http.port in (0, got):
+        yield Line("http", "ok", f"{settings.http.host}:{got} is free")
+    else:
+        text = f"port {settings.http.port} is taken; {got} would be used"
+        yield Line("http", "warn", text, "fine if podwatch itself holds it; else set [http] port")
+
+
+def ports(settings: Settings, now: str) -> Iterator[Line]:
+    """The inference servers' ports on this machine: a server left over makes the next one fail to bind."""
+    parts = [urlsplit(url) for url in settings.inference.urls]
+    local = [p.port for p in parts if p.hostname in ("127.0.0.1", "localhost", "::1") and p.port]
+    for port in dict.fromkeys(local):
+        if now or not port_taken(port):
+            yield Line("ports", "ok", f"port {port} " + ("belongs to what is running" if now else "is free"))
+        else:
+            fix = f"end what listens there (ss -ltnp 'sport = :{port}'); a start waits until it is free"
+            yield Line("ports", "fail", f"port {port} is taken, and no training of this run is running", fix)
+
+
+def signals(settings: Settings) -> Iterator[Line]:
+    """A death is acted upon only where a second signal agrees (promise 3): which ones this pod could give."""
+    seen = ["the trainer's exit", "step lines and checkpoints"]
+    if settings.inference.urls or settings.inference.discover:
+        seen.append("the inference server's health")
+    if settings.http.enabled:
+        seen.append("progress pings")
+    if _may_see_contexts(settings):
+        seen.append("CUDA contexts")
+        yield Line("signals", "ok", f"a death could be confirmed by {', '.join(seen)}")
+    else:
+        fix = "run podwatch as root or as training's user; as a service with CAP_SYS_PTRACE"
+        text = f"CUDA contexts of training cannot be seen from here; there are {', '.join(seen)}"
+        yield Line("signals", "warn", text, fix)
+
+
+def _may_see_contexts(settings: Settings) -> bool:
+    """A keeper started by podwatch looks for it; a trainer that somebody else started has to be looked into by us."""
+    if settings.trainer.supervise != "attach" and settings.trainer.command:
+        return True
+    effective = next(
+        (
+            int(line.split()[1], 16)
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line[:7] == "CapEff:"
+        ),
+        0,
+    )
+    return bool(effective >> _CAP_SYS_PTRACE & 1) or not settings.trainer.user
+
+
+def host(settings: Settings) -> Iterator[Line]:
+    if Path("/run/systemd/system").is_dir():
+        yield Line("systemd", "ok", "present: podwatch can be a service")
+        return
+    fix = "use `podwatch run --detach`, or make `podwatch run` the container's command"
+    yield Line("systemd", "warn", "not present (a container?)", fix)
+    if not _hears_sigterm():
+        text = "PID 1 does not heed SIGTERM: when this container is stopped, nobody is told (no preemption notice)"
+        fix = "make `podwatch run` its command, or call `podwatch preempt` from the provider's hook"
+        yield Line("preemption", "warn", text, fix)
+
+
+def _hears_sigterm() -> bool:
+    """Whether PID 1 has a handler: without one the kernel drops SIGTERM for it (facts/providers.md)."""
+    if procfs.read_stat(1) is None:
+        return True
+    try:
+        lines = Path("/proc/1/status").read_text().splitlines()
+    except OSError:
+        return True
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), _SIGTERM_BIT)
+    return bool(caught & _SIGTERM_BIT)

@@ -1,0 +1,113 @@
+"""Who is told of a bad night, and whether that would get through. Sends nothing unless it is asked to."""
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
+
+from podwatch.cli.doctoring.common import Line
+from podwatch.config.settings import Settings
+
+if TYPE_CHECKING:
+    from podwatch.telling.notify import Channel
+
+_WEB = ("http", "https")
+
+
+def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
+    """Each channel: can it work; with ``send``, one notice, and what came back."""
+    from podwatch.daemon.notifying import all_urls, channels_of
+    from podwatch.telling.notify import register_secrets, shown_url
+
+    chosen = settings.notify
+    if not (chosen.command or chosen.urls or chosen.urls_file):
+        yield Line("notify", "warn" if send else "ok", "nobody is told: [notify] is empty", "see docs/notifications.md")
+        return
+    urls = all_urls(chosen)
+    register_secrets(urls)
+    if send:
+        for channel in channels_of(chosen, urls):
+            yield _sent(channel, settings.run_id)
+        return
+    if chosen.command:
+        found = shutil.which(chosen.command[0]) if not chosen.command[0].startswith(".") else None
+        if found is None:
+            fix = "use an absolute path, and make it executable"
+            yield Line("notify", "fail", f"{chosen.command[0]} is not found", fix)
+        else:
+            yield Line("notify", "ok", f"{found} is told")
+    for url in urls:
+        scheme = url.partition(":")[0]
+        if scheme in _WEB or importlib.util.find_spec("apprise") is not None:
+            unsafe = scheme == "http" and not shown_url(url).startswith(("http://127.", "http://localhost"))
+            text = f"{shown_url(url)} is told"
+            yield Line("notify", "warn" if unsafe else "ok", f"{text}{', unencrypted' if unsafe else ''}", "use https")
+        else:
+            fix = "install podwatch[notify], or use an https:// URL"
+            yield Line("notify", "fail", f"{scheme}:// needs apprise, which is not installed", fix)
+
+
+def own_wandb(settings: Settings, *, send: bool) -> Iterator[Line]:
+    """podwatch's own W&B run: a Python that has wandb, a way to its server; with ``send``, one alert."""
+    if not settings.wandb.enabled:
+        return
+    from podwatch.daemon.notifying import wandb_plan
+    from podwatch.system.clock import SystemClock
+    from podwatch.telling.wandb_run import WandbRun
+
+    plan = wandb_plan(settings, settings.state_dir / settings.run_id)
+    found = _wandb_version(plan.python)
+    if not found:
+        fix = "set wandb.python to the trainer's Python, or install podwatch[wandb]"
+        yield Line("wandb run", "fail", f"{plan.python} has no wandb", fix)
+        return
+    mode = plan.environment(os.environ).get("WANDB_MODE", "online")
+    if mode == "disabled":
+        fix = "leave WANDB_MODE out, set it to offline, or set wandb.enabled = false"
+        yield Line("wandb run", "warn", "WANDB_MODE=disabled: nothing of podwatch's own run is kept", fix)
+        return
+    where = f"in {plan.directory}" if mode == "offline" else f"in the project {plan.project}"
+    yield Line("wandb run", "ok", f"podwatch's own run, by wandb {found}, {mode}, {where}")
+    if send and settings.wandb.alerts:
+        run = WandbRun(plan, SystemClock())
+        yield _sent(run, settings.run_id, run.close)
+
+
+def _wandb_version(python: str) -> str:
+    """Asked of that Python without importing wandb, which takes seconds; empty where there is none."""
+    ask = "import importlib.metadata as m; print(m.version('wandb'))"
+    try:
+        done = subprocess.run([python, "-I", "-c", ask], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _sent(channel: "Channel", run_id: str, close: Callable[[], Awaitable[None]] | None = None) -> Line:
+    from podwatch.domain.finding import Severity
+    from podwatch.domain.notice import Change, Notice, Topic
+    from podwatch.telling.notify import NotSent, document_of
+
+    text = "podwatch check --notify was called; nothing is wrong"
+    notice = Notice(Topic.TEST, Change.HAPPENED, Severity.INFO, "a test", text, "test", time.time())
+
+    async def send() -> None:
+        try:
+            await channel.send(document_of(notice, run_id=run_id, host=socket.gethostname()))
+        finally:
+            if close is not None:
+                await close()
+
+    try:
+        asyncio.run(send())
+    except NotSent as error:
+        from podwatch.telling.logging import redactor
+
+        fix = "nothing would be heard of a bad night; docs/notifications.md"
+        return Line("notify", "fail", f"{channel.name}: {redactor.text(str(error))}", fix)
+    return Line("notify", "ok", f"{channel.name}: a test notice was taken")

@@ -1,0 +1,179 @@
+"""``podwatch replay``: would it have restarted last night? Judges a recording by today's rules; needs no daemon."""
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from podwatch.cli.common import Where, clean, common, json_option, moment, print_json
+from podwatch.client.times import rfc3339, span
+from podwatch.domain.errors import HostError
+
+if TYPE_CHECKING:
+    from podwatch.domain.policy import Policies
+    from podwatch.journal.replaying import Replay, Told
+
+SHOWN_GAPS = 10
+
+
+@click.command("replay", short_help="Judge a recorded night again: what would podwatch have done?")
+@common
+@click.argument("path", metavar="[FILE|DIR]", required=False, type=click.Path(path_type=Path))
+@click.option("--since", metavar="TIME", default="", help='From here on, as "8h" ago or as a UTC time ending in Z.')
+@click.option("--until", metavar="TIME", default="", help="Up to here, in the same way.")
+@json_option
+def command(where: Where, path: Path | None, since: str, until: str, as_json: bool) -> None:
+    """Judge a recording by the rules of this podwatch, and say what it would have done.
+
+    Without FILE: what the run of the configuration has recorded. The thresholds are those of the recording; with -c
+    FILE those of that configuration. Nothing is touched.
+    """
+    from podwatch.journal.recording_format import read_recording
+    from podwatch.journal.replaying import Replay, replay
+
+    begin, end = moment("--since", since), moment("--until", until)
+    result = Replay()
+    segments = read_recording(path if path is not None else _own_recording(where))
+    policies = _policies(where) if where.config else None
+    turns = replay(
+        segments,
+        result,
+        policies=policies,
+        since=float("-inf") if begin is None else begin,
+        until=float("inf") if end is None else end,
+    )
+    for told in turns:
+        if not as_json:
+            click.echo("\n".join(describe(told)))
+    if as_json:
+        print_json(document(result))
+    else:
+        click.echo("\n".join(summary(result, by=where.config)))
+
+
+def describe(told: "Told") -> list[str]:
+    """One finding as it is raised, or the line that it is over."""
+    finding = told.finding
+    what = f"{finding.kind}{f' {finding.subject}' if finding.subject else ''}"
+    if told.cleared_at is not None:
+        return [f"{_at(told.cleared_at)}     over: {clean(what)}"]
+    mark = {"critical": "!!", "warning": "! "}.get(str(finding.severity), "  ")
+    act = f"WOULD {str(finding.verdict).upper()}: " if told.acts else ""
+    lines = [f"{_at(told.at)}  {mark} {act}{clean(what)}: {clean(finding.summary)}"]
+    for one in finding.evidence:
+        window = f", {one.window_seconds:.0f} s" if one.window_seconds else ""
+        lines.append(f"{'':16}{clean(one.signal)}: {clean(one.value)} ({one.agreement}{window})")
+    return lines
+
+
+def summary(result: "Replay", *, by: str = "") -> list[str]:
+    """The answer."""
+    from podwatch.domain.finding import Severity, Verdict
+
+    lines = [""] if result.told else []
+    if result.begin is None or result.end is None:
+        return [*lines, "no turn was recorded in that time", *(f"problem: {clean(p)}" for p in result.problems)]
+    names = ", ".join(sorted({clean(h.run_id) for h in result.headers}))
+    lines.append(
+        f"run {names}: {_at(result.begin)} to {_at(result.end)}, {span(result.seconds)} recorded in"
+        f" {result.turns} turns; thresholds {f'of {clean(by)}' if by else 'as recorded'}"
+    )
+    for gap in result.gaps[:SHOWN_GAPS]:
+        text = f"not recorded: {_at(gap.begin)} to {_at(gap.end)} ({span(gap.end - gap.begin)})"
+        lines.append(text + ": podwatch did not run, or could not keep up")
+    if len(result.gaps) > SHOWN_GAPS:
+        lines.append(f"... and {len(result.gaps) - SHOWN_GAPS} more times (--json lists all)")
+    lines += [f"problem: {clean(p)}" for p in result.problems]
+    for verdict, past in ((Verdict.RESTART, "restarted"), (Verdict.FINISH, "ended the finished training")):
+        acted = result.acted(verdict)
+        if acted or verdict is Verdict.RESTART:
+            text = f"would have {past} {len(acted)} time{'' if len(acted) == 1 else 's'}"
+            lines.append(text + (": " + ", ".join(_at(t.at) for t in acted) if acted else ""))
+    warned = Counter(str(t.finding.kind) for t in result.told if not t.acts and t.finding.severity is not Severity.INFO)
+    if warned:
+        lines.append("would have warned of " + ", ".join(f"{kind} ({n})" for kind, n in sorted(warned.items())))
+    return lines
+
+
+def _at(wall: float) -> str:
+    """Local time with seconds: how soon a death was found is what is asked."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
+    except (OverflowError, ValueError, OSError):  # a damaged file can hold any number
+        return "?"
+
+
+def document(result: "Replay") -> dict[str, Any]:
+    """docs/json.md, "Replay"."""
+    from podwatch.domain.finding import Verdict
+
+    def acts(verdict: Verdict) -> list[str | None]:
+        return [rfc3339(t.at) for t in result.acted(verdict)]
+
+    return {
+        "schema_version": 1,
+        "run_ids": sorted({h.run_id for h in result.headers}),
+        "recorded_by": sorted({h.version for h in result.headers}),
+        "from_at": rfc3339(result.begin),
+        "to_at": rfc3339(result.end),
+        "recorded_seconds": round(result.seconds, 3),
+        "turns": result.turns,
+        "sessions": result.sessions,
+        "gaps": [
+            {"from_at": rfc3339(g.begin), "to_at": rfc3339(g.end), "for_seconds": round(g.end - g.begin, 3)}
+            for g in result.gaps
+        ],
+        "problems": list(result.problems),
+        "would_restart_at": acts(Verdict.RESTART),
+        "would_finish_at": acts(Verdict.FINISH),
+        "findings": [_told(t) for t in result.told],
+    }
+
+
+def _told(told: "Told") -> dict[str, Any]:
+    from podwatch.telling.documents import finding_document
+
+    seconds = max(0.0, told.at - told.since)
+    return {
+        "at": rfc3339(told.at),
+        "cleared_at": rfc3339(told.cleared_at),
+        "acts": told.acts,
+        "start_id": told.start_id,
+        **finding_document(told.finding, since_wall=told.since, for_seconds=seconds),
+    }
+
+
+def _own_recording(where: Where) -> Path:
+    from podwatch.cli.offline import load
+    from podwatch.config.problems import ConfigurationProblems
+    from podwatch.daemon.paths import RECORDING
+    from podwatch.domain.errors import ConfigurationError
+
+    try:
+        settings = load(where)
+    except ConfigurationProblems:
+        raise  # there is one, and it says what is wrong with it
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"whose recording? There is {error.what}",
+            where=error.where,
+            fix="name a recording (`podwatch replay FILE`), or a configuration with -c FILE",
+        ) from error
+    path = settings.state_dir / settings.run_id / RECORDING
+    if not path.is_dir():
+        raise HostError(
+            f"run {settings.run_id} has no recording yet",
+            where=str(path),
+            fix="it is made while `podwatch run` runs with [record] enabled = true; or name a FILE",
+        )
+    return path
+
+
+def _policies(where: Where) -> "Policies":
+    """Thresholds of the named configuration; the target step, too, where its layout can read it."""
+    from podwatch.cli.offline import load
+    from podwatch.daemon.policies import policies_from
+
+    return policies_from(load(where), max_steps=None)

@@ -1,0 +1,107 @@
+"""``podwatch runs archive``: of a finished run, keep only the newest save in the store."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from podwatch.cli.common import Where, clean, common, json_option, print_json
+from podwatch.cli.runs_common import checked_run_id, open_store, state_here
+from podwatch.client.times import rfc3339, size
+from podwatch.domain.errors import ExitCode, PermissionDenied, UsageError
+
+if TYPE_CHECKING:
+    from podwatch.sync.archiving import ArchivePlan
+
+
+@click.command("archive", short_help="Keep only the newest save of a finished run.")
+@common
+@click.argument("run_id", metavar="RUN")
+@click.option("--keep", type=click.Choice(["latest", "milestones"]), default="latest", help="What stays.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go, and why the rest stays.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def archive(where: Where, run_id: str, keep: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Remove all saves of a finished run from the store but the newest (or the milestones too). What the pointer names,
+    what is pinned here, and what is not podwatch's stays. Not while anybody guards the run."""
+    import socket
+
+    from podwatch.cli.offline import load
+    from podwatch.domain.remote import Keys
+    from podwatch.judgement.archive import Keep
+    from podwatch.sync.archiving import FINISHED, Archiver
+
+    settings, keys_run = load(where), checked_run_id(run_id)
+    with state_here(settings, keys_run) as here, open_store(settings) as (store, prefix):
+        archiver = Archiver(store, Keys(keys_run, prefix), time.time, host=socket.gethostname(), forget=here.forget)
+        plan = archiver.look(Keep(keep), keep_every=settings.sync.keep_every, pins=here.pins)
+        document = _plan_document(plan, dry_run=dry_run)
+        refused = "" if dry_run or plan.nothing else archiver.may_delete()
+        if not as_json:
+            click.echo("\n".join(_plan_lines(plan, going="would go" if dry_run or refused else "goes")))
+        if refused:
+            if as_json:
+                print_json(document | {"warning": refused})
+            raise PermissionDenied(
+                f"nothing was removed: {refused}", where=settings.sync.store, fix="use a key with deleteFiles"
+            )
+        if not dry_run and not plan.nothing:
+            if not yes:
+                doubt = plan.last_word not in FINISHED
+                _confirm(f"Its last word was {plan.last_word!r}. " if doubt else "", size(plan.freed_bytes))
+            archiver.carry_out(plan)
+    if as_json:
+        print_json(document)
+    elif not dry_run and not plan.nothing:
+        click.echo(f"archived: {size(plan.freed_bytes)} less in the store")
+
+
+def _confirm(doubt: str, freed: str) -> None:
+    if not sys.stdin.isatty():
+        raise UsageError("this needs a yes, and nobody can be asked", fix="look with --dry-run, then add --yes")
+    if not click.confirm(f"{doubt}Remove {freed} from the store for good?", err=True):
+        raise click.exceptions.Exit(int(ExitCode.FAILED))
+
+
+def _plan_lines(plan: "ArchivePlan", *, going: str) -> list[str]:
+    lines = []
+    for decision in reversed(plan.decisions):
+        save = decision.save
+        word = "stays" if decision.stays else going
+        what = f"{word}: {clean(decision.reason)}"
+        if decision.until is not None:
+            until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(decision.until))
+            what = f"stays until {until}: a day's grace for readers"
+        lines.append(f"step {save.step:<8} {size(save.size_bytes):>8}  {what}")
+    if plan.leftovers:
+        lines.append(f"{going}: objects of {len(plan.leftovers)} saves whose removal was cut off")
+    if plan.uploads:
+        lines.append(f"{going}: {len(plan.uploads)} uploads that were begun and never finished")
+    if plan.nothing:
+        lines.append("nothing to remove")
+    return lines
+
+
+def _plan_document(plan: "ArchivePlan", *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "dry_run": dry_run,
+        "keep": str(plan.keep),
+        "newest_step": plan.pointer.step,
+        "freed_bytes": plan.freed_bytes,
+        "leftovers": len(plan.leftovers),
+        "uploads": len(plan.uploads),
+        "warning": "",
+        "saves": [
+            {
+                "step": d.save.step,
+                "save_id": d.save.save_id,
+                "size_bytes": d.save.size_bytes,
+                "stays": d.stays,
+                "reason": d.reason,
+                "may_go_at": rfc3339(d.until),
+            }
+            for d in plan.decisions
+        ],
+    }

@@ -1,0 +1,192 @@
+"""``podwatch store``: look at what is in the store, prove it, clear it up. Works without a daemon."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from podwatch.cli.common import Where, clean, common, json_option, print_json
+from podwatch.client.times import ago, size
+from podwatch.domain.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from podwatch.config.settings import Settings
+    from podwatch.sync.inventory import SavedSet
+
+
+@click.group("store", short_help="What the store holds: list, verify, sweep.")
+def command() -> None:
+    """Look at the store itself, past the daemon and its memory."""
+
+
+@command.command("ls", short_help="List every save of this run in the store, newest first.")
+@common
+@json_option
+def ls(where: Where, as_json: bool) -> None:
+    """List every save of this run in the store, newest first; the one that latest.json names is marked."""
+    from podwatch.cli.offline import load
+
+    settings = load(where)
+    saves, pointer_problem = _inventory(settings)
+    if as_json:
+        print_json(
+            {
+                "schema_version": 1,
+                "store_url": settings.sync.store,
+                "pointer_problem": pointer_problem,
+                "saves": [_document(s) for s in saves],
+                "calls": _calls(),
+            }
+        )
+        return
+    if pointer_problem:
+        click.echo(f"latest.json cannot be used: {clean(pointer_problem)}", err=True)
+    if not saves:
+        click.echo(f"no saves of run {settings.run_id} in {settings.sync.store}")
+        _tell_calls()
+        return
+    for save in saves:
+        mark = "*" if save.named else " "
+        what = clean(save.problem) if save.problem else f"{save.file_count} files, {size(save.total_bytes)}"
+        what += ", and optional parts" if save.optional else ""
+        click.echo(f"{mark} step {save.step:<8} {save.save_id:<18} {what}, {ago(save.age_seconds)}")
+    if any(s.named for s in saves):
+        click.echo("* latest.json names it")
+    _tell_calls()
+
+
+@command.command("verify", short_help="Prove each save by its manifest and objects.")
+@common
+@click.option("--step", type=click.IntRange(min=0), help="Only this step.")
+@click.option("--deep", is_flag=True, help="Download every byte and compare the hashes (costs what a restore costs).")
+@json_option
+def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
+    """Prove each save: the manifest, and every object by id, size and mark; with --deep every part's hash."""
+    from podwatch.cli.offline import load
+    from podwatch.sync.inventory import verify_optional, verify_save
+    from podwatch.sync.job import keys_for
+
+    settings = load(where)
+    saves, pointer_problem = _inventory(settings)
+    chosen = [s for s in saves if step in (None, s.step)]
+    if not chosen:
+        raise IntegrityError(
+            "nothing to verify" if step is None else f"step {step} is not in the store",
+            where=settings.sync.store,
+            fix="`podwatch store ls` lists what there is",
+        )
+    answers = []
+    store = _open(settings)
+    try:
+        for save in chosen:
+            reasons = (save.problem,) if save.problem else verify_save(store, save, deep=deep)
+            keys = keys_for(settings.sync.store, settings.run_id)
+            beside = verify_optional(store, keys, save, deep=deep) if save.optional else ()
+            answers.append({"step": save.step, "save_id": save.save_id, "sound": not reasons, "reasons": list(reasons),
+                            "optional": save.optional, "optional_reasons": list(beside)})  # fmt: skip
+            if not as_json:
+                word = "sound" if not reasons else f"DAMAGED: {clean('; '.join(reasons[:3]))}"
+                word += f"; optional parts DAMAGED: {clean('; '.join(beside[:3]))}" if beside else ""
+                click.echo(f"step {save.step} {save.save_id}: {word}")
+    finally:
+        store.close()
+    if as_json:
+        print_json({"schema_version": 1, "deep": deep, "pointer_problem": pointer_problem, "saves": answers,
+                    "calls": _calls()})  # fmt: skip
+    elif pointer_problem:
+        click.echo(f"latest.json cannot be used: {clean(pointer_problem)}")
+    if pointer_problem or not all(a["sound"] and not a["optional_reasons"] for a in answers):
+        sys.exit(1)
+
+
+@command.command("sweep", short_help="Remove what serves nobody; --dry-run lists it.")
+@common
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@json_option
+def sweep(where: Where, dry_run: bool, as_json: bool) -> None:
+    """Remove what serves nobody: unfinished uploads, superseded versions and saves without a manifest, older than a
+    day. Only what carries podwatch's mark."""
+    import time
+
+    from podwatch.cli.offline import journal_path, load, look
+    from podwatch.domain.remote import Keys
+    from podwatch.journal.journal import Journal
+    from podwatch.stores.open import parse_store_url
+    from podwatch.sync.sweeping import Sweeper
+
+    settings = load(where)
+    journal = Journal.open(journal_path(settings))
+    store = _open(settings)
+    try:
+        keys = Keys(settings.run_id, parse_store_url(settings.sync.store).prefix)
+        sweeper = Sweeper(store, keys, journal, time.time)
+        live = [(s.step, s.save_id) for s in look(settings).sets if s.complete]
+        found, warning = sweeper.look(live), ""
+        if not dry_run:
+            swept = sweeper.carry_out(live)
+            found, warning = swept.gone, swept.warning
+    finally:
+        store.close()
+        journal.close()
+    if as_json:
+        items = [{"what": i.what, "key": i.key, "reason": i.reason, "size_bytes": i.size_bytes} for i in found]
+        print_json({"schema_version": 1, "dry_run": dry_run, "leftovers": items, "warning": warning,
+                    "calls": _calls()})  # fmt: skip
+        return
+    for item in found:
+        click.echo(f"{'would remove' if dry_run else 'removed'} {item.what} {clean(item.key)}: {item.reason}")
+    if not found:
+        click.echo("nothing to sweep")
+    if warning:
+        click.echo(clean(warning), err=True)
+    _tell_calls()
+
+
+def _calls() -> dict[str, int]:
+    from podwatch.stores.calls import TOTAL
+
+    return {name.lower(): count for name, count in TOTAL.snapshot().items()}
+
+
+def _tell_calls() -> None:
+    """What this look cost; nothing for a store that charges nothing."""
+    from podwatch.stores.calls import TOTAL
+
+    if any(TOTAL.snapshot().values()):
+        click.echo(TOTAL.told())
+
+
+def _inventory(settings: "Settings") -> "tuple[list[SavedSet], str]":
+    import time
+
+    from podwatch.domain.remote import Keys
+    from podwatch.stores.open import parse_store_url
+    from podwatch.sync.inventory import inventory
+
+    store = _open(settings)
+    try:
+        keys = Keys(settings.run_id, parse_store_url(settings.sync.store).prefix)
+        return inventory(store, keys, time.time())
+    finally:
+        store.close()
+
+
+def _open(settings: "Settings") -> Any:
+    from podwatch.cli.offline import open_configured_store
+
+    return open_configured_store(settings)
+
+
+def _document(save: "SavedSet") -> dict[str, Any]:
+    return {
+        "step": save.step,
+        "save_id": save.save_id,
+        "named": save.named,
+        "problem": save.problem,
+        "total_bytes": save.total_bytes,
+        "file_count": save.file_count,
+        "age_seconds": round(save.age_seconds),
+        "lineage": save.manifest.lineage if save.manifest else "",
+        "layout": save.manifest.layout if save.manifest else "",
+        "optional": save.optional,
+    }

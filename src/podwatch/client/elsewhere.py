@@ -1,0 +1,78 @@
+"""A podwatch that runs although its runtime directory is none of those looked in: who holds the run's lock.
+
+Without it "not running" would be said of a run that is guarded, because it was started with another
+PODWATCH_RUNTIME_DIR (or as another user).
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.client.discover import Hints
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """``runtime`` is its runtime directory, empty where its environment may not be read."""
+
+    pid: int
+    lock: Path
+    runtime: str = ""
+
+
+def holder(run: str, environ: Mapping[str, str], hints: Hints, locks: Path = Path("/proc/locks")) -> Holder | None:
+    """The process that guards ``run`` (empty: any run whose state lies in the usual places). Takes no lock itself: one
+    taken for a moment could keep a podwatch from starting."""
+    held = _held(locks)
+    for path in _lock_files(run, environ, hints):
+        try:
+            pid = held.get(path.stat().st_ino, 0)
+        except OSError:
+            continue
+        if pid > 0 and Path(f"/proc/{pid}").exists():
+            return Holder(pid, path, _runtime_of(pid))
+    return None
+
+
+def _lock_files(run: str, environ: Mapping[str, str], hints: Hints) -> Iterable[Path]:
+    named = [hints.state_dir] if hints.state_dir else []
+    home = environ.get("HOME", "")
+    usual = (
+        environ.get("PODWATCH_STATE_DIR", ""),
+        "/var/lib/podwatch",
+        f"{home}/.local/state/podwatch" if home else "",
+    )
+    for root in named or [Path(place) for place in usual if place]:
+        if run or hints.run_id:
+            yield root / (run or hints.run_id) / "lock"
+            continue
+        try:
+            yield from sorted(root.glob("*/lock"))
+        except OSError:
+            continue
+
+
+def _held(locks: Path) -> dict[int, int]:
+    """Inode -> the process that holds a flock on it. Devices are not compared: an overlay shows another one."""
+    try:
+        lines = locks.read_text().splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for words in map(str.split, lines):  # 1: FLOCK  ADVISORY  WRITE 708 00:1a:123 0 EOF
+        if len(words) >= 6 and words[1] == "FLOCK" and words[3] == "WRITE" and words[4].isdigit():
+            inode = words[5].rpartition(":")[2]
+            if inode.isdigit():
+                found[int(inode)] = int(words[4])
+    return found
+
+
+def _runtime_of(pid: int) -> str:
+    try:
+        items = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    values = dict(item.split(b"=", 1) for item in items if b"=" in item)
+    found = values.get(b"PODWATCH_RUNTIME_DIR") or values.get(b"RUNTIME_DIRECTORY", b"").split(b":")[0]
+    return os.fsdecode(found)

@@ -1,0 +1,72 @@
+"""Joins what the daemon knows to the room that stores configuration, logs and evidence. Nothing is started here."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from podwatch.config.settings import Settings
+from podwatch.daemon.compose import Parts, credentials_for
+from podwatch.domain.event import Event, EventName
+from podwatch.evidence import secret_values
+from podwatch.sensors.logs import Sources
+from podwatch.stores.base import ObjectStore
+from podwatch.stores.open import open_store
+from podwatch.sync.artefacts import Artefacts, ArtefactSources
+from podwatch.sync.job import keys_for
+
+TELLING = frozenset(
+    {EventName.INCIDENT_OPENED, EventName.GAVE_UP, EventName.TRAINER_CONFIRMED, EventName.TRAINER_FINISHED}
+)
+"""After these something new is worth storing soon: a bundle, the files of a new start, the last lines."""
+
+
+def make_artefacts(parts: Parts, current: Callable[[], Settings]) -> Artefacts | None:
+    """None without a store, or where they are not wanted. ``current`` gives the settings as last reloaded."""
+    settings, syncer = parts.settings, parts.syncer
+    if syncer is None or not settings.sync.artefacts:
+        return None
+    writer_id = str(parts.journal.sync.learned(WRITER_ID, ""))
+
+    def opened() -> ObjectStore:
+        return open_store(settings.sync.store, credentials_for(current()), writer_id=writer_id, connections=1)
+
+    def logs() -> Sources:
+        trainer = settings.trainer
+        globs = trainer.logs or parts.layout.log_globs()
+        return Sources(trainer.output_dir, globs, (Path(parts.launcher.log_path()),))
+
+    def configs() -> tuple[str, ...]:
+        record = parts.record.current
+        last = record.last_start if record is not None else None
+        private = str(current().trainer.env_file or "")
+        return tuple(name for name, _ in last.config_digests if name != private) if last is not None else ()
+
+    def secrets() -> frozenset[str]:
+        key = credentials_for(current())
+        own = frozenset({key.key, key.key_id}) if key is not None else frozenset[str]()
+        return own | secret_values({**os.environ, **parts.recovery.tools.environment()})
+
+    sources = ArtefactSources(
+        logs=logs,
+        configs=configs,
+        incidents=parts.paths.incidents,
+        secrets=secrets,
+        host=socket.gethostname(),
+        log_bytes=settings.sync.artefacts_log,
+    )
+    return Artefacts(
+        opened,
+        keys_for(settings.sync.store, settings.run_id),
+        sources,
+        parts.clock.wall,
+        may_write=lambda: not syncer.state.superseded,
+        may_delete=lambda: current().mode == "act",
+        tell=lambda problem: parts.emit(
+            Event(EventName.SYNC_FAILED, parts.clock.wall(), f"logs and evidence were not stored: {problem}")
+        ),
+    )
+
+
+WRITER_ID = "writer_id"
+"""Journal key, written when the parts are composed."""

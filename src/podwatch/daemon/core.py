@@ -1,0 +1,124 @@
+"""What a daemon is made of, and what its parts ask of it: say, spawn, leave, show."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from podwatch.config.loading import LoadedSettings, load_settings
+from podwatch.daemon import viewing, words
+from podwatch.daemon.backing import Backing
+from podwatch.daemon.bulletin import Bulletin
+from podwatch.daemon.compose import Parts
+from podwatch.daemon.emitting import Emitter
+from podwatch.daemon.jobs import Jobs
+from podwatch.daemon.notifying import Notifying
+from podwatch.daemon.outlets import Outlets
+from podwatch.daemon.pausing import Pausing
+from podwatch.daemon.rounds import Rounds
+from podwatch.domain.event import Event, EventName, Incident
+from podwatch.domain.finding import Severity
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.journal.recording import Recorder
+from podwatch.sync.artefacts import Artefacts
+from podwatch.system.clock import Clock
+from podwatch.system.sd_notify import make_notifier
+from podwatch.system.threads import Worker
+from podwatch.telling.status import build_status
+from podwatch.telling.view import DaemonView
+
+
+class Core:
+    """Holds the parts together. ``parts`` and ``rounds`` exist once ``start`` has got that far."""
+
+    def __init__(
+        self, loaded: LoadedSettings, clock: Clock, load_again: Callable[[], LoadedSettings] | None = None
+    ) -> None:
+        self.loaded, self._clock = loaded, clock
+        self._load_again = load_again or (lambda: load_settings(self.loaded.path, environ=os.environ))
+        self.parts: Parts
+        self.bulletin: Bulletin
+        self.rounds: Rounds
+        self.pausing: Pausing
+        self.backing: Backing
+        self._notifier = make_notifier(os.environ)
+        self._leaving: asyncio.Future[int] | None = None
+        self._preempted = ""
+        """Why, where this machine is being taken away."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._started = clock.monotonic()
+        self._pins: dict[int, str] = {}
+        self._incident: Incident | None = None
+        self._config_problem = loaded.refused
+        self._told = ""
+        self._known: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self._journal: AsyncJournal | None = None
+        self._emit: Emitter | None = None
+        self._outlets: Outlets | None = None
+        self._recorder: Recorder | None = None
+        self._artefacts: Artefacts | None = None
+        self._notifying: Notifying | None = None
+        self._jobs = Jobs()
+        self._disk = Worker("daemon")
+
+    def leave(self, code: int) -> None:
+        """End the daemon soon, with this exit code. Training is left alone."""
+        if self._leaving is not None and not self._leaving.done():
+            self._leaving.set_result(code)
+
+    def keep(self, task: "asyncio.Task[Any]") -> None:
+        """Hold on to a task that somebody started on the side."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def wake(self) -> None:
+        """Checkpoint files changed: rescan soon."""
+        self.rounds.guarding.wake()
+
+    async def read_pins(self) -> None:
+        """A person pinned or unpinned a step."""
+        self._pins = dict(await self.parts.journal.run(Journal.pins))
+
+    def view(self) -> DaemonView:
+        return viewing.view_of(
+            self.parts,
+            self.rounds,
+            findings=self.bulletin.findings,
+            pins={**self.rounds.guarding.named, **self._pins},
+            incident=self._incident,
+            http_url=self._outlets.url if self._outlets is not None else "",
+            config_path=str(self.loaded.path or ""),
+            started=self._started,
+            pause=self.pausing.pause,
+        )
+
+    def status(self) -> dict[str, Any]:
+        return build_status(self.view())
+
+    def _headline(self) -> str:
+        return words.headline(self.parts.recovery.state.phase, self.rounds.sensing.snapshot, self.pausing.pause)
+
+    def _tell_systemd(self) -> None:
+        """The line that ``systemctl status`` shows, as soon as it changes."""
+        headline = self._headline()
+        if headline != self._told:
+            self._told = headline
+            self._notifier.status(headline)
+
+    def _say(
+        self, name: EventName, text: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool | None
+    ) -> None:
+        if self._emit is not None:
+            self._emit(Event(name, self._clock.wall(), text, severity, fields))
+
+    def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self.keep(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        """A round that ends is a bug: say so and leave, so that whoever supervises us starts afresh."""
+        if task.cancelled() or task.exception() is None:
+            return
+        self._say(EventName.DAEMON_STOPPING, f"{task.get_name()} failed: {task.exception()!r}", Severity.CRITICAL)
+        self.leave(1)

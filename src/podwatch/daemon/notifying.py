@@ -1,0 +1,215 @@
+"""Joins what is judged worth telling with those who carry it out. Nothing of either is loaded where nobody is told."""
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from podwatch.checkpoints.layouts import argv
+from podwatch.config.settings import NotifySettings, Settings
+from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.event import Event
+from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.snapshot import Snapshot
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.system.clock import Clock
+from podwatch.system.threads import Worker
+from podwatch.telling.view import DaemonView
+from podwatch.trainer.environment import build_environment
+
+if TYPE_CHECKING:
+    from podwatch.domain.notice import Notice
+    from podwatch.judgement.notices import NoticePolicy
+    from podwatch.telling.notify import Channel
+    from podwatch.telling.wandb_run import WandbPlan, WandbRun
+
+TOLD = "notices"
+"""Journal key of what was told and is not over."""
+REMEMBER_TURNS = 30
+INCIDENTS_COUNTED = 1000
+FAREWELL_SECONDS = 1.5
+"""For the last notices where podwatch leaves: the start of a child, and one answer from far away."""
+
+
+class Notifying:
+    """``turn`` and ``event`` are called by the daemon; both return at once, whatever the channels do."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        channels: "Sequence[Channel]",
+        clock: Clock,
+        journal: AsyncJournal,
+        kept: object,
+        wandb: "WandbRun | None" = None,
+    ) -> None:
+        """``kept`` is what an earlier podwatch had told, from the journal."""
+        from podwatch.judgement import notices
+        from podwatch.telling.notify import Notifier
+
+        self._judge, self._clock, self._journal = notices, clock, journal
+        self._run_id, self._host = settings.run_id, socket.gethostname()
+        self.policy = policy_from(settings.notify)
+        self._state = notices.from_dict(kept, at=clock.monotonic(), wall=clock.wall())
+        self._notifier = Notifier(channels, clock.sleep)
+        self.wandb = wandb
+        self._turns = 0
+        self._broken = ""
+
+    def turn(self, findings: tuple[Finding, ...], snapshot: Snapshot) -> None:
+        self._turns += 1
+        with self._held_back():
+            before = self._state.told.keys()
+            self._state, found = self._judge.on_turn(
+                self._state, findings, self.policy, at=snapshot.at, wall=snapshot.wall
+            )
+            self._tell(found)
+            if found or self._turns % REMEMBER_TURNS == 0 or self._state.told.keys() != before:
+                self._remember()
+
+    def event(self, event: Event) -> None:
+        with self._held_back():
+            self._state, found = self._judge.on_event(self._state, event, self.policy, at=self._clock.monotonic())
+            self._tell(found)
+            if found:
+                self._remember()
+
+    def findings(self) -> tuple[Finding, ...]:
+        now = self._clock.monotonic()
+        broken = Finding(FindingKind.NOTIFY_FAILING, Severity.WARNING, f"notices: {self._broken}", now, "report this")
+        wandb = self.wandb.findings(now) if self.wandb is not None else ()
+        return (*self._notifier.findings(now), *wandb, *((broken,) if self._broken else ()))
+
+    @contextlib.contextmanager
+    def _held_back(self) -> Iterator[None]:
+        """A mistake of ours in telling must not reach the sensing loop, which everything hangs on."""
+        try:
+            yield
+        except Exception as error:
+            self._broken = repr(error)[:200]
+
+    async def farewell(self, seconds: float) -> None:
+        """What waits may still go; then nothing of it is left."""
+        end = self._clock.monotonic() + seconds
+        await self._notifier.flush(seconds)
+        await self._notifier.close()
+        if self.wandb is not None:
+            await self.wandb.close(max(0.1, end - self._clock.monotonic()))
+
+    async def push(self, view: DaemonView) -> None:
+        """A row of figures for podwatch's own W&B run, where there is one."""
+        if self.wandb is not None:
+            incidents = await self._journal.run(Journal.incidents, INCIDENTS_COUNTED)
+            lost = sum(i.lost_steps or 0 for i in incidents)
+            from podwatch.telling.wandb_run import metrics_of
+
+            await self.wandb.push(metrics_of(view, lost_steps=lost))
+
+    def _tell(self, found: "Sequence[Notice]") -> None:
+        from podwatch.telling.notify import document_of
+
+        for notice in found:
+            self._notifier.tell(document_of(notice, run_id=self._run_id, host=self._host))
+
+    def _remember(self) -> None:
+        document = self._judge.to_dict(self._state, at=self._clock.monotonic(), wall=self._clock.wall())
+        self._journal.post(Journal.learn, TOLD, document)
+
+
+def policy_from(settings: NotifySettings) -> "NoticePolicy":
+    from podwatch.domain.notice import Topic
+    from podwatch.judgement.notices import NoticePolicy
+
+    return NoticePolicy(
+        topics=frozenset(Topic(name) for name in settings.events),
+        min_severity=Severity(settings.min_severity),
+        remind_seconds=settings.remind,
+        per_hour=settings.per_hour,
+    )
+
+
+def all_urls(settings: NotifySettings) -> tuple[str, ...]:
+    """Those in the configuration and those in ``urls_file``. Raises ConfigurationError for a file that cannot be used.
+
+    Blocks."""
+    return (*settings.urls, *(read_urls(settings.urls_file) if settings.urls_file is not None else ()))
+
+
+def read_urls(path: Path) -> tuple[str, ...]:
+    """One URL a line; blank lines and ``#`` lines are left out. The file may be read by its owner only."""
+    try:
+        if path.stat().st_mode & 0o077:
+            raise ConfigurationError("others may read this file", where=str(path), fix=f"chmod 600 {path}")
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        raise ConfigurationError(f"cannot be read: {why}", where=str(path), fix="correct [notify] urls_file") from error
+    urls = tuple(line for line in lines if line and not line.startswith("#"))
+    for number, url in enumerate(urls, start=1):
+        if "://" not in url:
+            raise ConfigurationError(f"URL number {number} has no scheme", where=str(path), fix="write https://...")
+    return urls
+
+
+def channels_of(settings: NotifySettings, urls: Sequence[str]) -> "tuple[Channel, ...]":
+    from podwatch.telling.notify import CommandChannel, UrlChannel, register_secrets
+
+    register_secrets(urls)
+    by_command = (CommandChannel(settings.command, settings.timeout),) if settings.command else ()
+    return (*by_command, *(UrlChannel(url, settings.timeout) for url in urls))
+
+
+async def make_notifying(
+    settings: Settings,
+    clock: Clock,
+    journal: AsyncJournal,
+    disk: Worker,
+    complain: Callable[[str], None],
+    state: Path | None = None,
+) -> Notifying | None:
+    """None where nobody is to be told. A file that cannot be used is said, and the others are told nevertheless.
+
+    ``state`` is the run's own directory."""
+    notify = settings.notify
+    if not (notify.command or notify.urls or notify.urls_file or settings.wandb.enabled):
+        return None
+    wandb: WandbRun | None = None
+    if settings.wandb.enabled:
+        from podwatch.telling import wandb_run
+
+        try:
+            wandb = wandb_run.WandbRun(
+                await disk.call(wandb_plan, settings, state or settings.state_dir / settings.run_id), clock
+            )
+        except ConfigurationError as error:
+            complain(f"wandb: {error}")
+    urls: tuple[str, ...] = notify.urls
+    try:
+        urls = await disk.call(all_urls, notify)
+    except ConfigurationError as error:
+        complain(f"notifications: {error}")
+    kept = await journal.run(Journal.learned, TOLD, {})
+    alerts = (wandb,) if wandb is not None and settings.wandb.alerts else ()
+    return Notifying(settings, (*channels_of(notify, urls), *alerts), clock, journal, kept, wandb)
+
+
+def wandb_plan(settings: Settings, state: Path) -> "WandbPlan":
+    """Blocks: reads the training's environment file and the files its command names. Raises ConfigurationError."""
+    from podwatch.telling.wandb_run import WandbPlan, project_from
+
+    chosen, trainer = settings.wandb, settings.trainer
+    training = build_environment(os.environ, trainer.env, trainer.env_file, user=trainer.user)
+    flag = argv.flag_value(trainer.command, ("--wandb.project", "--wandb_project", "--wandb-project"))
+    documents = argv.toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent)
+    return WandbPlan(
+        python=str(chosen.python or sys.executable),
+        directory=state / "wandb",
+        run_id=settings.run_id,
+        project=chosen.project or project_from(training, flag, documents) or "podwatch",
+        entity=chosen.entity or training.get("WANDB_ENTITY", ""),
+        idle=3 * chosen.every + 300.0,
+        training=training,
+    )

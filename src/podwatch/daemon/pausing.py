@@ -1,0 +1,128 @@
+"""``podwatch pause``: kept in the journal, told in the status, ended by `unpause` or by its time.
+
+Whoever maintains a pod often has the GPUs in use when the time is over. As long as processes that are not of the run
+hold them, the pause goes on, and says so (DESIGN section 3): a start now would fail, or end their work.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from podwatch.domain.errors import UsageError
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.pause import Pause
+from podwatch.domain.snapshot import Snapshot
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.system.clock import Clock
+from podwatch.telling.pause import pause_document
+
+Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+KEY = "pause"
+"""Journal key."""
+MOST_SECONDS = 30 * 86400.0
+
+
+class Pausing:
+    """``held`` says in words who else holds the run's GPUs, empty if nobody; ``tell`` passes every change on."""
+
+    def __init__(
+        self,
+        journal: AsyncJournal,
+        clock: Clock,
+        emit: Callable[[Event], None],
+        held: Callable[[Snapshot], str],
+        tell: Callable[[bool], None],
+    ) -> None:
+        self._journal, self._clock, self._emit, self._held, self._tell = journal, clock, emit, held, tell
+        self.pause: Pause | None = None
+        self._since = 0.0
+
+    async def load(self) -> None:
+        """Before anything may act."""
+        self.pause = Pause.from_dict(await self._journal.run(Journal.learned, KEY))
+        self._since = self._clock.monotonic()
+        self._tell(self.pause is not None)
+
+    async def begin(self, seconds: float | None, *, by: str, reason: str) -> Pause:
+        """In force, and durable, when this returns. A pause that runs already is replaced."""
+        wall = self._clock.wall()
+        pause = Pause(wall, None if seconds is None else wall + seconds, by, reason)
+        self._tell(True)  # first: nothing may begin while the journal writes
+        self.pause, self._since = pause, self._clock.monotonic()
+        await self._journal.run(Journal.learn, KEY, pause.to_dict())
+        self._say(EventName.PAUSED, f"{described(pause)}: nothing is killed and nothing started")
+        return pause
+
+    async def end(self, why: str) -> bool:
+        """False when there was none. Durable first, so that a podwatch that dies here is not paused again unseen."""
+        if self.pause is None:
+            return False
+        await self._journal.run(Journal.learn, KEY, None)
+        self._over(why)
+        return True
+
+    def turn(self, snapshot: Snapshot) -> None:
+        """At each turn of the sensing loop: is it over? Never blocks."""
+        pause = self.pause
+        if pause is None or pause.until is None or snapshot.wall < pause.until:
+            return
+        held = self._held(snapshot)
+        if held:
+            if held != pause.held_by:
+                self.pause = replace(pause, held_by=held)
+            if not pause.held_by:
+                self._say(EventName.PAUSED, f"the pause would be over, and goes on: {held}", Severity.WARNING)
+            return
+        self._journal.post(Journal.learn, KEY, None)
+        self._over("its time is over")
+
+    def findings(self) -> tuple[Finding, ...]:
+        pause = self.pause
+        if pause is None:
+            return ()
+        if pause.held_by:
+            text = f"{described(pause)}; its time is over, and it goes on as long as {pause.held_by}"
+            fix = "it ends by itself when the GPUs are free; `podwatch unpause` ends it now"
+            return (Finding(FindingKind.PAUSED, Severity.WARNING, text, self._since, fix),)
+        fix = "what is found is shown and not acted upon; `podwatch unpause` ends it"
+        return (Finding(FindingKind.PAUSED, Severity.INFO, described(pause), self._since, fix),)
+
+    def _over(self, why: str) -> None:
+        self.pause = None
+        self._say(EventName.UNPAUSED, f"no longer paused ({why}): podwatch acts again")
+        self._tell(False)
+
+    def _say(self, name: EventName, text: str, severity: Severity = Severity.INFO) -> None:
+        self._emit(Event(name, self._clock.wall(), text, severity))
+
+
+def described(pause: Pause) -> str:
+    """``paused until 2026-01-31 03:00Z by root (driver update)``."""
+    until = "until `podwatch unpause`"
+    if pause.until is not None:
+        until = f"until {datetime.fromtimestamp(pause.until, UTC):%Y-%m-%d %H:%M:%SZ}"
+    by, why = f" by {pause.by}" if pause.by else "", f" ({pause.reason})" if pause.reason else ""
+    return f"paused {until}{by}{why}"
+
+
+def pause_handlers(pausing: Pausing, acting: Callable[[], bool]) -> Mapping[str, Handler]:
+    """What the control socket offers. ``acting``: something is being stopped or started right now."""
+
+    async def pause(params: dict[str, Any]) -> dict[str, Any]:
+        seconds = params.get("seconds")
+        if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds <= MOST_SECONDS):
+            raise UsageError("a pause lasts up to 30 days", where=f"{seconds!r} s", fix="give no time for no end")
+        busy = "; what is being stopped or started now is finished first" if acting() else ""
+        text = {name: str(params.get(name) or "")[:200] for name in ("by", "reason")}
+        begun = await pausing.begin(seconds, **text)
+        message = f"{described(begun)}: nothing is killed and nothing started{busy}"
+        return {"message": message, "pause": pause_document(begun)}
+
+    async def unpause(_: dict[str, Any]) -> dict[str, Any]:
+        was = await pausing.end("unpause")
+        return {"message": "podwatch acts again" if was else "it was not paused", "pause": None}
+
+    return {"pause": pause, "unpause": unpause}

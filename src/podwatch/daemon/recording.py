@@ -1,0 +1,44 @@
+"""The daemon's own recording: what is kept, without secrets, and what is said when it cannot be kept."""
+
+import asyncio
+from collections.abc import Callable
+
+from podwatch.daemon.compose import Parts
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Severity
+from podwatch.evidence import scrub
+from podwatch.journal.recording import Recorder
+from podwatch.journal.recording_format import Header
+from podwatch.judgement.learned import Learned
+from podwatch.telling.logging import redactor
+
+
+def mask(text: str) -> str:
+    """Nothing that is, or looks like, a secret reaches the disk (promise 11). Detectors read command lines, too: the
+    flags they look for stay."""
+    return redactor.text(scrub(text))
+
+
+def make_recorder(parts: Parts, learned: Callable[[], Learned]) -> Recorder | None:
+    """None where [record] is off. ``learned`` and the parts are read in the recorder's thread: frozen values only."""
+    settings = parts.settings
+    if not settings.record.enabled:
+        return None
+    loop = asyncio.get_running_loop()
+
+    def header() -> Header:
+        return Header(
+            run_id=settings.run_id,
+            layout=parts.layout.name,
+            poll=parts.settings.gpu.poll,
+            policies=parts.policies,
+            learned=learned(),
+        )
+
+    def tell(problem: str | None) -> None:
+        text = problem or "recording for `podwatch replay` works again"
+        severity = Severity.INFO if problem is None else Severity.WARNING
+        event = Event(EventName.RECORDING_CHANGED, parts.clock.wall(), text, severity)
+        loop.call_soon_threadsafe(parts.emit, event)
+
+    return Recorder(parts.paths.recording, header, max_size=settings.record.max_size, mask=mask, complain=tell)

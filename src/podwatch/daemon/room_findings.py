@@ -1,0 +1,102 @@
+"""The disk will be full before anything more may go: said before the save fails, with numbers. Pure functions."""
+
+from collections.abc import Mapping, Sequence
+
+from podwatch.config.units import format_size
+from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.policy import GIB, DiskPolicy
+from podwatch.domain.snapshot import DiskSample
+from podwatch.judgement.prediction import NextSave
+from podwatch.judgement.retention import RemovalPlan
+
+BY_HAND = "make room by hand, or let checkpoints reach the store; podwatch prune --dry-run explains each set"
+STATE_BYTES = 256 << 20
+"""Our own state is small (journal, recording, incident bundles), but it must not be in the way of a full disk."""
+TEMP_BYTES = GIB
+"""Compilers, sockets and unpacked archives of a trainer; where whole checkpoints are staged, their size counts too."""
+NAMED = 3
+"""So many ways out are named; the dry run has them all."""
+
+
+def no_room(
+    plan: RemovalPlan, disk: DiskSample, next_save: NextSave, policy: DiskPolicy, at: float
+) -> tuple[Finding, ...]:
+    """``at`` is when the disk was seen. Critical: the next save cannot fit. Warning: it takes sets that are not in the
+    store, and there is time until then."""
+    subject = "" if disk.role in ("", "checkpoints") else disk.role
+    where = f" in {disk.path}" if subject else ""
+    many = f" ({next_save.saves} saves may come before anything can go)" if next_save.saves > 1 else ""
+    need = f"the next save needs {format_size(next_save.room)}{many}, {format_size(disk.free_bytes)} are free{where}"
+    if plan.missing_bytes > 0:
+        soon = next_save.soon and policy.stop_when_full
+        gone = f"{format_size(plan.freed_bytes)} can go" if plan.freed_bytes else "nothing more may go"
+        summary = f"{need}, {gone}: {format_size(plan.missing_bytes)} short{_ways_out(plan)}"
+        stop = Verdict.STOP if soon else Verdict.NONE
+        return (
+            Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, at, BY_HAND, stop, soon, subject=subject),
+        )
+    if plan.missing_inodes > 0:
+        summary = (
+            f"the next save needs {next_save.inodes} files, {disk.inodes_free} inodes are free{where}:"
+            f" {plan.missing_inodes} short{_ways_out(plan)}"
+        )
+        return (Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, at, BY_HAND, subject=subject),)
+    if plan.waiting:
+        steps = ", ".join(str(r.step) for r in plan.waiting)
+        due = "" if next_save.due_in is None else f", in about {next_save.due_in / 60:.0f} min,"
+        summary = f"{need}: before it comes{due} step {steps} must go without being in the store"
+        fix = "a faster line, a longer interval between saves, or a bigger disk; podwatch prune --dry-run explains"
+        return (Finding(FindingKind.DISK_NO_ROOM, Severity.WARNING, summary, at, fix, subject=subject),)
+    return ()
+
+
+def _ways_out(plan: RemovalPlan) -> str:
+    ways = sorted((k for k in plan.kept if k.unlock and k.bytes), key=lambda k: -k.bytes)
+    texts = [f"{format_size(k.bytes)} could go if step {k.step} were {k.unlock}" for k in ways[:NAMED]]
+    return "".join(f"; {text}" for text in texts)
+
+
+def other_disks(
+    disks: Sequence[DiskSample],
+    next_save: NextSave,
+    *,
+    devices: Mapping[str, int],
+    checkpoints_device: int,
+    stages_in_temp: bool,
+    margin: float,
+    at: float,
+) -> tuple[Finding, ...]:
+    """File systems beside the checkpoints' own: the temporary directory and our own state. ``devices``: part -> file
+    system it lies on, for what else is written there with a save."""
+    found = []
+    staged = int(next_save.most_bytes * margin) if stages_in_temp else 0
+    for disk in disks:
+        shared = disk.device and disk.device == checkpoints_device
+        if disk.role == "temp":
+            # On the checkpoints' own disk the staged copy comes on top of the save itself.
+            need = staged + (int(next_save.room * margin) if shared else 0) if staged else 0
+            if need > disk.free_bytes:
+                found.append(
+                    Finding(
+                        FindingKind.DISK_NO_ROOM,
+                        Severity.CRITICAL,
+                        f"the trainer stages the next save in {disk.path}, where {format_size(disk.free_bytes)} are"
+                        f" free and {format_size(need)} are needed",
+                        at,
+                        "set TMPDIR in [trainer] env to a directory with room, or empty this one",
+                        subject="temp",
+                    )
+                )
+            elif not shared and disk.free_bytes < TEMP_BYTES:
+                found.append(_low(disk, "the trainer's temporary directory", at, "empty it, or set TMPDIR elsewhere"))
+        elif disk.role == "state" and not shared and disk.free_bytes < STATE_BYTES:
+            found.append(_low(disk, "podwatch's own state", at, "empty it, or set state_dir elsewhere"))
+        elif disk.role == "output" and not shared and disk.device not in devices.values() and disk.used_ratio > 0.95:
+            # logs and by-products only: no save is written here
+            found.append(_low(disk, "the output directory", at, "logs and by-products of the trainer lie there"))
+    return tuple(found)
+
+
+def _low(disk: DiskSample, what: str, at: float, fix: str) -> Finding:
+    summary = f"{what} ({disk.path}) has {format_size(disk.free_bytes)} left"
+    return Finding(FindingKind.DISK_HIGH, Severity.WARNING, summary, at, fix, subject=disk.role)

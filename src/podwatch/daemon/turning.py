@@ -1,0 +1,110 @@
+"""What the daemon does at each turn of the sensing loop, at an event, and at a reload."""
+
+from podwatch.config.loading import changes_needing_restart
+from podwatch.daemon.artefacts import TELLING
+from podwatch.daemon.compose import LEARNED
+from podwatch.daemon.core import Core
+from podwatch.daemon.own_findings import backup_findings, config_findings, store_refused_finding
+from podwatch.daemon.policies import policies_from
+from podwatch.daemon.reloading import waits_for_restart
+from podwatch.domain.errors import ConfigurationError, PodwatchError
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Finding, Severity
+from podwatch.domain.snapshot import Snapshot
+from podwatch.journal import Journal
+
+REMEMBER_TURNS = 30
+"""What was learned goes to the journal every so many turns of the sensing loop: a minute at the default poll."""
+
+
+class Turning(Core):
+    """Between start and end."""
+
+    def reload(self) -> str:
+        """Take the configuration file anew; returns what happened. What cannot change while running is refused."""
+        self._notifier.reloading()
+        try:
+            return self._reload()
+        finally:  # whatever happens: a service that never comes back from its reload cannot be reloaded again
+            self._notifier.ready(self._headline())
+
+    def _reload(self) -> str:
+        try:
+            new = self._load_again()
+            if blocked := changes_needing_restart(self.loaded.settings, new.settings):
+                raise ConfigurationError(
+                    f"{', '.join(blocked)} cannot change while podwatch runs",
+                    where=str(new.path),
+                    fix="restart podwatch; training goes on meanwhile",
+                )
+        except PodwatchError as error:
+            self._config_problem, text = str(error), f"the old configuration stays: {error}"
+            self._say(EventName.CONFIG_REFUSED, text, Severity.WARNING)
+        else:
+            later = waits_for_restart(self.loaded.settings, new.settings)
+            text = "configuration reloaded: thresholds and policies are in force"
+            if later:
+                text += f"; after the next start of podwatch: {', '.join(later)}"
+            self.loaded, self._config_problem = new, ""
+            parts = self.parts
+            parts.settings = new.settings
+            parts.policies = policies_from(new.settings, max_steps=parts.policies.detection.max_steps)
+            self.rounds.sensing.policies = parts.policies
+            parts.log_rules.configure(parts.policies.log_rules)
+            if self._recorder is not None:
+                self._recorder.cut()
+            parts.recovery.reconfigure(parts.settings, parts.policies)
+            self._say(EventName.CONFIG_RELOADED, text)
+        return text
+
+    def _on_turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
+        parts, sensing = self.parts, self.rounds.sensing
+        self._notifier.watchdog()
+        if self._recorder is not None:
+            self._recorder.turn(snapshot)
+        self.pausing.turn(snapshot)
+        room = self.rounds.pruner.findings()
+        parts.recovery.consider(snapshot, (*findings, *room))
+        ours = (*room, *self.pausing.findings(), *self._own(snapshot))
+        telling = self._notifying.findings() if self._notifying is not None else ()
+        everything = (*findings, *parts.recovery.findings(), *ours, *telling)
+        self.bulletin.update(everything, snapshot.wall)
+        if self._notifying is not None:
+            self._notifying.turn(everything, snapshot)
+        if parts.recovery.exit_code is not None:
+            self.leave(parts.recovery.exit_code)
+        known = (sensing.state.armed, sensing.state.learned.seen)
+        if sensing.turns % REMEMBER_TURNS == 0 or known != self._known:
+            # What is armed and was seen is told to the next podwatch at once: the engine may die while none runs.
+            self._known = known
+            parts.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_dict())
+            parts.emit.save()
+        self._tell_systemd()
+
+    def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
+        parts = self.parts
+        config = config_findings(self._config_problem, since=self._started)
+        if parts.store_refused:
+            return (*store_refused_finding(parts.store_refused, since=self._started), *config)
+        backup = backup_findings(
+            parts.syncer.state if parts.syncer is not None else None,
+            parts.catalogue.sets,
+            now=snapshot.at,
+            wall=snapshot.wall,
+            max_lag=parts.settings.sync.max_lag,
+            since=self._started,
+        )
+        return (*backup, *config)
+
+    def _on_event(self, event: Event) -> None:
+        if event.name in (EventName.INCIDENT_OPENED, EventName.INCIDENT_CLOSED, EventName.GAVE_UP):
+            self._spawn(self._refresh_incident(), "incident")
+        if self._artefacts is not None and event.name in TELLING:
+            self._artefacts.soon()
+
+    async def _refresh_incident(self) -> None:
+        self._incident = next(iter(await self.parts.journal.run(Journal.incidents, 1)), None)
+
+    async def _push_metrics(self) -> None:
+        if self._notifying is not None:
+            await self._notifying.push(self.view())

@@ -1,0 +1,98 @@
+"""Training makes steps, but no save has come for far longer than usual: a death now would cost more than it should."""
+
+from dataclasses import dataclass
+
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
+from podwatch.domain.snapshot import Snapshot
+from podwatch.judgement.detectors.base import Look, Turn
+from podwatch.judgement.learned import Learned
+
+STEPPING_SECONDS = 1800.0
+"""A step this recent, or within three gaps between steps: training goes on. Standing still is another detector's."""
+LEAST_SAVES = 2
+"""Intervals before the usual one is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverdueState:
+    """``step`` is the newest complete save's, ``at`` when it came (monotonic). ``whole``: that save was seen to come,
+    so the interval to the next one can be learned."""
+
+    step: int | None = None
+    at: float | None = None
+    whole: bool = False
+
+
+class CheckpointOverdueDetector:
+    name = "checkpoint-overdue"
+    kinds = (FindingKind.CHECKPOINT_OVERDUE,)
+    needs = ("progress",)
+    second: tuple[str, ...] = ()
+    survives_restart = False
+
+    def initial(self) -> OverdueState:
+        return OverdueState()
+
+    def armed(self, state: OverdueState, learned: Learned) -> tuple[str, ...]:
+        return ()
+
+    def advance(self, state: OverdueState, look: Look) -> Turn[OverdueState]:
+        state, learned = _follow(state, look.snapshot, look.learned)
+        finding = _judge(state, look, learned)
+        return Turn(state, learned, (finding,) if finding is not None else ())
+
+
+DETECTOR = CheckpointOverdueDetector()
+
+
+def _follow(state: OverdueState, snapshot: Snapshot, learned: Learned) -> tuple[OverdueState, Learned]:
+    """A higher step is a new save. A lower one is a step back or a removal, and says nothing about the rhythm."""
+    mark = snapshot.checkpoint
+    if mark.newest_step is None or mark.newest_step == state.step:
+        return state, learned
+    age = snapshot.wall - mark.newest_wall if mark.newest_wall is not None else 0.0
+    at = snapshot.at - max(0.0, age)
+    higher = state.step is not None and mark.newest_step > state.step
+    if state.at is not None and higher:
+        at = max(state.at, at)
+        if state.whole and at > state.at:
+            learned = learned.with_save_gap(at - state.at)
+    return OverdueState(mark.newest_step, at, higher), learned
+
+
+def _judge(state: OverdueState, look: Look, learned: Learned) -> Finding | None:
+    progress, snapshot, policy = look.progress, look.snapshot, look.policies.resources
+    active, first = progress.numbered_at, progress.first_at
+    # Never in start-up, never for a trainer that stands still or is to end, never while one is being written.
+    if look.trainer is None or not look.trainer.alive or look.ending or active is None or first is None:
+        return None
+    # A save from before this start is no promise of it: count from the first step.
+    since = first if state.at is None else max(first, state.at)
+    waited = snapshot.at - since
+    if waited <= policy.checkpoint_overdue_floor_seconds or active <= since:
+        return None  # the limit is never less, and medians take their time
+    recent = max(STEPPING_SECONDS, 3.0 * (learned.median_gap_seconds or 0.0))
+    if not snapshot.progress.ok or snapshot.saving or snapshot.at - active > recent:
+        return None
+    usual = learned.median_save_gap_seconds if len(learned.save_gaps) >= LEAST_SAVES else None
+    limit = max(policy.checkpoint_overdue_floor_seconds, policy.checkpoint_overdue_k * (usual or 0.0))
+    if usual is None:
+        limit *= policy.checkpoint_overdue_k  # nothing is known of this run's rhythm: be patient
+    if waited <= limit:
+        return None
+    newest = (
+        "none has come in this start" if state.step is None or since == first else f"the newest is step {state.step}"
+    )
+    rhythm = f"usually every {usual / 60:.0f} minutes" if usual is not None else "its rhythm is not known"
+    return Finding(
+        FindingKind.CHECKPOINT_OVERDUE,
+        Severity.WARNING,
+        f"no checkpoint for {waited / 60:.0f} minutes while steps are made ({rhythm}); {newest}",
+        since + limit,
+        suggestion="see whether saving is switched on in this start (prime-rl: --ckpt --ckpt.interval N), and whether"
+        " the last save failed (`podwatch checkpoints`)",
+        evidence=(
+            Evidence("checkpoints", f"none for {waited:.0f} s (limit {limit:.0f} s)", Agreement.AGREES, waited),
+            Evidence("steps", f"the newest {snapshot.at - active:.0f} s ago", Agreement.AGREES),
+        ),
+    )

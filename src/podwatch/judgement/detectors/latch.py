@@ -1,0 +1,41 @@
+"""Conditions that are told once and do not flap: raised after a time above one mark, cleared after a time below
+another."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Latch:
+    """``since`` is when the condition began (monotonic), also while it is not raised yet; ``below_since`` when it was
+    first seen gone while raised."""
+
+    since: float | None = None
+    raised: bool = False
+    below_since: float | None = None
+
+    def update(
+        self, over: bool | None, at: float, *, hold: float = 0.0, gone: bool | None = None, release: float = 0.0
+    ) -> "Latch":
+        """``over``: the condition holds now; ``gone``: it is well below its mark (None: simply not ``over``). Unknown
+        (``over`` is None) changes nothing that is raised, and begins a window that is not anew."""
+        if over is None:
+            return self if self.raised else QUIET
+        if self.raised:
+            if over or not (gone if gone is not None else not over):
+                return self if self.below_since is None else replace(self, below_since=None)
+            since = self.below_since if self.below_since is not None else at
+            return QUIET if at - since >= release else replace(self, below_since=since)
+        if not over:
+            return QUIET
+        since = self.since if self.since is not None else at
+        return Latch(since, at - since >= hold)
+
+
+QUIET = Latch()
+Latches = tuple[tuple[str, Latch], ...]
+
+
+def kept(latches: Mapping[str, Latch]) -> Latches:
+    """Those that remember something, as part of a state."""
+    return tuple(sorted((name, latch) for name, latch in latches.items() if latch != QUIET))

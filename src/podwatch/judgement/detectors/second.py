@@ -1,0 +1,237 @@
+"""Second signals: what else says that training is dead. Each can say that it cannot be observed, and then agrees with
+nothing (promise 3); each has to have been healthy during this start before its failure counts.
+"""
+
+from collections.abc import Iterable
+
+from podwatch.domain.finding import Agreement, Evidence
+from podwatch.domain.policy import DetectionPolicy
+from podwatch.domain.process import ProcessRole
+from podwatch.domain.snapshot import GpuState, Health, ServerKind
+from podwatch.judgement.detectors.base import Look
+from podwatch.judgement.detectors.window import Held
+from podwatch.judgement.learned import Learned
+from podwatch.judgement.signals import (
+    ENGINE_ROLES,
+    NEAR_SECONDS,
+    Server,
+    devices,
+    lasting_seconds,
+    needs,
+    passing,
+)
+
+LOG = "log: "
+"""Evidence of a log rule begins with this: it may be shown beside a verdict, and never makes one."""
+LOG_FRESH_SECONDS = 900.0
+LIVENESS_WINDOW_SECONDS = 150.0
+"""prime-rl's ``/liveness`` gives up after 30 s and is asked every 30 s: three failures in a row at the least. It may
+queue behind a weight update (facts/prime-rl.md section 5), which three of them outlast only if it hangs."""
+GIB = 1 << 30
+
+
+def agreeing(evidence: Iterable[Evidence]) -> list[str]:
+    """The signals that make a verdict: those that agree, log rules left out."""
+    return [e.signal for e in evidence if e.agreement is Agreement.AGREES and not e.signal.startswith(LOG)]
+
+
+def cuda(look: Look, index: int) -> Evidence:
+    """Does a process of the tree hold a CUDA context on this GPU? On a shared GPU only the engine's are asked."""
+    name = f"CUDA context on gpu{index}"
+    trainer = look.trainer
+    if trainer is None:
+        return Evidence(name, look.snapshot.trainer.detail or "not observed", Agreement.UNAVAILABLE)
+    shared = index in look.policies.detection.shared_gpus
+    asked = [p for p in trainer.descendants if not shared or p.role in ENGINE_ROLES]
+    if any(p.cuda and index in devices(p, look.signals.minors) for p in asked):
+        return Evidence(name, "held", Agreement.DISAGREES)
+    if f"cuda{index}" not in look.learned.seen:
+        return Evidence(name, "never seen on this pod", Agreement.UNAVAILABLE)
+    unreadable = sum(1 for p in asked if p.cuda is None)
+    if unreadable:
+        return Evidence(name, f"{unreadable} processes cannot be read", Agreement.UNAVAILABLE)
+    return Evidence(name, "none any more", Agreement.AGREES)
+
+
+def engine(look: Look, since: float) -> Evidence:
+    """Are all engine processes there that were there around ``since``? An inference server that ended counts too."""
+    name = "engine process"
+    trainer, policy = look.trainer, look.policies.detection
+    if trainer is None:
+        return Evidence(name, look.snapshot.trainer.detail or "not observed", Agreement.UNAVAILABLE)
+    if trainer.required_exits:
+        living = {p.role for p in trainer.descendants}
+        for gone in trainer.required_exits:
+            if gone.role not in ENGINE_ROLES or not needs(gone.role, look.learned) or passing(gone, living, policy):
+                continue
+            if gone.role not in living or gone.seen_gone_at >= since - NEAR_SECONDS:
+                ago = max(0.0, look.snapshot.at - gone.seen_gone_at)
+                return Evidence(name, f"{gone.name} ended ({gone.status.describe()})", Agreement.AGREES, ago)
+    before = max(look.signals.most_engines(since, lasting_seconds(policy)), 1 if "engine" in look.learned.seen else 0)
+    if not before:
+        return Evidence(name, "none recognised on this pod", Agreement.UNAVAILABLE)
+    now = sum(1 for p in trainer.descendants if p.role is ProcessRole.ENGINE)
+    if now < before:
+        return Evidence(name, f"{now} of {before} left", Agreement.AGREES)
+    return Evidence(name, f"{now} alive", Agreement.DISAGREES)
+
+
+def health(look: Look) -> Evidence:
+    """Is ``/health`` of any server refused or 5xx, having been 200 during this start? A timeout says nothing about a
+    death, and a router that answers says nothing about the engines behind it."""
+    reading = look.snapshot.inference
+    if not reading.ok or not reading.value:
+        return Evidence("health", reading.detail or "not observed", Agreement.UNAVAILABLE)
+    armed = [s for s in reading.value if f"health:{s.url}" in look.learned.seen]
+    if not armed:
+        return Evidence("health", "never was healthy during this start", Agreement.UNAVAILABLE)
+    for sample in armed:
+        if sample.health in (Health.REFUSED, Health.UNHEALTHY):
+            status = f" ({sample.http_status})" if sample.http_status else ""
+            window = next((s.down.seconds for s in look.signals.servers if s.url == sample.url), 0.0)
+            return Evidence("health", f"{sample.health}{status} at {sample.url}", Agreement.AGREES, window)
+    engines = [s for s in armed if s.kind is ServerKind.ENGINE]
+    if not engines:
+        return Evidence("health", "only a router answers: it does not know its engines", Agreement.UNAVAILABLE)
+    if all(s.health is Health.OK for s in engines):
+        return Evidence("health", "ok", Agreement.DISAGREES)
+    return Evidence("health", "timeout", Agreement.UNAVAILABLE)
+
+
+def liveness(look: Look, window: float = LIVENESS_WINDOW_SECONDS) -> Evidence:
+    """Has an engine failed prime-rl's ``/liveness`` for ``window`` seconds without a break, having passed it before?"""
+    stuck = _longest(look.signals.servers, "stuck")
+    if not look.snapshot.inference.ok or stuck is None:
+        return Evidence("liveness", "not observed", Agreement.UNAVAILABLE)
+    server, held = stuck
+    if held.since is not None:
+        if held.seconds >= window:
+            return Evidence("liveness", f"failing at {server.url}", Agreement.AGREES, held.seconds)
+        return Evidence("liveness", "failing, not long enough", Agreement.UNAVAILABLE, held.seconds)
+    if any(name.startswith("liveness:") for name in look.learned.seen):
+        return Evidence("liveness", "ok", Agreement.DISAGREES)
+    return Evidence("liveness", "this server has no such route", Agreement.UNAVAILABLE)
+
+
+def tokens(look: Look, window: float) -> Evidence:
+    """Do requests run in a server for ``window`` seconds without one new token?"""
+    flat = _longest(look.signals.servers, "flat")
+    if not look.snapshot.inference.ok or flat is None or not any(s.tokens is not None for s in look.signals.servers):
+        return Evidence("generation tokens", "not reported", Agreement.UNAVAILABLE)
+    server, held = flat
+    return _window("generation tokens", f"flat while requests run at {server.url}", "moving or idle", held, window)
+
+
+def sick(look: Look, window: float) -> Evidence:
+    """Is ``/health`` of a server anything but 200 for ``window`` seconds, timeouts included?"""
+    found = _longest(look.signals.servers, "sick")
+    if not look.snapshot.inference.ok or found is None:
+        return Evidence("health", look.snapshot.inference.detail or "not observed", Agreement.UNAVAILABLE)
+    if not any(f"health:{s.url}" in look.learned.seen for s in look.signals.servers):
+        return Evidence("health", "never was healthy during this start", Agreement.UNAVAILABLE)
+    server, held = found
+    return _window("health", f"failing at {server.url}", "ok", held, window)
+
+
+def steps(look: Look, since: float, *, needed: bool = False) -> Evidence:
+    """No step for longer than ``no_step_limit`` since then. A step in flight may still end after the engine died, so
+    one step since only says "too early"; tokens made within the limit say that the engine works. Silence before
+    ``since`` is no consequence of it: a long step was under way. And steps that came when every one in flight had ended
+    say for good that training goes on without what is gone, unless it is known to be ``needed``."""
+    progress, snapshot = look.progress, look.snapshot
+    active = progress.active_at
+    if not snapshot.progress.ok or active is None:
+        return Evidence("steps", snapshot.progress.detail or "not observed", Agreement.UNAVAILABLE)
+    limit = no_step_limit(look.learned, look.policies.detection)
+    quiet = snapshot.at - max(active, since)
+    made = look.signals.tokens_at
+    if made is not None and made > max(since, snapshot.at - limit):
+        return Evidence("steps", "tokens were generated since", Agreement.DISAGREES, snapshot.at - made)
+    if not needed and progress.newest_at is not None and progress.newest_at > since + limit:
+        return Evidence("steps", "were made long after", Agreement.DISAGREES, progress.newest_at - since)
+    if quiet > limit:
+        return Evidence("steps", f"none for {quiet:.0f} s (limit {limit:.0f} s)", Agreement.AGREES, quiet)
+    quiet = snapshot.at - active
+    if active > since + look.policies.detection.hold_seconds:
+        return Evidence("steps", f"a step or a save {quiet:.0f} s ago", Agreement.DISAGREES, quiet)
+    return Evidence("steps", f"none for {quiet:.0f} s, too early to tell", Agreement.UNAVAILABLE, quiet)
+
+
+def no_step_limit(learned: Learned, policy: DetectionPolicy) -> float:
+    """Seconds without a step that agree with a death. ``gap`` and not ``step``: where only checkpoints tell, signs
+    are rare. Before the first gap is known steps may be of any length: then as long as a hang takes at the least.
+    """
+    gap = learned.median_gap_seconds
+    if gap is None:
+        return max(policy.no_step_confirm_floor_seconds, policy.hang_floor_seconds)
+    return max(policy.no_step_confirm_floor_seconds, policy.no_step_confirm_k * gap)
+
+
+def memory(look: Look) -> Evidence:
+    """Is an inference GPU of its own empty right now, having been full during this start?"""
+    policy, gpus = look.policies.detection, look.snapshot.gpus
+    own = [i for i in policy.inference_gpus if i not in policy.shared_gpus]
+    samples = {g.index: g for g in gpus.value or ()} if gpus.ok else {}
+    good = [samples[i] for i in own if i in samples and samples[i].state is GpuState.OK and not samples[i].mig]
+    values = [g.memory_used_bytes for g in good if g.memory_used_bytes is not None]
+    if not own or len(values) < len(own):
+        return Evidence("gpu memory", gpus.detail or "not observed", Agreement.UNAVAILABLE)
+    low = min(values)
+    if low < policy.memory_floor_bytes:
+        if not any(f"gpu{g.index}" in look.learned.seen for g in good if g.memory_used_bytes == low):
+            return Evidence("gpu memory", "never was full during this start", Agreement.UNAVAILABLE)
+        if memory_may_fall(look):
+            return Evidence("gpu memory", "empty, as sleep mode makes it", Agreement.UNAVAILABLE)
+        return Evidence("gpu memory", f"{low / GIB:.2f} GiB", Agreement.AGREES)
+    return Evidence("gpu memory", f"{low / GIB:.2f} GiB held", Agreement.DISAGREES)
+
+
+def memory_may_fall(look: Look) -> str:
+    """Why empty device memory says nothing here, or an empty string."""
+    policy = look.policies.detection
+    if policy.memory_may_fall:
+        return 'by configuration ([inference] sleep = "yes")'
+    if not policy.sleep_auto:
+        return ""
+    if look.signals.tree.sleep_mode:
+        return "the engine was started with --enable-sleep-mode"
+    return "the engine has been asleep (/is_sleeping)" if "sleep" in look.learned.seen else ""
+
+
+def logs(look: Look, detector: str) -> tuple[Evidence, ...]:
+    """Log rules that support this verdict. Shown, never counted."""
+    reading = look.snapshot.logs
+    if not reading.ok or not reading.value:
+        return ()
+    supporting = {rule.name: rule for rule in look.policies.log_rules if detector in rule.supports}
+    now = look.snapshot.at
+    return tuple(
+        Evidence(
+            f"{LOG}{match.rule}",
+            f"{match.count} x in the {match.role or 'trainer'}'s log: {match.line[:160]}",
+            Agreement.AGREES,
+            max(0.0, now - match.first_at),
+        )
+        for match in reading.value
+        if match.rule in supporting
+        and match.count >= supporting[match.rule].count
+        and now - match.last_at <= LOG_FRESH_SECONDS
+    )
+
+
+def _longest(servers: tuple[Server, ...], name: str) -> tuple[Server, Held] | None:
+    """The server whose window is the longest: one of several that hangs is enough."""
+    found: tuple[Server, Held] | None = None
+    for server in servers:
+        held: Held = getattr(server, name)
+        if found is None or held.seconds > found[1].seconds or (held.since is not None and found[1].since is None):
+            found = (server, held)
+    return found
+
+
+def _window(signal: str, yes: str, no: str, held: Held, window: float) -> Evidence:
+    if held.since is None:
+        return Evidence(signal, no, Agreement.DISAGREES)
+    if held.seconds >= window:
+        return Evidence(signal, yes, Agreement.AGREES, held.seconds)
+    return Evidence(signal, f"{yes}, not long enough", Agreement.UNAVAILABLE, held.seconds)

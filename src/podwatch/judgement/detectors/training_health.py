@@ -1,0 +1,169 @@
+"""Is the training itself sick? From its own figures, step by step. Warnings; with ``[training] stop`` a clean stop
+after the next save, which keeps what was learned and stops the bill.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
+from podwatch.domain.policy import TrainingPolicy
+from podwatch.domain.snapshot import TrainingMetrics
+from podwatch.judgement.detectors.base import Look, Turn
+from podwatch.judgement.learned import Learned
+
+NAMES = ("reward", "entropy", "kl", "grad_norm", "loss")
+REWARDS_KEPT = 500
+"""The longest plateau that can be asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """Sick steps in a row: how many, since when, and the newest value."""
+
+    count: int = 0
+    since: float = 0.0
+    value: float = 0.0
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingHealthState:
+    """By rule name. ``steps`` is the newest step taken of each figure: rows of one step come apart."""
+
+    streaks: tuple[tuple[str, Streak], ...] = ()
+    steps: tuple[tuple[str, int], ...] = ()
+    rewards: tuple[float, ...] = ()
+    flat_since: float | None = None
+    taken: tuple[TrainingMetrics, ...] = ()
+
+
+class TrainingHealthDetector:
+    name = "training-health"
+    kinds = (FindingKind.TRAINING_HEALTH,)
+    needs = ("training",)
+    second: tuple[str, ...] = ()
+    survives_restart = False
+
+    def initial(self) -> TrainingHealthState:
+        return TrainingHealthState()
+
+    def armed(self, state: TrainingHealthState, learned: Learned) -> tuple[str, ...]:
+        return ()
+
+    def advance(self, state: TrainingHealthState, look: Look) -> Turn[TrainingHealthState]:
+        reading, policy = look.snapshot.training, look.policies.training
+        if reading.ok and reading.value is not None and reading.value != state.taken:
+            state = replace(state, taken=reading.value)
+            for metrics in reading.value:
+                state = _take(state, metrics, policy)
+        if not state.streaks and state.flat_since is None:
+            return Turn(state, look.learned)
+        stop = policy.stop and look.wanted and not look.ending and look.trainer is not None and look.trainer.alive
+        return Turn(state, look.learned, tuple(_findings(state, policy, look.snapshot.at, stop)))
+
+
+DETECTOR = TrainingHealthDetector()
+
+
+def _rules(policy: TrainingPolicy) -> dict[str, tuple[str, Callable[[float], bool], str, str]]:
+    """Rule -> (figure, sick?, what it means, what to do)."""
+    rules: dict[str, tuple[str, Callable[[float], bool], str, str]] = {
+        "loss": (
+            "loss", lambda v: not math.isfinite(v), "the loss is not a number",
+            "nothing is learned any more: go back to a checkpoint from before, with a lower learning rate",
+        ),
+    }  # fmt: skip
+    low, kl, norm = policy.entropy_below, policy.kl_above, policy.grad_norm_above
+    if low is not None:
+        rules["entropy"] = (
+            "entropy", lambda v: v < low or math.isnan(v),
+            f"entropy below {low:g}: the policy explores nothing any more",
+            "a higher temperature or an entropy bonus, from a checkpoint before it fell",
+        )  # fmt: skip
+    if kl is not None:
+        rules["kl"] = (
+            "kl", lambda v: v > kl or math.isnan(v),
+            f"KL above {kl:g}: the policy has left the one that makes its data",
+            "a lower learning rate, or fewer steps off policy; with prime-rl, trainer and engine may disagree",
+        )  # fmt: skip
+    if norm is not None:
+        rules["grad-norm"] = (
+            "grad_norm", lambda v: v > norm or math.isnan(v), f"the gradient norm is above {norm:g}",
+            "a lower learning rate or stricter clipping",
+        )  # fmt: skip
+    return rules
+
+
+def _take(state: TrainingHealthState, metrics: TrainingMetrics, policy: TrainingPolicy) -> TrainingHealthState:
+    """One step's figures, each once. A step number that falls (a trainer that goes back) begins anew."""
+    steps, streaks = dict(state.steps), dict(state.streaks)
+    values = dict(metrics.values)
+    fresh = {name: v for name, v in values.items() if name in NAMES and metrics.step > steps.get(name, -1)}
+    if not fresh:
+        return state
+    steps.update(dict.fromkeys(fresh, metrics.step))
+    for rule, (figure, sick, _, _) in _rules(policy).items():
+        if figure not in fresh:
+            continue
+        value, old = fresh[figure], streaks.get(rule, Streak())
+        if not sick(value):
+            streaks.pop(rule, None)
+            continue
+        since = old.since if old.count else metrics.at
+        streaks[rule] = Streak(old.count + 1, since, value, old.told or old.count + 1 >= policy.steps)
+    rewards, flat = state.rewards, state.flat_since
+    if "reward" in fresh and math.isfinite(fresh["reward"]):
+        rewards = (*rewards, fresh["reward"])[-min(policy.plateau_steps or 0, REWARDS_KEPT) :]
+        if not policy.plateau_steps:
+            rewards, flat = (), None
+        elif len(rewards) >= min(policy.plateau_steps, REWARDS_KEPT) and _flat(rewards, policy.plateau_change):
+            flat = flat if flat is not None else metrics.at
+        elif flat is not None and not _flat(rewards, 2 * policy.plateau_change):
+            flat = None
+    return replace(
+        state,
+        streaks=tuple(sorted(streaks.items())),
+        steps=tuple(sorted(steps.items())),
+        rewards=rewards,
+        flat_since=flat,
+    )
+
+
+def _flat(rewards: tuple[float, ...], change: float) -> bool:
+    """Do the older and the newer half have the same mean, to ``change`` of the largest reward among them? Halves and
+    not ends, because single rewards are noise."""
+    half = len(rewards) // 2
+    if not half:
+        return False
+    older, newer = rewards[:half], rewards[-half:]
+    scale = max(abs(r) for r in rewards)
+    return abs(sum(newer) / half - sum(older) / half) <= change * scale
+
+
+def _findings(state: TrainingHealthState, policy: TrainingPolicy, at: float, stop: bool) -> Iterator[Finding]:
+    streaks = dict(state.streaks)
+    for rule, (figure, _, means, fix) in _rules(policy).items():
+        streak = streaks.get(rule)
+        if streak is not None and streak.told:
+            summary = f"{means}; {figure} = {streak.value:.4g}, {streak.count} steps in a row"
+            yield _finding(rule, summary, fix, streak.since, at, f"{streak.value:.4g}", stop)
+    if state.flat_since is not None and state.rewards:
+        mean = sum(state.rewards) / len(state.rewards)
+        summary = f"the reward has not moved for {len(state.rewards)} steps (mean {mean:.4g})"
+        fix = "it may have learned what these tasks can teach: harder tasks, or an end"
+        yield _finding("plateau", summary, fix, state.flat_since, at, f"{mean:.4g}", stop)
+
+
+def _finding(rule: str, summary: str, fix: str, since: float, at: float, value: str, stop: bool) -> Finding:
+    return Finding(
+        FindingKind.TRAINING_HEALTH,
+        Severity.WARNING,
+        summary,
+        since,
+        suggestion=f"training is stopped after its next save ([training] stop); {fix}" if stop else fix,
+        verdict=Verdict.STOP if stop else Verdict.NONE,
+        confirmed=stop,
+        evidence=(Evidence(rule, value, Agreement.AGREES, max(0.0, at - since)),),
+        subject=rule,
+    )

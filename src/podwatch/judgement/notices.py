@@ -1,0 +1,238 @@
+"""What is told to somebody who does not look, and when: a pure function of findings, events and what was told before.
+
+A thing is told once when it begins and once when it is over; a critical one that lasts is told again at growing
+intervals. What shows only for moments is not told, and what comes back soon was never over. A death that podwatch
+heals is one thing: the incident is told, not each finding that led to it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.notice import Change, Notice, Topic
+
+HOUR = 3600.0
+_TOPICS = {
+    FindingKind.GAVE_UP: Topic.GAVE_UP,
+    FindingKind.DISK_NO_ROOM: Topic.DISK,
+    FindingKind.DISK_HIGH: Topic.DISK,
+    FindingKind.INODES_LOW: Topic.DISK,
+    FindingKind.NOT_BACKED_UP: Topic.STORE,
+    FindingKind.SYNC_LAGGING: Topic.STORE,
+    FindingKind.STORE_UNAVAILABLE: Topic.STORE,
+    FindingKind.SUPERSEDED: Topic.SUPERSEDED,
+}
+_RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
+_INCIDENT = "incident"
+
+
+@dataclass(frozen=True, slots=True)
+class NoticePolicy:
+    """``remind_seconds`` 0: no reminders. Reasons for the defaults stand in config/settings.py."""
+
+    topics: frozenset[Topic] = frozenset(Topic)
+    min_severity: Severity = Severity.CRITICAL
+    remind_seconds: float = HOUR
+    per_hour: int = 20
+    settle_seconds: float = 20.0
+    """A finding must be there this long: what podwatch mends at once is told as a restart, or needs no telling."""
+    quiet_seconds: float = 60.0
+    """And gone this long before it is told to be over."""
+    remind_at_most_seconds: float = 24 * HOUR
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Something that was told and is not over. Monotonic seconds; ``gone`` is None while it is there."""
+
+    topic: Topic
+    severity: Severity
+    title: str
+    since: float
+    last: float
+    reminders: int = 0
+    gone: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeState:
+    """``seen``: when an untold finding first showed. ``sent``: when notices of the last hour went out, oldest first.
+    ``healing``: an incident was told and is not over."""
+
+    told: Mapping[str, Told] = field(default_factory=dict)
+    seen: Mapping[str, float] = field(default_factory=dict)
+    sent: tuple[float, ...] = ()
+    unsent: int = 0
+    healing: bool = False
+
+
+Result = tuple[NoticeState, tuple[Notice, ...]]
+
+
+def topic_of(finding: Finding) -> Topic:
+    return _TOPICS.get(finding.kind, Topic.FINDINGS)
+
+
+def on_turn(state: NoticeState, findings: Sequence[Finding], policy: NoticePolicy, *, at: float, wall: float) -> Result:
+    """One turn of the sensing loop; ``findings`` are all that are open. ``at`` monotonic, ``wall`` epoch seconds."""
+    book = _Book(state, policy, at, wall)
+    now = {f.key: f for f in findings if _wanted(f, policy, healing=state.healing)}
+    book.seen = {key: state.seen.get(key, at) for key in now}
+    for key, finding in now.items():
+        before = book.told.get(key)
+        if before is None:
+            if at - book.seen[key] >= policy.settle_seconds:
+                book.open(key, topic_of(finding), finding.severity, _title(finding), _text(finding))
+        elif _RANK[finding.severity] > _RANK[before.severity]:
+            book.open(key, before.topic, finding.severity, _title(finding), _text(finding), since=before.since)
+        else:
+            book.told[key] = replace(before, gone=None)
+            book.remind(key, _text(finding))
+    for key in [k for k in book.told if k not in now]:
+        book.gone(key)
+    return book.result()
+
+
+def on_event(state: NoticeState, event: Event, policy: NoticePolicy, *, at: float) -> Result:
+    """One event as it happens."""
+    book = _Book(state, policy, at, event.wall)
+    match event.name:
+        case EventName.INCIDENT_OPENED if "incident" in event.fields:
+            kind = str(event.fields.get("kind") or "a failure")
+            book.healing = True
+            book.say(Topic.RESTARTS, Change.OPENED, Severity.CRITICAL, f"restarting: {kind}", event, key=_INCIDENT)
+        case EventName.INCIDENT_CLOSED | EventName.TRAINER_CONFIRMED:
+            # A restart that did not last is followed by the next; a stop by a person is no news to that person.
+            if state.healing and (
+                event.name is EventName.TRAINER_CONFIRMED or event.fields.get("resumed_step") is not None
+            ):
+                book.say(Topic.RESTARTS, Change.CLOSED, Severity.INFO, "training goes on", event, key=_INCIDENT)
+            book.healing = False
+        case EventName.GAVE_UP:
+            book.healing = False
+            if Topic.GAVE_UP in policy.topics and str(FindingKind.GAVE_UP) not in book.told:
+                book.open(str(FindingKind.GAVE_UP), Topic.GAVE_UP, Severity.CRITICAL, "podwatch gave up", event.message)
+        case EventName.TRAINER_FINISHED:
+            book.say(Topic.FINISHED, Change.HAPPENED, Severity.INFO, "training is finished", event)
+        case EventName.DAEMON_STOPPING if event.fields.get("preempted"):
+            book.say(Topic.PREEMPTED, Change.HAPPENED, Severity.CRITICAL, "this machine is taken away", event)
+        case EventName.DAEMON_STOPPING if event.severity is Severity.CRITICAL:
+            book.say(Topic.FINDINGS, Change.HAPPENED, Severity.CRITICAL, "podwatch ends", event)
+    return book.result()
+
+
+def _wanted(finding: Finding, policy: NoticePolicy, *, healing: bool) -> bool:
+    if topic_of(finding) not in policy.topics or _RANK[finding.severity] < _RANK[policy.min_severity]:
+        return False
+    # What is being healed is told as an incident. Where restarts are not told, this is how a death is heard of.
+    led_to_it = finding.verdict is Verdict.RESTART and finding.confirmed
+    return not (led_to_it and healing and Topic.RESTARTS in policy.topics)
+
+
+def _title(finding: Finding) -> str:
+    return f"{finding.kind} ({finding.subject})" if finding.subject else str(finding.kind)
+
+
+def _text(finding: Finding) -> str:
+    return finding.summary + (f"\n{finding.suggestion}" if finding.suggestion else "")
+
+
+class _Book:
+    """The state being written; every notice passes ``_go``, which knows how many went out lately."""
+
+    def __init__(self, state: NoticeState, policy: NoticePolicy, at: float, wall: float) -> None:
+        self.policy, self.at, self.wall = policy, at, wall
+        self.told, self.seen, self.healing = dict(state.told), dict(state.seen), state.healing
+        self.sent = [s for s in state.sent if at - s < HOUR]
+        self.unsent = state.unsent
+        self.notices: list[Notice] = []
+
+    def result(self) -> Result:
+        return NoticeState(self.told, self.seen, tuple(self.sent), self.unsent, self.healing), tuple(self.notices)
+
+    def open(
+        self, key: str, topic: Topic, severity: Severity, title: str, text: str, since: float | None = None
+    ) -> None:
+        """Not noted as told where there is no room now: it is told as soon as there is, as reminders and ends are."""
+        if self._go(Notice(topic, Change.OPENED, severity, title, text, key, self.wall), count=False):
+            began = self.seen.get(key, self.at) if since is None else since
+            self.told[key] = Told(topic, severity, title, began, self.at)
+
+    def remind(self, key: str, text: str) -> None:
+        told = self.told[key]
+        first = self.policy.remind_seconds
+        if told.severity is not Severity.CRITICAL or first <= 0:
+            return
+        due = told.last + min(first * 2.0 ** min(told.reminders, 30), self.policy.remind_at_most_seconds)
+        if self.at >= due:
+            lasts = f"{text}\nsince {_span(self.at - told.since)}"
+            notice = Notice(told.topic, Change.REMINDER, told.severity, told.title, lasts, key, self.wall)
+            if self._go(notice, count=False):
+                self.told[key] = replace(told, last=self.at, reminders=told.reminders + 1)
+
+    def gone(self, key: str) -> None:
+        told = self.told[key]
+        gone = self.at if told.gone is None else told.gone
+        if self.at - gone < self.policy.quiet_seconds:
+            self.told[key] = replace(told, gone=gone)
+            return
+        text = f"it lasted {_span(max(0.0, gone - told.since))}"
+        over = Notice(told.topic, Change.CLOSED, Severity.INFO, f"over: {told.title}", text, key, self.wall)
+        if self._go(over, count=False):  # else it is told later, unless it has come back
+            del self.told[key]
+
+    def say(self, topic: Topic, change: Change, severity: Severity, title: str, event: Event, *, key: str = "") -> None:
+        if topic in self.policy.topics:
+            notice = Notice(topic, change, severity, title, event.message, key or str(event.name), self.wall)
+            self._go(replace(notice, fields=dict(event.fields)))
+
+    def _go(self, notice: Notice, *, count: bool = True) -> bool:
+        """Half of the hour's notices are kept for what is critical; a machine that is taken away is always told."""
+        limit = self.policy.per_hour if notice.severity is Severity.CRITICAL else max(1, self.policy.per_hour // 2)
+        if len(self.sent) >= limit and notice.topic is not Topic.PREEMPTED:
+            self.unsent += count
+            return False
+        self.sent.append(self.at)
+        self.notices.append(replace(notice, unsent=self.unsent))
+        self.unsent = 0
+        return True
+
+
+def _span(seconds: float) -> str:
+    minutes = int(seconds // 60)
+    if minutes < 1:
+        return f"{int(seconds)} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+# -- what the next podwatch knows
+
+
+def to_dict(state: NoticeState, *, at: float, wall: float) -> dict[str, Any]:
+    """As JSON, with ages in seconds: monotonic moments mean nothing to another process."""
+    told = {
+        key: [str(t.topic), str(t.severity), t.title, at - t.since, at - t.last, t.reminders]
+        for key, t in state.told.items()
+    }
+    return {"wall": wall, "told": told, "sent": [at - s for s in state.sent], "healing": state.healing}
+
+
+def from_dict(document: object, *, at: float, wall: float, patience: float = 300.0) -> NoticeState:
+    """What an earlier podwatch had told is not told again; what does not show within ``patience`` is over: a new one
+    needs time to see. Anything that cannot be read is as if nothing had been told."""
+    try:
+        assert isinstance(document, dict)
+        away = max(0.0, wall - float(document["wall"]))
+        told = {
+            str(key): Told(
+                Topic(topic), Severity(severity), str(title), at - away - float(since), at - away - float(last),
+                int(reminders), gone=at + patience,
+            )
+            for key, (topic, severity, title, since, last, reminders) in document["told"].items()
+        }  # fmt: skip
+        sent = tuple(sorted(at - away - float(age) for age in document["sent"]))
+        return NoticeState(told=told, sent=sent, healing=bool(document["healing"]))
+    except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
+        return NoticeState()

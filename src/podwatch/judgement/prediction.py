@@ -1,0 +1,219 @@
+"""What the next save needs, and when it comes: learned from the saves so far (DESIGN section 6).
+
+Sets leave the disk while their sizes and times are still worth knowing, so every complete save is remembered on its
+own. Two figures come out: what is expected, and what must be reckoned with. Nothing that cannot be fetched back is
+given up for the second one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.policy import DiskPolicy
+
+SAVES_KEPT = 32
+"""Three milestones at every tenth save, a day at the user's cadence."""
+SAME_KIND_SAVES = 3
+"""The biggest of the newest few of one kind: replay buffers grow and shrink a little from save to save."""
+SAME_SIZE = 1.25
+"""Sizes closer than this belong to one kind. An export adds a third or more to a set (16 to 31 GB in prime-rl), a
+model without its optimizer has a third of it."""
+RECENT_SAVES = 12
+"""What kinds may come next is told from so many saves; more than a milestone at every tenth."""
+GAPS = 8
+MOST_SAVES = 3
+"""Room is never kept for more saves than this: a disk that must hold more is too small, and that is said instead."""
+REGULAR = 2.0
+"""A cadence is trusted when its longest recent gap is at most so many times its shortest. Else the next save may come
+at any moment."""
+LEAST_GAPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One save that was complete once. ``bytes`` is the most it was seen to take: what podwatch removed of it since
+    was written all the same. ``parts`` are the names of those that held anything."""
+
+    step: int
+    save_id: str
+    wall: float
+    bytes: int
+    files: int
+    parts: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """The last saves, oldest first by the time they were written."""
+
+    known: tuple[Save, ...] = ()
+
+    def seeing(self, sets: Iterable[CheckpointSet]) -> "Saves":
+        """With what is complete now. The same object where that tells nothing new."""
+        known = {(s.step, s.save_id): s for s in self.known}
+        whole = sorted((s for s in sets if s.complete and s.size_bytes > 0), key=lambda s: s.changed_wall)
+        for found in whole[-SAVES_KEPT:]:
+            key = (found.step, found.save_id)
+            before = known.get(key)
+            known[key] = _save(found) if before is None else _more(before, found)
+        now = tuple(sorted(known.values(), key=lambda s: (s.wall, s.step)))[-SAVES_KEPT:]
+        return self if now == self.known else Saves(now)
+
+    def to_list(self) -> list[object]:
+        return [[s.step, s.save_id, s.wall, s.bytes, s.files, [list(p) for p in s.parts]] for s in self.known]
+
+    @classmethod
+    def from_list(cls, data: object) -> "Saves":
+        """The inverse of ``to_list``. Anything unreadable is forgotten: it is learned again from what lies there."""
+        rows: Any = data
+        try:
+            saves = [
+                Save(int(r[0]), str(r[1]), float(r[2]), int(r[3]), int(r[4]), tuple((str(n), int(b)) for n, b in r[5]))
+                for r in rows or ()
+            ]
+        except (TypeError, ValueError, IndexError, KeyError):
+            return cls()
+        return cls(tuple(saves)[-SAVES_KEPT:])
+
+
+@dataclass(frozen=True, slots=True)
+class NextSave:
+    """Without margin. ``bytes`` and ``files`` are those of one save of the kind that is expected, ``saves`` how many
+    may come before anything can be removed in between; the ``most_`` ones are what must be reckoned with.
+
+    ``due_in``: seconds until the next save begins, as its cadence tells; None: it may begin at any moment. ``soon``:
+    what must go for it must go now.
+    """
+
+    bytes: int = 0
+    files: int = 0
+    saves: int = 1
+    most_bytes: int = 0
+    most_files: int = 0
+    most_saves: int = 1
+    due_in: float | None = None
+    soon: bool = True
+    parts: tuple[tuple[str, int], ...] = ()
+    """The most each part took lately: parts may lie on file systems of their own."""
+
+    @property
+    def room(self) -> int:
+        return self.bytes * self.saves
+
+    @property
+    def most_room(self) -> int:
+        return max(self.room, self.most_bytes * self.most_saves)
+
+    @property
+    def inodes(self) -> int:
+        return self.files * self.saves
+
+    @property
+    def most_inodes(self) -> int:
+        return max(self.inodes, self.most_files * self.most_saves)
+
+
+def predict(
+    saves: Saves, *, wall: float, policy: DiskPolicy, bytes_per_second: float = 0.0, save_seconds: float = 0.0
+) -> NextSave:
+    """``bytes_per_second``: how fast removal was found to be, 0 if it was not; ``save_seconds``: how long a save
+    takes, because the cadence is one of ends and room is needed at the beginning. Pure."""
+    known = saves.known
+    if not known:
+        return NextSave()
+    recent = known[-RECENT_SAVES:]
+    kinds = kinds_of(recent)
+    expected = [s for s, kind in zip(recent, kinds, strict=True) if kind == next_kind(kinds)][-SAME_KIND_SAVES:]
+    gaps = save_gaps(known)
+    size = max(s.bytes for s in expected)
+    removal = size / bytes_per_second if bytes_per_second > 0 else 0.0
+    react = policy.react_seconds + removal
+    due_in = _due_in(known, gaps, wall, save_seconds)
+    return NextSave(
+        bytes=size,
+        files=max(s.files for s in expected),
+        saves=_at_once(median(gaps) if gaps else None, react),
+        most_bytes=max(s.bytes for s in recent),
+        most_files=max(s.files for s in recent),
+        most_saves=_at_once(min(gaps) if gaps else None, react),
+        due_in=due_in,
+        soon=due_in is None or due_in <= policy.lead_seconds + 2 * removal,
+        parts=_parts(recent),
+    )
+
+
+def kinds_of(saves: Sequence[Save]) -> tuple[tuple[tuple[str, ...], int], ...]:
+    """The kind of each: the names of its parts, and a number for its size among those with the same parts. A model
+    without an optimizer, or a milestone with an export, is another kind than what a resume is made from."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for save in saves:
+        groups.setdefault(save.names, []).append(save.bytes)
+    limits: dict[tuple[str, ...], list[int]] = {}
+    for names, sizes in groups.items():
+        ordered = sorted(sizes)
+        limits[names] = [high for low, high in pairwise(ordered) if high > low * SAME_SIZE]
+    return tuple((s.names, sum(s.bytes >= limit for limit in limits[s.names])) for s in saves)
+
+
+def next_kind(kinds: Sequence[tuple[tuple[str, ...], int]]) -> tuple[tuple[str, ...], int]:
+    """The usual kind; a rarer one where its own rhythm says that its turn has come."""
+    usual = max(Counter(kinds).items(), key=lambda item: (item[1], item[0]))[0]
+    for kind in sorted(set(kinds) - {usual}, reverse=True):
+        at = [n for n, k in enumerate(kinds) if k == kind]
+        if len(at) >= 2 and len(kinds) - at[-1] == at[-1] - at[-2]:
+            return kind
+    return usual
+
+
+def save_gaps(saves: Sequence[Save]) -> tuple[float, ...]:
+    """Seconds from one save to the next, newest last. A lower step is another line of the run, and no rhythm."""
+    return tuple(b.wall - a.wall for a, b in pairwise(saves) if b.step > a.step and b.wall > a.wall)[-GAPS:]
+
+
+def _due_in(known: Sequence[Save], gaps: Sequence[float], wall: float, save_seconds: float) -> float | None:
+    """None where the rhythm is not known, not regular, or over already. Never later than the shortest gap says."""
+    if len(gaps) < LEAST_GAPS or max(gaps) > REGULAR * min(gaps):
+        return None
+    passed = wall - known[-1].wall
+    if passed < 0:  # the clock was set back: nothing is known of the time since
+        return None
+    due = min(gaps) - save_seconds - passed
+    return due if due > 0 else None
+
+
+def _at_once(gap: float | None, react: float) -> int:
+    """How many saves may come before podwatch has seen the first one and removed something."""
+    if gap is None:
+        return 1
+    return min(MOST_SAVES, 1 + int(react / gap))
+
+
+def _parts(saves: Sequence[Save]) -> tuple[tuple[str, int], ...]:
+    most: dict[str, int] = {}
+    for save in saves:
+        for name, size in save.parts:
+            most[name] = max(most.get(name, 0), size)
+    return tuple(sorted(most.items()))
+
+
+def _save(found: CheckpointSet) -> Save:
+    parts = tuple(sorted((p.name, p.size_bytes) for p in found.parts if p.size_bytes > 0))
+    return Save(found.step, found.save_id, found.changed_wall, found.size_bytes, found.file_count, parts)
+
+
+def _more(before: Save, found: CheckpointSet) -> Save:
+    """An export that comes later belongs to the save; one that was removed since had to be written all the same."""
+    now: Mapping[str, int] = {p.name: p.size_bytes for p in found.parts if p.size_bytes > 0}
+    merged = dict(before.parts)
+    for name, size in now.items():
+        merged[name] = max(merged.get(name, 0), size)
+    total = max(before.bytes, found.size_bytes, sum(merged.values()))
+    return replace(before, bytes=total, files=max(before.files, found.file_count), parts=tuple(sorted(merged.items())))

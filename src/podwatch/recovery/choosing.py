@@ -1,0 +1,167 @@
+"""Which step the next start is made from: what is here and ours, what the store has, what fits (DESIGN section 4)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from podwatch.checkpoints.saved_by import saved_by
+from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.errors import PodwatchError
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import Severity
+from podwatch.domain.run import RunRecord
+from podwatch.journal import Journal
+from podwatch.judgement.choose import Choice, RemoteSave, choose, other_world
+from podwatch.recovery import memory as memory_module
+from podwatch.recovery.memory import Memory
+from podwatch.recovery.state import Phase, Tools
+
+FETCH_TRIES = 3
+"""Then an older step that is here is better than waiting for the store: training goes on losing GPU time."""
+
+
+class StoreUnknown(PodwatchError):  # noqa: N818
+    """Nothing usable is here and the store could not be asked: a fresh start could throw a run away."""
+
+
+class NothingToResume(PodwatchError):  # noqa: N818
+    """Something is here, but none of it may be used: a person has to decide."""
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__(
+            choice.reason, fix="see `podwatch checkpoints`; `podwatch start --step N` or `--fresh` decides"
+        )
+        self.choice = choice
+
+
+def unfit(choice: Choice, why: str) -> Choice:
+    """Nobody is helped by an older set of the same world, nor by a trainer that ends at its load."""
+    return replace(choice, source="none", reason=f"step {choice.step} cannot be resumed from: {why}")
+
+
+class Choosing:
+    """``show`` tells phase and detail to whoever displays them. Changes nothing but what it remembers."""
+
+    def __init__(self, tools: Tools, memory: Memory, show: Callable[[Phase, str], None]) -> None:
+        self.tools = tools
+        self.memory = memory
+        self.show = show
+        self.restoring: int | None = None
+        self.failed_fetches = 0
+        self._followed = ""
+
+    async def remember(self) -> None:
+        await memory_module.save(self.tools.journal, self.tools.clock, self.memory)
+
+    async def save_record(self, record: RunRecord) -> None:
+        await self.tools.blocking(self.tools.record.save, record)
+
+    async def ours(self) -> tuple[list[CheckpointSet], list[CheckpointSet]]:
+        """(sets of this run, sets of nobody knows whom), after a fresh rescan.
+
+        Ours: saved since podwatch guards this directory, taken by a person, fetched from our store, or at or below
+        the step that we started from last (everything above it was set aside then).
+        """
+        tools = self.tools
+        sets = await tools.blocking(tools.catalogue.rescan)
+        record = tools.record.current
+        if self.memory.adopted or record is None:
+            return list(sets), []
+        stored = {(p.step, p.save_id) for p in await tools.journal.run(Journal.published)}
+        last = record.last_start.step if record.last_start is not None else None
+        ours = [
+            s
+            for s in sets
+            if s.changed_wall >= record.first_seen_wall
+            or (s.step, s.save_id) in stored
+            or (last is not None and s.step <= last)
+        ]
+        return ours, [s for s in sets if s not in ours]
+
+    async def choose(self, *, wanted: int | None = None, fresh: bool = False, below: int | None = None) -> Choice:
+        """Raises StoreUnknown or NothingToResume instead of starting fresh by accident."""
+        tools = self.tools
+        if fresh:
+            return Choice(None, "fresh", "", "a fresh start was asked for")
+        record = tools.record.current
+        # A line with a parent was begun here on purpose (`clean`), also where nothing was started yet.
+        own = record is not None and (record.last_start is not None or record.lineage.parent != "")
+        lineage = record.lineage if record is not None and own else None
+        unsound: dict[int, str] = {}
+        while True:
+            ours, foreign = await self.ours()
+            remote, trouble = await self._remote()
+            use = ours or foreign
+            choice = choose(
+                [s for s in use if s.step not in unsound],
+                remote,
+                lineage=lineage,
+                refused=self.memory.refused,
+                adopted=bool(ours) or not foreign,
+                wanted=wanted,
+                below=below,
+                ancestry=self.memory.ancestry,
+            )
+            if choice.source == "none":
+                raise NothingToResume(choice)
+            if choice.source == "fresh":
+                self.failed_fetches = 0  # without anything here, only the store can help: ask it again
+                if trouble and not await self._store_must_be_empty():
+                    raise StoreUnknown(
+                        f"no checkpoint of this run is here and the store could not be asked: {trouble}",
+                        fix="mend the store, or decide: `podwatch start --fresh`",
+                    )
+                if unsound:
+                    step, reason = max(unsound.items())
+                    raise NothingToResume(replace(choice, source="none", reason=f"step {step}: {reason}"))
+                return choice
+            if choice.source == "store" or choice.step is None:
+                self._followed = next((r.lineage for r in remote if r.step == choice.step), "")
+                return choice
+            reasons = await tools.blocking(tools.catalogue.verify, choice.step)
+            if not reasons:
+                if wanted is None and (why := await self.misfit(choice.step)):
+                    raise NothingToResume(unfit(choice, why))
+                return choice
+            unsound[choice.step] = f"damaged: {reasons[0]}"
+            tools.say(
+                EventName.CHECKPOINT_DAMAGED,
+                f"step {choice.step} is damaged and not used: {reasons[0]}",
+                Severity.WARNING,
+                step=choice.step,
+            )
+
+    async def misfit(self, step: int | None) -> str:
+        """Why the trainer that the command starts will surely not load this set, which is here; empty if it may. A
+        person who names the step decides otherwise."""
+        tools = self.tools
+        layout = tools.layout
+        if step is None or layout.reshards:
+            return ""
+        asked = layout.processes(tools.settings.trainer.command)
+        saved = None if asked is None else await tools.blocking(saved_by, layout, step)
+        return other_world(saved, asked, counts_all=layout.counts_all)
+
+    async def still_there(self, choice: Choice) -> bool:
+        """The chosen set is here and whole, now that it is protected. A fetched one was verified just now, and the
+        catalogue waits until it has settled."""
+        if choice.step is None or choice.source == "store":
+            return True
+        return any(s.step == choice.step and s.complete for s in await self.tools.blocking(self.tools.catalogue.rescan))
+
+    async def _remote(self) -> tuple[tuple[RemoteSave, ...], str]:
+        if self.tools.restore is None:
+            return (), ""
+        if self.failed_fetches >= FETCH_TRIES:
+            return (), f"{self.failed_fetches} fetches failed"
+        try:
+            newest = await self.tools.restore.newest(frozenset(self.memory.refused))
+        except (PodwatchError, OSError) as error:  # a call that hangs ends in a TimeoutError
+            return (), str(error)
+        return ((newest,) if newest is not None else ()), ""
+
+    async def _store_must_be_empty(self) -> bool:
+        """This pod has trained before and never published or fetched anything: the store has nothing of this run that
+        we would lose."""
+        record = self.tools.record.current
+        started = record is not None and record.last_start is not None
+        return started and not await self.tools.journal.run(Journal.published)

@@ -1,0 +1,92 @@
+"""``podwatch clean``: everything an old run left behind is set aside, so that the next start is a fresh one.
+
+Renamed, never destroyed: it is a quarantine like any other. A new lineage begins, so that what the store holds of the
+old one is not fetched again (DESIGN section 2, "Lineage").
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from podwatch.domain.errors import Busy
+from podwatch.domain.finding import FindingKind
+from podwatch.domain.run import Lineage
+from podwatch.domain.snapshot import Desired
+from podwatch.judgement.restart import RestartHistory
+from podwatch.recovery import memory as memory_module
+from podwatch.recovery import plan, quarantine
+from podwatch.recovery.procedure import Procedure
+from podwatch.recovery.recovery import Recovery
+from podwatch.trainer.base import Look
+
+WHY = "everything, for a fresh start"
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """``number`` is what ``podwatch quarantine return`` is given; None where there was nothing to set aside."""
+
+    number: int | None
+    paths: tuple[Path, ...]
+    starts: bool
+    """Training is wanted, so a fresh start follows by itself."""
+
+
+async def request_clean(recovery: Recovery) -> Cleaned:
+    """In the daemon, as a person's wish. Raises Busy, and changes nothing, while training runs."""
+    await _refuse_while_running(recovery, None)
+    async with recovery.by_hand():
+        await recovery.interrupt()
+        await _refuse_while_running(recovery, await recovery.tools.launcher.look())
+        cleaned = await _clean(recovery)
+        recovery._wish = False  # what follows is podwatch's own act again: it respects a pause
+        recovery.spawn(recovery.carry_on)
+        return cleaned
+
+
+async def clean_alone(recovery: Recovery) -> Cleaned:
+    """Without a daemon; the caller holds its lock. A record of another run is replaced: nothing of that run is left."""
+    tools = recovery.tools
+    look = await tools.launcher.look()
+    await _refuse_while_running(recovery, look)
+    recovery.memory = await memory_module.load(tools.journal, tools.clock)
+    recovery.procedure = Procedure(tools, recovery.memory, recovery.procedure.show)
+    await recovery._record(adopt_existing=True)
+    await recovery.reconcile(look)
+    recovery.handle = look.handle
+    for _ in range(2):  # what it takes to call a set complete, which protects it in quarantine
+        await tools.blocking(tools.catalogue.rescan)
+    return await _clean(recovery)
+
+
+async def _refuse_while_running(recovery: Recovery, look: Look | None) -> None:
+    handle = recovery.handle or (look.handle if look is not None else None)
+    if handle is not None and await handle.exit_status() is None:
+        raise Busy(
+            f"training is running (pid {handle.launcher.pid})", where="clean", fix="`podwatch stop-training` first"
+        )
+    if look is not None and look.candidates:
+        pids = ", ".join(f"{c.launcher.pid} ({c.reason})" for c in look.candidates)
+        raise Busy(f"a trainer that podwatch did not start is running: {pids}", where="clean", fix="stop it first")
+
+
+async def _clean(recovery: Recovery) -> Cleaned:
+    tools, memory = recovery.tools, recovery.memory
+    if recovery.handle is not None:  # ended, and not let go of yet
+        await recovery.procedure.stop_tree(recovery.handle, "an ended trainer was left over")
+        recovery.forget()
+    paths = await tools.blocking(tools.layout.ahead_of, None)
+    number = (
+        await tools.blocking(quarantine.free_number, tools.workspace, recovery.procedure.roots()) if paths else None
+    )
+    # First the files: a podwatch killed in between finishes that, and at worst fetches what the store still names.
+    await recovery.procedure.set_aside(None, paths, WHY)
+    record = tools.record.current
+    if record is not None and (paths or record.last_start is not None):
+        await recovery.procedure.save_record(replace(record, lineage=Lineage(plan.new_id(), record.lineage.id, None)))
+    memory.refused, memory.ancestry = {}, {}
+    memory.wanted = memory.below = memory.next_try_wall = None
+    memory.history = RestartHistory(ever_worked=memory.history.ever_worked)
+    memory.adopted = False
+    recovery.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED, FindingKind.FOREIGN_CHECKPOINTS)
+    await recovery.procedure.remember()
+    return Cleaned(number, paths, recovery.desired is Desired.RUNNING)

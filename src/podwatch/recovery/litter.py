@@ -1,0 +1,118 @@
+"""Files that a killed vLLM or torchrun leaves behind, on which the next start hangs (facts/prime-rl.md section 5).
+
+They lie outside every configured root, so three things must be so before one goes: it belongs to the user that training
+runs as, it is not older than our last start, and no living process has it open or mapped. Where that cannot be seen,
+nothing goes.
+"""
+
+import os
+import pwd
+import shutil
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from podwatch.system import procfs
+
+PLACES: Final[list[tuple[Path, str]]] = [
+    (Path("/dev/shm"), "vllm-*"),
+    (Path("/tmp"), "vllm-*"),
+    (Path("/tmp"), "torchelastic_*"),
+]
+"""What prime-rl's own SLURM template clears after a SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Litter:
+    """``held`` lies there and is in use. ``unseen``: processes of that user whose files could not be looked at."""
+
+    stale: tuple[Path, ...] = ()
+    held: tuple[Path, ...] = ()
+    unseen: int = 0
+
+
+def owner_id(user: str) -> int:
+    """The uid that training runs as; -1 for a user that does not exist (the start itself says so)."""
+    if not user:
+        return os.geteuid()
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return -1
+
+
+def look(uid: int, since: float, places: Sequence[tuple[Path, str]] | None = None) -> Litter:
+    """``since``: epoch seconds of our last start. Blocks: reads all of /proc where there is anything to ask about."""
+    mine = [
+        path for root, pattern in (PLACES if places is None else places) for path in _ours(root, pattern, uid, since)
+    ]
+    if not mine:
+        return Litter()
+    used, unseen = _in_use()
+    held = tuple(path for path in mine if any(name == str(path) or name.startswith(f"{path}/") for name in used))
+    stale = () if unseen else tuple(path for path in mine if path not in held)
+    return Litter(stale, held, unseen)
+
+
+def clear(uid: int, since: float, places: Sequence[tuple[Path, str]] | None = None) -> tuple[Path, ...]:
+    """Remove what is stale; what is gone now. Blocks. Never raises for one that cannot be removed."""
+    return remove(look(uid, since, places).stale)
+
+
+def remove(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Of these, found by ``look`` just now, what could be removed."""
+    gone = []
+    for path in paths:
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)  # does not follow links
+            else:
+                path.unlink()
+        except OSError:
+            continue
+        gone.append(path)
+    return tuple(gone)
+
+
+def _ours(root: Path, pattern: str, uid: int, since: float) -> Iterable[Path]:
+    try:
+        entries = sorted(root.glob(pattern))
+    except OSError:
+        return
+    for path in entries:
+        try:
+            seen = path.lstat()
+        except OSError:
+            continue
+        # Both times: one can be set back or carried over, a file of an older run has neither.
+        young = seen.st_ctime >= since and seen.st_mtime >= since
+        if seen.st_uid == uid and young and not stat.S_ISLNK(seen.st_mode):
+            yield path
+
+
+def _in_use() -> tuple[set[str], int]:
+    """Paths that living processes have open, mapped, or bound as a socket; and how many could not be looked at."""
+    used: set[str] = set()
+    unseen = 0
+    for pid in procfs.all_pids():
+        status = procfs.read_stat(pid)
+        if status is None or status.state in "ZXx":
+            continue
+        if not procfs.command(pid) and not procfs.hangs(pid):
+            continue  # the kernel's own
+        links, maps = procfs.open_files(pid), procfs.mapped_files(pid)
+        if links is None or maps is None:
+            # The machine's own init may be closed even to root, and uses none of these.
+            init = pid == 1 and not status.name.startswith("python")
+            unseen += not init and procfs.read_stat(pid) is not None
+            continue
+        used.update(links.values())
+        used.update(maps)
+    try:
+        sockets = Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]
+    except OSError:
+        sockets = []
+    used.update(line.split(maxsplit=7)[7] for line in sockets if len(line.split(maxsplit=7)) == 8)
+    return used, unseen

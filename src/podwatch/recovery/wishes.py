@@ -1,0 +1,186 @@
+"""What people ask for: start, restart, stop, a plan. Each wish is durable before it is answered."""
+
+import shlex
+from dataclasses import dataclass, replace
+
+from podwatch.checkpoints.layouts import tracker_files
+from podwatch.domain.errors import Busy, PodwatchError, UsageError
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import FindingKind
+from podwatch.domain.snapshot import Desired, Supervision
+from podwatch.evidence import scrub
+from podwatch.judgement.restart import RestartHistory
+from podwatch.recovery import plan, yielding
+from podwatch.recovery.acts import Acts
+from podwatch.recovery.choosing import NothingToResume
+from podwatch.recovery.persons import listed
+from podwatch.trainer.base import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What became of a wish to start. ``choose_from``: nothing yet, a person has to say which of these is meant."""
+
+    message: str
+    choose_from: tuple[Candidate, ...] = ()
+
+
+class Wishes(Acts):
+    """The doors of `podwatch start`, `restart`, `stop-training` and `restart --dry-run`."""
+
+    async def request_start(self, step: int | None = None, fresh: bool = False, attach: int | None = None) -> Started:
+        """Training is wanted from now on; returns once that is recorded. A trainer that a person started is taken over
+        and named, never joined by a second one; of several, ``attach`` (a pid) says which. Raises Busy while one is
+        watched already, UsageError when the step or the pid does not exist, ConfigurationError without a command."""
+        async with self.by_hand():
+            if self.handle is not None and await self.handle.exit_status() is None:
+                raise Busy(
+                    f"training is running already (pid {self.handle.launcher.pid})",
+                    fix="`podwatch restart` starts it again, `podwatch stop-training` stops it",
+                )
+            there = await self._of_persons()
+            if there or attach is not None:
+                return await self._start_with(there, step, fresh, attach)
+            await self._want(step, fresh)
+            self.spawn(lambda: self.restart_act("started by hand"))
+            return Started("training is wanted and will be started")
+
+    async def _of_persons(self) -> tuple[Candidate, ...]:
+        """Trainers that run here and are not watched. What is left of the one that is, does not count."""
+        look = await self.tools.launcher.look()
+        if look.handle is not None:
+            return ()
+        old = self.handle
+        left = {p.identity for p in (await old.tree()).value or ()} | {old.launcher} if old is not None else set()
+        return tuple(c for c in look.candidates if c.launcher not in left)
+
+    async def _start_with(
+        self, there: tuple[Candidate, ...], step: int | None, fresh: bool, attach: int | None
+    ) -> Started:
+        chosen = there if attach is None else tuple(c for c in there if c.launcher.pid == attach)
+        if not chosen:
+            known = f"running: {listed(there)}" if there else "no trainer runs here; without --attach one is started"
+            raise UsageError(f"process {attach} is no trainer of this run", fix=known)
+        if len(chosen) > 1:
+            return Started(f"several trainers could be this run's: {listed(there)}", there)
+        (one,) = chosen
+        said = f"a trainer that podwatch did not start is running (pid {one.launcher.pid}: {one.command[:80]})"
+        if step is not None or fresh:
+            raise Busy(said, where="start", fix="stop it first: two would train at once")
+        if self.tools.settings.trainer.supervise == "keeper":
+            raise Busy(said, where='[trainer] supervise = "keeper"', fix="stop it, or set supervise to auto")
+        await self.interrupt()
+        self._forgive(None, False)
+        await self.procedure.remember()
+        await self.set_desired(Desired.RUNNING)
+        self.spawn(lambda: self._attach_act(one))
+        return Started(f"{said}: it is not joined by a second one, podwatch watches it from now on ({one.reason})")
+
+    async def _attach_act(self, one: Candidate) -> None:
+        if self.handle is not None:
+            self.forget()
+        if not await self.take_over((one,)):
+            await self.start_act()
+
+    async def request_restart(self, step: int | None = None) -> None:
+        """Stop what runs and start from ``step`` (None: by the usual choice). Not counted as a failure."""
+        async with self.by_hand():
+            await self._want(step, False)
+            self.spawn(lambda: self.restart_act("restart was asked for"))
+
+    async def request_stop(self, after_save: bool = False) -> None:
+        """Training is not wanted until `start`; survives podwatch and the pod."""
+        async with self.by_hand():
+            await self._stop_soon(self.newest() if after_save else None)
+            if after_save:
+                await self.tools.blocking(self.tools.catalogue.rescan)
+            above = self.newest() if after_save else None
+            await self.set_desired(Desired.STOPPED, above=above, of=self.watched)
+            self.memory.next_try_wall = None
+            await self.procedure.remember()
+            self.spawn(lambda: self.stop_act("stop was asked for", above=above))
+
+    async def _stop_soon(self, above: int | None) -> None:
+        """Interrupt what goes on, with the stop durable before: a start under way (``trainer.start_before``) takes
+        minutes, in which podwatch or the pod may end. An interruption that fails takes it back, and the person is told
+        so; one that is cut off leaves it."""
+        before = self.tools.record.current
+        await self.set_desired(Desired.STOPPED, above=above, of=self.watched)
+        try:
+            await self.interrupt()
+        except Exception:
+            now = self.tools.record.current
+            if before is not None and now is not None and before.desired is not Desired.STOPPED:
+                old = replace(
+                    now,
+                    desired=before.desired,
+                    desired_wall=before.desired_wall,
+                    stop_above=before.stop_above,
+                    stop_of=before.stop_of,
+                )
+                await self.procedure.save_record(old)
+                text = f"wanted: {before.desired}; the stop could not be taken in"
+                self.tools.say(EventName.DESIRED_CHANGED, text, desired=str(before.desired))
+            raise
+
+    async def _want(self, step: int | None, fresh: bool) -> None:
+        if step is not None and fresh:
+            raise UsageError("a step and a fresh start exclude each other", fix="give one of --step and --fresh")
+        standing = self.tools.standing()
+        if standing.stop:
+            raise Busy(standing.why_not, fix=yielding.FIX)
+        await self.tools.blocking(self.procedure.prepare, None)
+        if step is not None:
+            try:
+                await self.procedure.choose(wanted=step)
+            except NothingToResume as error:
+                raise UsageError(error.what, fix="`podwatch checkpoints` lists what there is") from error
+        await self.interrupt()
+        self._forgive(step, fresh)
+        await self.procedure.remember()
+        await self.set_desired(Desired.RUNNING)
+
+    def _forgive(self, step: int | None, fresh: bool) -> None:
+        """A person begins anew: what failed before is not counted."""
+        memory = self.memory
+        memory.wanted, memory.fresh, memory.below, memory.next_try_wall = step, fresh, None, None
+        memory.history = RestartHistory(ever_worked=memory.history.ever_worked)
+        if fresh:
+            memory.refused = {}  # numbers of a line that is left: the new one will come to them again
+        if step is not None:
+            memory.refused = {n: why for n, why in memory.refused.items() if n != step}
+        self.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
+        self.exit_code = None
+
+    async def dry_run(self, step: int | None = None) -> dict[str, object]:
+        """What a restart would do now, JSON-safe and without secrets. Changes nothing."""
+        tools, record = self.tools, self.tools.record.current
+        changed = await tools.blocking(plan.changed_configs, record.last_start if record is not None else None)
+        answer: dict[str, object] = {"changed_since_last_start": list(changed)}
+        try:
+            choice = await self.procedure.choose(wanted=step, below=None if step is not None else self.memory.below)
+        except PodwatchError as error:
+            return {**answer, "possible": False, "reason": str(error)}
+        prepared = await tools.blocking(self.procedure.prepare, choice.step)
+        ahead = await tools.blocking(tools.layout.ahead_of, choice.step)
+        trackers = await tools.blocking(tools.layout.trackers, choice.step)
+        wrong = await tools.blocking(tracker_files.wrong, trackers)
+        return {
+            **answer,
+            "possible": True,
+            "step": choice.step,
+            "source": choice.source,
+            "reason": choice.reason,
+            "rejected": [{"step": n, "reason": why} for n, why in choice.rejected],
+            "set_aside": [str(path) for path in ahead],
+            "trackers_set_right": [str(path) for path in wrong],
+            "argv": [scrub(argument) for argument in prepared.plan.argv],
+            "removed_flags": list(prepared.removed),
+            "start_before": [scrub(shlex.join(command)) for command in tools.settings.trainer.start_before],
+            "stop_also": [scrub(shlex.join(command)) for command in tools.settings.trainer.stop_also],
+            "cwd": prepared.plan.cwd,
+            "user": prepared.plan.user,
+            "environment_names": list(prepared.record.environment_names),
+            "running": self.handle is not None,
+            "supervision": str(self.handle.supervision if self.handle is not None else Supervision.NONE),
+        }

@@ -1,0 +1,87 @@
+"""Who trains already, here or elsewhere: looked at before a start; and a pod that lost its run gives way (DESIGN
+section 4, "Two pods, one run")."""
+
+from typing import Final
+
+from podwatch.domain.finding import FindingKind, Severity
+from podwatch.judgement.claims import Act
+from podwatch.recovery.persons import Persons
+from podwatch.recovery.state import Phase
+from podwatch.trainer.base import Look
+
+POLL: Final = 0.5
+LOOK_POLL: Final = 15.0
+"""Seconds between two looks for a person's own start; one look reads all of /proc."""
+ANSWER_SECONDS: Final = 5.0
+"""A store that takes longer to say who holds the run is told of."""
+FIX_STORE: Final = "mend the store, or decide: `podwatch start --fresh`"
+FIX: Final = (
+    "end podwatch here, then `podwatch run --take-over`, or change control.json in the store (docs/two-pods.md)"
+)
+
+
+class Yielding(Persons):
+    """What an act asks before it starts anything, and the stop itself."""
+
+    async def yield_act(self) -> None:
+        """Stop, journaled as every stop. What is wanted stays: it may go on here once the other pod has gone."""
+        standing = self.tools.standing()
+        if self.held() or not standing.stop:
+            return
+        if self.handle is not None:
+            await self.procedure.stop_tree(self.handle, standing.why_not)
+        self.forget()
+        await self.gave_way()
+        await self.close_open_incident(standing.why_not)
+        self._show(Phase.STOPPED, standing.why_not)
+        if standing.act is not Act.SUPERSEDED:
+            await self.carry_on()  # which waits until training is wanted here again
+
+    _decided = False
+    """A person's word while the store did not answer: it holds for restarts, too, until the store says something."""
+
+    def not_here(self) -> str:
+        """Why nothing may be started on this pod; empty where it may. A person who asks for a start while the store
+        does not answer decides it."""
+        standing = self.tools.standing()
+        if standing.act is not Act.ASK:
+            self._decided = False
+            return standing.why_not
+        self._decided = self._decided or self._asked_for
+        return "" if self._decided else standing.why_not
+
+    async def elsewhere(self) -> bool:
+        """Wait while another pod may train this run. True where the start is not to be made: a trainer was found here,
+        or the run is another pod's for good."""
+        tools = self.tools
+        began = looked = tools.clock.monotonic()
+        while why := self.not_here():
+            standing, now = tools.standing(), tools.clock.monotonic()
+            if standing.act is Act.SUPERSEDED:
+                self._show(Phase.STOPPED, why)
+                await self.gave_way()
+                return True
+            self._show(Phase.BLOCKED, why)
+            if standing.act is not Act.ASK:
+                self.note(FindingKind.BLOCKED, Severity.WARNING, why, FIX)
+            elif now - began > ANSWER_SECONDS:
+                self.note(FindingKind.BLOCKED, Severity.CRITICAL, why, FIX_STORE)
+            await tools.clock.sleep(POLL)
+            if now - looked > LOOK_POLL:
+                looked = now
+                if await self.someone_there(await tools.launcher.look()):
+                    return True
+        self.clear(FindingKind.BLOCKED)
+        return False
+
+    async def someone_there(self, look: Look) -> bool:
+        """True if a trainer lives already (it is watched then) or a person has to decide first."""
+        if look.handle is not None:
+            if await look.handle.exit_status() is None:
+                await self.adopt(look.handle)
+                return True
+            if self.held():
+                await self.adopt(look.handle)  # its end is judged once podwatch may act again
+                return True
+            await self.procedure.stop_tree(look.handle, "an ended trainer was left over")
+        return await self.take_over(look.candidates)

@@ -1,0 +1,179 @@
+"""The training's own figures under our names: reward, entropy, kl, grad_norm, loss. Pure.
+
+Names as the trainers write them. Read in: prime-rl a24ec986b (step lines of January 2026) and 559b44772
+(``trainer/rl/train.py``, ``orchestrator/metrics.py``, ``utils/metrics_server.py``), v0.8.0 (``monitor/file.py``); verl
+``trainer/ppo/metric_utils.py`` and ``workers/actor/dp_actor.py``; TRL's logging page for GRPO, PPO and SFT.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+
+from podwatch.sensors.loglines import LogLine
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "reward": (
+        "reward/mean",  # prime-rl until v0.7
+        "reward/all/mean",
+        "critic/rewards/mean",  # verl
+        "critic/score/mean",
+        "reward",  # TRL, GRPO
+        "objective/scores",  # TRL, PPO
+        "env/reward_mean",
+    ),
+    "entropy": (
+        "entropy/all/mean",  # prime-rl from v0.5
+        "entropy/mean",  # prime-rl before that
+        "actor/entropy",  # verl
+        "actor/entropy_loss",
+        "entropy",  # TRL, GRPO
+        "objective/entropy",  # TRL, PPO
+        "trainer_entropy",  # prime-rl's metrics endpoint
+    ),
+    "kl": (
+        "mismatch_kl/all/mean",  # prime-rl: trainer against inference engine
+        "mismatch_kl/mean",
+        "actor/ppo_kl",  # verl: against the policy that made the rollouts
+        "actor/kl_loss",  # verl: against the reference
+        "kl",  # TRL, GRPO
+        "objective/kl",  # TRL, PPO
+        "trainer_mismatch_kl",
+    ),
+    "grad_norm": ("optim/grad_norm", "actor/grad_norm", "grad_norm", "trainer_grad_norm"),
+    "loss": ("loss/mean", "actor/pg_loss", "loss", "trainer_loss"),
+}
+"""Our name -> theirs, the first that is there counts."""
+_WANTED = {theirs: (ours, rank) for ours, names in NAMES.items() for rank, theirs in enumerate(names)}
+# prime-rl from v0.8 tells the reward per agent, and of all environments together under "agg".
+_AGENT_REWARD = re.compile(r"train/(?:agg/)?effective/[^/]+/reward/mean")
+
+_STEP = re.compile(r"^[\d\s:.,TZ/+|-]{0,40}SUCCESS\s+(Step (\d{1,12}) \|.*)")
+_COLUMN = re.compile(
+    r"\| *(Reward|Loss|Entropy|Mismatch KL|Grad\. Norm):? +(nan|[+-]?inf|[+-]?\d[\d.e+-]*)", re.IGNORECASE
+)
+_COLUMNS = {"reward": "reward", "loss": "loss", "entropy": "entropy", "mismatch kl": "kl", "grad. norm": "grad_norm"}
+_VERL = re.compile(r"^step:(\d{1,12}) - (.*)")
+_PAIR = re.compile(r"([\w./@-]{1,80}):(?:np\.float\d+\()?(nan|[+-]?inf|[+-]?\d[\d.e+-]*)\)?(?: - |$)")
+_HF = re.compile(r"""^\{(?:['"][\w./@-]{1,60}['"]: ?['"]?[\w.+-]{1,40}['"]?(?:, ?|\}$))+$""")
+_HF_PAIR = re.compile(r"""['"]([\w./@-]{1,60})['"]: ?['"]?([\w.+-]{1,40})['"]?""")
+_SERIES = re.compile(r"^(trainer_\w{1,40})(?:\{[^\n]*\})?[ \t]+(\S{1,40})")
+
+Figures = tuple[int | None, dict[str, float]]
+"""A step (None: the next one, whatever its number) and its figures under our names."""
+
+
+def named(row: Mapping[str, object]) -> dict[str, float]:
+    """The figures of one row, under our names. Text that says a number (``"nan"``) counts."""
+    ranked: dict[str, tuple[int, float]] = {}
+    agents = []
+    for theirs, raw in row.items():
+        value = _number(raw)
+        if value is None:
+            continue
+        if theirs in _WANTED:
+            ours, rank = _WANTED[theirs]
+            if ours not in ranked or rank < ranked[ours][0]:
+                ranked[ours] = (rank, value)
+        elif _AGENT_REWARD.fullmatch(theirs):
+            agents.append((not theirs.startswith("train/agg/"), value))
+    found = {ours: value for ours, (_, value) in ranked.items()}
+    if agents and "reward" not in found:
+        best = min(apart for apart, _ in agents)
+        values = [value for apart, value in agents if apart == best]
+        found["reward"] = sum(values) / len(values)
+    return found
+
+
+def from_row(raw: bytes) -> Figures | None:
+    """One line of a ``metrics.jsonl``. None for anything that is no row with a step and a figure we know."""
+    try:
+        row = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict):
+        return None
+    step = next((row[k] for k in ("step", "global_step", "training/global_step") if k in row), None)
+    data = row["data"] if isinstance(row.get("data"), dict) else row  # verl's file logger keeps them apart
+    found = named(data)
+    if not found or isinstance(step, bool) or not isinstance(step, int | float) or step != step or step < 0:
+        return None
+    return int(min(step, 10**12)), found
+
+
+def from_line(line: LogLine) -> Figures | None:
+    """A step line of prime-rl (text or JSON mode), verl's console line, or the dictionary Hugging Face trainers print.
+    Never raises."""
+    text = line.text
+    match = _STEP.match(text)
+    if match is not None:
+        return _columns(match[1], int(match[2]))
+    match = _VERL.match(text)
+    if match is not None:
+        found = named(dict(_PAIR.findall(match[2])))
+        return (int(match[1]), found) if found else None
+    if not text.startswith("{"):
+        return None
+    if _HF.match(text) is not None:
+        pairs = dict(_HF_PAIR.findall(text))
+        found = named(pairs)
+        step = pairs.get("global_step") or pairs.get("step") or ""
+        return (int(step) if step.isdigit() else None, found) if "loss" in found else None
+    return _json_step(text)
+
+
+def _json_step(text: str) -> Figures | None:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(document, dict) and isinstance(document.get("record"), dict):
+        document = document["record"]
+    message = document.get("message") if isinstance(document, dict) else None
+    match = re.match(r"Step (\d{1,12}) \|", message) if isinstance(message, str) else None
+    return _columns(message, int(match[1])) if match is not None and isinstance(message, str) else None
+
+
+def _columns(text: str, step: int) -> Figures | None:
+    found: dict[str, float] = {}
+    for name, raw in _COLUMN.findall(text):
+        value = _number(raw)
+        if value is not None:
+            found.setdefault(_COLUMNS[name.lower()], value)
+    return (step, found) if found else None
+
+
+def from_endpoint(text: str) -> Figures | None:
+    """prime-rl's ``/metrics`` (``--trainer.metrics-server``), in Prometheus' text format."""
+    values: dict[str, float] = {}
+    for line in text.splitlines():
+        match = _SERIES.match(line)
+        value = _number(match[2]) if match is not None else None
+        if match is not None and value is not None:
+            values[match[1]] = value
+    step = values.get("trainer_step")
+    found = named(values)
+    if step is None or not 0 <= step < 1e12 or not found:
+        return None
+    # Before the first step, and for what a run does not have, this server shows 0: no entropy is exactly that.
+    kept = {name: value for name, value in found.items() if value != 0.0}
+    return (int(step), kept) if kept and step > 0 else None
+
+
+def merge(kept: dict[int, dict[str, float]], new: Iterable[tuple[int, dict[str, float]]], most: int) -> None:
+    """Rows of one step come apart (prime-rl writes four, and its orchestrator another): put them together. Keeps the
+    ``most`` highest steps; a figure that is there already stays."""
+    for step, values in new:
+        known = kept.setdefault(step, {})
+        for name, value in values.items():
+            known.setdefault(name, value)
+    for step in sorted(kept)[:-most]:
+        del kept[step]
+
+
+def _number(raw: object) -> float | None:
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        return None
+    try:
+        return float(raw)
+    except (ValueError, OverflowError):
+        return None

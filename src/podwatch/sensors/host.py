@@ -1,0 +1,173 @@
+"""The machine's own limits: memory, swap, /dev/shm, the trainer's memory cgroup, open files, the kernel log."""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from podwatch.domain.process import ProcessIdentity, ProcessSample
+from podwatch.domain.reading import Reading, SensorState, observed, unobserved
+from podwatch.domain.snapshot import FileUse, HostSample
+from podwatch.sensors import cgroup
+from podwatch.sensors.kernel import KernelLog
+from podwatch.sensors.polling import Poller
+from podwatch.sensors.xid import XidInbox
+from podwatch.system.clock import Clock
+
+POLL = 10.0
+"""Seconds. Memory that runs out within ten seconds is found afterwards, by the OOM counter."""
+DEADLINE = 10.0
+FILES_SHOWN = 5
+LIMITS_KEPT = 30
+"""Looks for which a process's limit is taken as known (five minutes): vLLM raises its own once, at the start."""
+UNLIMITED_FILES = 1 << 40
+_NOFILE = re.compile(rb"^Max open files +(\d+|unlimited)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    sample: HostSample | None
+    limits: dict[ProcessIdentity, int]
+    problem: str = ""
+
+
+def meminfo(text: str) -> dict[str, int]:
+    """``/proc/meminfo`` in bytes."""
+    found = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdigit():
+            found[name] = int(words[0]) * (1024 if words[-1] == "kB" else 1)
+    return found
+
+
+class HostSensor:
+    """``tree`` gives the trainer's processes as last seen and must not block: it runs on the event loop.
+
+    Open files are counted from the size of ``/proc/PID/fd``, which Linux 6.2 and later tell anybody, else by listing
+    it, which takes the right to trace the process. One that may not be looked at is counted in ``files_unreadable``,
+    never as one with few files.
+    """
+
+    name = "host"
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        tree: Callable[[], Sequence[ProcessSample]],
+        xids: XidInbox,
+        kernel: KernelLog | None = None,
+        poll: float = POLL,
+        deadline: float = DEADLINE,
+        proc: Path = Path("/proc"),
+        shm: Path = Path("/dev/shm"),
+    ) -> None:
+        self._clock, self._tree, self._xids, self._proc, self._shm = clock, tree, xids, proc, shm
+        self._kernel = kernel if kernel is not None else KernelLog(xids)
+        self._limits: dict[ProcessIdentity, int] = {}
+        self._looks = 0
+        self._poller: Poller[_Seen, HostSample] = Poller(
+            self.name, clock, poll=poll, deadline=deadline, prepare=self._prepare, absorb=self._absorb,
+            close=self._kernel.close, max_stuck=1,
+        )  # fmt: skip
+
+    async def start(self) -> None:
+        self._poller.start()
+
+    async def stop(self) -> None:
+        await self._poller.stop()
+
+    def latest(self) -> Reading[HostSample]:
+        """XIDs are as new as the inbox, the rest as the last look."""
+        reading = self._poller.latest()
+        xids = self._xids.newest()
+        if reading.value is None or reading.value.xids == xids:
+            return reading
+        return replace(reading, value=replace(reading.value, xids=xids))
+
+    def _prepare(self) -> Callable[[], _Seen]:
+        tree = tuple(self._tree())
+        self._looks += 1
+        limits = dict(self._limits) if self._looks % LIMITS_KEPT else {}
+        return lambda: self._look(tree, limits)
+
+    def _absorb(self, seen: _Seen) -> Reading[HostSample]:
+        now = self._clock.monotonic()
+        self._limits = seen.limits
+        if seen.sample is None:
+            return unobserved(SensorState.BLIND, now, seen.problem)
+        reading = observed(seen.sample, now)
+        return Reading(reading.state, now, seen.sample, seen.problem) if seen.problem else reading
+
+    def _look(self, tree: tuple[ProcessSample, ...], limits: dict[ProcessIdentity, int]) -> _Seen:
+        try:
+            memory = meminfo((self._proc / "meminfo").read_text())
+            total, available = memory["MemTotal"], memory["MemAvailable"]
+        except (OSError, KeyError, ValueError) as error:
+            return _Seen(None, limits, f"{self._proc}/meminfo cannot be read: {error}")
+        self._kernel.look()
+        group = cgroup.read(tree[0].identity.pid, self._proc) if tree else None
+        files, unreadable, known = self._open_files(tree, limits)
+        shm = self._shm_room()
+        swap = memory.get("SwapTotal", 0)
+        sample = HostSample(
+            memory_total_bytes=total,
+            memory_available_bytes=available,
+            swap_total_bytes=swap,
+            swap_used_bytes=max(0, swap - memory.get("SwapFree", swap)),
+            shm_total_bytes=shm[0] if shm else None,
+            shm_used_bytes=shm[1] if shm else None,
+            cgroup_limit_bytes=group.limit_bytes if group else None,
+            cgroup_used_bytes=group.used_bytes if group else None,
+            oom_kills=group.oom_kills if group else None,
+            kernel_ooms=self._kernel.ooms,
+            files=files,
+            files_unreadable=unreadable,
+            xids=self._xids.newest(),
+            xids_watched=self._xids.watched,
+        )
+        problem = f"the open files of {unreadable} of {len(tree)} processes may not be counted" if unreadable else ""
+        return _Seen(sample, known, problem)
+
+    def _open_files(
+        self, tree: tuple[ProcessSample, ...], limits: dict[ProcessIdentity, int]
+    ) -> tuple[tuple[FileUse, ...], int, dict[ProcessIdentity, int]]:
+        found: list[FileUse] = []
+        known: dict[ProcessIdentity, int] = {}
+        unreadable = 0
+        for process in tree:
+            pid = process.identity.pid
+            try:
+                used = self._count(pid)
+                limit = limits.get(process.identity) or self._limit(pid)
+            except PermissionError:
+                unreadable += 1
+                continue
+            except (OSError, ValueError):
+                continue  # it is gone
+            known[process.identity] = limit
+            found.append(FileUse(pid, process.name, used, limit))
+        found.sort(key=lambda use: (-use.open_files / use.limit, use.pid))
+        return tuple(found[:FILES_SHOWN]), unreadable, known
+
+    def _count(self, pid: int) -> int:
+        path = f"{self._proc}/{pid}/fd"
+        size = os.stat(path).st_size  # noqa: PTH116 - one call per process and look
+        return size if size > 0 else len(os.listdir(path))  # noqa: PTH208
+
+    def _limit(self, pid: int) -> int:
+        match = _NOFILE.search((self._proc / str(pid) / "limits").read_bytes())
+        if match is None:
+            raise ValueError("no limit told")
+        return UNLIMITED_FILES if match[1] == b"unlimited" else max(1, int(match[1]))
+
+    def _shm_room(self) -> tuple[int, int] | None:
+        try:
+            room = os.statvfs(self._shm)
+        except OSError:
+            return None
+        total = room.f_blocks * room.f_frsize
+        return (total, total - room.f_bfree * room.f_frsize) if total else None

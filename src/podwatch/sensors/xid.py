@@ -1,0 +1,76 @@
+"""XIDs of the NVIDIA driver, gathered from whoever hears of them: NVML's events, and the kernel log where readable."""
+
+import re
+import threading
+from collections import deque
+
+from podwatch.domain.snapshot import XidEvent
+from podwatch.system.clock import Clock
+
+KEPT = 64
+"""Events kept. A GPU that dies reports dozens within a second, and the newest say no more than the first."""
+SAME_SECONDS = 10.0
+"""The same code of the same GPU this soon is the same fault told twice: by both sources, or by one again and again."""
+
+_NVRM = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{7,20})\): (\d{1,4})\b")
+_PCI = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.[0-7])?")
+
+
+def pci_key(text: str) -> tuple[int, int, int] | None:
+    """(domain, bus, device) of ``00000000:65:00.0`` or ``0000:65:00``: NVML and the kernel write it differently."""
+    match = _PCI.fullmatch(text.strip())
+    if match is None:
+        return None
+    return int(match[1] or "0", 16), int(match[2], 16), int(match[3], 16)
+
+
+def parse_nvrm(message: str) -> tuple[str, int] | None:
+    """PCI address and code of a kernel line such as ``NVRM: Xid (PCI:0000:65:00): 79, pid=...``; None for any other."""
+    match = _NVRM.search(message)
+    return (match[1], int(match[2])) if match is not None else None
+
+
+class XidInbox:
+    """Thread-safe. ``kernel`` and ``nvml`` say whether each source would tell us of an XID."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._events: deque[XidEvent] = deque(maxlen=KEPT)
+        self._devices: dict[tuple[int, int, int], int] = {}
+        self.nvml = False
+        self.kernel = False
+
+    @property
+    def watched(self) -> bool:
+        return self.nvml or self.kernel
+
+    def devices(self, pci: dict[str, int]) -> None:
+        """PCI address -> NVML index of the GPUs this pod may see."""
+        known = {key: index for address, index in pci.items() if (key := pci_key(address)) is not None}
+        with self._lock:
+            self._devices = known
+
+    def add(self, gpu: int | None, code: int) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            for event in reversed(self._events):
+                if now - event.at > SAME_SECONDS:
+                    break
+                if (event.gpu, event.code) == (gpu, code):
+                    return
+            self._events.append(XidEvent(gpu, code, now))
+
+    def add_kernel(self, address: str, code: int) -> None:
+        """From the kernel log, which shows the whole machine: a GPU that is not this pod's is somebody else's."""
+        key = pci_key(address)
+        with self._lock:
+            known = bool(self._devices)
+            gpu = self._devices.get(key) if key is not None else None
+        if gpu is not None or not known:
+            self.add(gpu, code)
+
+    def newest(self) -> tuple[XidEvent, ...]:
+        """Newest last."""
+        with self._lock:
+            return tuple(self._events)

@@ -1,0 +1,117 @@
+"""One bucket as one key sees it: authorized at the first request, and each request tried again while that can help."""
+
+import json
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from b2sdk.v3 import exception as b2error
+
+from podwatch.domain.errors import RemoteError
+from podwatch.stores.b2_errors import B2Place, UploadTokenUsedConcurrently, translate
+from podwatch.stores.b2_http import Retry, open_session
+from podwatch.stores.credentials import Credentials
+
+T = TypeVar("T")
+
+
+class Bucket:
+    """``session`` is b2sdk's: one request per call, no retries of its own. Thread-safe."""
+
+    def __init__(
+        self,
+        name: str,
+        credentials: Credentials,
+        connections: int,
+        retry: Retry,
+        sleep: Callable[[float], None],
+    ) -> None:
+        self.name, self.url = name, f"b2://{name}"
+        self.session = open_session(connections)
+        self._place = B2Place(self.url, name, credentials.endpoint)
+        self._credentials = credentials
+        self._retry, self._sleep = retry, sleep
+        self._id = ""
+        self._opening = threading.Lock()
+
+    def id(self, key: str = "") -> str:
+        """Authorize once and find the bucket's id; a key for one bucket needs no list_buckets for that."""
+        if self._id:
+            return self._id
+        with self._opening:
+            return self._id or self._open(key)
+
+    def _open(self, key: str) -> str:
+        def authorize() -> None:
+            self.session.authorize_account(
+                self._credentials.endpoint or "production", self._credentials.key_id, self._credentials.key
+            )
+
+        self.call(key, "", authorize)
+        allowed = self.session.account_info.get_allowed()
+        for bucket in allowed.get("buckets") or ():
+            if bucket.get("name") == self.name:
+                self._id = str(bucket["id"])
+                return self._id
+        if allowed.get("buckets"):
+            names = ", ".join(str(b.get("name")) for b in allowed["buckets"])
+            raise RemoteError(
+                "key is for another bucket",
+                where=self.url,
+                fix=f"use a key for this bucket (now: {names})",
+                transient=False,
+            )
+        account = self.session.account_info.get_account_id()
+        answer = self.call(key, "listBuckets", lambda: self.session.list_buckets(account, bucket_name=self.name))
+        if not answer["buckets"]:
+            raise self._place.no_bucket()
+        self._id = str(answer["buckets"][0]["bucketId"])
+        return self._id
+
+    def call(self, key: str, capability: str, call: Callable[[], T], *, upload: bool = False) -> T:
+        """Run one request, try again while that can help, and translate what remains into a RemoteError."""
+        attempt = 0
+        damaged = 0
+        while True:
+            try:
+                return call()
+            except b2error.B2Error as error:
+                problem = translate(error, self._place, key=key, capability=capability)
+                asked = getattr(error, "retry_after_seconds", None)
+                again = problem.transient
+                if upload and isinstance(error, b2error.BadRequest) and "sha1" in str(error).lower():
+                    damaged += 1  # a bit flipped on the way: read and send again, once
+                    again = damaged == 1
+                if upload and isinstance(error, (b2error.InvalidAuthToken, UploadTokenUsedConcurrently)):
+                    again = True  # the next try takes a new upload URL
+                cause: Exception = error
+            except json.JSONDecodeError as error:
+                problem, again, asked, cause = self._place.no_json(), True, None, error
+            attempt += 1
+            if not again or attempt >= self._retry.attempts:
+                raise problem from cause
+            self._sleep(self._retry.pause(attempt, float(asked) if asked else None))
+
+    def check(self) -> tuple[str, ...]:
+        """What the key may do; returns warnings. Raises RemoteError for what is needed and missing."""
+        self.id()
+        allowed = self.session.account_info.get_allowed()
+        capabilities = set(allowed["capabilities"])
+        for name, purpose in (("writeFiles", "upload"), ("readFiles", "verify and restore"), ("listFiles", "look")):
+            if name not in capabilities:
+                raise RemoteError(
+                    f"key lacks the capability {name}, needed to {purpose}",
+                    where=self.url,
+                    fix=f"create a key for this bucket with listFiles, readFiles, writeFiles (now: "
+                    f"{', '.join(sorted(capabilities))})",
+                    transient=False,
+                )
+        prefix = allowed.get("namePrefix") or ""
+        self.call(prefix, "listFiles", lambda: self.session.list_file_names(self._id, None, 1, prefix))
+        if "deleteFiles" not in capabilities:
+            return ("the key may not delete: old checkpoints stay in the store until you remove them",)
+        return ()
+
+    def close(self) -> None:
+        self.session.raw_api.b2_http.session.close()
+        self.session.raw_api.b2_http.wire.close()

@@ -1,0 +1,142 @@
+"""How b2sdk is made to talk: one try per call, timeouts a guard can live with, large blocks, kept connections."""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+# Not public: the SDK replaces adapters otherwise, and the hook is what its own configuration would install.
+from b2sdk._internal.b2http import ClockSkewHook, NotDecompressingHTTPAdapter, ResponseContextManager
+from b2sdk.v3 import B2Http, B2HttpApiConfig, B2Session, InMemoryAccountInfo
+from requests.exceptions import ChunkedEncodingError, ContentDecodingError
+
+from podwatch.stores.b2_wire import BLOCK, Wire
+from podwatch.stores.calls import TOTAL
+from podwatch.stores.parts import PartStream
+
+POOL_SPARE = 2
+"""Kept connections beside those that send: calls without a body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Full jitter: before try n wait a random time in [0, min(cap, base x 2^n)] seconds, or what the server asked."""
+
+    attempts: int = 7
+    base: float = 0.5
+    cap: float = 30.0
+
+    def pause(self, attempt: int, asked: float | None) -> float:
+        if asked is not None:
+            return max(0.0, min(asked, 120.0)) + random.uniform(0, self.base)
+        return random.uniform(0, min(self.cap, self.base * 2**attempt))
+
+
+class _Adapter(NotDecompressingHTTPAdapter):  # type: ignore[misc]
+    """Sends in blocks of 1 MiB: the library's 16 KiB halve the speed by hand-offs of the interpreter's lock."""
+
+    def init_poolmanager(self, *positional: Any, **options: Any) -> None:
+        super().init_poolmanager(*positional, **options, blocksize=BLOCK)
+
+
+class _Http(B2Http):  # type: ignore[misc]
+    """One try per call, and timeouts a guard can live with: the SDK's own is 1200 s for JSON calls. They are also what
+    finds a stalled connection: the first limits a block that does not leave, the others an answer that does not come.
+    """
+
+    CONNECTION_TIMEOUT = 30
+    TIMEOUT = 60
+    TIMEOUT_FOR_UPLOAD = 60
+    TIMEOUT_FOR_COPY = 60
+    TIMEOUT_FOR_DOWNLOAD = 30
+    """Nothing at all arrives: a store that reads from its disks answers within a few seconds."""
+
+    wire: Wire
+
+    @classmethod
+    def _translate_errors(cls, fcn: Callable[[], Any], post_params: Any = None) -> Any:
+        """An answer that ends in the middle is a broken connection; the SDK would not know it, and not try again."""
+
+        def call() -> Any:
+            try:
+                answer = fcn()
+                if answer.status_code not in (200, 206):
+                    _ = answer.content  # what it says of the error is read by the SDK: here, where it may break off
+            except (ChunkedEncodingError, ContentDecodingError) as error:
+                raise requests.ConnectionError(f"the answer broke off: {error}") from error
+            return answer
+
+        return super()._translate_errors(call, post_params)
+
+    def get_content(self, url: str, headers: Any, try_count: int = 1) -> Any:
+        asked = {**headers, "User-Agent": self.user_agent}
+        if self.wire.reaches(url):
+            TOTAL.note(url)
+            return ResponseContextManager(self._translate_errors(lambda: self._get(url, asked)))
+        return ResponseContextManager(
+            self.request("GET", url, headers, stream=True, _timeout=self.TIMEOUT_FOR_DOWNLOAD)
+        )
+
+    def _get(self, url: str, headers: dict[str, str]) -> Any:
+        self._run_pre_request_hooks("GET", url, headers)
+        answer = self.wire.get(url, headers, (self.CONNECTION_TIMEOUT, self.TIMEOUT_FOR_DOWNLOAD))
+        self._run_post_request_hooks("GET", url, headers, answer)
+        return answer
+
+    def request(self, method: Any, url: str, headers: Any, data: Any = None, *_: Any, **options: Any) -> Any:
+        TOTAL.note(url)
+        if isinstance(data, PartStream) and self.wire.reaches(url):
+            return self._translate_errors(lambda: self._send(url, {**headers, "User-Agent": self.user_agent}, data))
+        params = options.get("params") or (_[1] if len(_) > 1 else None)
+        return super().request(
+            method,
+            url,
+            headers,
+            data,
+            1,
+            params,
+            stream=options.get("stream", False),
+            _timeout=options.get("_timeout"),
+        )
+
+    def _send(self, url: str, headers: dict[str, str], body: PartStream) -> Any:
+        body.seek(0)
+        self._run_pre_request_hooks("POST", url, headers)
+        answer = self.wire.post(url, headers, body, (self.CONNECTION_TIMEOUT, self.TIMEOUT_FOR_UPLOAD))
+        self._run_post_request_hooks("POST", url, headers, answer)
+        return answer
+
+
+class _Clocks(ClockSkewHook):  # type: ignore[misc]
+    """The SDK's own check, once a minute: it parses a date under a lock and changes the process's locale to do so."""
+
+    EVERY = 60.0
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def post_request(self, method: str, url: str, headers: Any, response: Any) -> None:
+        now = time.monotonic()
+        if now >= self._due:
+            super().post_request(method, url, headers, response)
+            self._due = now + self.EVERY
+
+
+class _Session(B2Session):  # type: ignore[misc]
+    B2HTTP_CLASS = _Http
+
+
+def open_session(connections: int) -> B2Session:
+    """Not authorized yet. Its account info lives in memory: the SDK's default is a database in the home directory,
+    with the key in it. More connections than are kept would each be opened anew."""
+    config = B2HttpApiConfig(user_agent_append="podwatch", install_clock_skew_hook=False)
+    session = _Session(InMemoryAccountInfo(), api_config=config)
+    http = session.raw_api.b2_http
+    http.add_callback(_Clocks())
+    http.wire = Wire(connections + POOL_SPARE)
+    http.session.adapters.clear()
+    http.session.mount("", _Adapter(pool_maxsize=connections + POOL_SPARE))
+    return session

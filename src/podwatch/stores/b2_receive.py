@@ -1,0 +1,93 @@
+"""One range of one object over b2sdk's session, block by block, with a connection on which nothing moves given up.
+
+The SDK's own downloader verifies no large object, writes straight to the final path and does not resume (facts/b2.md
+section 1.5).
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import urllib3.exceptions
+from b2sdk.v3 import B2Session
+from b2sdk.v3 import exception as b2error
+
+from podwatch.domain.errors import IntegrityError
+from podwatch.stores.b2_body import give_back, read_into
+from podwatch.stores.b2_wire import BLOCK
+
+STALLED = 30.0
+"""Seconds of waiting in which fewer than ``CRAWL`` bytes arrive: the connection is dead in all but name. The same time
+as for an upload's block. A connection on which nothing at all comes is ended by the read timeout of b2_http."""
+CRAWL = 1 << 16
+
+
+def receive(
+    session: B2Session,
+    url: str,
+    offset: int,
+    length: int,
+    take: Callable[[memoryview], None],
+    *,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> int:
+    """Hand the bytes to ``take`` in order, in memory that is used again; returns the object's whole size. What ``take``
+    raises passes unchanged.
+
+    Raises B2Error (transient where the connection broke; the caller goes on behind what was taken) and IntegrityError
+    for an object that ends before the range does.
+    """
+    last = offset + length - 1
+    with session.download_file_from_url(url, range_=(offset, last)) as response:
+        complete = False
+        try:
+            total = _total(response, offset, length)
+            buffer = memoryview(bytearray(min(BLOCK, length)))
+            left, waited, moved = length, 0.0, 0
+            while left:
+                began = monotonic()
+                count = _read(response, buffer[:left])
+                waited, moved = waited + monotonic() - began, moved + count
+                take(buffer[:count])
+                left -= count
+                if left and waited > STALLED:
+                    if moved < CRAWL:
+                        raise b2error.B2ConnectionError("download stalled")
+                    waited, moved = 0.0, 0
+            complete = True
+        finally:
+            give_back(response, complete=complete)
+    return total
+
+
+def _read(response: Any, buffer: memoryview) -> int:
+    try:
+        count = read_into(response, buffer)
+    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        raise b2error.B2ConnectionError(f"download was cut off: {type(error).__name__}") from error
+    if not count:
+        raise b2error.B2ConnectionError("download was cut off")
+    return count
+
+
+def _total(response: Any, offset: int, length: int) -> int:
+    """The object's size, after a look at whether the answer is the range that was asked for."""
+    said = str(response.headers.get("Content-Range") or "")
+    try:
+        if response.status_code == 206:
+            unit, _, rest = said.partition(" ")
+            span, _, size = rest.partition("/")
+            first, last, total = int(span.partition("-")[0]), int(span.partition("-")[2]), int(size)
+            good = unit == "bytes" and first == offset
+        else:  # a whole object that holds the range. A shorter one is a proxy's page: B2 says 206 or 416
+            total = int(response.headers["Content-Length"])
+            good, last = response.status_code == 200 and offset == 0 and total >= length, total - 1
+    except (KeyError, ValueError):
+        good = False
+    if not good:
+        raise b2error.B2ConnectionError("store answers with another range than was asked for")
+    if total < offset + length:
+        raise IntegrityError("object is shorter than recorded", where=str(response.headers.get("X-Bz-File-Name", "")))
+    if last < offset + length - 1:
+        raise b2error.B2ConnectionError("store answers with a shorter range than was asked for")
+    return total

@@ -1,0 +1,181 @@
+"""Archiving a finished run: only the newest save stays, or the milestones too (judgement/archive.py says which).
+
+Blocking. The order makes every end harmless: what will go is written into the store first (archive.json), each save
+loses its manifest before its objects, and what was cut off is finished by the next archive of the run. Nothing that
+lacks our mark is touched, nothing that the pointer names, and nothing while somebody guards the run.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from podwatch.domain.errors import Busy, HostError, IntegrityError
+from podwatch.domain.remote import Keys, Pointer
+from podwatch.judgement.archive import Decision, Keep, StoredSave, plan_archive, sign_of_life
+from podwatch.judgement.sweep import Leftover, abandoned_uploads
+from podwatch.stores.base import ObjectStore
+from podwatch.sync.archiving_list import last_word
+from podwatch.sync.archiving_record import ArchiveRecord, read_record, write_record
+from podwatch.sync.inventory import SavedSet, inventory, verify_save
+from podwatch.sync.publish import read_pointer
+
+FINISHED = frozenset({"finished", "stopped", "released", "preempted", ""})
+"""Last words after which nobody need wonder that the run is archived. A podwatch that said ``restarting`` left training
+alone, and did not come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePlan:
+    """``leftovers``: prefixes of saves without a manifest that an archive cut off earlier left; ``uploads``: begun
+    uploads that nobody will finish; ``last_word``: see there."""
+
+    keep: Keep
+    pointer: Pointer
+    decisions: tuple[Decision, ...]
+    leftovers: tuple[tuple[int, str], ...] = ()
+    uploads: tuple[Leftover, ...] = ()
+    last_word: str = ""
+
+    @property
+    def going(self) -> tuple[StoredSave, ...]:
+        return tuple(d.save for d in self.decisions if not d.stays)
+
+    @property
+    def freed_bytes(self) -> int:
+        return sum(save.size_bytes for save in self.going)
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.going or self.leftovers or self.uploads)
+
+
+class Archiver:
+    """``forget`` is told of each save before it goes: a journal on this pod must not believe that it is stored."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        keys: Keys,
+        wall: Callable[[], float],
+        *,
+        host: str = "",
+        forget: Callable[[int, str], None] = lambda step, save_id: None,
+    ) -> None:
+        self._store, self._keys, self._wall, self._host, self._forget = store, keys, wall, host, forget
+
+    def look(self, keep: Keep, *, keep_every: int, pins: Collection[int] = ()) -> ArchivePlan:
+        """What would go. Raises Busy while somebody guards the run, IntegrityError when nobody can tell what is newest
+        or when the newest save is not whole, RemoteError for store trouble."""
+        self._refuse_alive()
+        pointer = self._pointer()
+        now = self._wall()
+        found, problem = inventory(self._store, self._keys, now)
+        if problem:
+            raise IntegrityError(f"latest.json cannot be trusted: {problem}", where=self._where, fix="archive nothing")
+        named = next((s for s in found if s.named), None)
+        if named is None:
+            raise IntegrityError("latest.json names no save", where=self._where, fix="archive nothing")
+        if reasons := verify_save(self._store, named):
+            raise IntegrityError(
+                f"the newest save, step {named.step}, is damaged: {'; '.join(reasons[:3])}",
+                where=self._where,
+                fix="keep the others until it is clear which one is whole (podwatch store verify)",
+            )
+        stored = self._store.stat(self._keys.latest)
+        decisions = plan_archive(
+            [_save(s, now) for s in found],
+            keep,
+            keep_every=keep_every,
+            pins=pins,
+            pointer_wall=stored.uploaded_wall if stored is not None else now,
+            now_wall=now,
+        )
+        there = {(s.step, s.save_id) for s in found}
+        uploads = abandoned_uploads(self._store.unfinished(f"{self._keys.root}/"), (), now)
+        last = last_word(self._store, self._keys)
+        return ArchivePlan(keep, pointer, decisions, self._cut_off(there), uploads, last)
+
+    def may_delete(self) -> str:
+        """Empty, or why the key may not."""
+        return next((warning for warning in self._store.check() if "delete" in warning), "")
+
+    def carry_out(self, plan: ArchivePlan) -> None:
+        """Remove it. Raises Busy when the run came to life or its pointer moved meanwhile, RemoteError; done again, it
+        goes on where it was."""
+        self._refuse_alive()
+        removing = (*((s.step, s.save_id) for s in plan.going), *plan.leftovers)
+        record = ArchiveRecord(
+            self._keys.run_id, str(plan.keep), plan.pointer.order, self._wall(), self._host, removing
+        )
+        written = write_record(self._store, self._keys, record)
+        for step, save_id in removing:
+            now = self._pointer()
+            if now != plan.pointer or (step, save_id) == (now.step, now.save_id):
+                raise Busy(
+                    "latest.json was moved while the run was archived",
+                    where=self._where,
+                    fix="somebody goes on with this run; what is left stays",
+                )
+            self._forget(step, save_id)
+            self._remove(step, save_id)
+        for upload in plan.uploads:
+            self._store.cancel_large(upload.identifier)
+        done = ArchiveRecord(self._keys.run_id, str(plan.keep), plan.pointer.order, self._wall(), self._host, done=True)
+        write_record(self._store, self._keys, done)
+        if self._store.versioned:
+            self._store.delete(written)
+
+    # -- below --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _where(self) -> str:
+        return f"{self._store.url}/{self._keys.root}"
+
+    def _pointer(self) -> Pointer:
+        pointer = read_pointer(self._store, self._keys)
+        if pointer is None:
+            raise HostError(
+                "the run has no latest.json, so nothing says which save is its newest",
+                where=self._where,
+                fix="podwatch runs list shows which runs there are",
+            )
+        return pointer
+
+    def _refuse_alive(self) -> None:
+        age = sign_of_life(signs(self._store, self._keys), self._wall())
+        if age is not None:
+            raise Busy(
+                f"run {self._keys.run_id} is guarded: its last sign of life is {age:.0f} s old",
+                where=self._where,
+                fix="stop podwatch there, wait a quarter of an hour, and archive then",
+            )
+
+    def _cut_off(self, there: Collection[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+        """Saves that an earlier archive began to remove, whose manifest is gone and whose objects are not."""
+        record = read_record(self._store, self._keys)
+        if record is None or record.done:
+            return ()
+        return tuple(
+            (step, save_id)
+            for step, save_id in record.removing
+            if (step, save_id) not in there and any(o.ours for o in self._store.list(self._keys.save(step, save_id)))
+        )
+
+    def _remove(self, step: int, save_id: str) -> None:
+        """All versions of ours: deleting only the newest of a name would bring an older one to light."""
+        manifest = self._keys.manifest(step, save_id)
+        versions = [v for v in self._store.versions(self._keys.save(step, save_id)) if v.ours]
+        for version in sorted(versions, key=lambda v: v.key != manifest):
+            self._store.delete(version)
+
+
+def signs(store: ObjectStore, keys: Keys) -> list[float]:
+    """When somebody last said, in the store, that he guards the run. Raises RemoteError."""
+    beat = store.stat(keys.heartbeat)
+    walls = [beat.uploaded_wall] if beat is not None else []
+    return walls + [claim.uploaded_wall for claim in store.list(keys.claims)]
+
+
+def _save(found: SavedSet, now_wall: float) -> StoredSave:
+    lineage = found.manifest.lineage if found.manifest else ""
+    uploaded = now_wall - found.age_seconds
+    return StoredSave(found.step, found.save_id, lineage, uploaded, found.total_bytes, found.named, found.problem)

@@ -1,0 +1,233 @@
+"""What travels to the store beside checkpoints: configuration, ends of logs, incident bundles. Read, scrubbed, bounded.
+
+Blocking; never raises OSError: what cannot be read is left out.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import re
+import stat
+import tarfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.evidence import scrub
+from podwatch.sensors.logs import Sources, find
+
+MOST_LOGS = 8
+"""Of one look, the last written first: launcher, trainer, orchestrator, inference, and some per rank."""
+CONFIG_BYTES = 1 << 20
+BUNDLE_FILE_BYTES = 2 << 20
+MOST_BUNDLES = 30
+"""As many as the pod keeps itself."""
+_SECRET_NAMES = (".env", ".pem", ".key", "credentials", "id_rsa", ".netrc")
+_HEAD = 64
+"""Bytes by which a file is known again: a freed inode number is handed out at once."""
+_WRITTEN_SECONDS = 2.0
+"""A line without an end that is older is not being written any more."""
+_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
+
+Scrub = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """``kind`` is ``config``, ``logs`` or ``incidents``; ``name`` is one safe segment. ``fixed``: never another content
+    under this name."""
+
+    kind: str
+    name: str
+    data: bytes
+    fixed: bool
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.blake2b(self.data, digest_size=16).digest()
+
+
+def line_scrubber(secrets: frozenset[str]) -> Scrub:
+    """Line by line: one expression over a whole log would hold up the sensing loop."""
+    return lambda text: "".join(scrub(line, secrets) for line in text.splitlines(keepends=True))
+
+
+def looks_like_a_key(name: str) -> bool:
+    """Judged by the file's name alone."""
+    return any(part in name.lower() for part in _SECRET_NAMES)
+
+
+def configs(paths: Iterable[str], clean: Scrub) -> list[Artefact]:
+    """Named by content, so that every version of a file that a start used is there. A file that looks like a key file,
+    or that only its owner may read, is none of our business."""
+    found = []
+    for path in paths:
+        name = os.path.basename(path)  # noqa: PTH119 - a recorded name, not a path of ours
+        if looks_like_a_key(name):
+            continue
+        data = _read(Path(path), CONFIG_BYTES, follow=True, private=False)
+        if data is None or len(data) > CONFIG_BYTES or b"\0" in data:
+            continue
+        clear = clean(data.decode(errors="replace")).encode()
+        digest = hashlib.sha256(clear).hexdigest()[:12]
+        found.append(Artefact("config", f"{digest}-{plain_name(name)}", clear, fixed=True))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A log as read so far: whole lines up to ``offset``, scrubbed."""
+
+    device: int
+    inode: int
+    head: bytes
+    offset: int
+    text: str
+
+
+class LogEnds:
+    """The last ``most_bytes`` of each log. Scrubbing costs a second per megabyte, so only what is new is scrubbed; what
+    it was scrubbed of is ``secrets``: others begin anew."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._known: dict[str, _Known] = {}
+        self._secrets: frozenset[str] | None = None
+
+    def read(self, sources: Sources, host: str, secrets: frozenset[str]) -> list[Artefact]:
+        """``host`` is in the name: the next pod's logs do not take this one's place."""
+        if secrets != self._secrets:
+            self._known, self._secrets = {}, secrets
+        clean = line_scrubber(secrets)
+        ordered = sorted(find(sources), key=lambda pair: _mtime(pair[0]), reverse=True)[:MOST_LOGS]
+        self._known = {path: self._known[path] for path, _ in ordered if path in self._known}
+        found = []
+        for path, inside in ordered:
+            text = self._end(path, clean)
+            if text is not None:
+                name = plain_name(f"{host}__{inside.replace('/', '__')}")
+                found.append(Artefact("logs", name, text.encode(), fixed=False))
+        return found
+
+    def _end(self, path: str, clean: Scrub) -> str | None:
+        descriptor = _open(Path(path), follow=True)  # find() has looked where it leads
+        if descriptor is None:
+            return None
+        with suppress(OSError), os.fdopen(descriptor, "rb") as file:
+            info, head = os.fstat(descriptor), file.read(_HEAD)
+            known = self._known.get(path)
+            if known is None or not _same(known, info, head) or info.st_size - known.offset > self._most:
+                known = _Known(info.st_dev, info.st_ino, head, max(0, info.st_size - self._most), "")
+                fresh = _before(Path(path), self._most - info.st_size) if not known.offset else b""
+            else:
+                fresh = b""
+            file.seek(known.offset)
+            data = file.read(self._most)
+            whole, newline, rest = data.rpartition(b"\n")
+            lines = fresh + whole + newline
+            if known.offset and not known.text:
+                lines = lines.partition(b"\n")[2]  # half a line could be half a secret
+            text = _last(known.text + clean(lines.decode(errors="replace")), self._most)
+            self._known[path] = _Known(info.st_dev, info.st_ino, head, known.offset + len(whole + newline), text)
+            if rest and time.time() - info.st_mtime > _WRITTEN_SECONDS:
+                text += clean(rest.decode(errors="replace"))
+            return text
+        return None
+
+
+def _same(known: _Known, info: os.stat_result, head: bytes) -> bool:
+    where = (info.st_dev, info.st_ino) == (known.device, known.inode)
+    return where and head.startswith(known.head) and info.st_size >= known.offset
+
+
+def _before(path: Path, most: int) -> bytes:
+    """Of a log that was rotated just now, the end of its predecessor, from a whole line on."""
+    data = _tail(path.with_name(f"{path.name}.1"), most) if most > 0 else None
+    return b"" if data is None else data if len(data) < most else data.partition(b"\n")[2]
+
+
+def _last(text: str, most: int) -> str:
+    return text if len(text) <= most else text[-most:].partition("\n")[2]
+
+
+def bundles(directory: Path, known: Callable[[str], bool], since_wall: float, clean: Scrub) -> list[Artefact]:
+    """Every incident bundle written since then whose name is not ``known`` yet, newest last."""
+    found = []
+    try:
+        entries = [e for e in os.scandir(directory) if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
+    except OSError:
+        return []
+    dated = sorted(((_mtime(e.path), e) for e in entries), key=lambda pair: pair[0])[-MOST_BUNDLES:]
+    for mtime, entry in dated:
+        when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(mtime))
+        name = f"{when}-{plain_name(entry.name)}.tar.gz"
+        if mtime >= since_wall and not known(name):
+            found.append(Artefact("incidents", name, _packed(Path(entry.path), int(mtime), clean), fixed=True))
+    return found
+
+
+def plain_name(text: str) -> str:
+    """One segment of letters, digits, dots, dashes; never hidden, never empty, at most 150 characters, the end of which
+    tells more than the beginning."""
+    return _PLAIN.sub("_", text).lstrip(".")[-150:].lstrip(".") or "unnamed"
+
+
+def _packed(directory: Path, mtime: int, clean: Scrub) -> bytes:
+    out = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=out, mode="wb", mtime=mtime) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
+        for name in sorted(os.listdir(directory)) if directory.is_dir() else ():  # noqa: PTH208 - names only
+            data = _read(directory / name, BUNDLE_FILE_BYTES)
+            if data is None:
+                continue
+            clear = clean(data[:BUNDLE_FILE_BYTES].decode(errors="replace")).encode()
+            member = tarfile.TarInfo(plain_name(name))
+            member.size, member.mtime, member.mode = len(clear), mtime, 0o600
+            archive.addfile(member, io.BytesIO(clear))
+    return out.getvalue()
+
+
+def _mtime(path: str) -> float:
+    with suppress(OSError):
+        return os.stat(path).st_mtime  # noqa: PTH116 - names come as text
+    return 0.0
+
+
+def _open(path: Path, *, follow: bool = False, private: bool = True) -> int | None:
+    """A regular file, or None. A FIFO of a log's name must not hang; what runs in training may lay links beside its
+    logs; ``private=False``: not a file that only its owner may read."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except (OSError, ValueError):
+        return None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) or (not private and not mode & 0o044):
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _read(path: Path, most: int, *, follow: bool = False, private: bool = True) -> bytes | None:
+    descriptor = _open(path, follow=follow, private=private)
+    if descriptor is None:
+        return None
+    with suppress(OSError), os.fdopen(descriptor, "rb") as file:
+        return file.read(most + 1)
+    return None
+
+
+def _tail(path: Path, most: int, *, follow: bool = False) -> bytes | None:
+    descriptor = _open(path, follow=follow)
+    if descriptor is None:
+        return None
+    with suppress(OSError), os.fdopen(descriptor, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - most))
+        return file.read(most)
+    return None

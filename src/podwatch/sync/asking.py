@@ -1,0 +1,97 @@
+"""Small requests to the store as data, and how they are carried out: what asks can be driven by a simulation too."""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+from podwatch.domain.errors import PodwatchError, RemoteError
+from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.parts import StreamSource
+
+LIMIT = 1 << 20
+"""Bytes of a document read this way."""
+
+
+class TooLate(RemoteError):  # noqa: N818
+    """The confirmation this write rests on is too old (a freeze, a slow store): nothing was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListAll:
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """``until``: the boottime second after which not a byte of it may leave any more."""
+
+    key: str
+    data: bytes
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Answered with None where the name is taken."""
+
+    key: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    item: StoredObject
+
+
+Request = Get | ListAll | Put | Create | Delete
+
+
+def perform(store: ObjectStore, steps: Generator[Request, Any, Any], boottime: Callable[[], float]) -> Any:
+    """Carry the requests out against a real store; returns what the generator returns. Raises as both do."""
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = _answer(store, request, boottime)
+            except PodwatchError as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as end:
+        return end.value
+
+
+def _answer(store: ObjectStore, request: Request, boottime: Callable[[], float]) -> Any:
+    match request:
+        case Get(key):
+            return store.get_bytes(key, limit=LIMIT)
+        case ListAll(prefix):
+            return list(store.list(prefix))
+        case Create(key, data):
+            return store.create(key, data)
+        case Delete(item):
+            return store.delete(item)
+        case Put(key, data, until):
+            return put_before(store, key, data, until, boottime)
+
+
+def put_before(store: ObjectStore, key: str, data: bytes, until: float, boottime: Callable[[], float]) -> StoredObject:
+    """Store a small object, of which no byte leaves after ``until``, at a retry neither. Raises TooLate."""
+    return store.put_small(key, _Fenced(data, lambda: boottime() <= until), len(data))
+
+
+class _Fenced(StreamSource):
+    def __init__(self, data: bytes, open_still: Callable[[], bool]) -> None:
+        super().__init__(BytesIO(data))
+        self._open_still = open_still
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        if not self._open_still():
+            raise TooLate("too late for this write: whether this pod holds the run has to be asked again")
+        return super().read_into(offset, buffer)

@@ -1,0 +1,97 @@
+"""What the optional parts of a save hold at this moment, and whether it can be sent. Everything here blocks."""
+
+import json
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from podwatch.checkpoints.layouts.base import PartDir, PartFiles
+from podwatch.checkpoints.scan import is_temporary, scan_part
+from podwatch.client.times import size as in_words
+from podwatch.domain.checkpoint import FileEntry
+from podwatch.judgement.optional_parts import EXTRA
+from podwatch.sync.artefacts_read import looks_like_a_key
+from podwatch.system.files import read_small
+from podwatch.system.workspace import HIDDEN
+
+MOST_FILES = 10_000
+"""Of ``extra``: an exported model has a hundred; a tree of rollouts is not what a milestone is for."""
+_INDEX = ".safetensors.index.json"
+_INDEX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """``problem`` says why the part is left out now; ``absent``: there is nothing of it, which is no problem."""
+
+    found: PartFiles
+    problem: str = ""
+    absent: bool = False
+
+
+def look(part: PartDir, *, quiet: float, now_wall: float, most_bytes: int = 0, private: Path | None = None) -> Looked:
+    """``quiet``: seconds without a change. ``most_bytes`` bounds the part, 0: no bound. ``private`` is never sent."""
+    if part.name == EXTRA:
+        part = replace(part, names=tuple(n for n in part.names if not _through_a_link(part.path, n)))
+        if not part.names:
+            return Looked(PartFiles(part, present=False), absent=True)
+    scan = scan_part(part)
+    found = scan.found
+    if part.name == EXTRA:  # the part is the whole of output_dir: a link inside it may lead anywhere in there
+        files = tuple(f for f in found.files if _may_leave(part.path, f, private))
+        found = replace(found, files=files, symlinks=())
+    if not found.present or not found.files:
+        return Looked(found, scan.error, absent=not scan.error)
+    total = sum(f.size for f in found.files)
+    if scan.error:
+        problem = scan.error
+    elif any(is_temporary(f.path) for f in found.files) or now_wall - scan.changed_ns / 1e9 < quiet:
+        problem = "it is still being written"
+    elif most_bytes and total > most_bytes:
+        problem = f"{in_words(total)} are more than sync.extra_max ({in_words(most_bytes)})"
+    elif part.name == EXTRA and len(found.files) > MOST_FILES:
+        problem = f"more than {MOST_FILES} files"
+    else:
+        problem = _without_shards(part.path, found.files)
+    return Looked(found, problem)
+
+
+def _through_a_link(root: Path, name: str) -> bool:
+    path = root
+    for segment in name.split("/"):
+        path = path / segment
+        try:
+            if stat.S_ISLNK(os.lstat(path).st_mode):
+                return True
+        except OSError:
+            return False
+    return False
+
+
+def _may_leave(root: Path, file: FileEntry, private: Path | None) -> bool:
+    segments = file.path.split("/")
+    if any(s.startswith(HIDDEN) for s in segments) or any(looks_like_a_key(s) for s in segments):
+        return False
+    if private is None:
+        return True
+    try:
+        return not os.path.samestat(os.lstat(root / file.path), private.stat())
+    except OSError:
+        return True
+
+
+def _without_shards(root: Path, files: Sequence[FileEntry]) -> str:
+    """An exported model names its shards in an index: each must be there."""
+    there = {f.path for f in files}
+    for index in sorted(p for p in there if p.endswith(_INDEX)):
+        try:
+            named = set(map(str, json.loads(read_small(root / index, _INDEX_BYTES))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return f"{index} cannot be read"
+        folder = index.rpartition("/")[0]
+        missing = sorted(n for n in named if (f"{folder}/{n}" if folder else n) not in there)
+        if missing:
+            return f"{index} names {missing[0]}, which is not there"
+    return ""

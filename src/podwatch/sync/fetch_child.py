@@ -1,0 +1,56 @@
+"""``python -m podwatch.sync.fetch_child``: fetches one set into staging and tells about it, one JSON line after the
+other.
+
+A process of its own, as the upload's: the daemon keeps its rhythm, memory comes back, a cancel is a kill. It ends when
+its standard input closes or its parent dies. Not at a low priority: training waits for it.
+"""
+
+import sys
+from typing import Any
+
+from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError
+from podwatch.stores.calls import TOTAL
+from podwatch.stores.open import open_store
+from podwatch.sync.errors import SaveGone
+from podwatch.sync.fetch_job import FetchJob
+from podwatch.sync.fetching import Fetching
+from podwatch.sync.lines import Lines, job_line, leave
+from podwatch.system.dying import die_with_parent
+
+
+def explain(error: BaseException) -> dict[str, Any]:
+    """As much of an error as the parent needs to raise the same one."""
+    if isinstance(error, PodwatchError):
+        kinds = ((SaveGone, "gone"), (IntegrityError, "damaged"), (RemoteError, "store"), (HostError, "host"))
+        kind = next((name for type_, name in kinds if isinstance(error, type_)), "refused")
+        transient = isinstance(error, RemoteError) and error.transient
+        return {"kind": kind, "what": error.what, "where": error.where, "fix": error.fix, "transient": transient}
+    if isinstance(error, OSError):
+        return {"kind": "disk", "what": error.strerror or str(error), "where": str(error.filename or "")}
+    return {"kind": "internal", "what": f"{type(error).__name__}: {str(error)[:200]}"}
+
+
+def main() -> int:
+    die_with_parent(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    out = Lines()
+    line = job_line()
+    if not line:
+        return 1
+    job, credentials = FetchJob.from_line(line)
+
+    def progress(here: int, downloaded: int) -> None:
+        out.progress(lambda: {"bytes": here, "downloaded": downloaded, "calls": TOTAL.snapshot()})
+
+    try:
+        most = max(job.connections, job.connections_max)
+        store = open_store(job.store, credentials, writer_id=job.writer_id, connections=most)
+        done = Fetching(job, store, progress).run()
+    except BaseException as error:
+        out.say("error", **explain(error), calls=TOTAL.snapshot())
+        return 1
+    out.say("done", staged=done.staged, downloaded=done.downloaded, calls=TOTAL.snapshot())
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main())

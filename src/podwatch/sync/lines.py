@@ -1,0 +1,69 @@
+"""What the upload's and the fetch's processes say to the daemon: one JSON document per line of standard output."""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+TELL_EVERY: Final = 0.25
+"""Seconds between progress lines: enough for a person, nothing for a pipe."""
+
+
+class Lines:
+    """Shared by the connections. A closed pipe means that nobody listens any more: then the process ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told = 0.0
+
+    def say(self, type_: str, **details: Any) -> None:
+        line = json.dumps({"type": type_, **details}).encode() + b"\n"
+        with self._lock:
+            try:
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
+            except OSError:
+                os._exit(1)
+
+    def progress(self, details: Callable[[], Mapping[str, Any]]) -> None:
+        """``details`` is asked only when a line is due."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._told < TELL_EVERY:
+                return
+            self._told = now
+        self.say("progress", **details())
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """One of them, on the daemon's side; empty for what is none."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+def job_line() -> bytes:
+    """The one line that the daemon writes to standard input; empty if it ended before. From then on this process ends
+    when standard input closes: nobody wants the result any more."""
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return b""
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    return line
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def leave(code: int) -> NoReturn:
+    """At once: threads that still wait for the network do not hold us."""
+    sys.stdout.flush()
+    os._exit(code)

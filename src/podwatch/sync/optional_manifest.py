@@ -1,0 +1,26 @@
+"""``optional.json`` beside a save's manifest: what travelled with it and is not needed for a resume.
+
+A manifest of its own, in the same form. ``manifest.json`` and the pointer stay as they were published: a store without
+versions can replace one file at a time, so a manifest that is written anew would, for a moment, not be the one that the
+pointer names. Whoever does not know of it restores what he always did.
+"""
+
+from podwatch.domain.errors import IntegrityError
+from podwatch.domain.remote import Keys, Manifest
+from podwatch.stores.base import ObjectStore
+from podwatch.sync.publish import checked_manifest
+
+_LIMIT = 64 << 20
+
+
+def read_optional(store: ObjectStore, keys: Keys, step: int, save_id: str) -> Manifest | None:
+    """None if there is none. Raises IntegrityError for one that cannot be used, RemoteError for store trouble."""
+    key = keys.optional(step, save_id)
+    found = store.stat(key)
+    if found is None:
+        return None
+    where = f"{store.url}/{key}"
+    if not found.ours:
+        raise IntegrityError("optional.json is not podwatch's", where=where)
+    data = store.get_bytes(key, found.file_id, limit=_LIMIT)
+    return None if data is None else checked_manifest(keys, data, step, save_id, where=where)

@@ -1,0 +1,223 @@
+"""One queue of parts over all files of a set, and the connections that work it off (DESIGN section 5).
+
+Each part is read once, hashed while it leaves, and compared with the store's answer. A large file is begun by the
+connection that comes to it first and finished by the one that sends its last part; what the store has of it from
+before a kill is not sent again.
+"""
+
+import contextlib
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from podwatch.domain.errors import IntegrityError, PodwatchError
+from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.parts import FileSource, part_sha1, part_spans
+from podwatch.sync.job import JobFile, UploadJob
+from podwatch.sync.lanes import Lanes
+from podwatch.sync.pace import RateLimit
+from podwatch.system.files import open_below, open_root
+
+
+class SourceChanged(PodwatchError):  # noqa: N818
+    """A file is not what the catalogue saw: the set is void."""
+
+
+Say = Callable[..., None]
+"""``say(type, **details)``: what the daemon is told."""
+
+
+class _File:
+    """One file on its way. Its lock guards everything but the sending of parts."""
+
+    def __init__(self, job: UploadJob, file: JobFile) -> None:
+        self.job, self.file = job, file
+        self.spans = part_spans(file.size, job.part_size)
+        self.large = file.size > job.part_size
+        self.lock = threading.Lock()
+        self.left = len(self.spans) if self.large else 1
+        """Parts that nobody has sent yet; whoever brings it to zero finishes the file."""
+        self.hashes: dict[int, str] = {}
+        self.upload = ""
+        self.stored: StoredObject | None = None
+        self._source: FileSource | None = None
+
+    def source(self) -> FileSource:
+        """The open file. Raises SourceChanged when it is not the one that was found complete."""
+        if self._source is None:
+            self._source = FileSource(_open(self.job, self.file))
+        return self._source
+
+    def forget(self, offset: int, length: int) -> None:
+        """What was sent need not stay in the page cache: training wants that memory."""
+        if self._source is not None:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._source.descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+
+    def unchanged(self) -> None:
+        """Raises SourceChanged if the file was written to, replaced or taken away while it was read."""
+        source = self.source()
+        if _identity(os.fstat(source.descriptor)) != _expected(self.file):
+            raise SourceChanged("file changed while it was read", where=self.file.remote)
+        os.close(_open(self.job, self.file))  # and the name still leads to it
+
+    def close(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            os.close(source.descriptor)
+
+
+class Sending:
+    """``run`` returns when every file of the job is in the store. The first failure stops the others at their next
+    part."""
+
+    def __init__(self, job: UploadJob, store: ObjectStore, say: Say, progress: Callable[[int], None]) -> None:
+        self._job, self._store, self._say = job, store, say
+        self._limit = RateLimit(job.max_rate, time.monotonic, time.sleep)
+        self._progress_out = progress
+        self._lanes = Lanes(job.connections, job.connections_max)
+
+    def run(self) -> None:
+        work: list[Callable[[], None]] = []
+        for file in self._job.files:
+            state = _File(self._job, file)
+            work += [partial(self._send, state, number) for number in range(1, state.left + 1)]
+        self._lanes.run(work)
+
+    def _progress(self, count: int) -> None:
+        self._lanes.moved(count)
+        self._progress_out(count)
+        self._limit.take(count)
+
+    def _send(self, file: _File, number: int) -> None:
+        with file.lock:
+            if file.stored is None:
+                source = file.source()
+                if file.large:
+                    self._begin(file)
+        if file.stored is None and number not in file.hashes:
+            try:
+                self._transfer(file, source, number)
+            except IntegrityError as error:
+                if os.fstat(source.descriptor).st_size != file.file.size:
+                    raise SourceChanged("file changed while it was read", where=file.file.remote) from error
+                raise
+        with file.lock:
+            file.left -= 1
+            if file.left == 0:
+                self._finish(file)
+
+    def _transfer(self, file: _File, source: FileSource, number: int) -> None:
+        key, size = file.file.key, file.file.size
+        if not file.large:
+            file.stored = self._store.put_small(key, source, size, self._progress)
+            file.forget(0, size)
+            return
+        offset, length = file.spans[number - 1]
+        sha1 = self._store.put_part(file.upload, number, source, offset, length, self._progress)
+        file.hashes[number] = sha1
+        self._say("part", remote=file.file.remote, number=number, sha1=sha1)
+        file.forget(offset, length)
+
+    def _begin(self, file: _File) -> None:
+        """Once per file, by whoever comes first: take up what a killed upload left, or begin anew."""
+        if file.upload:
+            return
+        left = file.file.upload
+        if left and self._take_up(file, left):
+            return
+        file.hashes = {}
+        file.upload = self._store.begin_large(file.file.key, file.file.size)
+        ctime = os.fstat(file.source().descriptor).st_ctime_ns
+        self._say("begun", remote=file.file.remote, upload=file.upload, ctime_ns=ctime)
+
+    def _take_up(self, file: _File, upload: str) -> bool:
+        there = self._store.parts_there(upload)
+        if there is None:
+            return self._was_finished(file, upload)
+        sizes = {number: length for number, (_, length) in enumerate(file.spans, 1)}
+        known = file.file.parts
+        if any(sizes.get(n) != p.size or known.get(n, p.sha1) != p.sha1 for n, p in there.items()):
+            self._store.cancel_large(upload)  # of another part size, or not what we sent
+            return False
+        if not self._same_bytes(file, {n: part.sha1 for n, part in there.items()}):
+            self._store.cancel_large(upload)
+            return False
+        file.upload, file.hashes = upload, {n: part.sha1 for n, part in there.items()}
+        self._progress_out(sum(part.size for part in there.values()))
+        return True
+
+    def _was_finished(self, file: _File, upload: str) -> bool:
+        """Did the finish happen, and only its answer was lost? Only a store with versions can tell, and only where all
+        hashes of what was sent are known; else the file is sent anew."""
+        if not self._store.versioned or set(file.file.parts) != set(range(1, len(file.spans) + 1)):
+            return False
+        found = self._store.stat(file.file.key, upload)
+        if found is None or not found.ours or found.size != file.file.size:
+            return False
+        if not self._same_bytes(file, file.file.parts):
+            return False
+        file.upload, file.hashes, file.stored = upload, dict(file.file.parts), found
+        self._progress_out(file.file.size)
+        return True
+
+    def _same_bytes(self, file: _File, hashes: Mapping[int, str]) -> bool:
+        """Size and mtime can be set, ctime cannot: where it is another one than when the upload began, the parts that
+        the store has are read and compared. That costs no line, and they need not be sent again if they are the same.
+        """
+        source = file.source()
+        if file.file.ctime_ns in (0, os.fstat(source.descriptor).st_ctime_ns):
+            return True
+        for number, sha1 in hashes.items():
+            offset, length = file.spans[number - 1]
+            if part_sha1(source, offset, length) != sha1:
+                return False
+        return True
+
+    def _finish(self, file: _File) -> None:
+        source = file.source()
+        file.unchanged()
+        entry = file.file
+        if file.large and file.stored is None:
+            hashes = [file.hashes[n] for n in sorted(file.hashes)]
+            file.stored = self._store.finish_large(entry.key, file.upload, hashes, entry.size)
+        assert file.stored is not None
+        found = os.fstat(source.descriptor)
+        file.close()
+        hashes_sent = [file.hashes[n] for n in sorted(file.hashes)] if file.large else list(file.stored.parts_sha1)
+        self._say(
+            "object",
+            remote=entry.remote,
+            file_id=file.stored.file_id,
+            size=file.stored.size,
+            parts_sha1=hashes_sent,
+            source=dict(zip(("device", "inode", "size", "mtime_ns"), _identity(found), strict=True)),
+        )
+
+
+def _open(job: UploadJob, file: JobFile) -> int:
+    try:
+        root = open_root(Path(job.roots[file.part]))
+        try:
+            descriptor = open_below(root, file.path, os.O_RDONLY | os.O_NONBLOCK)
+        finally:
+            os.close(root)
+    except OSError as error:
+        raise SourceChanged(f"file cannot be opened: {error.strerror}", where=file.remote) from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or _identity(found) != _expected(file):
+        os.close(descriptor)
+        raise SourceChanged("file is not the one that was found complete", where=file.remote)
+    return descriptor
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _expected(file: JobFile) -> tuple[int, int, int, int]:
+    return (file.device, file.inode, file.size, file.mtime_ns)

@@ -1,0 +1,331 @@
+"""What the daemon does in the store beside sending: stand for the run, beat, publish after a crash, tidy, tell."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from podwatch.config.settings import Settings
+from podwatch.domain.claims import HolderState, Pod
+from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Severity
+from podwatch.domain.policy import RemotePolicy
+from podwatch.journal.async_journal import AsyncJournal
+from podwatch.journal.journal import Journal
+from podwatch.journal.records import PublishedSave
+from podwatch.judgement.claims import Act, Decision, Timing
+from podwatch.stores.base import ObjectStore
+from podwatch.stores.credentials import Credentials
+from podwatch.stores.open import open_store
+from podwatch.sync import job as jobs
+from podwatch.sync.claims import NotHolding
+from podwatch.sync.doors import RunIdentity, SetSource, SyncState
+from podwatch.sync.holding import Holding
+from podwatch.sync.optional_parts import OptionalParts
+from podwatch.sync.publish import Publisher, Superseded
+from podwatch.sync.remote_retention import RemoteRetention
+from podwatch.sync.sender import Sender
+from podwatch.sync.sweeping import Sweeper, told
+from podwatch.system.clock import Clock
+from podwatch.system.threads import Worker
+
+BACKOFF_MIN, BACKOFF_MAX = 5.0, 600.0
+"""Seconds between tries while the store fails: quick after a blip, gentle in a long outage (full jitter)."""
+
+SWEEP_EVERY = 86400.0
+"""Seconds: a sweep lists the whole run, and listings are paid for by the call; what goes is at least a day old."""
+NOT_OURS = (Act.SUPERSEDED, Act.REFUSE, Act.ASIDE)
+BEGUN = "sync.begun"
+"""Journal key: [epoch second, step, save_id] of the newest upload's start, for ``upload_gap`` after a restart."""
+SWEPT = "sync.swept"
+"""Journal key: epoch second of the last sweep."""
+
+
+class StoreSide:
+    """The open store and what is known of it. ``Syncer`` adds what is sent."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        identity: Callable[[], RunIdentity],
+        catalogue: SetSource,
+        journal: AsyncJournal,
+        clock: Clock,
+        credentials: Callable[[], Credentials | None],
+        emit: Callable[[Event], None],
+        backoff: tuple[float, float] = (BACKOFF_MIN, BACKOFF_MAX),
+        me: Pod | None = None,
+        timing: Timing | None = None,
+        take_over: bool = False,
+        training: Callable[[], bool] = lambda: False,
+        trained: Callable[[], bool] = lambda: False,
+        refused: Callable[[str], None] = lambda why: None,
+        finished: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._settings, self._identity, self._catalogue = settings, identity, catalogue
+        self._journal, self._clock, self._credentials, self._emit = journal, clock, credentials, emit
+        self._backoff = backoff
+        self._url = settings.sync.store
+        self._keys = jobs.keys_for(self._url, settings.run_id) if self._url else None
+        self._state = SyncState(store_url=self._url)
+        self._worker = Worker("sync")
+        self._wake, self._hurry = asyncio.Event(), asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._opening = asyncio.Lock()
+        self._requests: list[tuple[int | None, asyncio.Future[None]]] = []
+        self._serving: tuple[int | None, asyncio.Future[None]] | None = None
+        """The one that this turn is for: what comes meanwhile is the next turn's."""
+        self._task: asyncio.Task[None] | None = None
+        self._sender = Sender(
+            settings=settings,
+            identity=identity,
+            catalogue=catalogue,
+            journal=journal,
+            clock=clock,
+            credentials=credentials,
+            worker=self._worker,
+        )
+        self._holding: Holding | None = None
+        if self._keys is not None:
+            self._holding = Holding(
+                me=me or Pod(identity().writer_id),
+                keys=self._keys,
+                memory=journal.sync,
+                clock=clock,
+                open_store=self._open,
+                exclusive=self._url.startswith("file://"),
+                emit=emit,
+                timing=timing or Timing(settings.sync.holder_patience, settings.sync.claim_wait),
+                take_over=take_over,
+                training=training,
+                trained=trained,
+                changed=self._standing_changed,
+                refused=refused,
+                retry=backoff,
+            )
+        self._optional: OptionalParts | None = None
+        if self._keys is not None:
+            self._optional = OptionalParts(
+                settings=settings,
+                identity=identity,
+                keys=self._keys,
+                catalogue=catalogue,
+                journal=journal,
+                clock=clock,
+                worker=self._worker,
+                sender=self._sender,
+                confirm=self._confirm,
+                finished=finished,
+                say=lambda text, step: self._tell(EventName.OPTIONAL_PARTS, text, step=step),
+            )
+        self._store: ObjectStore | None = None
+        self._publisher: Publisher | None = None
+        self._failures = 0
+        self._void: set[tuple[int, str]] = set()
+        self._begun_at: float | None = None
+        self._begun_set: tuple[int, str] | None = None
+        self._tidied = False
+        self._repairing: asyncio.Task[None] | None = None
+        self._beat_error = ""
+        """What the last sign of life failed of."""
+
+    @property
+    def state(self) -> SyncState:
+        if self._holding is None:
+            return self._state
+        standing = self._holding.decision
+        return replace(self._state, standing=standing, superseded=standing.act in NOT_OURS)
+
+    @property
+    def standing(self) -> Decision:
+        """Who may train here, as far as the pods of this run agree; without a store everybody may."""
+        return Decision(Act.HOLD, publish=True) if self._holding is None else self._holding.decision
+
+    async def until_speaking(self, speaks: bool) -> None:
+        """Returns once this pod gives the run's signs of life, or does so no more."""
+        assert self._holding is not None
+        while self._holding.speaks is not speaks:
+            await self._holding.change()
+
+    def ask(self) -> None:
+        """Begin to ask the store who holds this run; ``start`` does it too."""
+        if self._holding is not None:
+            self._holding.start()
+
+    async def beat(self, fields: Mapping[str, object], state: HolderState = HolderState.RUNNING) -> None:
+        """Write heartbeat.json, if this pod holds the run, and have the pointer repaired should another pod have set it
+        back. Store trouble shows in the state, never as an exception."""
+        if self._holding is None:
+            return
+        try:
+            pointer = await self._holding.beat(state, fields)
+        except (Superseded, NotHolding):
+            return  # told by the room that found it
+        except PodwatchError as error:
+            self._beat_error = str(error)
+            self._unwell(error)
+            return
+        if self._holding.speaks and self._beat_error:
+            if self._state.error == self._beat_error:  # not what publishing complains of
+                self._well()
+            self._beat_error = ""
+        pending = self._repairing is not None and not self._repairing.done()
+        if pointer is not None and self.standing.publish and not pending:
+            # Never waited for: it stands behind verifications and sweeps, and the next sign of life must not.
+            self._repairing = asyncio.create_task(self._repair(pointer), name="pointer repair")
+
+    async def _repair(self, pointer: bytes) -> None:
+        try:
+            publisher = await self._ready()
+            repaired = await self._worker.call(publisher.repair, pointer)
+        except (Superseded, NotHolding):
+            return  # told by the room that found it
+        except Exception as error:
+            known = error if isinstance(error, PodwatchError) else internal(error)
+            if self._idle.is_set():
+                self._trouble(known)
+            else:
+                self._unwell(known)  # a set is on its way through the store that is open
+            return
+        if repaired is not None:
+            text = f"the store's pointer names step {repaired.step} again: another pod had set it back"
+            self._tell(EventName.POINTER_REPAIRED, text, Severity.WARNING, seq=repaired.seq)
+
+    def _standing_changed(self) -> None:
+        self._wake.set()
+        self._hurry.set()
+
+    def _confirm(self, store: ObjectStore) -> tuple[int, float]:
+        assert self._holding is not None
+        return self._holding.confirm(store)
+
+    def _open(self) -> ObjectStore:
+        return open_store(self._url, self._credentials(), writer_id=self._identity().writer_id, connections=1)
+
+    async def _ready(self) -> Publisher:
+        """An open store whose half-done publications are settled. Raises RemoteError or ConfigurationError."""
+        async with self._opening:
+            if self._publisher is None:
+                assert self._keys is not None
+                store = await self._worker.call(self._open)
+                publisher = Publisher(
+                    store,
+                    self._keys,
+                    self._journal.sync,
+                    self._identity,
+                    self._clock.wall,
+                    confirm=self._confirm,
+                    boottime=self._clock.boottime,
+                )
+                try:
+                    for line in await self._worker.call(publisher.recover):
+                        self._tell(EventName.STATE_REBUILT, f"store: {line}")
+                except BaseException:
+                    store.close()
+                    raise
+                self._store, self._publisher = store, publisher
+                self._note_stored(await self._journal.run(Journal.published))
+                self._well()
+            return self._publisher
+
+    async def sweep_store(self) -> None:
+        """Clear the store of what serves nobody, if that was not done within a day. Not while something is on its way:
+        the next call is soon enough."""
+        if not self._url or not self._idle.is_set() or not self.standing.publish:
+            return
+        last = float(await self._journal.run(Journal.learned, SWEPT, 0.0))
+        if 0 <= self._clock.wall() - last < SWEEP_EVERY:
+            return
+        live = [(s.step, s.save_id) for s in self._catalogue.sets if s.complete]
+        try:
+            await self._ready()
+            assert self._store is not None
+            assert self._keys is not None
+            store, confirm = self._store, self._confirm
+            sweeper = Sweeper(store, self._keys, self._journal.sync, self._clock.wall)
+            await self._worker.call(lambda: confirm(store))
+            swept = await self._worker.call(sweeper.carry_out, live)
+        except RemoteError as error:
+            self._trouble(error)
+        except PodwatchError as error:
+            self._state = replace(self._state, warnings=(f"the store was not swept: {error}",))
+        else:
+            self._journal.post(Journal.learn, SWEPT, self._clock.wall())
+            if swept.gone:
+                self._tell(EventName.REMOTE_PRUNED, told(swept), bytes=swept.size_bytes)
+
+    async def _prune_remote(self, saved: PublishedSave) -> None:
+        if self._settings.mode == "observe":
+            return  # deletions are only reported there, and the store's are no exception
+        try:
+            await self._ready()  # a failed repair may have closed it since the publication
+        except PodwatchError as error:
+            self._state = replace(self._state, warnings=(f"old saves were not removed: {error}",))
+            return
+        assert self._store is not None
+        assert self._keys is not None
+        sync = self._settings.sync
+        policy = RemotePolicy(keep_last=sync.keep_last, keep_every=sync.keep_every, max_lag_seconds=sync.max_lag)
+        retention = RemoteRetention(
+            self._store,
+            self._keys,
+            self._journal.sync,
+            policy,
+            self._clock.wall,
+            writer_id=self._identity().writer_id,
+            confirm=self._confirm,
+        )
+        try:
+            pruned = await self._worker.call(lambda: retention.carry_out(own_generation=saved.generation))
+        except PodwatchError as error:
+            self._state = replace(self._state, warnings=(f"old saves were not removed: {error}",))
+            return
+        self._tidied = True
+        self._state = replace(self._state, warnings=(pruned.warning,) if pruned.warning else ())
+        for step, save_id, reason in pruned.removed:
+            self._tell(EventName.REMOTE_PRUNED, f"step {step} left the store: {reason}", step=step, save_id=save_id)
+        if pruned.removed:
+            self._note_stored(await self._journal.run(Journal.published))
+
+    def _note_stored(self, published: list[PublishedSave]) -> None:
+        last = published[-1] if published else None
+        self._state = replace(
+            self._state,
+            stored=frozenset((p.step, p.save_id) for p in published),
+            last_step=last.step if last else None,
+            last_published_wall=max((p.wall for p in published), default=None),
+        )
+
+    def _well(self) -> None:
+        if self._state.ok is False:
+            self._tell(EventName.STORE_RECOVERED, "the store works again")
+        self._state = replace(self._state, ok=True, error="")
+        self._failures = 0
+
+    def _trouble(self, error: PodwatchError) -> None:
+        """Told when it begins and when its kind changes, not at every try. The store is opened anew, with credentials
+        read again."""
+        store, self._store, self._publisher = self._store, None, None
+        if store is not None:
+            store.close()
+        if not isinstance(error, (Superseded, NotHolding)):  # no trouble of the store's; told by who found it
+            self._unwell(error)
+
+    def _unwell(self, error: PodwatchError) -> None:
+        news = self._state.ok is not False or error.what not in self._state.error
+        self._state = replace(self._state, ok=False, error=str(error))
+        if news:
+            self._tell(EventName.SYNC_FAILED, str(error), Severity.WARNING)
+
+    def _tell(
+        self, name: EventName, message: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool
+    ) -> None:
+        self._emit(Event(name, self._clock.wall(), message, severity, fields))
+
+
+def internal(error: Exception) -> PodwatchError:
+    if isinstance(error, OSError):
+        return HostError(f"upload could not be started: {error.strerror or error}", where=str(error.filename or ""))
+    return InternalError(f"sync failed inside podwatch: {type(error).__name__}: {error}", fix="please report this")

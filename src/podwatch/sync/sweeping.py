@@ -1,0 +1,132 @@
+"""Clearing the store of what serves nobody: unfinished uploads, superseded versions, saves without a manifest.
+
+What that is, is judged in judgement/sweep.py; here it is looked up, which costs a listing (a class C call per 1,000
+objects, so once a day), and carried out, manifest-less saves as journaled removals.
+"""
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from podwatch.domain.errors import IntegrityError, RemoteError
+from podwatch.domain.intent import IntentKind, IntentState
+from podwatch.domain.remote import Keys, Manifest, Pointer
+from podwatch.journal.journal import Journal
+from podwatch.judgement.sweep import Leftover, abandoned_uploads, orphaned_saves, superseded_versions
+from podwatch.stores.base import ObjectStore, StoredObject
+
+_JSON_LIMIT = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """``gone`` was removed; ``warning`` says why the rest could not be, if so."""
+
+    gone: tuple[Leftover, ...] = ()
+    warning: str = ""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(item.size_bytes for item in self.gone)
+
+
+class Sweeper:
+    """Blocking. ``live_saves`` are (step, save_id) of sets on this pod that are being uploaded or will be."""
+
+    def __init__(self, store: ObjectStore, keys: Keys, journal: Journal, wall: Callable[[], float]) -> None:
+        self._store, self._keys, self._journal, self._wall = store, keys, journal, wall
+
+    def look(self, live_saves: Collection[tuple[int, str]] = ()) -> tuple[Leftover, ...]:
+        """What may go, without touching it. Raises RemoteError; IntegrityError when a pointer or manifest cannot be
+        understood, because then nobody knows what it names."""
+        now, root = self._wall(), f"{self._keys.root}/"
+        uploads = abandoned_uploads(self._store.unfinished(root), set(self._journal.begun()), now)
+        versions = list(self._store.versions(root))
+        live = {self._keys.save(step, save_id) for step, save_id in live_saves}
+        saves = orphaned_saves(versions, self._saves(versions), live, now)
+        twice = _names_with_several(versions)
+        old = superseded_versions(versions, self._named(versions, twice), now) if twice else ()
+        return (*uploads, *saves, *(v for v in old if not any(v.key.startswith(s.key) for s in saves)))
+
+    def carry_out(self, live_saves: Collection[tuple[int, str]] = ()) -> Swept:
+        """Remove it. A key that may not delete is not an error, and can still give uploads up."""
+        gone: list[Leftover] = []
+        for item in self.look(live_saves):
+            try:
+                self._remove(item)
+            except RemoteError as error:
+                if error.transient:
+                    raise
+                return Swept(tuple(gone), f"leftovers stay in the store: {error.what}")
+            gone.append(item)
+        return Swept(tuple(gone))
+
+    def _remove(self, item: Leftover) -> None:
+        if item.what == "upload":
+            self._store.cancel_large(item.identifier)
+        elif item.what == "version":
+            self._store.delete(StoredObject(item.key, item.size_bytes, file_id=item.identifier, ours=True))
+        else:
+            self._remove_save(item)
+
+    def _remove_save(self, item: Leftover) -> None:
+        match = re.fullmatch(r"step_(\d+)/([^/]+)/", item.key.removeprefix(f"{self._keys.root}/"))
+        if match is None:
+            return
+        data: dict[str, object] = {"step": int(match[1]), "save_id": match[2], "reason": item.reason}
+        intent = self._journal.open_intent(IntentKind.REMOTE_DELETE, data)
+        try:
+            for version in list(self._store.versions(item.key)):
+                if version.key == f"{item.key}manifest.json":  # it came after all, while we looked
+                    self._journal.settle(intent.id, IntentState.UNDONE, "its manifest was written meanwhile")
+                    return
+                self._store.delete(version)
+        except RemoteError as error:
+            if not error.transient:
+                self._journal.settle(intent.id, IntentState.FAILED, error.what)
+            raise
+        self._journal.settle(intent.id, IntentState.DONE)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def _saves(self, versions: list[StoredObject]) -> dict[str, str]:
+        inside = re.compile(re.escape(self._keys.root) + r"/step_\d+/[^/]+/")
+        return {v.key: m.group() for v in versions if (m := inside.match(v.key)) is not None}
+
+    def _named(self, versions: list[StoredObject], twice: Collection[str]) -> set[str]:
+        """File ids that any manifest, and any version of the pointer, names; read only where a name has several."""
+        named: set[str] = set()
+        for version in versions:
+            if version.key == self._keys.latest:
+                named.add(self._pointer(version).manifest_file_id)
+            elif version.key.endswith(("/manifest.json", "/optional.json")) and any(
+                k.startswith(f"{version.key.rpartition('/')[0]}/") for k in twice
+            ):
+                named.update(f.file_id for f in self._manifest(version).files)
+        return named - {""}
+
+    def _pointer(self, version: StoredObject) -> Pointer:
+        return Pointer.from_bytes(self._read(version), where=f"{self._store.url}/{version.key}")
+
+    def _manifest(self, version: StoredObject) -> Manifest:
+        return Manifest.from_bytes(self._read(version), where=f"{self._store.url}/{version.key}")
+
+    def _read(self, version: StoredObject) -> bytes:
+        data = self._store.get_bytes(version.key, version.file_id, limit=_JSON_LIMIT)
+        if data is None:
+            raise IntegrityError("object went away while it was looked at", where=f"{self._store.url}/{version.key}")
+        return data
+
+
+def _names_with_several(versions: list[StoredObject]) -> set[str]:
+    seen, several = set[str](), set[str]()
+    for version in versions:
+        (several if version.key in seen else seen).add(version.key)
+    return several
+
+
+def told(swept: Swept) -> str:
+    """One line for the log."""
+    kinds = [i.what for i in swept.gone]
+    parts = [f"{kinds.count(k)} {k}{'s' if kinds.count(k) > 1 else ''}" for k in dict.fromkeys(kinds)]
+    return f"swept from the store: {', '.join(parts)}"

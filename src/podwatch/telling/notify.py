@@ -1,0 +1,286 @@
+"""Carrying notices out: to the owner's command and to URLs. Nothing here may hurt, block or outlive anything else.
+
+Each channel has a queue and a task of its own, so that one that hangs holds up no other. Every attempt is a short child
+process with a deadline: HTTP clients and their like are never loaded into the daemon.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from podwatch.domain.errors import PodwatchError
+from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.notice import NOTICE_SCHEMA_VERSION, Notice
+from podwatch.system.child import run_child, scrubbed_environment
+from podwatch.system.clock import either
+from podwatch.telling.logging import redactor
+
+QUEUE = 32
+"""Notices that wait for one channel: more than an hour's worth; then the oldest that is not critical goes."""
+ATTEMPTS = 8
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
+"""Seconds; each pause is three times the one before: eight attempts are spread over half an hour."""
+HURRY_PAUSE = 0.2
+"""Seconds, instead of these, once podwatch is about to leave."""
+FAILING_AFTER = 2
+"""Attempts in a row: one lost packet is no finding."""
+MIN_SECRET = 6
+"""Characters, as in redaction.py."""
+
+
+class NotSent(Exception):  # noqa: N818
+    """One attempt failed. ``final``: the same will happen to the next."""
+
+    def __init__(self, why: str, *, final: bool = False) -> None:
+        super().__init__(why)
+        self.final = final
+
+
+class Channel(Protocol):
+    name: str
+    """For people; without a secret."""
+
+    async def send(self, document: Mapping[str, Any]) -> None:
+        """Raises NotSent. Bounded in time."""
+        ...
+
+
+def document_of(notice: Notice, *, run_id: str, host: str) -> dict[str, Any]:
+    """What a channel is given, secrets taken out (docs/notifications.md)."""
+    unsent = f"\n({notice.unsent} more were held back)" if notice.unsent else ""
+    document = {
+        "schema_version": NOTICE_SCHEMA_VERSION,
+        "run_id": run_id,
+        "host": host,
+        "topic": str(notice.topic),
+        "change": str(notice.change),
+        "severity": str(notice.severity),
+        "key": notice.key,
+        "title": f"{run_id}: {notice.title}",
+        "text": f"{notice.text}{unsent}",
+        "at": datetime.fromtimestamp(notice.wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "unsent": notice.unsent,
+        "fields": dict(notice.fields),
+    }
+    cleaned: dict[str, Any] = redactor.clean(document)
+    return cleaned
+
+
+@dataclass(frozen=True, slots=True)
+class CommandChannel:
+    """The owner's own program: the document on standard input, the main parts in ``PODWATCH_*``."""
+
+    argv: Sequence[str]
+    timeout: float
+    name: str = "notify.command"
+
+    async def send(self, document: Mapping[str, Any]) -> None:
+        said = {f"PODWATCH_{name.upper()}": str(document[name]) for name in
+                ("run_id", "host", "topic", "change", "severity", "key", "title", "text", "at")}  # fmt: skip
+        try:
+            done = await run_child(
+                self.argv,
+                timeout=self.timeout,
+                env={**scrubbed_environment(os.environ), **{n: v.replace("\0", "") for n, v in said.items()}},
+                cwd=Path("/"),
+                stdin=json.dumps(document).encode() + b"\n",
+                limit=4096,
+            )
+        except PodwatchError as error:
+            raise NotSent(error.what, final=True) from error
+        if done.timed_out:
+            raise NotSent(f"no end within {self.timeout:g} s")
+        if not done.ok:
+            raise NotSent(_last(f"exit {done.code}", done.output))
+
+
+@dataclass(frozen=True, slots=True)
+class UrlChannel:
+    """One URL, which is a secret: it goes to the child on its standard input."""
+
+    url: str
+    timeout: float
+
+    @property
+    def name(self) -> str:
+        return shown_url(self.url)
+
+    async def send(self, document: Mapping[str, Any]) -> None:
+        order = {"url": self.url, "timeout": self.timeout, "notice": dict(document)}
+        argv = [sys.executable, "-m", "podwatch.telling.notify_child"]
+        done = await run_child(
+            argv,
+            timeout=self.timeout + 5.0,  # its own deadline comes first, and says more
+            env=scrubbed_environment(os.environ),
+            cwd=Path("/"),
+            stdin=json.dumps(order).encode() + b"\n",
+            limit=8192,
+        )
+        if done.timed_out:
+            raise NotSent(f"no answer within {self.timeout:g} s")
+        try:
+            answer = json.loads(done.output.strip().splitlines()[-1])
+            ok, why, final = bool(answer["ok"]), str(answer["why"]), bool(answer["final"])
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise NotSent(_last(f"exit {done.code}", done.output)) from None
+        if not ok:
+            raise NotSent(why, final=final)
+
+
+class Outbox:
+    """One channel with what waits for it."""
+
+    def __init__(
+        self, channel: Channel, sleep: Callable[[float], Coroutine[Any, Any, None]], *, first_pause: float = FIRST_PAUSE
+    ) -> None:
+        self.channel, self._sleep, self._first = channel, sleep, first_pause
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._wake, self._idle, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._idle.set()
+        self.failures = 0
+        self.why = ""
+        self.lost = 0
+        self.sent = 0
+        self._task = asyncio.create_task(self._run(), name=f"notify {channel.name}")
+
+    def put(self, document: dict[str, Any]) -> None:
+        if len(self._waiting) >= QUEUE:
+            dropped = next((d for d in self._waiting if d["severity"] != str(Severity.CRITICAL)), self._waiting[0])
+            self._waiting.remove(dropped)
+            self.lost += 1
+        self._waiting.append(document)
+        self._idle.clear()
+        self._wake.set()
+
+    async def flush(self, seconds: float) -> None:
+        """Give what waits one more chance to go, for so long at most."""
+        self._hurry.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        while True:
+            if not self._waiting:
+                self._idle.set()
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            document = self._waiting[0]
+            await self._deliver(document)
+            if self._waiting and self._waiting[0] is document:
+                self._waiting.popleft()
+
+    async def _deliver(self, document: dict[str, Any]) -> None:
+        for attempt in range(ATTEMPTS):
+            try:
+                await self.channel.send(document)
+            except NotSent as error:
+                self.failures, self.why = self.failures + 1, _clean(str(error))
+                final = error.final
+            except Exception as error:  # a notifier must never hurt the guard, whatever is wrong with it
+                self.failures, self.why, final = self.failures + 1, _clean(repr(error)), True
+            else:
+                self.failures, self.why, self.lost = 0, "", 0
+                self.sent += 1
+                return
+            if final or attempt + 1 == ATTEMPTS:
+                self.failures = max(self.failures, FAILING_AFTER)
+                self.lost += 1
+                return
+            await self._pause(min(LONGEST_PAUSE, self._first * 3.0**attempt))
+
+    async def _pause(self, seconds: float) -> None:
+        """So long, or until podwatch is about to leave; then never long."""
+        if self._hurry.is_set():
+            await self._sleep(min(seconds, HURRY_PAUSE))
+            return
+        await either(self._sleep(seconds), self._hurry.wait())
+
+
+class Notifier:
+    """Every channel of the configuration. ``tell`` never blocks and never raises."""
+
+    def __init__(
+        self, channels: Sequence[Channel], sleep: Callable[[float], Coroutine[Any, Any, None]], **options: Any
+    ) -> None:
+        self.outboxes = [Outbox(channel, sleep, **options) for channel in channels]
+
+    def tell(self, document: dict[str, Any]) -> None:
+        for outbox in self.outboxes:
+            outbox.put(document)
+
+    def findings(self, at: float) -> tuple[Finding, ...]:
+        """A warning for each channel that does not get through."""
+        return tuple(
+            Finding(
+                FindingKind.NOTIFY_FAILING,
+                Severity.WARNING,
+                f"notifications do not get through: {o.why}" + (f" ({o.lost} lost)" if o.lost else ""),
+                at,
+                "podwatch check --notify sends one and says what comes back",
+                subject=o.channel.name,
+            )
+            for o in self.outboxes
+            if o.failures >= FAILING_AFTER
+        )
+
+    async def flush(self, seconds: float) -> None:
+        await asyncio.gather(*(o.flush(seconds) for o in self.outboxes))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(o.close() for o in self.outboxes))
+
+
+def shown_url(url: str) -> str:
+    """Enough to know which it is: the scheme, and for a web address its host. The rest may be a key."""
+    scheme = url.partition(":")[0]
+    if scheme not in ("http", "https"):
+        return f"{scheme}://..."
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return f"{scheme}://..."
+    return f"{scheme}://{host}{port}/..."
+
+
+def register_secrets(urls: Sequence[str]) -> None:
+    """Whatever in these URLs could be a key is hidden wherever podwatch prints something."""
+    for url in urls:
+        redactor.register(url, *secrets_in(url))
+
+
+def secrets_in(url: str) -> tuple[str, ...]:
+    """User and password, and every long word with a digit in it, but for the host of a web address. A word without one
+    would blank out ordinary text ("webhooks"); the URL as a whole is hidden in any case."""
+    scheme, _, rest = url.partition("://")
+    place, _, path = rest.partition("/")
+    user, at, host = place.rpartition("@")
+    searched = f"{'' if scheme in ('http', 'https') else host}/{path}"
+    words = [w for w in re.split(r"[/?&=:,#]", searched) if len(w) >= MIN_SECRET and any(c.isdigit() for c in w)]
+    words += [w for w in user.split(":") if at and len(w) >= MIN_SECRET]
+    return tuple(dict.fromkeys(text for word in words for text in (word, unquote(word))))
+
+
+def _clean(text: str) -> str:
+    return redactor.text("".join(c if c.isprintable() else " " for c in text))[:300]
+
+
+def _last(lead: str, output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return f"{lead}: {lines[-1][:200]}" if lines else lead

@@ -1,0 +1,93 @@
+"""podwatch's own W&B run, in a process of its own: ``wandb.init`` may block for minutes, and nobody may wait for it.
+
+One file, run by its path with ``python -I`` so that it also runs under the trainer's Python, where wandb usually is:
+it needs nothing of podwatch. Orders come as JSON lines on standard input: first ``{"init": {...}, "idle": seconds}``,
+then ``{"log": {...}}`` or ``{"alert": {...}}``. Each is answered by one line, ``{"ok": ..., "why": ...}``. It ends when
+its input closes, when nothing came for ``idle`` seconds, or when W&B cannot be used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import sys
+import threading
+from typing import Any
+
+FINISH_SECONDS = 20.0
+"""For what has not been sent yet when the input closes; also for an ``init`` that hangs then."""
+
+
+def quiet(wandb: Any) -> Any:
+    """Settings as far as this version knows them: this run is not the training, and must say nothing about its machine
+    that the training's own run does not say already."""
+    wanted = {
+        "silent": True, "console": "off", "disable_git": True, "disable_code": True, "save_code": False,
+        "x_disable_stats": True, "x_disable_meta": True, "x_save_requirements": False, "init_timeout": 100,
+    }  # fmt: skip
+    known = getattr(wandb.Settings, "model_fields", None) or getattr(wandb.Settings, "__annotations__", {})
+    return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
+
+
+def read_orders(orders: queue.Queue[str | None]) -> None:
+    """In a thread: the end of the input must be noticed while W&B blocks."""
+    for line in sys.stdin:
+        orders.put(line)
+    orders.put(None)
+    timer = threading.Timer(FINISH_SECONDS, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
+
+
+def main() -> int:
+    # W&B and its libraries print where they like; the answers have a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(ok: bool, why: str = "") -> None:
+        with contextlib.suppress(OSError):  # nobody listens any more: the input has closed as well
+            answers.write(json.dumps({"ok": ok, "why": why[:300]}) + "\n")
+
+    orders: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=read_orders, args=(orders,), daemon=True).start()
+    first = orders.get()
+    if first is None:
+        return 0
+    begin = json.loads(first)
+    idle = float(begin["idle"])
+    try:
+        import wandb
+
+        run = wandb.init(settings=quiet(wandb), **begin["init"])
+        # The training's own axis: its rows and ours can be drawn over the same steps.
+        run.define_metric("podwatch/*", step_metric="podwatch/step")
+    except Exception as error:
+        answer(False, f"{type(error).__name__}: {error}")
+        return 1
+    answer(True, run.url or "offline")
+    while True:
+        try:
+            line = orders.get(timeout=idle)
+        except queue.Empty:
+            line = None  # whoever fed us hangs or is gone
+        if line is None:
+            break
+        order = json.loads(line)
+        try:
+            if "log" in order:
+                run.log(order["log"])
+            elif "alert" in order:
+                alert = dict(order["alert"])
+                level = getattr(wandb.AlertLevel, alert.pop("level"))
+                run.alert(level=level, wait_duration=0, **alert)
+            answer(True)
+        except Exception as error:
+            answer(False, f"{type(error).__name__}: {error}")
+    run.finish()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+# left out of this fixture

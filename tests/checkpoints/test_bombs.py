@@ -1,0 +1,25 @@
+"""Files that claim to be huge cost nothing."""
+
+import struct
+from pathlib import Path
+
+from podwatch.checkpoints.structure import safetensors, torch_zip
+from tests.support.checkpoints import torch_zip_bytes
+
+
+def test_a_zip_of_millions_of_entries_is_not_opened(tmp_path: Path) -> None:
+    path = tmp_path / "optimizer.pt"
+    sound = torch_zip_bytes({"a": 1})
+    end64 = b"PK\x06\x06" + struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, 5_000_000, 5_000_000, 1, 1)
+    locator = b"PK\x06\x07" + struct.pack("<IQI", 0, len(sound) - 22, 1)
+    path.write_bytes(sound[:-22] + end64 + locator + sound[-22:])
+    assert "claims more than" in torch_zip.check(path)
+    path.write_bytes(sound)
+    assert torch_zip.check(path) == ""
+
+
+def test_an_index_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    assert "larger than any index" in safetensors.read_index(path).problem

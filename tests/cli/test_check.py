@@ -1,0 +1,293 @@
+"""``podwatch check``: each thing that would spoil a night is found before it, with the fix."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from podwatch.checkpoints.layouts import make_layout
+from podwatch.cli import doctor
+from podwatch.cli.doctoring import leftovers, machine, start
+from podwatch.cli.doctoring.common import Line, sets_of
+from podwatch.cli.doctoring.gpus import Gpu, gpus
+from podwatch.cli.doctoring.store import _clock, measure, verdict
+from podwatch.config.settings import Settings
+from podwatch.domain.pause import Pause
+from podwatch.journal import Journal
+from podwatch.stores.local import LocalStore
+
+GIB = 1 << 30
+
+
+def made(root: Path, **sections: Any) -> Settings:
+    (root / "outputs").mkdir(exist_ok=True)
+    trainer = {"layout": "prime-rl", "output_dir": root / "outputs", "command": ["uv", "run", "rl", "@", "c.toml"]}
+    trainer |= sections.pop("trainer", {})
+    return Settings.model_validate({"run_id": "r", "state_dir": root / "state", "trainer": trainer, **sections})
+
+
+def level(lines: Iterator[Line], name: str = "") -> dict[str, str]:
+    """Level -> joined texts and fixes."""
+    found: dict[str, str] = {}
+    for line in lines:
+        if name in ("", line.name):
+            found[line.level] = f"{found.get(line.level, '')}{line.text} | {line.fix}\n"
+        assert line.fix or line.level == "ok", line
+    return found
+
+
+def program(directory: Path, name: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / name
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+# -- a start
+
+
+def test_the_program_is_looked_for_on_the_path_that_training_will_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = program(tmp_path / "mine", "uv").parent, tmp_path / "theirs"
+    monkeypatch.setenv("PATH", f"{mine}:/usr/bin:/bin")
+    assert f"{mine}/uv" in level(start.command(made(tmp_path)))["ok"]
+    secrets = tmp_path / "env"
+    secrets.write_text(f"PATH={theirs}:/usr/bin\n")
+    secrets.chmod(0o600)
+    refused = level(start.command(made(tmp_path, trainer={"env_file": secrets})))
+    assert "which training's PATH lacks" in refused["fail"]
+    assert str(mine) in refused["fail"]
+    program(theirs, "uv")
+    assert f"{theirs}/uv" in level(start.command(made(tmp_path, trainer={"env_file": secrets})))["ok"]
+    # A script that starts prime-rl needs uv as well, though nothing says so.
+    script = ["sh", "train.sh"]
+    lacking = level(start.command(made(tmp_path, trainer={"command": script, "env": {"PATH": "/usr/bin:/bin"}})))
+    assert "uv is not found" in lacking["fail"]
+    unknown = level(start.command(made(tmp_path, trainer={"user": "nobody-of-that-name"})))
+    assert "no user" in unknown["fail"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "hidden"),
+    [
+        (("sh", "-c", "train | tee log"), True),
+        (("/bin/bash", "-lc", "train 2>&1 | tee log"), True),
+        (("bash", "-c", "train |& tee log"), True),
+        (("bash", "-c", "set -o pipefail; train | tee log"), False),
+        (("bash", "-o", "pipefail", "-c", "train | tee log"), False),
+        (("sh", "-c", "train || exit 3"), False),
+        (("sh", "-c", "train --pattern 'a|b'"), False),
+        (("python", "-c", "print(1 | 2)"), False),
+        (("sh", "train.sh"), False),
+    ],
+)
+def test_a_pipe_that_hides_a_crash(argv: tuple[str, ...], hidden: bool) -> None:
+    assert start.hides_exit_code(argv) is hidden
+
+
+def test_a_wandb_key_or_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "no W&B key" in level(start.keys(made(tmp_path)))["warn"]
+    secrets = tmp_path / "env"
+    secrets.write_text("WANDB_API_KEY=0123456789abcdef\n")
+    secrets.chmod(0o600)
+    lines = list(start.keys(made(tmp_path, trainer={"env_file": secrets})))
+    assert [x.level for x in lines] == ["ok"]
+    assert "0123456789abcdef" not in str(lines)
+    assert "offline" in level(start.keys(made(tmp_path, trainer={"env": {"WANDB_MODE": "offline"}})))["ok"]
+    (tmp_path / "rl.toml").write_text("[wandb]\noffline = true\n")
+    for command in (["rl", "@", str(tmp_path / "rl.toml")], ["rl", "--wandb.offline"], ["rl", "--wandb.offline=True"]):
+        assert "offline" in level(start.keys(made(tmp_path, trainer={"command": command})))["ok"]
+    said_no = ["rl", "--wandb.offline", "False"]
+    assert "no W&B key" in level(start.keys(made(tmp_path, trainer={"command": said_no})))["warn"]
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x\n")
+    assert "a key is there" in level(start.keys(made(tmp_path)))["ok"]
+    both = level(start.keys(made(tmp_path, trainer={"env": {"WANDB_RUN_ID": "x"}})))
+    assert "both claim it" in both["warn"]
+
+
+def test_settings_of_vllm_that_blind_podwatch(tmp_path: Path) -> None:
+    (tmp_path / ".venv/lib/python3.12/site-packages/vllm-0.12.0.dist-info").mkdir(parents=True)
+    assert "vLLM 0.12.0" in level(start.vllm(made(tmp_path)))["ok"]
+    env = {
+        "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1",
+        "VLLM_PROCESS_NAME_PREFIX": "X",
+        "VLLM_ENGINE_READY_TIMEOUT_S": "9000",
+    }
+    warned = level(start.vllm(made(tmp_path, trainer={"env": env})))["warn"]
+    assert all(name in warned for name in env)
+
+
+def test_the_resume_command_is_tried_before_the_night(tmp_path: Path) -> None:
+    settings = made(tmp_path, trainer={"layout": "hf", "command": ["python", "train.py"]})
+    step = tmp_path / "outputs/checkpoint-10"
+    step.mkdir()
+    (step / "trainer_state.json").write_text('{"global_step": 10}')
+    prime = made(tmp_path)
+    refused = level(start.layout(prime, sets_of(prime)), "resume")
+    assert "prime-rl version" in refused["warn"], "no checkpoint: not sure yet"
+    with_one = level(start._resume(prime, make_layout(prime), 10))
+    assert "from step 10: cannot tell" in with_one["fail"], "a preset that refuses is known now, not at the restart"
+    given = made(tmp_path, trainer={"resume_args": ["--ckpt.resume-step", "{step}"]})
+    assert "--ckpt.resume-step 1" in level(start.layout(given, sets_of(given)), "resume")["ok"]
+    assert "named in the configuration" in level(start.layout(settings, sets_of(settings)), "layout")["ok"]
+    unknown = made(tmp_path, trainer={"layout": "auto", "command": ["./mine"], "output_dir": tmp_path / "nothing"})
+    texts = [x.text for x in doctor.examine(unknown) if x.level == "fail" and "recognises" in x.text]
+    assert len(texts) == 1, "said once, though several checks need the layout"
+
+
+def test_packages_shared_with_the_trainer(tmp_path: Path) -> None:
+    shared = level(start.packages(made(tmp_path, trainer={"command": [sys.executable, "train.py"]})))
+    assert "trainer's own environment" in shared["warn"]
+    apart = level(start.packages(made(tmp_path, trainer={"command": ["/bin/sh", "train.sh"]})))
+    assert "of its own" in apart["ok"]
+
+
+# -- the machine
+
+
+def test_foreign_memory_on_a_gpu_is_found_before_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The NVML stand-in has tests of its own; here it is the judgement."""
+    from podwatch.cli.doctoring import gpus as family
+
+    cards = [Gpu(0, "H200", 60 * GIB, 140 * GIB), Gpu(1, "H200", GIB // 2, 140 * GIB)]
+    monkeypatch.setattr(family, "read_gpus", lambda: cards)
+    settings = made(tmp_path, gpu={"inference": [0], "trainer": [1]})
+    found = level(gpus(settings, ""))
+    assert "GPU 0" in found["fail"]
+    assert "clean --gpu" in found["fail"]
+    assert "GPU 1" in found["ok"]
+    assert "fail" not in level(gpus(settings, "training is running"))
+    assert "fail" not in level(gpus(made(tmp_path, gpu={"inference": [1]}), "")), "another run's card"
+    assert "GPU 7 is configured but not here" in level(gpus(made(tmp_path, gpu={"inference": [7]}), ""))["fail"]
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        settings = made(tmp_path, inference={"urls": [f"http://127.0.0.1:{server.getsockname()[1]}"]})
+        assert "is taken" in level(machine.ports(settings, ""))["fail"]
+        assert "ok" in level(machine.ports(settings, "training is running"))
+    assert "is free" in level(machine.ports(settings, ""))["ok"]
+
+
+def test_a_low_file_limit(tmp_path: Path) -> None:
+    assert "65,536" in level(machine.limits(made(tmp_path, trainer={"nofile": 4096})))["warn"]
+
+
+# -- what was left behind
+
+
+def test_processes_of_an_earlier_start_are_named(tmp_path: Path) -> None:
+    settings = made(tmp_path, run_id=f"r{os.getpid()}")
+    assert "no process" in level(leftovers.leftovers(settings, ""))["ok"]
+    environ = {**os.environ, "PODWATCH_START_ID": "s1", "PODWATCH_RUN": settings.run_id}
+    with subprocess.Popen(["sleep", "50"], env=environ) as process:
+        try:
+            deadline = time.monotonic() + 5
+            while "fail" not in (found := level(leftovers.leftovers(settings, ""))) and time.monotonic() < deadline:
+                time.sleep(0.02)  # between fork and exec it has our environment
+            assert f"{process.pid} sleep" in found["fail"]
+        finally:
+            process.kill()
+
+
+def test_what_is_ahead_of_the_newest_complete_step(tmp_path: Path) -> None:
+    settings = made(tmp_path)
+    assert "nothing lies ahead" in level(leftovers.ahead(settings, "", sets_of(settings)))["ok"]
+    orphan = tmp_path / "outputs/run_default/checkpoints/step_15/orchestrator"
+    orphan.mkdir(parents=True)
+    (orphan / "progress.pt").write_bytes(b"x")
+    found = level(leftovers.ahead(settings, "", sets_of(settings)))
+    assert "would set aside" in found["warn"]
+    assert "run_default" in found["warn"]
+    assert "warn" not in level(leftovers.ahead(settings, "training is running", sets_of(settings))), (
+        "normal while it runs"
+    )
+    assert orphan.exists()
+
+
+def test_a_pause_shows_and_with_verbose_what_was_learned(tmp_path: Path) -> None:
+    settings = made(tmp_path)
+    assert not list(leftovers.remembered(settings, True))
+    (tmp_path / "state/r").mkdir(parents=True)
+    journal = Journal.open(tmp_path / "state/r/journal.sqlite")
+    journal.learn("pause", Pause(time.time(), None, "root", "new driver").to_dict())
+    journal.learn("learned", {"step_seconds": [180.0], "startups": []})
+    journal.close()
+    assert "new driver" in level(leftovers.remembered(settings, False))["warn"]
+    shown = level(leftovers.remembered(settings, True))["ok"]
+    assert "step_seconds: [180.0]" in shown
+    assert "startups" not in shown
+
+
+# -- the store
+
+
+def test_throughput_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store", writer_id="check")
+    assert measure(store, "r/podwatch") > 1_000_000
+    assert not list(store.list(""))
+    assert not [p for p in (tmp_path / "store").rglob("*") if p.is_file() and p.stat().st_size > 4096]
+
+
+def test_what_a_slow_line_means() -> None:
+    found = verdict(22e6, 39_000_000 * 600, 600.0)
+    assert found.level == "warn"
+    assert found.text == "needs 39 MB/s, measured 22 MB/s: every second save will reach the store"
+    assert "every 4th" in verdict(10e6, 39_000_000 * 600, 600.0).text
+    assert verdict(40e6, 39_000_000 * 600, 600.0).level == "ok"
+
+
+def test_a_clock_that_is_wrong() -> None:
+    assert "behind" in level(_clock(3600.0))["warn"]
+    assert "ahead of" in level(_clock(-3600.0))["warn"]
+    assert "agrees" in level(_clock(1.0))["ok"]
+    assert not list(_clock(None))
+
+
+# -- the whole
+
+
+def test_the_command_as_a_person_runs_it(tmp_path: Path) -> None:
+    shm = Path("/dev/shm")
+    store = shm / f"podwatch-check-{os.getpid()}"
+    same = tmp_path.stat().st_dev == shm.stat().st_dev
+    config = tmp_path / "podwatch.toml"
+    config.write_text(
+        f'run_id = "r"\nstate_dir = "{tmp_path}/state"\n[sync]\nstore = "file://{store}"\n'
+        f'[trainer]\nlayout = "hf"\noutput_dir = "{tmp_path}/outputs"\ncommand = ["sh", "-c", "train | tee log"]\n'
+    )
+    config.chmod(0o600)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "podwatch", "check", "-c", str(config), "--json", "--throughput"],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        report = json.loads(done.stdout)
+        schema = Path(__file__).parents[2] / "docs/schema/check.schema.json"
+        jsonschema.validate(report, json.loads(schema.read_text()))
+        assert done.stderr == ""
+        by_name: dict[str, list[str]] = {}
+        for check in report["checks"]:
+            by_name.setdefault(check["name"], []).append(check["level"])
+            assert check["level"] in ("ok", "warn", "fail")
+        assert {"layout", "resume", "command", "supervise", "leftovers", "steps", "signals", "disk"} <= set(by_name)
+        assert "warn" in by_name["command"], "the pipe"
+        assert same or by_name["throughput"] == ["ok"]
+        assert (done.returncode == 1) is any("fail" in levels for levels in by_name.values())
+    finally:
+        subprocess.run(["rm", "-rf", str(store)], check=True)

@@ -1,0 +1,140 @@
+"""``podwatch runs`` as real processes on a real local store."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+from podwatch.domain.remote import Keys
+from podwatch.journal.journal import Journal
+from podwatch.stores.local import LocalStore
+from podwatch.system.locks import FileLock
+from tests.cli.test_restore import stored
+from tests.support.past_runs import into_directory, past_run, tree
+
+__all__ = ["stored"]
+
+DAY = 86400.0
+
+
+def days_ago(machine, days: float) -> LocalStore:
+    return LocalStore(machine.directory / "store", writer_id="w", wall=lambda: time.time() - days * DAY)
+
+
+def old_backup(machine, run: str, step: int, body: bytes = b"weights") -> Path:
+    source = machine.directory / f"{run}-{step}"
+    (source / "sub").mkdir(parents=True)
+    (source / "model.bin").write_bytes(body)
+    (source / "sub" / "rng").write_bytes(b"1")
+    into_directory(machine.directory / "store", f"{run}/step_{step}", tree(source))
+    return source
+
+
+def test_list(stored):
+    machine, _, config, body = stored
+    past_run(days_ago(machine, 3), Keys("past"), 10, 20)
+    old_backup(machine, "older", 7)
+    shown = machine.podwatch("runs", "list", "-c", config)
+    assert shown.returncode == 0, shown.stderr
+    assert max(len(line) for line in shown.stdout.splitlines()) <= 80
+    older, past, mine = (next(x for x in shown.stdout.splitlines() if x.startswith(n)) for n in ("older", "past", "r "))
+    assert "another tool's backups" in older
+    assert past.split()[:3] == ["past", "20", "2"]
+    assert mine.split()[:3] == ["r", "40", "1"]
+    document = json.loads(machine.podwatch("runs", "list", "-c", config, "--json").stdout)
+    runs = {r["run_id"]: r for r in document["runs"]}
+    assert (runs["r"]["newest_step"], runs["r"]["saves"], runs["r"]["ours"]) == (40, 1, True)
+    assert runs["r"]["size_bytes"] > len(body)
+    assert (runs["older"]["ours"], runs["older"]["earlier_backups"]["steps"]) == (False, [7])
+    assert runs["past"]["earlier_backups"] is None
+
+
+def test_archive(stored):
+    machine, output, config, _ = stored
+    keys, store = Keys("past"), days_ago(machine, 3)
+    past_run(store, keys, 10, 20, 30)
+    state = output.parent / "state" / "past"
+    state.mkdir(parents=True)
+    Journal.open(state / "journal.sqlite").close()
+    dry = machine.podwatch("runs", "archive", "past", "--dry-run", "-c", config)
+    assert (dry.returncode, dry.stdout.count("would go")) == (0, 2), dry.stderr
+    asked = machine.podwatch("runs", "archive", "past", "-c", config)
+    assert (asked.returncode, "--yes" in asked.stderr) == (64, True)
+    with FileLock(state / "lock"):
+        guarded = machine.podwatch("runs", "archive", "past", "--yes", "-c", config)
+    assert (guarded.returncode, "already held by" in guarded.stderr) == (75, True)
+    assert len(list(store.list(keys.step(10)))) == 3
+    done = json.loads(machine.podwatch("runs", "archive", "past", "--yes", "--json", "-c", config).stdout)
+    assert [(s["step"], s["stays"]) for s in done["saves"]] == [(10, False), (20, False), (30, True)]
+    assert not list(store.list(keys.step(10)))
+    assert "archived" in machine.podwatch("runs", "list", "-c", config).stdout
+    again = machine.podwatch("runs", "archive", "past", "-c", config)
+    assert (again.returncode, "nothing to remove" in again.stdout) == (0, True)
+
+
+def test_archive_refuses_what_it_must(stored):
+    machine, _, config, _ = stored
+    nobody = machine.podwatch("runs", "archive", "nosuchrun", "--yes", "-c", config)
+    assert (nobody.returncode, "no latest.json" in nobody.stderr) == (69, True)
+    strange = machine.podwatch("runs", "archive", "../x", "--yes", "-c", config)
+    assert (strange.returncode, "not a run id" in strange.stderr) == (64, True)
+    past_run(days_ago(machine, 3), Keys("past"), 10, 20)
+    LocalStore(machine.directory / "store", writer_id="w").put_bytes(Keys("past").heartbeat, b"{}")
+    alive = machine.podwatch("runs", "archive", "past", "--yes", "-c", config)
+    assert (alive.returncode, "is guarded" in alive.stderr) == (75, True)
+
+
+def test_import_and_restore(stored):
+    machine, _, config, _ = stored
+    source = old_backup(machine, "older", 7)
+    old_backup(machine, "older", 9)
+    (machine.directory / "store" / "older" / "step_9" / "model.bin").unlink()
+    dry = machine.podwatch("runs", "import", "older", "--dry-run", "-c", config)
+    assert dry.returncode == 0, dry.stderr
+    assert "step 7: whole, would be taken in" in dry.stdout
+    assert "step 9: REFUSED, nothing matches 'model.bin'" in dry.stdout
+    assert not (machine.directory / "store" / "older" / "podwatch").exists()
+    taken = json.loads(machine.podwatch("runs", "import", "older", "--json", "-c", config).stdout)
+    assert [(b["step"], b["taken_in"]) for b in taken["backups"]] == [(7, True), (9, False)]
+    there = machine.directory / "there"
+    result = machine.podwatch("runs", "restore", "older", "--to", str(there), "-c", config)
+    assert result.returncode == 0, result.stderr
+    assert "restored step 7 of older" in result.stdout
+    assert {n: p.read_bytes() for n, p in tree(there / "checkpoint").items()} == {
+        n: p.read_bytes() for n, p in tree(source).items()
+    }
+    assert sorted(p.name for p in there.iterdir() if not p.name.startswith(".")) == ["checkpoint"]
+    again = machine.podwatch("runs", "import", "older", "--step", "7", "-c", config)
+    assert "step 7: was taken in before" in again.stdout
+    listed = json.loads(machine.podwatch("runs", "list", "--json", "-c", config).stdout)
+    older = next(r for r in listed["runs"] if r["run_id"] == "older")
+    assert (older["newest_step"], older["earlier_backups"]["steps"]) == (7, [7, 9])
+
+
+def test_import_says_what_it_cannot_find(stored):
+    machine, _, config, _ = stored
+    nothing = machine.podwatch("runs", "import", "nosuchrun", "-c", config)
+    assert (nothing.returncode, "no step_N/" in nothing.stderr) == (69, True)
+    old_backup(machine, "deep/er/older", 7)
+    named = machine.podwatch("runs", "import", "deep/er/older", "--as", "taken", "-c", config)
+    assert (named.returncode, "latest.json names step 7 now" in named.stdout) == (0, True), named.stderr
+    absent = machine.podwatch("runs", "import", "deep/er/older", "--step", "8", "-c", config)
+    assert (absent.returncode, "no backup of step 8" in absent.stderr) == (69, True)
+    assert machine.podwatch("runs", "import", "..", "-c", config).returncode == 64
+    assert machine.podwatch("runs", "import", "deep/er/older", "--layout", "x", "-c", config).returncode == 64
+    assert machine.podwatch("runs").returncode in (0, 64)
+
+
+def test_check_names_what_another_tool_left(stored):
+    machine, _, config, _ = stored
+    elsewhere = Path("/dev/shm") / f"podwatch-runs-{os.getpid()}"  # check refuses a store beside the checkpoints
+    text = Path(config).read_text().replace(f"file://{machine.directory}/store", f"file://{elsewhere}")
+    Path(config).write_text(text)
+    try:
+        into_directory(elsewhere, "r/step_55", {"model.bin": Path(__file__)})
+        checks = json.loads(machine.podwatch("check", "--json", "-c", config).stdout)["checks"]
+        texts = [c["text"] for c in checks if c["name"] == "store"]
+        assert any("up to step 55" in t and "podwatch runs import r" in t for t in texts), texts
+    finally:
+        shutil.rmtree(elsewhere)

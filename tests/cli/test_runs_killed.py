@@ -1,0 +1,128 @@
+"""``podwatch runs import`` and ``archive`` as processes that are killed at any moment: nothing is half-named, and the
+next try finishes."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from podwatch.domain.remote import Keys
+from podwatch.judgement.archive import SUPERSEDED_SECONDS
+from podwatch.stores.b2 import B2Store
+from podwatch.stores.credentials import Credentials
+from podwatch.sync.inventory import inventory, verify_save
+from podwatch.sync.publish import read_pointer
+from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.past_runs import into_bucket, past_run, tree
+
+pytestmark = pytest.mark.timeout(180)
+"""Seconds: each kill is a process of its own, and the gate runs others beside it."""
+
+LATER = f"""
+import sys, time
+real = time.time
+time.time = lambda: real() + {SUPERSEDED_SECONDS + 3600}
+from podwatch.cli.failing import run
+from podwatch.cli.root import cli
+run(cli)
+"""
+"""The command, two days after the run ended."""
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    with B2Server(tmp_path / "b2") as server:
+        yield server
+
+
+def config(tmp_path):
+    path = tmp_path / "podwatch.toml"
+    path.write_text(
+        f'run_id = "r"\nstate_dir = "{tmp_path}/state"\n[trainer]\nlayout = "custom"\noutput_dir = "{tmp_path}/out"\n'
+        f'[checkpoints.custom]\nstep_dir = "s{{step}}"\nrequired = ["model.bin"]\n[sync]\nstore = "b2://{BUCKET}"\n'
+        'part_size = "5MB"\n'
+    )
+    path.chmod(0o600)
+    return str(path)
+
+
+def command(server, tmp_path, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-c", LATER, "runs", *arguments, "-c", config(tmp_path)],
+        env=server.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
+    )  # fmt: skip
+
+
+def killed_at_random(server, tmp_path, check, *arguments, kills):
+    """Killed ``kills`` times, each later in its calls, then left to finish."""
+    server.pace(latency=0.03)
+    dice = random.Random(7)
+    before = sum(server.calls().values())
+    for kill in range(kills):
+        process = command(server, tmp_path, *arguments)
+        wanted = sum(server.calls().values()) + 4 + kill * 8 + dice.randrange(6)
+        while sum(server.calls().values()) < wanted and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        check()
+    server.pace()
+    process = command(server, tmp_path, *arguments)
+    said, _ = process.communicate(timeout=150)
+    assert process.returncode == 0, said
+    assert sum(server.calls().values()) > before
+    check()
+
+
+def store_of(server):
+    return B2Store(BUCKET, Credentials(KEY_ID, KEY, server.url), writer_id="look")
+
+
+def whole(server, keys):
+    """Every save that a manifest names is there, byte for byte, and no pointer has ever lied."""
+    store = store_of(server)
+    saves, problem = inventory(store, keys, time.time())
+    assert problem == ""
+    assert all(verify_save(store, save, deep=True) == () for save in saves)
+    assert server.violations() == []
+    store.close()
+    return sorted(save.step for save in saves)
+
+
+def newest_stays(server, keys):
+    assert whole(server, keys)[-1] == 40
+
+
+def test_import_killed_at_any_moment(bucket, tmp_path):
+    for step, size in ((3, 1000), (7, 11_000_000)):
+        source = tmp_path / f"{step}"
+        source.mkdir()
+        (source / "model.bin").write_bytes(os.urandom(size))
+        (source / "rng").write_bytes(b"1")
+        into_bucket(bucket, f"old/step_{step}", tree(source))
+    keys = Keys("old")
+    killed_at_random(bucket, tmp_path, lambda: whole(bucket, keys), "import", "old", kills=3)
+    assert whole(bucket, keys) == [3, 7]
+    store = store_of(bucket)
+    pointer = read_pointer(store, keys)
+    assert pointer is not None
+    assert (pointer.step, pointer.seq) == (7, 1)
+    assert sorted(o.key for o in store.list("old/step_")) == [
+        f"old/step_{s}/{n}" for s in (3, 7) for n in ("model.bin", "rng")
+    ]
+    store.close()
+
+
+def test_archive_killed_at_any_moment(bucket, tmp_path):
+    keys = Keys("past")
+    store = store_of(bucket)
+    past_run(store, keys, 10, 20, 30, 40)
+    killed_at_random(bucket, tmp_path, lambda: newest_stays(bucket, keys), "archive", "past", "--yes", kills=3)
+    assert whole(bucket, keys) == [40]
+    left = {o.key for o in store.list(keys.root)}
+    assert left == {keys.latest, keys.archive, *(o.key for o in store.list(keys.step(40)))}
+    store.close()

@@ -1,0 +1,91 @@
+"""Which tests are the slow ones: `make test-slow` runs them (and the gate does), `make test` leaves them out."""
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# The same cases each time: a gate must not be green today and red tomorrow. HYPOTHESIS_PROFILE=random (or long, with
+# `make fuzz`) looks for new ones.
+settings.register_profile("steady", derandomize=True)
+if not os.environ.get("HYPOTHESIS_PROFILE"):
+    settings.load_profile("steady")
+
+SLOW = (
+    "tests/checkpoints/layouts/test_write_order.py",
+    "tests/checkpoints/layouts/test_write_order_more.py",
+    "tests/checkpoints/test_bombs.py",
+    "tests/checkpoints/test_fuzz.py",
+    "tests/checkpoints/test_hostile.py",
+    "tests/checkpoints/test_prefixes.py",
+    "tests/checkpoints/test_truncation.py",
+    "tests/checkpoints/test_trust.py",
+    "tests/cli/test_clean.py",
+    "tests/cli/test_quarantine.py",
+    "tests/cli/test_restore.py",
+    "tests/cli/test_runs.py",
+    "tests/cli/test_runs_killed.py",
+    "tests/cli/test_store.py",
+    "tests/daemon/test_init.py",
+    "tests/e2e/test_artefacts.py",
+    "tests/e2e/test_bad_input.py",
+    "tests/e2e/test_by_hand.py",
+    "tests/e2e/test_checkpoints.py",
+    "tests/e2e/test_disk_at_proportions.py",
+    "tests/e2e/test_families.py",
+    "tests/e2e/test_full_disk.py",
+    "tests/e2e/test_life_judged.py",
+    "tests/e2e/test_more_families.py",
+    "tests/e2e/test_notified.py",
+    "tests/e2e/test_pause_and_observe.py",
+    "tests/e2e/test_preempt.py",
+    "tests/e2e/test_service_manager.py",
+    "tests/e2e/test_start_before_stop_also.py",
+    "tests/e2e/test_two_pods.py",
+    "tests/e2e/test_wandb_identity.py",
+    "tests/e2e/test_while_the_others_ran.py",
+    "tests/journal/test_recording.py",
+    "tests/judgement/detectors/test_healthy_nights.py",
+    "tests/judgement/test_healthy_nights.py",
+    "tests/judgement/test_nights.py",
+    "tests/judgement/test_prediction.py",
+    "tests/judgement/test_watch_properties.py",
+    "tests/recovery/test_crash.py",
+    "tests/recovery/test_crash_rounds.py",
+    "tests/recovery/test_real_trees.py",
+    "tests/retention/test_saving_process.py",
+    "tests/retention/test_small_disk.py",
+    "tests/sensors/test_silent_death.py",
+    "tests/simulation/test_demo.py",
+    "tests/simulation/test_processes.py",
+    "tests/sync/test_archiving.py",
+    "tests/sync/test_artefacts.py",
+    "tests/sync/test_b2_tables.py",
+    "tests/sync/test_crash.py",
+    "tests/sync/test_crash_rounds.py",
+    "tests/sync/test_fetching.py",
+    "tests/sync/test_held_uploads.py",
+    "tests/sync/test_hostile_bucket.py",
+    "tests/sync/test_importing.py",
+    "tests/sync/test_optional_parts.py",
+    "tests/sync/test_restore_crash.py",
+    "tests/sync/test_restore_volumes.py",
+    "tests/sync/test_sending.py",
+    "tests/sync/test_sweeping.py",
+    "tests/sync/test_two_pods.py",
+    "tests/sync/test_two_pods_schedules.py",
+    "tests/trainer/test_crash.py",
+    "tests/trainer/test_hung_reads.py",
+    "tests/trainer/test_survivors.py",
+)
+"""Files that mostly wait for real processes, or try very many cases: together as long as all the others."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return "the slow tests are left out (make test-slow)" if config.option.markexpr == "not slow" else ""

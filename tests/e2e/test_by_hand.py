@@ -1,0 +1,85 @@
+"""What a person does beside podwatch: starts by hand, stops after the next save. And a run that ends unseen."""
+
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+from tests.support.asking import running, status
+from tests.support.rig import TRAINER, Rig, alive
+
+
+def start_by_hand(rig: Rig) -> None:
+    """As from a shell that is gone: prime-rl's launcher by its name, its output in a file below output_dir."""
+    launcher = rig.root / "rl"
+    launcher.write_text(f"#!{sys.executable} -S\nimport runpy\nrunpy.run_path({str(TRAINER)!r}, run_name='__main__')\n")
+    launcher.chmod(0o755)
+    (rig.output / "logs").mkdir(parents=True, exist_ok=True)
+    words = shlex.join([str(launcher), *rig.command()[3:]])
+    script = f"setsid {words} >> {rig.output}/logs/rl.log 2>&1 < /dev/null &"
+    subprocess.run(["sh", "-c", script], check=True, cwd=rig.output.parent)
+
+
+def test_a_start_by_hand_is_guarded_though_training_was_stopped(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    running(daemon, rig, step=5)
+    assert daemon.command("stop-training").returncode == 0
+    daemon.wait_event("trainer-stopped", 30)
+    seen = len(daemon.events())
+    rig.trainer_flags = ["--ckpt.resume-step", str(rig.saved[-1])]
+    start_by_hand(rig)
+    daemon.wait_event("trainer-attached", 60, after=seen)
+    pid = rig.trainer_pid
+    daemon.wait_event("desired-changed", 10, after=seen, desired="running")
+    found = daemon.wait_for(
+        lambda: status(daemon)["training"] if status(daemon)["training"]["pid"] else None, 20, "pid"
+    )
+    assert (found["pid"], found["supervision"]) == (pid, "attach")
+    busy = daemon.command("start")
+    assert (busy.returncode, f"pid {pid}" in busy.stderr) == (75, True), busy.stderr
+    assert len(rig.starts) == 2
+    rig.never_two()
+
+
+def test_stop_after_the_next_save_outlives_podwatch(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    pid = running(daemon, rig, step=5)
+    rig.order(step_seconds=8.0)  # 40 s to the next save, however slow this machine is
+    time.sleep(1.0)  # until the trainer has heard of it; what it has saved by then is complete soon
+    newest = rig.saved[-1]
+    daemon.wait_for(lambda: status(daemon)["checkpoints"]["newest_complete_step"] == newest, 30, "a set")
+    assert daemon.command("stop-training", "--after-save").returncode == 0
+    daemon.stop(signal.SIGKILL)
+    assert alive(pid)
+    seen = len(daemon.events())
+    daemon.start()
+    daemon.wait_event("daemon-started", 60, after=seen)
+
+    def first_line() -> str:
+        return daemon.command("status").stdout.splitlines()[0]
+
+    daemon.wait_for(lambda: first_line().startswith("TRAINING IS RUNNING"), 20, "the trainer is seen")
+    first = first_line()
+    assert "STOPS after its next save" in first
+    rig.obey()
+    daemon.wait_event("trainer-stopped", 90, after=seen)
+    assert max(rig.saved) > newest
+    daemon.wait_for(lambda: status(daemon)["training"]["state"] == "stopped", 20, "stopped")
+    assert len(rig.starts) == 1
+
+
+def test_a_run_that_finishes_while_no_podwatch_runs_is_not_started_again(rig: Rig) -> None:
+    """Exit code 0 below a target nobody knows: only its own last words tell."""
+    daemon = rig.daemon().start()
+    pid = running(daemon, rig, step=5)
+    time.sleep(1.5)  # a few turns: how far the log is read goes to the journal
+    daemon.stop(signal.SIGKILL)
+    rig.order(finish=True)
+    daemon.wait_for(lambda: not alive(pid), 30, "the trainer finished while nobody looked")
+    seen = len(daemon.events())
+    daemon.start()
+    daemon.wait_event("trainer-finished", 60, after=seen)
+    assert len(rig.starts) == 1
+    assert status(daemon)["training"]["state"] == "finished"
+    assert not [e for e in daemon.events()[seen:] if e["podwatch_event"] == "incident-opened"]

@@ -1,0 +1,146 @@
+"""Maintenance and observing: everything is seen and said, and nothing is killed, started or removed."""
+
+import os
+import signal
+import time
+import urllib.request
+
+from tests.support.asking import lived, messages, reasons, running, status, wait_reason
+from tests.support.daemon import DaemonProcess
+from tests.support.nvml import GIB
+from tests.support.rig import Rig, alive
+
+
+def get(daemon: DaemonProcess, path: str) -> str:
+    with urllib.request.urlopen(status(daemon)["daemon"]["http_url"] + path, timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+def test_a_pause_holds_through_a_restart_of_podwatch_and_what_was_found_is_done_after_it(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    pid = running(daemon, rig, step=20)
+    daemon.wait_event("detector-armed", 20, detector="silent-death:gpu0")
+    paused = daemon.command("pause", "--for", "2h", "--reason", "new driver")
+    assert paused.returncode == 0, paused.stderr
+    assert "paused until" in paused.stdout
+    assert "(new driver)" in paused.stdout
+    os.kill(lived(rig.engine_pid), signal.SIGKILL)
+    assert wait_reason(daemon, "silent-death")["confirmed"]
+    would = daemon.wait_event("finding-raised", 10, kind="silent-death")
+    assert would["event"].startswith("paused: would restart because ")
+
+    text = daemon.command("status").stdout.splitlines()[0]
+    assert "PAUSED until" in text + daemon.command("status").stdout.splitlines()[1]
+    assert reasons(daemon)["paused"]["severity"] == "info"
+    pause = status(daemon)["daemon"]["pause"]
+    assert (pause["reason"], pause["held_by"]) == ("new driver", "")
+    assert "podwatch_paused 1.0" in get(daemon, "/metrics")
+
+    daemon.stop(signal.SIGKILL)
+    seen = len(daemon.events())
+    daemon.start()
+    assert "paused until" in daemon.wait_event("daemon-started", 20, after=seen)["event"]
+    assert status(daemon)["daemon"]["pause"]["reason"] == "new driver"
+    wait_reason(daemon, "silent-death")
+    assert rig.trainer_pid == pid
+    assert not messages(daemon, "incident-opened")
+    assert len(rig.starts) == 1
+
+    done = daemon.command("unpause")
+    assert (done.returncode, done.stdout.strip()) == (0, "podwatch acts again")
+    daemon.wait_event("incident-closed", 30, after=seen)
+    assert not alive(pid)
+    assert len(rig.starts) == 2
+    assert status(daemon)["daemon"]["pause"] is None
+    assert "it was not paused" in daemon.command("unpause").stdout
+
+    assert daemon.stop() == 0
+    replayed = daemon.command("replay")
+    assert replayed.returncode == 0, replayed.stderr
+    assert "WOULD RESTART: silent-death gpu0" in replayed.stdout, "the recording tells of the same death"
+
+
+def test_a_restart_under_way_waits_between_stop_and_start(rig: Rig) -> None:
+    daemon = rig.daemon(recovery__backoff_min="2s", recovery__backoff_max="2s").start()
+    running(daemon, rig, step=20)
+    for _ in range(2):  # the second failure in a row waits before it is tried again
+        seen = len(daemon.events())
+        rig.order(exit=1, once=True)
+        daemon.wait_event("incident-opened", 20, after=seen)
+        if daemon.wait_for(lambda: rig.trainer_pid or status(daemon)["recovery"]["phase"] == "backoff", 20, "goes on"):
+            break
+    starts = len(rig.starts)
+    assert daemon.command("pause").returncode == 0
+    if rig.trainer_pid:  # it was quicker than we were: then it is left alone
+        os.kill(rig.trainer_pid, signal.SIGKILL)
+        starts = len(rig.starts)
+        wait_reason(daemon, "trainer-exited")
+    else:
+        daemon.wait_for(lambda: status(daemon)["recovery"]["phase"] == "paused", 20, "it holds")
+    time.sleep(2.5)
+    assert not rig.trainer_pid
+    assert len(rig.starts) == starts
+    # What a person asks for is done all the same; what follows it is podwatch's own again.
+    assert daemon.command("start").returncode == 0
+    daemon.wait_for(lambda: rig.trainer_pid, 20, "the start that was asked for")
+    assert len(rig.starts) == starts + 1
+    daemon.wait_for(lambda: status(daemon)["recovery"]["phase"] in ("confirming", "running"), 20, "it is watched")
+    os.kill(rig.trainer_pid, signal.SIGKILL)
+    wait_reason(daemon, "trainer-exited")
+    time.sleep(0.5)
+    assert len(rig.starts) == starts + 1
+    assert daemon.command("unpause").returncode == 0
+    daemon.wait_for(lambda: rig.trainer_pid, 20, "the start that was due")
+
+
+def test_a_pause_whose_time_is_over_goes_on_while_others_hold_the_gpus(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    running(daemon, rig, step=20)
+    assert daemon.command("stop-training").returncode == 0
+    daemon.wait_for(lambda: status(daemon)["training"]["state"] == "stopped", 20, "stopped")
+    daemon.wait_for(lambda: not rig.trainer_pid and not rig.engine_pid, 10, "nothing left")
+    time.sleep(0.2)  # the cards show it
+    rig.world.set_memory(0, 30 * GIB)
+    assert daemon.command("pause", "--for", "1s").returncode == 0
+    seen = len(daemon.events())
+    assert "goes on: gpu0 holds" in daemon.wait_event("paused", 20, after=seen)["event"]
+    assert reasons(daemon)["paused"]["severity"] == "warning"
+    assert "gpu0 holds" in status(daemon)["daemon"]["pause"]["held_by"]
+    rig.world.set_memory(0, 0)
+    assert "its time is over" in daemon.wait_event("unpaused", 20, after=seen)["event"]
+    assert status(daemon)["daemon"]["pause"] is None
+    for wrong in (("--for", "soon"), ("--for", "0s"), ("--for", "60d")):
+        refused = daemon.command("pause", *wrong)
+        assert refused.returncode == 64, (wrong, refused.stderr)
+        assert len(refused.stderr.splitlines()) == 1
+
+
+def test_observe_only_says_what_it_would_do(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    pid = running(daemon, rig, step=20)
+    daemon.wait_event("detector-armed", 20, detector="silent-death:gpu0")
+    daemon.stop()
+    there = {p for p in rig.output.parent.rglob("*") if p.is_dir()}
+    recorded = sum(p.stat().st_size for p in rig.root.glob("state/*/recording/*"))
+
+    watching = rig.daemon(mode="observe", record__enabled=False, disk__prune_above="0.0001%", disk__prune_to="0.00001%")
+    seen = len(watching.events())
+    watching.start()
+    watching.wait_event("trainer-adopted", 20, after=seen)
+    assert status(watching)["daemon"]["mode"] == "observe"
+    os.kill(lived(rig.engine_pid), signal.SIGKILL)
+    would = watching.wait_event("finding-raised", 20, after=seen, kind="silent-death")
+    assert would["event"].startswith("mode observe: would restart because ")
+    time.sleep(1.0)
+    assert rig.trainer_pid == pid
+    os.kill(pid, signal.SIGKILL)
+    watching.wait_event("finding-raised", 20, after=seen, kind="trainer-exited")
+    time.sleep(1.0)
+    assert not rig.trainer_pid
+    assert len(rig.starts) == 1
+    told = {e["podwatch_event"] for e in watching.events()[seen:]}
+    assert not told & {
+        "incident-opened", "trainer-stopping", "trainer-starting", "quarantined", "pruned", "desired-changed",
+    }  # fmt: skip
+    assert recorded == sum(p.stat().st_size for p in rig.root.glob("state/*/recording/*")) > 0
+    assert there <= {p for p in rig.output.parent.rglob("*") if p.is_dir()}, "nothing was removed or renamed"

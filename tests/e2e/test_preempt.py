@@ -1,0 +1,146 @@
+"""The machine is taken away: said in the store, told to training, and over within the grace."""
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from podwatch.daemon import preempting
+from podwatch.daemon.preempting import Budget, fits, system_is_stopping, upload_if_it_fits
+from podwatch.sync.doors import SyncState
+from tests.support.asking import messages, running
+from tests.support.rig import Rig, alive
+
+
+def test_preempt_says_goodbye_ends_training_and_leaves_and_the_next_one_goes_on(rig: Rig, elsewhere: Path) -> None:
+    daemon = rig.daemon(sync__store=f"file://{elsewhere}").start()
+    trainer = running(daemon, rig, step=5)
+    daemon.wait_event("published", 20)
+    engine = rig.engine_pid
+    began = time.monotonic()
+    done = daemon.command("preempt")
+    took = time.monotonic() - began
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "training was told to end" in done.stdout
+    assert daemon.process is not None
+    assert daemon.process.wait(5) == 0
+    assert took < 5, "3 s of grace, and the command's own start"
+    assert messages(daemon, "daemon-stopping")[-1].endswith("training is told to end")
+    daemon.wait_for(lambda: not alive(trainer) and not alive(engine), 10, "training ends")
+    (heartbeat,) = elsewhere.rglob("heartbeat.json")
+    assert json.loads(heartbeat.read_text())["state"] == "preempted"
+    assert len(rig.starts) == 1
+
+    seen = len(daemon.events())
+    daemon.start()  # the machine was not taken away after all
+    daemon.wait_event("trainer-confirmed", 30, after=seen)
+    assert rig.starts[1]["step"] >= 5
+    assert not messages(daemon, "incident-opened"), "what was told to end has not failed"
+
+
+def test_a_shutdown_of_the_machine_is_told_from_a_stop_of_podwatch(rig: Rig) -> None:
+    """Under PID 1 by its own word. (A real systemd that powers off has a suite of its own.)"""
+    daemon = rig.daemon({"PODWATCH_UNDER_INIT": "pid1"}).start()
+    trainer = running(daemon, rig)
+    began = time.monotonic()
+    assert daemon.stop() == 0
+    assert time.monotonic() - began < 4
+    daemon.wait_for(lambda: not alive(trainer), 10, "training ends")
+    assert "the container is being stopped" in messages(daemon, "daemon-stopping")[-1]
+
+
+def test_a_store_that_hangs_does_not_keep_training_from_being_told(rig: Rig) -> None:
+    """Nobody answers at that address; the grace is over all the same."""
+    daemon = rig.daemon(
+        {"B2_ENVIRONMENT": "http://10.255.255.1:9", "B2_APPLICATION_KEY_ID": "k", "B2_APPLICATION_KEY": "s"},
+        sync__store="b2://bucket",
+        recovery__preempt_grace="1.5s",
+    ).start()
+    assert daemon.wait_for(daemon.status, 30, "it answers")
+    assert daemon.wait_for(lambda: daemon.command("start", "--fresh").returncode == 0, 10, "start by hand")
+    daemon.wait_for(lambda: rig.trainer_pid, 20, "training")
+    trainer = rig.trainer_pid
+    began = time.monotonic()
+    daemon.command("preempt", "--no-wait")
+    assert daemon.process is not None
+    assert daemon.process.wait(10) == 0
+    assert time.monotonic() - began < 4
+    daemon.wait_for(lambda: not alive(trainer), 10, "training ends")
+
+
+# -- the pieces
+
+
+def say(directory: Path, script: str) -> None:
+    program = directory / "systemctl"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("echo stopping; exit 1", True),
+        ("echo running", False),
+        ("echo degraded; exit 1", False),
+        ("exec sleep 30", False),
+    ],
+)
+async def test_systemd_is_asked_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: bool
+) -> None:
+    say(tmp_path, script)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    began = time.monotonic()
+    assert await system_is_stopping(booted=tmp_path, within=0.3 if "sleep" in script else 5) is expected
+    assert time.monotonic() - began < 5
+    assert not await system_is_stopping(booted=tmp_path / "no systemd here")
+
+
+@pytest.mark.parametrize("init", ["pid1", "detached", ""])
+async def test_only_pid_one_and_a_machine_that_stops_are_a_preemption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str
+) -> None:
+    monkeypatch.setattr(preempting, "BOOTED", tmp_path / "none")
+    assert bool(await preempting.told_by(init)) is (init == "pid1")
+
+
+def test_what_fits() -> None:
+    assert fits(0, 0, 0.5, 0.0), "all is sent: it is being published"
+    assert fits(100, 100, 0.5, 0.6)
+    assert not fits(100, 100, 0.5, 0.4)
+    assert not fits(1, 0, 0.5, 60), "nothing moves"
+
+
+async def test_an_upload_that_fits_is_waited_for_and_one_that_does_not_is_dropped_soon() -> None:
+    began = time.monotonic()
+
+    def going(rate: float, total: int) -> SyncState:
+        sent = min(total, int(rate * (time.monotonic() - began)))
+        return SyncState(uploading_step=None if sent >= total else 5, uploaded_bytes=sent, total_bytes=total)
+
+    assert await upload_if_it_fits(lambda: going(1000, 1000), Budget(3))
+    assert 0.9 < time.monotonic() - began < 1.5
+    began = time.monotonic()
+    assert not await upload_if_it_fits(lambda: going(1000, 100_000), Budget(3))
+    assert time.monotonic() - began < 1.0
+    assert await upload_if_it_fits(SyncState, Budget(3)), "none is in flight"
+
+
+async def test_training_is_told_even_when_everything_before_it_hangs() -> None:
+    told: list[float] = []
+    began = time.monotonic()
+
+    async def hang() -> None:
+        await asyncio.sleep(60)
+
+    async def tell() -> None:
+        told.append(time.monotonic() - began)
+
+    state = SyncState(uploading_step=5, total_bytes=10)
+    await preempting.say_goodbye(Budget(0.6), state=lambda: state, beat=hang, end_sync=hang, tell=tell)
+    assert told
+    assert told[0] < 0.6

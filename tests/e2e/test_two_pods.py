@@ -1,0 +1,152 @@
+"""Two real daemons with trainers, one run, one store: a paused pod, its replacement, and what happens when it wakes."""
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podwatch.domain.remote import Keys
+from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.daemon import DaemonProcess
+from tests.support.rig import Rig
+from tests.sync.conftest import local_violations
+
+pytestmark = pytest.mark.timeout(600)
+QUICK = {"sync__heartbeat": "5s", "sync__holder_patience": "12s", "sync__claim_wait": "2s"}
+
+
+class Run:
+    """A store, and pods that train one run in it."""
+
+    def __init__(self, url: str, make_rig: Callable[[], Rig], server: B2Server | None, root: Path) -> None:
+        self.url, self.server, self.root = url, server, root
+        self._make = make_rig
+        self.run_id = ""
+
+    def pod(self) -> tuple[Rig, DaemonProcess]:
+        rig = self._make()
+        self.run_id = rig.run_id = self.run_id or rig.run_id
+        rig.trainer_flags = ["--step-seconds=0.5", "--ckpt.interval=10"]
+        environ: dict[str, str] = {}
+        if self.server is not None:
+            environ = {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": self.server.url}
+        return rig, rig.daemon(environ, sync__store=self.url, **QUICK)
+
+    def holds(self) -> None:
+        """What the store promises, at this moment and (B2) at every moment so far."""
+        if self.server is not None:
+            assert self.server.violations() == []
+        else:
+            assert local_violations(self.root, Keys(self.run_id)) == []
+
+
+@pytest.fixture(params=["file", "b2"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path, make_rig: Callable[[], Rig]) -> Iterator[Run]:
+    if request.param == "file":
+        if not os.access("/dev/shm", os.W_OK) or Path("/dev/shm").stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("no second file system to keep a store on")
+        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="podwatch-two-pods-") as root:
+            yield Run(f"file://{root}", make_rig, None, Path(root))
+        return
+    with B2Server(tmp_path / "b2") as server:
+        yield Run(f"b2://{BUCKET}", make_rig, server, tmp_path)
+
+
+def standing(daemon: DaemonProcess) -> dict[str, Any]:
+    status = daemon.status()
+    return {} if status is None else {**status["sync"], "reasons": {r["kind"] for r in status["reasons"]}}
+
+
+def test_a_paused_pod_loses_its_run_and_gives_way_when_it_wakes(shared: Run) -> None:
+    first, first_daemon = shared.pod()
+    first_daemon.start()
+    first_daemon.wait_for(lambda: first.trainer_pid, 60, "the first pod trains, without a wait")
+    first_daemon.wait_for(lambda: standing(first_daemon).get("standing") == "holding", 60, "it holds the run")
+    assert standing(first_daemon)["generation"] == 1
+
+    second, second_daemon = shared.pod()
+    second_daemon.start()
+    assert second_daemon.process is not None
+    assert second_daemon.process.wait(90) == 75, "the other pod is alive: this one must not train"
+    said = second_daemon.events()
+    assert any(e["podwatch_event"] == "run-held-elsewhere" for e in said), second_daemon.tail()
+    assert "podwatch run --take-over" in second_daemon.log.read_text()
+    assert not second.starts, "it never started a trainer"
+    assert first.trainer_pid
+    assert standing(first_daemon)["standing"] == "holding"
+
+    paused = first.members()
+    assert first_daemon.process is not None
+    for pid in (first_daemon.process.pid, *paused):
+        os.kill(pid, signal.SIGSTOP)
+    second_daemon.start()
+    second_daemon.wait_for(lambda: standing(second_daemon).get("standing") == "watching", 60, "it watches first")
+    assert not second.starts
+    second_daemon.wait_for(lambda: second.trainer_pid, 120, "the replacement takes the run over and trains")
+    second_daemon.wait_event("run-claimed", 60)
+    assert standing(second_daemon)["generation"] == 2
+
+    for pid in (*paused, first_daemon.process.pid):
+        os.kill(pid, signal.SIGCONT)
+    first_daemon.wait_for(lambda: standing(first_daemon).get("standing") == "superseded", 90, "it sees that it lost")
+    first_daemon.wait_for(lambda: not first.trainer_pid, 60, "and stops its trainer")
+    first_daemon.wait_event("superseded", 30)
+    stopped = first_daemon.wait_event("trainer-stopped", 60)
+    starts = len(first.starts)
+    first_daemon.wait_for(lambda: "superseded" in standing(first_daemon)["reasons"], 30, "says so")
+    refused = first_daemon.command("start")
+    assert refused.returncode == 75, refused
+    assert "--take-over" in refused.stderr
+    text = first_daemon.command("status").stdout
+    assert "SUPERSEDED" in text, text
+    assert stopped
+    assert len(first.starts) == starts, "and does not start again"
+    assert second.trainer_pid
+    assert standing(second_daemon)["standing"] == "holding"
+    shared.holds()
+
+    assert first_daemon.stop() == 0
+    first_daemon.start("--take-over")
+    first_daemon.wait_for(lambda: first.trainer_pid, 60, "by hand it takes the run back at once")
+    second_daemon.wait_for(lambda: not second.trainer_pid, 90, "and the other one gives way")
+    shared.holds()
+
+
+def test_a_pod_that_says_goodbye_is_not_waited_for(shared: Run) -> None:
+    first, first_daemon = shared.pod()
+    first_daemon.start()
+    first_daemon.wait_for(lambda: first.trainer_pid, 60, "the first pod trains")
+    first_daemon.wait_for(lambda: standing(first_daemon).get("standing") == "holding", 60, "it holds the run")
+    assert first_daemon.command("preempt").returncode == 0
+    assert first_daemon.process is not None
+    first_daemon.process.wait(60)
+    second, second_daemon = shared.pod()
+    second_daemon.start()
+    second_daemon.wait_for(lambda: second.trainer_pid, 60, "the next pod trains")
+    kinds = [e["podwatch_event"] for e in second_daemon.events()]
+    assert "run-held-elsewhere" not in kinds, "without watching"
+    second_daemon.wait_for(lambda: standing(second_daemon).get("standing") == "holding", 60, "it holds the run")
+    assert standing(second_daemon)["generation"] == 2
+
+    # The same pod again, podwatch restarted: it goes on with its claim.
+    assert second_daemon.stop() == 0
+    second_daemon.start()
+    second_daemon.wait_for(lambda: standing(second_daemon).get("standing") == "holding", 30, "at once")
+    assert standing(second_daemon)["generation"] == 2
+
+    # People want it stopped, and then not.
+    if shared.server is None:
+        key = f"{second.run_id}/podwatch/control.json"
+        (shared.root / key).write_text('{"desired": "stopped", "reason": "the data are wrong"}')
+        second_daemon.wait_for(lambda: not second.trainer_pid, 60, "it stops")
+        second_daemon.wait_event("control-changed", 10)
+        refused = second_daemon.command("start")
+        assert refused.returncode == 75
+        assert "the data are wrong" in refused.stderr
+        (shared.root / key).unlink()
+        second_daemon.wait_for(lambda: second.trainer_pid, 60, "it goes on")
+    shared.holds()

@@ -1,0 +1,346 @@
+"""A person starts training by hand, at any time: it is seen, guarded, said, and never joined by a second one."""
+
+import asyncio
+import os
+import signal
+import socket
+
+import pytest
+
+from podwatch.domain.errors import Busy, ConfigurationError, UsageError
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import FindingKind, Severity
+from podwatch.domain.policy import Policies, RestartPolicy
+from podwatch.domain.process import ExitStatus, ProcessIdentity
+from podwatch.domain.snapshot import Desired, Supervision
+from podwatch.recovery import Phase, release
+from podwatch.trainer.base import Candidate, CannotExecute, Look
+from tests.recovery.test_restart import running
+from tests.support.recovery_world import Podwatch, World, death, finished
+
+
+async def turns(podwatch: Podwatch, seconds: float = 40.0) -> None:
+    """Turns of the sensing loop without anything to judge, acts given their time."""
+    end = podwatch.world.clock.now + seconds
+    while podwatch.world.clock.now < end:
+        podwatch.see()
+        while podwatch.recovery.acting:
+            await asyncio.sleep(0.001)
+
+
+def notes(podwatch: Podwatch) -> list[tuple[FindingKind, Severity]]:
+    return [(f.kind, f.severity) for f in podwatch.recovery.findings()]
+
+
+async def idle(world: World, what: str) -> Podwatch:
+    """A podwatch that wants nothing just now, with no act running."""
+    if what == "given up":
+        podwatch = Podwatch(world, policies=Policies(restart=RestartPolicy(retry_after_give_up_seconds=0.0)))
+        world.start_error = CannotExecute("the command does not exist")
+        await podwatch.recovery.begin()
+        await podwatch.until(Phase.GAVE_UP)
+        world.start_error = ""
+    else:
+        podwatch = await running(world)
+    if what == "stopped":
+        await podwatch.recovery.request_stop()
+        await podwatch.until(Phase.STOPPED)
+    elif what == "finished":
+        podwatch.see(18, finding=finished())
+        await podwatch.until(Phase.FINISHED)
+    assert podwatch.recovery.handle is None
+    return podwatch
+
+
+@pytest.mark.parametrize("what", ["stopped", "finished", "given up"])
+async def test_it_is_seen_whatever_podwatch_was_doing(world: World, what: str) -> None:
+    podwatch = await idle(world, what)
+    started = len(world.plans)
+    await turns(podwatch)
+    assert podwatch.recovery.handle is None, "nothing is there yet"
+    candidate = world.person_starts()
+    await turns(podwatch)
+    recovery = podwatch.recovery
+    assert (recovery.state.phase, recovery.state.supervision) == (Phase.ATTACHED, Supervision.ATTACH)
+    assert recovery.desired is Desired.RUNNING
+    assert len(world.plans) == started
+    assert FindingKind.GAVE_UP not in [kind for kind, _ in notes(podwatch)]
+    if what != "given up":
+        (said,) = [e.message for e in world.events if e.name is EventName.DESIRED_CHANGED and "again" in e.message]
+        assert str(candidate.launcher.pid) in said
+    await podwatch.leave()
+    heir = Podwatch(world)
+    world.candidates = [candidate]
+    await heir.recovery.begin()
+    await heir.until(Phase.ATTACHED)
+    assert heir.recovery.desired is Desired.RUNNING
+    world.save(20)
+    os.kill(candidate.launcher.pid, signal.SIGKILL)
+    world.foreign[candidate.launcher.pid].wait()
+    heir.see(20, finding=death())
+    await heir.until(Phase.CONFIRMING)
+    assert (len(world.alive()), world.plans[-1].step) == (1, 20)
+    await heir.leave()
+
+
+@pytest.mark.parametrize(("of_run", "age"), [(False, 0.0), (True, 1e6)])
+async def test_a_notebook_or_a_leftover_says_nothing_about_what_is_wanted(
+    world: World, of_run: bool, age: float
+) -> None:
+    """Its end would be taken for the run's, and training started that a person stopped."""
+    podwatch = await idle(world, "stopped")
+    world.person_starts(of_run=of_run, age=age)
+    await turns(podwatch)
+    assert (podwatch.recovery.state.phase, podwatch.recovery.desired) == (Phase.STOPPED, Desired.STOPPED)
+    assert notes(podwatch) == [(FindingKind.UNGUARDED, Severity.INFO)]
+    assert not podwatch.recovery.state.acting
+    world.candidates.clear()
+    await turns(podwatch)
+    assert notes(podwatch) == []
+    await podwatch.leave()
+
+
+async def test_several_are_told_and_one_is_taken_at_a_persons_word(world: World) -> None:
+    podwatch = await idle(world, "stopped")
+    first, second = world.person_starts(), world.person_starts()
+    await turns(podwatch)
+    assert notes(podwatch) == [(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL)]
+    started = await podwatch.recovery.request_start()
+    assert [c.launcher.pid for c in started.choose_from] == [first.launcher.pid, second.launcher.pid]
+    assert (podwatch.recovery.desired, podwatch.recovery.acting) == (Desired.STOPPED, False)
+    with pytest.raises(UsageError, match="process 1 is no trainer"):
+        await podwatch.recovery.request_start(attach=1)
+    started = await podwatch.recovery.request_start(attach=second.launcher.pid)
+    assert f"pid {second.launcher.pid}: python train.py" in started.message
+    await podwatch.until(Phase.ATTACHED)
+    assert podwatch.recovery.handle is not None
+    assert podwatch.recovery.handle.launcher == second.launcher
+    assert (podwatch.recovery.desired, notes(podwatch)) == (Desired.RUNNING, [])
+    await podwatch.leave()
+
+
+async def test_start_names_what_it_takes_over_and_joins_nothing(world: World) -> None:
+    world.settings_extra = {"trainer": {"command": []}}
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await asyncio.sleep(0.02)
+    with pytest.raises(ConfigurationError):
+        await podwatch.recovery.request_start()
+    candidate = world.person_starts()
+    for impossible in ({"step": 5}, {"fresh": True}):
+        with pytest.raises(Busy, match="two would train at once"):
+            await podwatch.recovery.request_start(**impossible)
+    started = await podwatch.recovery.request_start()
+    assert str(candidate.launcher.pid) in started.message
+    await podwatch.until(Phase.ATTACHED)
+    assert world.plans == []
+    await podwatch.leave()
+
+
+async def test_a_restart_by_hand_during_the_wait_is_no_failure(world: World) -> None:
+    """Ctrl-C, then the same command again: a trainer podwatch did not start has time for that before it acts."""
+    first = world.person_starts()
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.ATTACHED)
+    os.kill(first.launcher.pid, signal.SIGINT)
+    os.killpg(first.launcher.pid, signal.SIGKILL)
+    world.foreign[first.launcher.pid].wait()
+    ended = podwatch.snapshot()
+    assert ended.trainer.value is not None
+    object.__setattr__(ended.trainer.value, "alive", False)
+    world.clock.advance(20)
+    second = world.person_starts()
+    object.__setattr__(ended, "at", world.clock.now)
+    podwatch.recovery.consider(ended, ())
+    await podwatch.until(Phase.ATTACHED)
+    assert podwatch.recovery.handle is not None
+    assert podwatch.recovery.handle.launcher == second.launcher
+    assert podwatch.journal.sync.incidents() == []
+    assert any("started again by hand" in e.message for e in world.events)
+    assert world.plans == []
+    await podwatch.leave()
+
+
+async def test_what_is_left_of_the_old_tree_is_no_new_trainer(world: World) -> None:
+    first = world.person_starts()
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.ATTACHED)
+    ended = podwatch.snapshot()
+    object.__setattr__(ended.trainer.value, "alive", False)
+    world.candidates = [first]
+    world.clock.advance(20)
+    object.__setattr__(ended, "at", world.clock.now)
+    podwatch.recovery.consider(ended, ())
+    while podwatch.recovery.acting:
+        await asyncio.sleep(0.001)
+    assert podwatch.recovery.handle is not None
+    assert podwatch.recovery.handle.launcher == first.launcher
+    assert not any("by hand" in e.message for e in world.events)
+    await podwatch.leave()
+
+
+async def test_what_ran_beside_it_all_the_time_is_no_restart_by_hand(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    podwatch = Podwatch(world)
+    first = world.person_starts()
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.ATTACHED)
+    handle = podwatch.recovery.handle
+    assert handle is not None
+    ended = ExitStatus(at_wall=world.clock.wall())
+
+    async def gone() -> ExitStatus:
+        return ended
+
+    monkeypatch.setattr(handle, "exit_status", gone)
+    snapshot = podwatch.snapshot()
+    object.__setattr__(snapshot.trainer.value, "alive", False)
+    for age, taken in ((500.0, False), (15.0, True)):
+        world.candidates.clear()
+        second = world.person_starts(age=age)
+        world.clock.advance(20)
+        object.__setattr__(snapshot, "at", world.clock.now)
+        podwatch.recovery.consider(snapshot, ())
+        while podwatch.recovery.acting:
+            await asyncio.sleep(0.001)
+        assert podwatch.recovery.handle is not None
+        assert podwatch.recovery.handle.launcher == (second if taken else first).launcher
+    await podwatch.leave()
+
+
+async def test_a_lookout_that_cannot_look_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    podwatch = await idle(world, "stopped")
+
+    async def blind() -> Look:
+        raise TimeoutError("/proc hangs")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(podwatch.recovery.tools.launcher, "look", blind)
+        await turns(podwatch)
+        assert notes(podwatch) == [(FindingKind.SENSOR_BLIND, Severity.WARNING)]
+    await turns(podwatch)
+    assert notes(podwatch) == []
+    await podwatch.leave()
+
+
+# --- stop-training --after-save --------------------------------------------------------------------------------------
+
+
+async def ending(world: World) -> Podwatch:
+    podwatch = await running(world)
+    podwatch.catalogue.rescan()
+    await podwatch.recovery.request_stop(after_save=True)
+    await podwatch.until_phase(Phase.ENDING)
+    return podwatch
+
+
+async def test_after_save_survives_podwatch(world: World) -> None:
+    podwatch = await ending(world)
+    assert "after its next save (the newest is step 15)" in podwatch.recovery.state.detail
+    assert not podwatch.recovery.state.acting, "room may have to be made for that very save"
+    await podwatch.die()
+    heir = Podwatch(world)
+    heir.catalogue.rescan()
+    await heir.recovery.begin()
+    await heir.until_phase(Phase.ENDING)
+    await asyncio.sleep(0.05)
+    assert len(world.alive()) == 1, "it is not stopped before its save"
+    world.save(20)
+    await heir.until(Phase.STOPPED)
+    record = heir.record.current
+    assert record is not None
+    assert (world.alive(), record.stop_above, record.stop_of) == ([], None, "")
+    await heir.leave()
+
+
+async def test_a_save_made_while_no_podwatch_ran_counts(world: World) -> None:
+    podwatch = await ending(world)
+    await podwatch.die()
+    world.save(20)
+    heir = Podwatch(world)
+    heir.catalogue.rescan()
+    await heir.recovery.begin()
+    await heir.until(Phase.STOPPED)
+    assert world.alive() == []
+    await heir.leave()
+
+
+async def test_a_dead_engine_ends_the_wait(world: World) -> None:
+    podwatch = await ending(world)
+    assert str(podwatch.recovery.judged) == "running", "else nobody would look whether it still lives"
+    podwatch.see(16, finding=death(FindingKind.SILENT_DEATH))
+    await podwatch.until(Phase.STOPPED)
+    assert (world.alive(), len(world.plans)) == ([], 1)
+    assert str(podwatch.recovery.judged) == "stopped"
+    (said,) = [e.message for e in world.events if "no further save will come" in e.message]
+    assert "silent-death happened; the newest is step 15" in said
+    assert podwatch.journal.sync.incidents() == []
+    await podwatch.leave()
+
+
+async def test_a_stop_now_or_a_start_takes_the_wait_back(world: World) -> None:
+    podwatch = await ending(world)
+    with pytest.raises(Busy):
+        await podwatch.recovery.request_start()
+    await podwatch.recovery.request_stop()
+    await podwatch.until(Phase.STOPPED)
+    assert world.alive() == []
+    await podwatch.leave()
+
+
+async def test_the_same_for_a_trainer_that_a_person_started(world: World) -> None:
+    candidate = world.person_starts()
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.ATTACHED)
+    await podwatch.recovery.request_stop(after_save=True)
+    await podwatch.until_phase(Phase.ENDING)
+    await podwatch.die()
+    world.candidates = [candidate]
+    heir = Podwatch(world)
+    await heir.recovery.begin()
+    await heir.until_phase(Phase.ENDING)
+    assert heir.recovery.desired is Desired.STOPPED, "it runs on, and is not wanted again for that"
+    world.save(5)
+    await heir.until(Phase.STOPPED)
+    assert world.alive() == []
+    await heir.leave()
+
+
+# --- who is in the way -----------------------------------------------------------------------------------------------
+
+
+async def test_who_holds_the_gpu_and_the_port_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        podwatch = Podwatch(world, ports=lambda: (port,))
+        look = podwatch.recovery.tools.launcher.look
+
+        async def held() -> Look:
+            found = await look()
+            return Look(found.handle, found.candidates, ("pid 99 (VLLM::EngineCor) has a context on /dev/nvidia0",))
+
+        monkeypatch.setattr(podwatch.recovery.tools.launcher, "look", held)
+        world.gpu_used = 60 << 30
+        podwatch.recovery.memory.gpu_base = {0: 0}
+        await podwatch.recovery.begin()
+        await podwatch.until_phase(Phase.BLOCKED)
+        text = podwatch.recovery.state.detail
+        assert "pid 99 (VLLM::EngineCor)" in text
+        assert f"port {port} is in use by pid {os.getpid()}" in text
+    world.gpu_used = 0
+    await podwatch.until(Phase.CONFIRMING)
+    await podwatch.leave()
+
+
+def test_where_nobody_can_be_named_it_says_so() -> None:
+    free = release.Free(("gpu0 holds 3.0 GiB more than before training",), True)
+    assert "no process that podwatch may look into" in release.named(free, ()).holders[1]
+    assert release.named(release.Free((), True), ("pid 1",)).holders == ()
+
+
+def test_a_candidate_has_one_name_for_every_podwatch() -> None:
+    assert Candidate(ProcessIdentity(7, 70), "x", "y").start_id == "attach-7-70"

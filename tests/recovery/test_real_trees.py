@@ -1,0 +1,175 @@
+"""Recovery with the real keeper and real trees that misbehave, one after the other; never two trainers."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from podwatch.domain.finding import FindingKind
+from podwatch.domain.policy import Policies, RestartPolicy
+from podwatch.recovery import Phase
+from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
+from tests.recovery.test_with_keeper import RealTime, running_trainers
+from tests.support.recovery_world import GIB, Podwatch, World, death
+
+TRAINER = """
+import fcntl, os, signal, subprocess, sys, time
+from pathlib import Path
+out = Path(sys.argv[1])
+step = int(sys.argv[sys.argv.index("--resume") + 1]) if "--resume" in sys.argv else 0
+lock = open(out.parent / "lock", "a"); os.set_inheritable(lock.fileno(), True)
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    (out.parent / "double").write_text("two at once")
+with (out.parent / "starts").open("a") as f:
+    f.write(f"{step}\\n")
+mode = (out.parent / "mode").read_text()
+if mode == "crash":
+    sys.exit(3)
+if mode == "poison" and step == 15:
+    print("RuntimeError: cannot load checkpoints/step_15: file is truncated", flush=True)
+    sys.exit(1)
+if mode == "stubborn":  # a child that ignores SIGTERM, and a daemon that left its session; both hold the lock
+    subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"], close_fds=False)
+    subprocess.Popen(["setsid", "sh", "-c", "(sleep 300 &) ; exec sleep 300"], close_fds=False)
+(out.parent / f"up{len((out.parent / 'starts').read_text().split())}").write_text("")
+time.sleep(600)
+"""
+
+
+class Pod:
+    """A world whose trainers are kept by the real keeper."""
+
+    def __init__(self, world: World, policies: Policies) -> None:
+        self.world = world
+        self.script = world.root / "trainer.py"
+        self.script.write_text(TRAINER)
+        self.mode("steady")
+        command = [sys.executable, "-S", str(self.script), str(world.output)]
+        world.settings_extra = {"trainer": {"command": command, "stop_grace": 0.3, "save_grace": 0.3}}
+        self.launcher = KeeperLauncher(
+            "r1", world.output, world.root / "state", RealTime(), use_systemd=False,
+            options=KeeperOptions(lock_dir=world.root / "locks", grace=1.0, linger=5.0),
+        )  # fmt: skip
+        self.podwatch = Podwatch(world, policies=policies)
+        object.__setattr__(self.podwatch.recovery.tools, "launcher", self.launcher)
+        object.__setattr__(self.podwatch.recovery.tools, "environment", lambda: {"PATH": "/usr/bin:/bin"})
+
+    def mode(self, what: str) -> None:
+        (self.world.root / "mode").write_text(what)
+
+    @property
+    def starts(self) -> list[int]:
+        path = self.world.root / "starts"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    async def up(self, count: int) -> None:
+        await self.until((self.world.root / f"up{count}").exists)
+
+    async def until(self, check: Callable[[], object]) -> None:
+        end = time.monotonic() + 60
+        while not check():
+            assert time.monotonic() < end, "did not happen in time"
+            await asyncio.sleep(0.005)
+
+    async def dies(self, *phases: Phase) -> None:
+        """Wait for the end of the trainer that runs, judge it, and wait for what follows."""
+        handle = self.podwatch.recovery.handle
+        assert handle is not None
+        while await handle.exit_status() is None:
+            await asyncio.sleep(0.005)
+        self.podwatch.see(finding=death())
+        await self.podwatch.until(*phases, seconds=60)
+
+    async def end(self) -> None:
+        await self.podwatch.recovery.request_stop()
+        await self.podwatch.until(Phase.STOPPED, seconds=60)
+        assert running_trainers(self.script) == []
+        assert not (self.world.root / "double").exists()
+        await self.podwatch.leave()
+        await self.launcher.close()
+
+
+@pytest.fixture
+def steady(world: World) -> Iterator[World]:
+    yield world
+    for pid in running_trainers(world.root / "trainer.py"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+async def begun(world: World, policies: Policies = Policies()) -> Pod:  # noqa: B008 - frozen
+    pod = Pod(world, policies)
+    await pod.podwatch.recovery.begin()
+    await pod.podwatch.until(Phase.CONFIRMING, seconds=60)
+    await pod.up(1)
+    for step in (10, 15):
+        world.save(step)
+    pod.podwatch.see(17)
+    return pod
+
+
+async def test_ten_crashes_in_a_row_and_then_it_works(steady: World) -> None:
+    """A run that worked is given up only when count and time are both exhausted; each crash costs one start."""
+    policy = RestartPolicy(budget_restarts=100, backoff_min_seconds=0.1, backoff_max_seconds=0.2)
+    pod = await begun(steady, Policies(restart=policy))
+    pod.mode("crash")
+    pod.podwatch.see(18, finding=death(FindingKind.HANG))
+    await pod.podwatch.until(Phase.CONFIRMING, seconds=60)
+    for number in range(2, 11):
+        await pod.until(lambda number=number: len(pod.starts) >= number)  # type: ignore[misc]
+        await pod.dies(Phase.CONFIRMING)
+    pod.mode("steady")
+    await pod.until(lambda: len(pod.starts) >= 11)
+    if pod.podwatch.recovery.handle is not None and await pod.podwatch.recovery.handle.exit_status() is not None:
+        await pod.dies(Phase.CONFIRMING)
+    await pod.up(len(pod.starts))
+    assert set(pod.starts[1:]) == {15}, "a start that never loaded is no reason to step back"
+    assert 11 <= len(pod.starts) <= 12
+    await pod.end()
+
+
+async def test_a_poison_checkpoint_is_left_after_two_proven_failures(steady: World) -> None:
+    pod = await begun(steady)
+    pod.mode("poison")
+    steady.gpu_used = 20 * GIB  # it was read into the GPU
+    pod.podwatch.recovery.memory.gpu_base = {0: 0}
+    steady.lines = ["RuntimeError: cannot load checkpoints/step_15: file is truncated"]
+    pod.podwatch.see(18, finding=death(FindingKind.HANG))
+    steady.gpu_used = 0
+    await pod.podwatch.until(Phase.CONFIRMING, seconds=60)
+    for _ in range(2):
+        steady.gpu_used = 20 * GIB
+        pod.podwatch.see()
+        steady.gpu_used = 0
+        await pod.dies(Phase.CONFIRMING)
+    await pod.up(4)
+    assert pod.starts == [0, 15, 15, 10]
+    await pod.end()
+
+
+async def test_a_stubborn_tree_is_gone_before_the_next_one_starts(steady: World) -> None:
+    """A child that ignores SIGTERM, a daemon that left the session; and GPU memory that falls late."""
+    pod = await begun(steady)
+    pod.mode("stubborn")
+    await pod.podwatch.recovery.request_restart()
+    await pod.podwatch.until(Phase.CONFIRMING, seconds=60)
+    await pod.up(2)
+    steady.gpu_used = 60 * GIB
+    pod.podwatch.recovery.memory.gpu_base = {0: 0}
+    pod.podwatch.see(18, finding=death(FindingKind.SILENT_DEATH))
+    await pod.podwatch.until_phase(Phase.BLOCKED, seconds=60)
+    assert len(pod.starts) == 2, "not beside memory that is still held"
+    assert running_trainers(pod.script) == []
+    pod.mode("steady")
+    steady.gpu_used = 0
+    await pod.podwatch.until(Phase.CONFIRMING, seconds=60)
+    await pod.up(3)
+    assert pod.starts == [0, 15, 15]
+    await pod.end()

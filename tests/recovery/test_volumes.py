@@ -1,0 +1,139 @@
+"""A set whose parts lie on several filesystems, and one from an overlay's lower layer: set aside, listed, counted,
+expired and given back. Real mounts."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podwatch.domain.errors import HostError
+from podwatch.domain.intent import Intent, IntentKind
+from podwatch.journal.journal import Journal
+from podwatch.judgement.retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.recovery import quarantine
+from podwatch.retention.remover import Remover
+from podwatch.retention.trash import quarantine_entries
+from podwatch.system.clock import SystemClock
+from podwatch.system.workspace import Workspace
+from tests.support.small_disk import small_mount
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+
+
+def intent_for(paths: list[Path], number: int = 7) -> Intent:
+    data = quarantine.plan(paths, step=10, steps={15: "complete"}, lineage="l", wall=1.0, number=number)
+    return Intent(number, IntentKind.QUARANTINE, 1.0, data)
+
+
+def make(path: Path) -> Path:
+    path.mkdir(parents=True)
+    (path / "data").write_text(str(path))
+    (path / "deep").mkdir()
+    (path / "deep" / "more").write_bytes(b"x" * 100_000)
+    return path
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {p.relative_to(path).as_posix(): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def volumes(tmp_path: Path) -> Iterator[tuple[Workspace, Path]]:
+    """output_dir here, checkpoint_dir on a filesystem of its own."""
+    with small_mount(tmp_path / "volume", 8_000_000) as mounted:
+        if not mounted:
+            pytest.skip("cannot mount here")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "volume" / "ckpt").mkdir()
+        yield Workspace(tmp_path / "out").probe(), tmp_path / "volume" / "ckpt"
+
+
+def test_a_set_on_two_filesystems(volumes: tuple[Workspace, Path], tmp_path: Path) -> None:
+    place, ckpt = volumes
+    paths = [make(place.output_dir / "broadcasts" / "step_15"), make(ckpt / "step_15")]
+    before = [tree(p) for p in paths]
+    intent = intent_for(paths)
+    assert quarantine.carry_out(place, intent, (ckpt,)) == 2
+    assert not any(p.exists() for p in paths)
+    assert quarantine.carry_out(place, intent, (ckpt,)) == 0, "doing it again changes nothing"
+    other = tmp_path / "volume" / ".podwatch" / "ckpt" / "quarantine" / "7"
+    assert sorted(p.name for p in other.iterdir()) == ["1-step_15", "index.json"], "beside the root, never in it"
+    (entry,) = quarantine.listing(place, (ckpt,))
+    assert entry["paths"] == [str(place.quarantine / "7"), str(other)]
+    assert quarantine.free_number(place, (ckpt,)) == 8
+    assert set(quarantine.give_back(place, 7, (ckpt,))) == set(paths)
+    assert [tree(p) for p in paths] == before
+    assert not (tmp_path / "volume" / ".podwatch").exists(), "nothing of ours is left"
+    assert quarantine.listing(place, (ckpt,)) == []
+
+
+def test_a_crash_between_the_moves_is_finished(volumes: tuple[Workspace, Path]) -> None:
+    place, ckpt = volumes
+    paths = [make(place.output_dir / "broadcasts" / "step_15"), make(ckpt / "step_15")]
+    first = intent_for([paths[0]])
+    quarantine.carry_out(place, first, (ckpt,))  # as far as a killed one came
+    assert quarantine.carry_out(place, intent_for(paths), (ckpt,)) == 1
+    make(paths[1])
+    with pytest.raises(HostError, match="overwrites neither"):
+        quarantine.carry_out(place, intent_for(paths), (ckpt,))
+
+
+def test_each_filesystem_counts_and_frees_its_own(volumes: tuple[Workspace, Path], tmp_path: Path) -> None:
+    place, ckpt = volumes
+    quarantine.carry_out(
+        place, intent_for([make(place.output_dir / "broadcasts" / "step_15"), make(ckpt / "step_15")]), (ckpt,)
+    )
+    entries = quarantine_entries(place, now_wall=1e9, keep_seconds=60.0, needed=lambda _: True, roots=(ckpt,))
+    assert {e.device for e in entries} == {place.output_dir.stat().st_dev, ckpt.stat().st_dev}
+    assert all(e.needed and e.step == 15 and e.bytes >= 100_000 for e in entries)
+    journal = Journal.open(tmp_path / "journal.sqlite")
+    remover = Remover(place, (place.output_dir, ckpt), journal, SystemClock(), lambda _: None)
+    removals = tuple(Removal(RemovalKind.QUARANTINE, e.bytes, "expired", e.step, e.path) for e in entries)
+    plan = RemovalPlan(removals, (), next(iter(Trigger)), 0, 0, critical=False)
+    report = remover.carry_out(plan, lambda _: ())
+    journal.close()
+    assert (report.problems, len(report.done)) == ((), 2)
+    assert quarantine.listing(place, (ckpt,)) == []
+    assert not list((tmp_path / "volume").rglob("data"))
+    assert not list(tmp_path.rglob("more"))
+
+
+def test_out_of_an_overlays_lower_layer(tmp_path: Path) -> None:
+    """A checkpoint that came with the container's image: the kernel renames its files, never its directories."""
+    with small_mount(tmp_path / "layers", 8_000_000) as mounted:
+        if not mounted:
+            pytest.skip("cannot mount here")
+        lower, upper, work, merged = (tmp_path / "layers" / n for n in ("lower", "upper", "work", "merged"))
+        for directory in (lower, upper, work, merged):
+            directory.mkdir()
+        make(lower / "out" / "step_15")
+        (lower / "out" / "step_15" / "data").chmod(0o640)
+        options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+        mount = ["mount", "-t", "overlay", "overlay", "-o", options, str(merged)]
+        if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+            pytest.skip("no overlay here")
+        try:
+            source = merged / "out" / "step_15"
+            before = tree(source)
+            with pytest.raises(OSError, match="cross-device"):
+                source.rename(merged / "out" / "elsewhere")
+            place = Workspace(merged / "out").probe()
+            assert quarantine.carry_out(place, intent_for([source])) == 1
+            assert not source.exists()
+            (entry,) = quarantine.listing(place)
+            aside = Path(entry["path"]) / "0-step_15"
+            assert tree(aside) == before
+            assert (aside / "data").stat().st_mode & 0o777 == 0o640
+            quarantine.give_back(place, 7)
+            assert tree(source) == before
+            half = place.quarantine / "8" / "0-step_15.partial"
+            half.mkdir(parents=True)
+            (source / "data").rename(half / "data")  # as far as a killed one came
+            assert quarantine.carry_out(place, intent_for([source], 8)) == 1
+            assert tree(place.quarantine / "8" / "0-step_15") == before
+            assert json.loads((place.quarantine / "8" / "index.json").read_text())["steps"] == {"15": "complete"}
+        finally:
+            subprocess.run(["umount", "-l", str(merged)], check=True)

@@ -1,0 +1,90 @@
+"""A pod that has lost its run gives way, whatever else it was doing, and leaves alone what a person starts then."""
+
+import asyncio
+
+from podwatch.domain.snapshot import Desired, Supervision
+from podwatch.judgement.claims import Act, Decision
+from podwatch.recovery import Phase
+from tests.support.recovery_world import Podwatch, World
+
+HOLD = Decision(Act.HOLD, publish=True)
+LOST = Decision(Act.SUPERSEDED, "pod b holds this run", stop=True)
+
+
+class Standing:
+    def __init__(self, now: Decision = HOLD) -> None:
+        self.now = now
+
+    def __call__(self) -> Decision:
+        return self.now
+
+
+async def training(world: World, standing: Standing) -> Podwatch:
+    podwatch = Podwatch(world, standing=standing)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.CONFIRMING)
+    world.save(15)
+    podwatch.see(17)
+    podwatch.catalogue.rescan()
+    return podwatch
+
+
+async def settled(podwatch: Podwatch) -> None:
+    podwatch.see()
+    while podwatch.recovery.acting:
+        await asyncio.sleep(0.001)
+
+
+async def test_it_gives_way_while_a_stop_waits_for_the_next_save(world: World) -> None:
+    standing = Standing()
+    podwatch = await training(world, standing)
+    await podwatch.recovery.request_stop(after_save=True)
+    await podwatch.until_phase(Phase.ENDING)
+    standing.now = LOST
+    await podwatch.until(Phase.STOPPED)
+    assert world.alive() == []
+    assert "pod b holds this run" in podwatch.recovery.state.detail
+    assert podwatch.recovery.desired is Desired.STOPPED, "what the person asked for stands"
+    assert podwatch.recovery.memory.yielded
+    await podwatch.leave()
+
+
+async def test_what_a_person_starts_after_that_is_left_alone_by_the_next_podwatch_too(world: World) -> None:
+    standing = Standing()
+    podwatch = await training(world, standing)
+    standing.now = LOST
+    await settled(podwatch)
+    assert (world.alive(), podwatch.recovery.state.phase) == ([], Phase.STOPPED)
+    candidate = world.person_starts()
+    await podwatch.leave()
+    world.candidates = [candidate]
+    heir = Podwatch(world, standing=standing)
+    await heir.recovery.begin()
+    await heir.until(Phase.ATTACHED)
+    for _ in range(3):
+        await settled(heir)
+    assert world.alive() == [candidate.launcher.pid]
+    standing.now = HOLD
+    await settled(heir)
+    assert not heir.recovery.memory.yielded
+    standing.now = LOST  # and the run it held is taken from it once more
+    await settled(heir)
+    assert world.alive() == []
+    await heir.leave()
+
+
+async def test_what_podwatch_starts_itself_is_always_its_own_to_end(world: World) -> None:
+    standing = Standing()
+    podwatch = await training(world, standing)
+    standing.now = LOST
+    await settled(podwatch)
+    standing.now = Decision(Act.CLAIM, at_once=True)  # taken over by hand: training does not wait for the claim
+    await podwatch.recovery.request_start()
+    await podwatch.until(Phase.CONFIRMING)
+    assert len(world.alive()) == 1
+    assert podwatch.recovery.handle is not None
+    podwatch.recovery.handle.supervision = Supervision.ATTACH  # its keeper was killed
+    standing.now = LOST
+    await settled(podwatch)
+    assert world.alive() == []
+    await podwatch.leave()

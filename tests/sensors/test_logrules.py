@@ -1,0 +1,391 @@
+"""Log rules: what they match, what they do not, what they cost, through real log files."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podwatch.domain.policy import LogRule
+from podwatch.domain.reading import SensorState
+from podwatch.domain.snapshot import LogMatch
+from podwatch.evidence import scrub
+from podwatch.judgement.shipped_rules import SHIPPED, effective
+from podwatch.sensors import logscan
+from podwatch.sensors.logrules import LogRulesSensor
+from podwatch.sensors.logs import FileNews
+from podwatch.sensors.logscan import prepare, scan, texts
+from podwatch.sensors.patterns import literals, risky
+from podwatch.sensors.pings import PingInbox
+from podwatch.sensors.progress import ProgressSensor
+from podwatch.system.clock import SystemClock
+from tests.sensors.waiting import until
+from tests.support.clock import ManualClock
+
+COMPILED = prepare(SHIPPED, SHIPPED)
+
+# Lines as the programs write them; sources: facts/prime-rl.md sections 4 and 5, vLLM 0.12.0, PyTorch 2.9.
+TROUBLE = {
+    "cuda-error": [
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "[trainer0]: torch.AcceleratorError: CUDA error: device-side assert triggered",
+        "(EngineCore_DP0 pid=77) ERROR 08-21 12:00:00 [core.py:845] RuntimeError: CUDA error: unspecified failure",
+        "RuntimeError: CUDA driver error: device not ready",
+    ],
+    "cuda-out-of-memory": [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79 GiB",
+        "[rank0]: torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+    ],
+    "nccl": [
+        "[rank0]:[E821 03:00:01.123456 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout:"
+        " WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000)",
+        "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268",
+        "RuntimeError: NCCL communicator was aborted on rank 1.",
+    ],
+    "engine-dead": [
+        "(EngineCore_DP0 pid=77) ERROR 08-21 12:00:00 [core.py:845] EngineCore encountered a fatal error.",
+        "(APIServer pid=7) ERROR 08-21 12:00:00 [async_llm.py:525] AsyncLLM output_handler failed.",
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)",
+        "ERROR 08-21 12:00:00 [core_client.py:564] Engine core proc EngineCore_DP0 died unexpectedly, shutting down",
+    ],
+    "too-many-open-files": [
+        "OSError: [Errno 24] Too many open files: '/tmp/x'",
+        "zmq.error.ZMQError: Too many open files",
+        "12:00:00    ERROR Rollout failed: OSError(24, 'Too many open files')",
+    ],
+    "files-limit-low": [
+        "WARNING 08-21 12:00:00 [utils.py:250] Found ulimit of 32000 and failed to automatically increase with error"
+        " current limit exceeds maximum limit. This can cause fd limit errors",
+    ],
+    "out-of-memory": [
+        "/bin/bash: line 1: 12345 Killed                  uv run rl @ config.toml",
+        "E0821 12:00:00.000000 139 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9)"
+        " local_rank: 0 Signal 9 (SIGKILL) received by PID 77",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "MemoryError: bad allocation",
+    ],
+    "bus-error": [
+        "RuntimeError: DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's"
+        " workers are out of shared memory.",
+    ],
+    "crashed": ["Fatal Python error: Segmentation fault", "!!!!!!! Segfault encountered !!!!!!!"],
+    "disk-full": [
+        "OSError: [Errno 28] No space left on device: '/app/outputs/checkpoints/step_20/trainer/__0_0.distcp'",
+        "RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos: [Errno 28]",
+        "tee: trainer.log: No space left on device",
+        "OSError: [Errno 122] Disk quota exceeded",
+    ],
+}
+STORMS = {
+    "api-connection-errors": [
+        "12:00:00  WARNING Rollout failed: APIConnectionError('Connection error.') [scheduler.py::281]",
+        "openai.APIConnectionError: Connection error.",
+        "12:00:00    ERROR Group failed with openai.APIConnectionError: Connection error.",
+    ],
+    "context-too-long": [
+        "12:00:00  WARNING Rollout failed: BadRequestError(\"Error code: 400 - {'message': \\\"This model's maximum"
+        ' context length is 4096 tokens"',
+    ],
+}
+HEALTHY = [
+    "12:00:00  SUCCESS Step 80 | Time: 183.22s | Loss: 0.1234 | Entropy: 0.4321 | Mismatch KL: 0.0012",
+    "12:00:00     INFO Rollout: 'To fix RuntimeError: CUDA error: an illegal memory access, set CUDA_LAUNCH_BLOCKING'",
+    "12:00:00    DEBUG completion: I got torch.OutOfMemoryError: CUDA out of memory. Help! Too many open files",
+    "The process died: EngineDeadError, No space left on device, NCCL error, Killed",
+    "a bus error? No: Bus error. and APIConnectionError",
+    "INFO 08-21 12:00:00 [api_server.py:1300] Started EngineCore, 0 EngineDeadError so far",
+    "│ assistant │ RuntimeError: CUDA error: an illegal memory access was encountered │",
+    '{"level": "INFO", "message": "quoted: OSError: [Errno 24] Too many open files", "line": 3}',
+    "12:00:00     INFO NCCL version 2.27.5+cuda12.9",
+]
+
+
+def names(*lines: str) -> list[str]:
+    found = scan([FileNews("x.log", "x.log", lines=tuple(line.encode() for line in lines))], COMPILED)
+    return [hit.rule for hit in found.hits for _ in range(hit.count)]
+
+
+@pytest.mark.parametrize(("rule", "line"), [(rule, line) for rule, lines in TROUBLE.items() for line in lines])
+def test_trouble_is_known(rule: str, line: str) -> None:
+    assert rule in names(line)
+    assert next(r for r in SHIPPED if r.name == rule).count == 1
+
+
+@pytest.mark.parametrize(("rule", "line"), [(rule, line) for rule, lines in STORMS.items() for line in lines])
+def test_what_happens_now_and_then_needs_a_count(rule: str, line: str) -> None:
+    assert names(line) == [rule]
+    assert next(r for r in SHIPPED if r.name == rule).count >= 20
+
+
+@pytest.mark.parametrize("line", HEALTHY)
+def test_words_that_are_only_quoted_do_not_count(line: str) -> None:
+    assert names(line) == []
+
+
+def test_every_shipped_rule_is_tried_here() -> None:
+    assert {rule.name for rule in SHIPPED} == TROUBLE.keys() | STORMS.keys()
+
+
+def test_colours_and_json_are_seen_through() -> None:
+    assert names("\x1b[32m12:00:00\x1b[0m \x1b[31m\x1b[1m   ERROR\x1b[0m \x1b[31mCUDA error: unknown\x1b[0m") == [
+        "cuda-error"
+    ]
+    entry = {
+        "level": "ERROR",
+        "message": "the trainer failed",
+        "exception": 'Traceback:\n  File "x"\ntorch.OutOfMemoryError: CUDA out of memory. Tried',
+    }
+    assert names(json.dumps(entry)) == ["cuda-out-of-memory"]
+    assert names(json.dumps({"record": {"level": {"name": "ERROR"}, "message": "CUDA error: x"}})) == ["cuda-error"]
+
+
+def test_every_shipped_pattern_has_a_text_to_look_for_and_is_quick() -> None:
+    """The worst of lines made to make it try."""
+    for rule in COMPILED:
+        assert rule.needs, rule.rule.name
+        assert not rule.apart
+        pieces = [need.decode() for need in rule.needs]
+        for piece in [*pieces, "a: ", "A.b: ", "1:", " ", "x", "12:00:00 ERROR ", "[E821 "]:
+            for head in ("", "12:00:00 ERROR ", "A.b: A.b: ", "1" * 40):
+                began = time.thread_time()
+                rule.search.search((head + piece * 1000)[:1000])
+                assert time.thread_time() - began < 0.05, (rule.rule.name, piece)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"(a+)+b", r"(a|aa)*c", r"(a?a?)*b", r"(\w+)\1", r".*a.*b.*c", r"(x{1,50}){1,50}y"]
+)
+def test_patterns_that_could_blow_up_are_recognised(pattern: str) -> None:
+    assert risky(pattern)
+
+
+@pytest.mark.parametrize("pattern", [r"foo.*bar", r"^ERROR: .*(?:a|b)\d{3}", r"(?i)step \d+ failed", r"(?:abc){2,5}x"])
+def test_usual_patterns_are_not(pattern: str) -> None:
+    assert not risky(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "needs"),
+    [
+        (r"foo\d+barbaz", (b"barbaz",)),
+        (r"(?:alpha|beta) went", (b" went",)),
+        (r"(?:alphabet|betatest)\d", (b"alphabet", b"betatest")),
+        (r"(?i)Error .* Timeout", (b" timeout",)),
+        (r"\d+", ()),
+        (r"(?:abcd)?x+", ()),
+        (r'say "hello"', (b"hello",)),
+    ],
+)
+def test_fixed_texts(pattern: str, needs: tuple[bytes, ...]) -> None:
+    assert literals(pattern) == needs
+
+
+_PATTERNS = st.recursive(
+    st.sampled_from(["abc", "de", r"\d", ".", "[xy]", "ERR"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda p: f"(?:{p[0]}|{p[1]})"),
+        inner.map(lambda p: f"(?:{p})?"),
+        inner.map(lambda p: f"(?:{p})" + "{1,3}"),
+    ),
+    max_leaves=8,
+)
+
+
+@given(_PATTERNS, st.text(alphabet="abcdeERxy0 ", max_size=40), st.booleans())
+def test_a_line_that_matches_holds_one_of_the_fixed_texts(pattern: str, line: str, ignore_case: bool) -> None:
+    if ignore_case:
+        pattern = f"(?i){pattern}"
+    needs = literals(pattern)
+    if needs and re.search(pattern, line):
+        text = line.lower() if ignore_case else line
+        assert any(need.decode() in text for need in needs)
+
+
+@given(st.binary(max_size=300))
+def test_any_line_is_read(raw: bytes) -> None:
+    texts(raw)
+    scan([FileNews("x", lines=(raw,))], COMPILED)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logscan, "APART_SECONDS", 0.4)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_pattern_that_blows_up_is_stopped_and_switched_off() -> None:
+    rules = prepare([LogRule("bad", r"(a+)+b"), LogRule("good", "boom")])
+    began = time.monotonic()
+    found = scan([FileNews("x", lines=(b"a" * 60 + b"c", b"boom"))], rules)
+    assert time.monotonic() - began < 4.0
+    assert [hit.rule for hit in found.hits] == ["good"]
+    assert "longer than" in found.off["bad"]
+
+
+def test_a_pattern_that_is_merely_unusual_works_in_a_process_of_its_own() -> None:
+    rules = prepare([LogRule("again", r"(\w+) \1")])
+    found = scan(
+        [FileNews("logs/orchestrator.log", "logs/orchestrator.log", lines=(b"a b", b"no no", b"ab ab"))], rules
+    )
+    assert [(hit.count, hit.line, hit.role) for hit in found.hits] == [(2, "ab ab", "orchestrator")]
+
+
+def test_a_flood_is_cut_off_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logscan, "LOOK_SECONDS", 0.05)
+    rules = prepare([LogRule("any", "x")])
+    lines = tuple(b"y" * 900 for _ in range(20_000))
+    began = time.thread_time()
+    found = scan([FileNews("x", lines=lines)], rules)
+    assert time.thread_time() - began < 0.5
+    assert found.skipped > 0
+
+
+# -- over time
+
+
+def feed(sensor: LogRulesSensor, clock: ManualClock, path: str, *lines: str) -> None:
+    news = [FileNews(path, path, lines=tuple(line.encode() for line in lines))]
+    sensor.take(sensor.look(news), clock.monotonic())
+
+
+def only(sensor: LogRulesSensor) -> LogMatch:
+    (match,) = sensor.latest().value or ()
+    return match
+
+
+STORM = LogRule("storm", r"^ERROR lost", count=20, within_seconds=600.0)
+
+
+def test_hits_are_counted_within_the_window() -> None:
+    clock = ManualClock()
+    sensor = LogRulesSensor(clock, [STORM])
+    assert sensor.latest().state is SensorState.PENDING
+    feed(sensor, clock, "a.log", *["ERROR lost"] * 15)
+    first = clock.monotonic()
+    clock.advance(300.0)
+    feed(sensor, clock, "a.log", *["ERROR lost it"] * 7, "fine")
+    match = only(sensor)
+    assert (match.count, match.line) == (22, "ERROR lost it")
+    assert (match.first_at, match.last_at) == (first, first + 300.0)
+    clock.advance(310.0)
+    feed(sensor, clock, "a.log")
+    assert only(sensor).count == 7
+    clock.advance(600.0)
+    feed(sensor, clock, "a.log")
+    assert only(sensor).count == 0  # it was seen in this start, but not lately
+    sensor.reset()
+    assert sensor.latest().value == ()
+
+
+def test_a_line_in_two_logs_counts_once_and_for_who_wrote_it() -> None:
+    clock = ManualClock()
+    sensor = LogRulesSensor(clock, [STORM])
+    feed(sensor, clock, "keeper.log", *["ERROR lost"] * 5)
+    feed(sensor, clock, "logs/orchestrator.log", *["ERROR lost"] * 5)
+    assert (only(sensor).count, only(sensor).role) == (5, "orchestrator")
+
+
+def test_memory_does_not_grow_with_a_storm() -> None:
+    clock = ManualClock()
+    sensor = LogRulesSensor(clock, [STORM])
+    for _ in range(700):
+        feed(sensor, clock, "a.log", *["ERROR lost"] * 10)
+        clock.advance(2.0)
+    (hits,) = sensor._seen["storm"].files.values()
+    assert 2900 <= only(sensor).count <= 3100
+    assert len(hits) <= 62
+
+
+def test_secrets_are_not_shown() -> None:
+    clock = ManualClock()
+    sensor = LogRulesSensor(clock, [STORM], scrub=scrub)
+    feed(sensor, clock, "a.log", "ERROR lost HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345")
+    assert "hf_" not in only(sensor).line
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_rule_that_is_off_says_so_until_it_is_changed() -> None:
+    clock = ManualClock()
+    bad = LogRule("bad", r"(a+)+b")
+    sensor = LogRulesSensor(clock, [bad])
+    feed(sensor, clock, "a.log", "a" * 60 + "c")
+    assert "longer than" in only(sensor).error
+    feed(sensor, clock, "a.log", "a" * 60 + "c")  # at once: it is asked no more
+    sensor.configure([STORM])
+    assert sensor.latest().value == ()
+
+
+def test_silence_of_the_disk_is_blindness_and_no_log_is_no_sensor() -> None:
+    clock = ManualClock()
+    sensor = LogRulesSensor(clock, [STORM])
+    feed(sensor, clock, "a.log")
+    clock.advance(61.0)
+    assert sensor.latest().state is SensorState.BLIND
+    assert LogRulesSensor(clock, [STORM], followed=False).latest().state is SensorState.ABSENT
+
+
+def test_the_owners_rules_come_with_ours_and_replace_them_by_name() -> None:
+    own = (LogRule("mine", "x"), LogRule("cuda-error", "y"))
+    rules = effective(own)
+    assert {rule.name: rule.pattern for rule in rules if rule in own} == {"mine": "x", "cuda-error": "y"}
+    assert len(rules) == len(SHIPPED) + 1
+
+
+# -- through the sensor that follows the logs
+
+
+@asynccontextmanager
+async def following(tmp_path: Path) -> AsyncIterator[tuple[ProgressSensor, LogRulesSensor]]:
+    clock = SystemClock()
+    rules = LogRulesSensor(clock, SHIPPED, trusted=SHIPPED)
+    progress = ProgressSensor(
+        clock, tuple, output_dir=tmp_path, inbox=PingInbox(clock), log_globs=("logs/*.log",), poll=0.02, taps=(rules,)
+    )
+    await progress.start()
+    try:
+        await until(lambda: rules.latest().ok)
+        yield progress, rules
+    finally:
+        await progress.stop()
+
+
+async def test_from_a_real_file_and_from_the_present_start_only(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "inference.log"
+    log.parent.mkdir()
+    line = "(EngineCore_DP0 pid=7) ERROR 08-21 12:00:00 [core.py:845] EngineCore encountered a fatal error.\n"
+    log.write_text(line)  # an earlier start's
+    async with following(tmp_path) as (progress, rules):
+        await asyncio.sleep(0.1)
+        assert rules.latest().value == ()
+        with log.open("a") as file:
+            file.write(line)
+        await until(lambda: rules.latest().value)
+        assert (only(rules).rule, only(rules).role, only(rules).count) == ("engine-dead", "inference", 1)
+        log.write_text("a new beginning\n" + line * 2)  # truncated and written anew
+        await until(lambda: only(rules).count == 3)
+        progress.begin_start(time.time())
+        assert rules.latest().value == ()
+
+
+async def test_a_tap_that_fails_does_not_blind_the_steps(tmp_path: Path) -> None:
+    class Broken(LogRulesSensor):
+        def look(self, news: object) -> object:  # type: ignore[override]
+            raise RuntimeError("a fault of ours")
+
+    clock = SystemClock()
+    progress = ProgressSensor(
+        clock, tuple, output_dir=tmp_path, inbox=PingInbox(clock), log_globs=("*.log",), poll=0.02,
+        taps=(Broken(clock, SHIPPED),),
+    )  # fmt: skip
+    await progress.start()
+    await until(lambda: progress.latest().ok)
+    assert "a fault of ours" in progress.latest().detail
+    await progress.stop()

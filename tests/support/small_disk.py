@@ -1,0 +1,182 @@
+"""A small disk and the parts of the daemon that guard it, joined as the daemon joins them."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
+from podwatch.checkpoints.links import linked_steps
+from podwatch.daemon.guarding import Guarding
+from podwatch.daemon.pruning import Pruner
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete
+from podwatch.domain.event import Event
+from podwatch.domain.policy import DiskPolicy
+from podwatch.domain.snapshot import DiskSample
+from podwatch.journal.journal import Journal
+from podwatch.judgement.retention import Protection, RemovalPlan
+from podwatch.retention.aside import Aside
+from podwatch.retention.remover import Remover
+from podwatch.sensors.disk import DiskSensor
+from podwatch.system.clock import SystemClock
+from podwatch.system.threads import Worker
+from podwatch.system.workspace import Workspace
+
+
+@contextlib.contextmanager
+def small_mount(mount: Path, size: int, options: str = "") -> Iterator[bool]:
+    """A tmpfs of ``size`` bytes at ``mount``; False where it may not be mounted."""
+    mount.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}{options}", "tmpfs", str(mount)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+class Uploads(Protocol):
+    """What a store would have; see ``Guard.uploads``."""
+
+    def stored(self) -> frozenset[tuple[int, str]]: ...
+    def uploading(self) -> int | None: ...
+    async def abandon(self, step: int) -> None: ...
+
+
+class Guard:
+    """Catalogue, guarding round, disk sensor, pruner and remover, as the daemon joins them."""
+
+    def __init__(
+        self,
+        root: Path,
+        state: Path,
+        capacity: int | None,
+        *,
+        store: bool,
+        variant: str,
+        policy: DiskPolicy | None = None,
+        others: Callable[[], tuple[DiskSample, ...]] = tuple,
+        checkpoint_dir: Path | None = None,
+    ) -> None:
+        out = self.out = root / "outputs"
+        clock = SystemClock()
+        self.workspace = Workspace(out).probe()
+        self.policy = policy or DiskPolicy(lead_seconds=1e9, react_seconds=0.0)
+        self.uploads: Uploads | None = None
+        layout = PrimeRLLayout(out, checkpoint_dir=checkpoint_dir, command=("--variant", variant))
+        self.catalogue = Catalogue(layout, clock, settle=0.05, settle_weak=0.05)
+        self.events: list[Event] = []
+        self.aside = Aside(self.workspace, layout.spare_paths, keep_seconds=60.0)
+        self.journal = Journal.open(state / "journal.sqlite")
+        self.disk = DiskSensor(
+            checkpoint_dir or out,
+            clock,
+            capacity,
+            poll=0.04,
+            known_bytes=lambda: sum(s.size_bytes for s in self.catalogue.sets) + self.aside.found.bytes,
+        )
+        self.workers = (Worker("checkpoints"), Worker("removals"))
+        roots = tuple(p for p in (out, checkpoint_dir) if p is not None)
+        self.store = store
+        self.protected: dict[int, Protection] = {}
+        self.held = ""
+        self.pins: dict[int, str] = {}
+        self.asked = 0.0
+        self.before: RemovalPlan | None = None
+        self.pruner = Pruner(
+            catalogue=self.catalogue,
+            remover=Remover(self.workspace, roots, self.journal, clock, self.events.append),
+            aside=self.aside,
+            step_paths=layout.step_paths,
+            workspace=self.workspace,
+            disk=self.disk,
+            worker=self.workers[1],
+            clock=clock,
+            policy=lambda: self.policy,
+            act=lambda: True,
+            blind=lambda: self.guarding.blind,
+            quota=lambda: capacity is not None,
+            stored=self.stored,
+            verified=lambda: max((step for step, _ in self.stored() or ()), default=-1),
+            pins=lambda: {**self.guarding.named, **self.pins},
+            protected=self._protected,
+            hold=lambda: self.held,
+            first_seen_wall=lambda: 0.0,
+            abandon_upload=self.abandon,
+            rescan=lambda: self.guarding.wake(),  # noqa: PLW0108 - made below
+            others=others,
+        )
+        self.guarding = Guarding(
+            catalogue=self.catalogue,
+            worker=self.workers[0],
+            clock=clock,
+            rescan=0.04,
+            emit=self.events.append,
+            uploads=None,
+            make_room=self.pruner.look,
+            refresh_watches=lambda: None,
+            named=lambda: linked_steps(layout),
+        )
+
+    def stored(self) -> frozenset[tuple[int, str]] | None:
+        """By default a store that keeps up, one save behind."""
+        if self.uploads is not None:
+            return self.uploads.stored()
+        complete = [s for s in self.catalogue.sets if s.complete]
+        return frozenset((s.step, s.save_id) for s in complete[:-1]) if self.store else None
+
+    def _protected(self) -> Mapping[int, Protection]:
+        step = self.uploads.uploading() if self.uploads is not None else None
+        return {**({step: Protection.UPLOADING} if step is not None else {}), **self.protected}
+
+    async def abandon(self, step: int) -> None:
+        assert self.uploads is not None, "nothing is uploaded here"
+        await self.uploads.abandon(step)
+
+    def newest(self) -> CheckpointSet | None:
+        return newest_complete(self.catalogue.sets)
+
+    def settled(self, saved: int, since: float) -> bool:
+        """The last save is known to be whole, and a plan made from a later look at the disk removes nothing."""
+        newest, plan = newest_complete(self.catalogue.sets), self.pruner.last_plan
+        known = saved <= 0 or (newest is not None and newest.step >= saved)
+        if not known or self.disk.latest().at <= since:
+            return False
+        if self.asked != since:
+            self.asked, self.before = since, plan  # the next plan sees what this pause sees
+        return plan is not None and plan is not self.before and not plan.removals
+
+    async def close(self) -> None:
+        await self.pruner.stop()
+        await self.disk.stop()
+        for worker in self.workers:
+            worker.close()
+        self.journal.close()
+
+
+@contextlib.asynccontextmanager
+async def guarded(
+    root: Path,
+    state: Path,
+    capacity: int | None,
+    *,
+    store: bool,
+    variant: str,
+    policy: DiskPolicy | None = None,
+    checkpoint_dir: Path | None = None,
+) -> AsyncIterator[Guard]:
+    guard = Guard(root, state, capacity, store=store, variant=variant, policy=policy, checkpoint_dir=checkpoint_dir)
+    await guard.disk.start()
+    round_ = asyncio.create_task(guard.guarding.run())
+    try:
+        yield guard
+    finally:
+        round_.cancel()
+        await asyncio.gather(round_, return_exceptions=True)
+        await guard.close()

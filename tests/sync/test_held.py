@@ -1,0 +1,92 @@
+"""Sets that the trainer removes while they are sent: held by links of podwatch's own (DESIGN section 5)."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from podwatch.domain.intent import IntentKind
+from podwatch.sync.held import Held, Holder
+from podwatch.system.workspace import Workspace
+from tests.sync.conftest import World
+
+
+def ours(world: World) -> list[str]:
+    return sorted(str(p.relative_to(world.directory)) for p in world.directory.glob("**/.podwatch/**/uploading/**/*"))
+
+
+def holder(world: World, margin: float = 1.1) -> Holder:
+    return Holder(Workspace(world.output), (), world.journal, margin)
+
+
+def held(world: World, step: int = 5) -> Held:
+    found = holder(world).hold(world.catalogue.contents(step))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> World:
+    world = World(tmp_path / "pod", f"file://{tmp_path}/store")
+    world.write_set(5)
+    world.scan()
+    return world
+
+
+def test_links_are_the_very_files_and_outside_of_the_trainers_directories(pod: World) -> None:
+    contents = pod.catalogue.contents(5)
+    found = held(pod)
+    for place in found.places:
+        assert pod.output not in place.parents
+    for part, copy in zip(contents.parts, found.contents.parts, strict=True):
+        for file in (f for f in contents.files if f.part == part.part.name):
+            assert (copy.part.path / file.path).samefile(part.part.path / file.path)
+    assert holder(pod).unchanged(found)
+    shutil.rmtree(pod.output / "checkpoints" / "step_5")
+    assert holder(pod).unchanged(found)
+    holder(pod).release(found)
+    assert ours(pod) == []
+    assert pod.journal.open_intents(IntentKind.HOLD) == []
+
+
+def test_a_set_that_changes_meanwhile_is_not_held(pod: World) -> None:
+    contents = pod.catalogue.contents(5)
+    model = pod.output / "checkpoints" / "step_5" / "model.bin"
+    model.unlink()
+    model.write_bytes(b"another save")
+    assert holder(pod).hold(contents) is None
+    assert ours(pod) == []
+
+
+def test_no_room_no_links(pod: World) -> None:
+    assert holder(pod, margin=1e12).hold(pod.catalogue.contents(5)) is None
+    assert ours(pod) == []
+
+
+def test_where_links_are_refused_nothing_is_held(pod: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(18, os.strerror(18))
+
+    monkeypatch.setattr("podwatch.sync.held.os.link", refused)
+    assert holder(pod).hold(pod.catalogue.contents(5)) is None
+    assert ours(pod) == []
+    assert pod.journal.open_intents(IntentKind.HOLD) == []
+
+
+def test_a_directory_that_became_a_link_is_not_followed(pod: World, tmp_path: Path) -> None:
+    contents = pod.catalogue.contents(5)
+    root = pod.output / "checkpoints" / "step_5"
+    root.rename(tmp_path / "elsewhere")
+    root.symlink_to(tmp_path / "elsewhere")
+    assert holder(pod).hold(contents) is None
+    assert ours(pod) == []
+
+
+def test_what_a_killed_podwatch_held_is_let_go_at_the_next_start(pod: World) -> None:
+    held(pod)
+    shutil.rmtree(pod.output / "checkpoints" / "step_5")
+    assert ours(pod)
+    holder(pod).tidy()  # another object, as after a restart
+    assert ours(pod) == []
+    assert pod.journal.open_intents(IntentKind.HOLD) == []

@@ -1,0 +1,317 @@
+"""The queue of parts: over all files at once, going on after a kill, noticing a source that changes."""
+
+import hashlib
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podwatch.stores.b2 import B2Store
+from podwatch.stores.base import ObjectStore
+from podwatch.stores.credentials import Credentials
+from podwatch.stores.local import LocalStore
+from podwatch.stores.parts import FileSource
+from podwatch.sync.job import JobFile, UploadJob
+from podwatch.sync.pace import CORES_BUSY, HELPED, Pace, RateLimit
+from podwatch.sync.sending import Sending, SourceChanged
+from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.sync.conftest import Run, World, until
+
+MB = 1_000_000
+PART = 5 * MB
+
+
+@pytest.fixture(params=["file", "b2"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
+    if request.param == "file":
+        yield LocalStore(tmp_path / "store", writer_id="w")
+        return
+    with B2Server(tmp_path / "b2") as server:
+        b2 = B2Store(BUCKET, Credentials(KEY_ID, KEY, server.url), writer_id="w", connections=4)
+        yield b2
+        b2.close()
+
+
+def write(root: Path, **sizes: int) -> dict[str, bytes]:
+    root.mkdir(exist_ok=True)
+    contents = {}
+    for name, size in sizes.items():
+        block = hashlib.sha512(name.encode()).digest()
+        contents[name] = (block * (size // 64 + 1))[:size]
+        (root / name).write_bytes(contents[name])
+    return contents
+
+
+def job_of(root: Path, names: list[str], *, part_size: int = PART, resume: dict[str, Any] | None = None) -> UploadJob:
+    files = []
+    for name in names:
+        found = (root / name).stat()
+        upload, parts = (resume or {}).get(name, ("", {}))
+        files.append(
+            JobFile(
+                part="p", path=name, remote=f"p/{name}", key=f"run/{name}", size=found.st_size, mode=0o644,
+                mtime_ns=found.st_mtime_ns, inode=found.st_ino, device=found.st_dev, upload=upload, parts=parts,
+            )
+        )  # fmt: skip
+    return UploadJob(
+        step=1, save_id="s", store="", writer_id="w", part_size=part_size, connections=4, lock="",
+        roots={"p": str(root)}, files=tuple(files), connections_max=8,
+    )  # fmt: skip
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.said: list[tuple[str, dict[str, Any]]] = []
+        self.bytes = 0
+
+    def say(self, kind: str, **details: Any) -> None:
+        self.said.append((kind, details))
+
+    def progress(self, count: int) -> None:
+        self.bytes += count
+
+    def count(self) -> Counter[str]:
+        return Counter(kind for kind, _ in self.said)
+
+    def objects(self) -> dict[str, dict[str, Any]]:
+        return {d["remote"]: d for kind, d in self.said if kind == "object"}
+
+
+def fetch(store: ObjectStore, key: str, target: Path) -> bytes:
+    with target.open("w+b") as file:
+        store.get_file(key, file)
+    return target.read_bytes()
+
+
+def test_files_of_all_sizes_go_through_one_queue(store: ObjectStore, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    contents = write(root, empty=0, small=1000, exact=PART, large=17 * MB, other=6 * MB)
+    heard = Heard()
+    Sending(job_of(root, list(contents)), store, heard.say, heard.progress).run()
+    assert heard.count() == {"object": 5, "begun": 2, "part": 4 + 2}
+    assert heard.bytes == sum(map(len, contents.values()))
+    for name, data in contents.items():
+        found = heard.objects()[f"p/{name}"]
+        expected = [hashlib.sha1(data[i : i + PART]).hexdigest() for i in range(0, len(data), PART)]
+        assert (found["size"], found["parts_sha1"]) == (len(data), expected)
+        assert fetch(store, f"run/{name}", tmp_path / "back") == data
+
+
+def test_only_missing_parts_are_sent(store: ObjectStore, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    data = write(root, large=17 * MB)["large"]
+    job = job_of(root, ["large"])
+    upload = store.begin_large("run/large", len(data))
+    descriptor = os.open(root / "large", os.O_RDONLY)
+    sha1 = store.put_part(upload, 3, FileSource(descriptor), 2 * PART, PART)
+    os.close(descriptor)
+    heard = Heard()
+    job = job_of(root, ["large"], resume={"large": (upload, {3: sha1})})
+    Sending(job, store, heard.say, heard.progress).run()
+    assert heard.count() == {"part": 3, "object": 1}, "begun anew, or part 3 sent again"
+    assert heard.bytes == len(data)
+    assert fetch(store, "run/large", tmp_path / "back") == data
+
+
+@pytest.mark.parametrize("change", ["other part size", "a part we did not send", "unknown upload"])
+def test_what_does_not_fit_is_sent_anew(store: ObjectStore, tmp_path: Path, change: str) -> None:
+    root = tmp_path / "set"
+    data = write(root, large=12 * MB)["large"]
+    descriptor = os.open(root / "large", os.O_RDONLY)
+    upload = store.begin_large("run/large", len(data))
+    store.put_part(upload, 1, FileSource(descriptor), 0, 6 * MB if change == "other part size" else PART)
+    os.close(descriptor)
+    known = {1: hashlib.sha1(b"else").hexdigest()} if change == "a part we did not send" else {}
+    if change == "unknown upload":
+        store.cancel_large(upload)
+    heard = Heard()
+    Sending(job_of(root, ["large"], resume={"large": (upload, known)}), store, heard.say, heard.progress).run()
+    assert heard.count() == {"begun": 1, "part": 3, "object": 1}
+    assert fetch(store, "run/large", tmp_path / "back") == data
+    assert list(store.unfinished("run/")) == [], "the old one was given up"
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_file_whose_ctime_is_another_is_compared_by_hash(store: ObjectStore, tmp_path: Path, same: bool) -> None:
+    """Size and mtime can be set, as restoring tools do; a mere link changes the ctime just the same."""
+    root = tmp_path / "set"
+    data = write(root, large=17 * MB)["large"]
+    path = root / "large"
+    descriptor = os.open(path, os.O_RDONLY)
+    upload = store.begin_large("run/large", len(data))
+    sha1 = store.put_part(upload, 3, FileSource(descriptor), 2 * PART, PART)
+    begun = os.fstat(descriptor)
+    os.close(descriptor)
+    time.sleep(0.01)  # the clock that ctime is taken from turns every 4 ms
+    if same:
+        os.link(path, tmp_path / "link")
+    else:
+        data = data[: 2 * PART] + bytes(PART) + data[3 * PART :]
+        path.write_bytes(data)
+        os.utime(path, ns=(begun.st_atime_ns, begun.st_mtime_ns))
+    job = job_of(root, ["large"], resume={"large": (upload, {3: sha1})})
+    job = replace(job, files=tuple(replace(f, ctime_ns=begun.st_ctime_ns) for f in job.files))
+    heard = Heard()
+    Sending(job, store, heard.say, heard.progress).run()
+    assert heard.count() == ({"part": 3, "object": 1} if same else {"begun": 1, "part": 4, "object": 1})
+    assert fetch(store, "run/large", tmp_path / "back") == data
+    assert list(store.unfinished("run/")) == []
+
+
+def test_a_finish_whose_answer_was_lost_is_found(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    data = write(root, large=12 * MB)["large"]
+    with B2Server(tmp_path / "b2") as server:
+        store = B2Store(BUCKET, Credentials(KEY_ID, KEY, server.url), writer_id="w")
+        first = Heard()
+        Sending(job_of(root, ["large"]), store, first.say, first.progress).run()
+        upload = next(d["upload"] for kind, d in first.said if kind == "begun")
+        hashes = {d["number"]: d["sha1"] for kind, d in first.said if kind == "part"}
+        again = Heard()
+        Sending(job_of(root, ["large"], resume={"large": (upload, hashes)}), store, again.say, again.progress).run()
+        assert again.count() == {"object": 1}
+        assert again.objects()["p/large"]["file_id"] == upload
+        assert again.objects()["p/large"]["parts_sha1"] == [hashes[n] for n in sorted(hashes)]
+        assert again.bytes == len(data)
+        assert len(server.versions("large")) == 1
+        store.close()
+
+
+@pytest.mark.parametrize("how", ["written", "replaced", "deleted", "shorter", "swapped for a link"])
+def test_a_source_that_changes_voids_the_set(tmp_path: Path, how: str) -> None:
+    root = tmp_path / "set"
+    write(root, large=17 * MB)
+    job = job_of(root, ["large"])
+    store = LocalStore(tmp_path / "store", writer_id="w")
+
+    path, once = root / "large", threading.Lock()
+
+    def progress(_: int) -> None:
+        if not once.acquire(blocking=False):
+            return
+        if how == "written":
+            with path.open("r+b") as file:
+                file.write(b"new")
+        elif how == "shorter":
+            os.truncate(path, 100)
+        else:
+            path.rename(root / "away")
+            if how == "replaced":
+                path.write_bytes(b"x" * 17 * MB)
+            elif how == "swapped for a link":
+                path.symlink_to("away")
+
+    heard = Heard()
+    with pytest.raises(SourceChanged):
+        Sending(job, store, heard.say, progress).run()
+    assert "object" not in heard.count()
+    assert store.stat("run/large") is None
+
+
+async def test_a_killed_upload_goes_on_where_it_was(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    b2.write_set(5, size=45 * MB)
+    b2.scan()
+    b2.server.fault("b2_upload_part", "slow", seconds=0.3, count=100)
+    syncer = await run(b2)
+    save_id = b2.catalogue.sets[0].save_id
+
+    def parts() -> int:
+        return sum(len(u.parts) for u in b2.journal.begun(5, save_id).values())
+
+    await until(lambda: parts() >= 4 and syncer._sender.running is not None)
+    assert syncer._sender.running is not None
+    assert syncer._sender.running.pid is not None
+    os.kill(syncer._sender.running.pid, signal.SIGKILL)
+    known = parts()
+    b2.server.admin("clear")
+    await until(lambda: syncer.state.last_step == 5)
+    assert b2.violations() == []
+    sent = sum(e["ep"] == "b2_upload_part" for e in b2.server.events())
+    whole = 9  # 45 MB in parts of 5 MB
+    assert whole <= sent <= whole + 4, f"at most one part per connection is sent again ({known} were known)"
+    assert b2.journal.begun() == {}
+
+
+async def test_an_abandoned_upload_is_given_up_in_the_store(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    b2.write_set(5, size=45 * MB)
+    b2.scan()
+    b2.server.fault("b2_upload_part", "slow", seconds=0.3, count=100)
+    syncer = await run(b2)
+    await until(lambda: any(u.parts for u in b2.journal.begun().values()))
+    await syncer.abandon(5)
+    await until(lambda: not b2.journal.begun())
+    store = b2.store()
+    assert list(store.unfinished(b2.keys.root)) == []
+    store.close()
+
+
+# -- pace
+
+
+@given(
+    lanes=st.integers(1, 32),
+    windows=st.lists(st.tuples(st.floats(0, 1e9), st.floats(0, 2))),
+)
+def test_lanes_stay_within_bounds(lanes: int, windows: list[tuple[float, float]]) -> None:
+    pace = Pace(lanes, 32)
+    for speed, cores in windows:
+        pace = pace.after(speed, cores, 2)
+        assert 1 <= pace.lanes <= 32
+        assert pace.lanes >= lanes, "never below what was configured"
+
+
+def test_lanes_grow_while_each_is_bound_by_the_network() -> None:
+    pace = Pace(4, 32)
+    for _ in range(4):
+        pace = pace.after(40e6 * pace.lanes, 0.2, 2)
+    assert pace.lanes == 32
+
+
+def test_a_full_line_is_left_alone() -> None:
+    pace = Pace(4, 32).after(100e6, 0.2, 2)
+    assert pace.lanes == 8
+    pace = pace.after(100e6 * (HELPED - 0.05), 0.2, 2)
+    assert pace.lanes == 4
+    assert pace.after(100e6, 0.2, 2).lanes == 4
+
+
+def test_busy_cores_are_left_alone() -> None:
+    assert Pace(4, 32).after(1e9, 2 * CORES_BUSY + 0.01, 2).lanes == 4
+
+
+def test_an_outage_says_nothing() -> None:
+    grown = Pace(4, 32).after(100e6, 0.1, 2)
+    assert grown.after(0.0, 0.0, 2) == grown
+
+
+@given(counts=st.lists(st.integers(1, 10_000_000), min_size=1, max_size=50), rate=st.floats(1e5, 1e9))
+def test_the_rate_is_kept(counts: list[int], rate: float) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    limit = RateLimit(rate, lambda: now, sleep)
+    for count in counts:
+        limit.take(count)
+    assert sum(counts) <= rate * (now + 0.25) * 1.0001 + 1
+    assert now <= sum(counts) / rate + 1e-6
+
+
+def test_no_limit_never_waits() -> None:
+    def never(_: float) -> None:
+        raise AssertionError
+
+    RateLimit(0, lambda: 0.0, never).take(1 << 40)

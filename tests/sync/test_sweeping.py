@@ -1,0 +1,208 @@
+"""What serves nobody leaves the store; everything else stays, whatever else lies in the bucket."""
+
+import io
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podwatch.domain.intent import IntentKind
+from podwatch.judgement.sweep import (
+    ABANDONED_SECONDS,
+    SUPERSEDED_SECONDS,
+    abandoned_uploads,
+    orphaned_saves,
+    superseded_versions,
+)
+from podwatch.stores.base import StoredObject, Unfinished
+from podwatch.stores.parts import StreamSource
+from podwatch.sync.inventory import inventory, verify_save
+from podwatch.sync.sweeping import Sweeper
+from tests.sync.conftest import Run, World, until
+
+DAY = 86400.0
+NOW = 1_800_000_000.0
+
+
+def sweeper(world: World, later: float) -> Sweeper:
+    return Sweeper(world.store(), world.keys, world.journal, lambda: time.time() + later)
+
+
+async def published(world: World, run: Run, *steps: int) -> None:
+    syncer = await run(world)
+    for step in steps:
+        world.write_set(step, size=1000)
+        world.scan()
+        syncer.notify()
+        await until(lambda step=step: syncer.state.last_step == step)  # type: ignore[misc]
+    await syncer.stop()
+
+
+async def test_a_whole_store_is_left_alone(world: World, run: Run) -> None:
+    await published(world, run, 1, 2)
+    assert sweeper(world, 0).look() == ()
+    left = sweeper(world, 30 * DAY).look()
+    assert {item.what for item in left} <= {"version"}, "older versions of the pointer, in a store that has versions"
+    assert all(item.key == world.keys.latest for item in left)
+    swept = sweeper(world, 30 * DAY).carry_out()
+    assert (len(swept.gone), swept.warning) == (len(left), "")
+    assert world.violations() == []
+    saves, problem = inventory(world.store(), world.keys, time.time())
+    assert ([s.step for s in saves], problem) == ([2, 1], "")
+    assert [s.named for s in saves] == [True, False]
+    assert all(verify_save(world.store(), s, deep=True) == () for s in saves)
+
+
+async def test_leftovers_go_when_they_are_old(world: World, run: Run) -> None:
+    await published(world, run, 1)
+    store = world.store()
+    data = b"x" * 6_000_000
+    upload = store.begin_large(world.keys.data(2, "save", "p/large"), len(data))
+    store.put_part(upload, 1, StreamSource(io.BytesIO(data)), 0, 5_000_000)
+    store.put_bytes(world.keys.data(3, "gone", "p/a"), b"a")
+    store.put_bytes(world.keys.data(3, "gone", "p/b"), b"b")
+    foreign = f"{world.keys.root}/../step_9/optimizer.pt".replace("podwatch/../", "")
+    store.put_bytes(foreign, b"an earlier backup under the same run id")
+    assert sweeper(world, DAY / 2).look() == (), "somebody may be at work on them"
+    assert [i.what for i in sweeper(world, 2 * DAY).look([(3, "gone")]) if i.what != "version"] == ["upload"]
+    swept = sweeper(world, 2 * DAY).carry_out()
+    assert sorted(i.what for i in swept.gone if i.what != "version") == ["save", "upload"]
+    assert store.parts_there(upload) is None
+    assert list(store.list(world.keys.step(3))) == []
+    assert store.stat(foreign) is not None
+    assert world.journal.open_intents(IntentKind.REMOTE_DELETE) == []
+    assert world.violations() == []
+    store.close()
+
+
+async def test_what_is_not_ours_is_left_alone(local: World, run: Run) -> None:
+    await published(local, run, 1)
+    from pathlib import Path
+
+    root = Path(local.store_url.removeprefix("file://"))
+    mine = root / local.keys.data(3, "hand", "p/a")
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"put there by hand")
+    assert sweeper(local, 30 * DAY).carry_out().gone == ()
+    assert mine.exists()
+
+
+async def test_an_upload_that_goes_on_is_not_swept(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    b2.write_set(5, size=45_000_000)
+    b2.scan()
+    b2.server.fault("b2_upload_part", "slow", seconds=0.2, count=100)
+    syncer = await run(b2)
+    await until(b2.journal.begun)
+    assert [i.what for i in sweeper(b2, 30 * DAY).look([(5, b2.catalogue.sets[0].save_id)])] == []
+    b2.server.admin("clear")
+    await until(lambda: syncer.state.last_step == 5)
+
+
+async def test_a_key_that_may_not_delete(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    b2.server.add_key(
+        "nodelete", "secret", bucket=b2.server.bucket, capabilities=["listFiles", "readFiles", "writeFiles"]
+    )
+    b2.key_id, b2.key = "nodelete", "secret"
+    store = b2.store()
+    store.put_bytes(b2.keys.data(3, "gone", "p/a"), b"a")
+    swept = sweeper(b2, 2 * DAY).carry_out()
+    assert swept.gone == ()
+    assert "deleteFiles" in swept.warning
+    assert store.stat(b2.keys.data(3, "gone", "p/a")) is not None
+    assert b2.journal.open_intents(IntentKind.REMOTE_DELETE) == []
+    store.close()
+
+
+def test_damage_in_the_store_is_found(local: World) -> None:
+    from pathlib import Path
+
+    from podwatch.stores.whole import put_file
+    from tests.sync.test_crash import Fuse, once
+
+    local.write_set(1, size=5000)
+    once(local, 1, Fuse(None, lambda: None))
+    root = Path(local.store_url.removeprefix("file://"))
+    (save,), _ = inventory(local.store(), local.keys, time.time())
+    assert verify_save(local.store(), save, deep=True) == ()
+    assert save.manifest is not None
+    victim = root / next(f.key for f in save.manifest.files if f.path.endswith("model.bin"))
+    body = bytearray(victim.read_bytes())
+    body[4000] ^= 1
+    put_file(local.store(), str(victim.relative_to(root)), io.BytesIO(bytes(body)), len(body), part_size=400)
+    assert verify_save(local.store(), save) == (), "sizes and marks cannot tell"
+    (reason,) = verify_save(local.store(), save, deep=True)
+    assert "part 11 differs" in reason
+    victim.unlink()
+    (reason,) = verify_save(local.store(), save)
+    assert "is not in the store" in reason
+
+
+# -- the judgement, over random stores
+
+UPLOADS = st.lists(
+    st.builds(
+        Unfinished,
+        key=st.sampled_from(["a", "b"]),
+        upload=st.uuids().map(str),
+        started_wall=st.floats(NOW - 3 * DAY, NOW + DAY),
+        ours=st.booleans(),
+    ),
+    max_size=8,
+)
+VERSIONS = st.lists(
+    st.builds(
+        StoredObject,
+        key=st.sampled_from(["s/1/manifest.json", "s/1/x", "s/2/x", "s/2/y", "latest"]),
+        size=st.integers(0, 9),
+        file_id=st.uuids().map(str),
+        ours=st.booleans(),
+        uploaded_wall=st.floats(NOW - 3 * DAY, NOW),
+    ),
+    max_size=12,
+).map(lambda found: sorted(found, key=lambda v: (v.key, -v.uploaded_wall)))
+SAVE_OF = {"s/1/manifest.json": "s/1/", "s/1/x": "s/1/", "s/2/x": "s/2/", "s/2/y": "s/2/"}
+
+
+@given(unfinished=UPLOADS, live=st.integers(0, 8))
+def test_only_old_unowned_uploads_of_ours(unfinished: list[Unfinished], live: int) -> None:
+    kept = {u.upload for u in unfinished[:live]}
+    gone = {x.identifier for x in abandoned_uploads(unfinished, kept, NOW)}
+    for upload in unfinished:
+        old = NOW - upload.started_wall >= ABANDONED_SECONDS
+        assert (upload.upload in gone) == (upload.ours and old and upload.upload not in kept)
+
+
+@given(versions=VERSIONS, named=st.integers(0, 12))
+def test_the_newest_version_and_the_named_stay(versions: list[StoredObject], named: int) -> None:
+    kept = {v.file_id for v in versions[:named]}
+    gone = {x.identifier for x in superseded_versions(versions, kept, NOW)}
+    newest: dict[str, StoredObject] = {}
+    for version in versions:
+        newest.setdefault(version.key, version)
+        if version.file_id in gone:
+            assert version.ours
+            assert version.file_id not in kept
+            assert newest[version.key].file_id != version.file_id
+            assert NOW - newest[version.key].uploaded_wall >= 0
+    assert not gone & {v.file_id for v in newest.values()}
+    assert all(NOW - v.uploaded_wall >= SUPERSEDED_SECONDS for v in versions if v.file_id in gone)
+
+
+@given(versions=VERSIONS, live=st.sampled_from([(), ("s/2/",)]))
+def test_a_save_with_a_manifest_or_a_stranger_in_it_stays(versions: list[StoredObject], live: tuple[str, ...]) -> None:
+    for item in orphaned_saves(versions, SAVE_OF, live, NOW):
+        inside = [v for v in versions if v.key.startswith(item.key)]
+        assert item.key not in live
+        assert inside
+        assert all(v.ours and NOW - v.uploaded_wall >= ABANDONED_SECONDS for v in inside)
+        assert not any(v.key.endswith("manifest.json") for v in inside)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_nothing_in_an_empty_store(count: int) -> None:
+    versions = [StoredObject("latest", 1, file_id="1", ours=True, uploaded_wall=0.0)][:count]
+    assert superseded_versions(versions, (), NOW) == ()
+    assert orphaned_saves(versions, SAVE_OF, (), NOW) == ()

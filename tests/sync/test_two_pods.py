@@ -1,0 +1,337 @@
+"""Two pods on one store, real stores of both kinds: who publishes, what is repaired, what a woken pod may not do."""
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podwatch.daemon import compose
+from podwatch.domain.claims import HolderState, Pod
+from podwatch.domain.errors import RemoteError
+from podwatch.domain.intent import IntentKind
+from podwatch.domain.policy import RemotePolicy
+from podwatch.domain.remote import Manifest, ManifestFile, Pointer, sha1_hex
+from podwatch.judgement.claims import Act, Timing
+from podwatch.stores.base import ObjectStore
+from podwatch.sync.asking import Create, Put, Request, TooLate, perform, put_before
+from podwatch.sync.claims import Claims, NotHolding, Superseded
+from podwatch.sync.publish import Publisher, named_by_others, newest_pointer, read_pointer
+from podwatch.sync.remote_retention import RemoteRetention
+from tests.sync.conftest import World
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Writer:
+    """A pod with its own journal: claims and publishes small sets without an upload child."""
+
+    world: World
+    clock: Clock
+    take_over: bool = False
+    store: ObjectStore = field(init=False)
+    claims: Claims = field(init=False)
+    publisher: Publisher = field(init=False)
+
+    def __post_init__(self) -> None:
+        world = self.world
+        self.store = world.store()
+        self.start()
+
+    def start(self, boot: str = "boot") -> None:
+        world = self.world
+        self.claims = Claims(
+            Pod(world.writer_id, f"machine-{world.writer_id}", boot, "place", f"host-{world.writer_id}"),
+            world.keys, world.journal, exclusive=self.store.exclusive, boottime=self.clock, stamp=lambda: "now",
+            timing=Timing(), take_over=self.take_over, training=lambda: world.trains,
+        )  # fmt: skip
+        self.publisher = Publisher(
+            self.store, world.keys, world.journal, world.identity, lambda: self.clock.now,
+            confirm=lambda _: perform(self.store, self.claims.confirm(), self.clock), boottime=self.clock,
+        )  # fmt: skip
+
+    def look(self) -> Act:
+        perform(self.store, self.claims.look(), self.clock)
+        return self.claims.decision.act
+
+    def hold(self) -> "Writer":
+        """Through watch and wait, as time goes by."""
+        for _ in range(100):
+            if self.look() is Act.HOLD:
+                return self
+            self.clock.now += max(self.claims.decision.wait, 1.0)
+        raise AssertionError(self.claims.decision)
+
+    def beat(self, state: HolderState = HolderState.RUNNING) -> bytes | None:
+        found: bytes | None = perform(
+            self.store, self.claims.beat(state, {"n": self.clock.now}, versioned=self.store.versioned), self.clock
+        )
+        return found
+
+    def manifest(self, step: int) -> Manifest:
+        world, data, save_id = self.world, b"x" * step, f"save{step}"
+        key = world.keys.data(step, save_id, "checkpoint/model.bin")
+        stored = self.store.put_bytes(key, data)
+        file = ManifestFile(
+            "checkpoint/model.bin", "checkpoint", len(data), 0, 0o644, key, stored.file_id, (sha1_hex(data),)
+        )
+        return Manifest(
+            "run", world.lineage, step, save_id, "custom", "2026-01-01T00:00:00Z", world.writer_id, 5_000_000,
+            len(data), (file,),
+        )  # fmt: skip
+
+    def publish(self, step: int) -> Pointer:
+        self.publisher.publish(self.manifest(step))
+        pointer = read_pointer(self.store, self.world.keys)
+        assert pointer is not None
+        return pointer
+
+
+@dataclass
+class Pods:
+    first: Writer
+    second: Writer
+    clock: Clock
+
+
+@pytest.fixture
+def pods(world: World) -> Pods:
+    clock = Clock()
+    return Pods(Writer(world, clock), Writer(world.other("pod2", writer_id="writer-2"), clock), clock)
+
+
+def test_the_loser_publishes_nothing_more_and_readers_follow_the_generation(pods: Pods, world: World) -> None:
+    first, second = pods.first.hold(), pods.second
+    assert first.publish(5).order == (1, 1)
+    assert second.look() is Act.WATCH
+    first.beat()
+    pods.clock.now += 20
+    assert second.look() is Act.REFUSE, "it lives"
+    second.start()
+    began = pods.clock.now
+    second.hold()
+    assert pods.clock.now - began >= 300 + (0 if second.store.exclusive else 100)
+    assert second.publish(10).order == (2, 2)
+    with pytest.raises(Superseded):
+        first.publish(15)
+    assert first.claims.decision.stop
+    pointer = read_pointer(first.store, world.keys)
+    assert pointer is not None
+    assert pointer.step == 10
+    assert world.violations() == []
+
+
+def test_a_woken_pod_does_not_replay_what_it_was_about_to_do(pods: Pods, world: World) -> None:
+    first = pods.first.hold()
+    first.publish(5)
+    kept = first.publish(6)
+    pending = replace(kept, seq=kept.seq + 1, step=7).to_bytes().decode()
+    world.journal.open_intent(IntentKind.PUBLISH, {"act": "pointer", "pointer": pending, "sha1": ""})
+    doomed = {"step": 5, "save_id": "save5", "reason": "old"}
+    world.journal.open_intent(IntentKind.REMOTE_DELETE, doomed)
+    second = pods.second.hold()
+    second.publish(10)
+    first.start()  # podwatch comes back on the pod that was away
+    world.trains = True
+    assert first.look() is Act.SUPERSEDED
+    with pytest.raises(Superseded):
+        first.publisher.recover()
+    retention = RemoteRetention(
+        first.store, world.keys, world.journal, RemotePolicy(keep_last=1, keep_every=0), lambda: 1e9,
+        writer_id=world.writer_id, confirm=lambda s: perform(s, first.claims.confirm(), pods.clock),
+    )  # fmt: skip
+    with pytest.raises(Superseded):
+        retention.carry_out(own_generation=1)
+    assert len(world.journal.open_intents()) == 2, "still open, nothing done"
+    assert first.store.stat(world.keys.manifest(5, "save5")) is not None
+    pointer = read_pointer(first.store, world.keys)
+    assert pointer is not None
+    assert pointer.step == 10
+
+
+def test_a_pointer_set_back_by_a_frozen_writer_is_repaired_at_the_next_heartbeat(pods: Pods, world: World) -> None:
+    first = pods.first.hold()
+    old = first.publish(5)
+    second = pods.second.hold()
+    assert second.publish(10).order == (2, 2)
+    second.beat()
+    first.store.put_bytes(world.keys.latest, replace(old, seq=2).to_bytes())  # what lay in a socket all the time
+    if second.store.versioned:
+        newest = newest_pointer(second.store, world.keys)
+        assert newest is not None
+        assert newest.step == 10, "a reader is not deceived meanwhile"
+        assert named_by_others(second.store, world.keys, "writer-2") == {"save5"}
+    pods.clock.now += 60
+    seen = second.beat()
+    assert seen is not None, "it took over from one that never said goodbye: it looks each time"
+    repaired = second.publisher.repair(seen)
+    assert repaired is not None
+    assert (repaired.step, repaired.generation, repaired.seq) == (10, 2, 3)
+    assert second.publisher.repair(repaired.to_bytes()) is None
+    assert world.violations() == []
+
+
+def test_a_pointer_read_before_a_publication_is_not_taken_for_one_set_back(pods: Pods, world: World) -> None:
+    first = pods.first.hold()
+    first.publish(5)
+    seen = first.beat()
+    assert seen is not None
+    published = first.publish(10)  # while the repair waited for its turn
+    assert first.publisher.repair(seen) is None
+    assert read_pointer(first.store, world.keys) == published
+
+
+def test_a_confirmation_that_is_too_old_lets_no_byte_leave(pods: Pods, world: World) -> None:
+    first = pods.first.hold()
+    _, until = perform(first.store, first.claims.confirm(), pods.clock)
+    pods.clock.now += 31
+    with pytest.raises(TooLate):
+        put_before(first.store, world.keys.latest, b"{}", until, pods.clock)
+    assert first.store.get_bytes(world.keys.latest) is None
+
+
+def test_a_new_boot_claims_anew_and_a_new_podwatch_does_not(pods: Pods, world: World) -> None:
+    first = pods.first.hold()
+    first.start()
+    assert (first.look(), first.claims.generation) == (Act.HOLD, 1)
+    first.start(boot="another")
+    decision = first.claims
+    first.look()
+    assert decision.decision.why_not == "", "training does not wait"
+    first.hold()
+    assert first.claims.generation == 2
+    names = [o.key for o in first.store.list(world.keys.claims)]
+    assert len(names) == 2
+
+
+def test_podwatch_restarted_before_its_claim_after_a_reboot_was_decided(pods: Pods, world: World) -> None:
+    first = pods.first.hold()
+    first.start(boot="another")
+    first.look()
+    assert first.claims.decision.why_not == "", "training does not wait"
+    world.trains = True
+    first.start(boot="another")
+    for _ in range(6):
+        first.look()
+        assert not first.claims.decision.stop
+        pods.clock.now += 30
+    assert first.hold().claims.generation >= 2
+
+
+def test_the_answer_to_a_claim_is_lost(pods: Pods, world: World) -> None:
+    """The store has carried the request out; training begins without the answer."""
+    first = pods.first.hold()
+    first.start(boot="another")
+    with pytest.raises(RemoteError):
+        look_without_an_answer_to_the_claim(first)
+    first.claims.unanswered()
+    assert first.claims.decision.why_not == ""
+    world.trains = True
+    for _ in range(6):
+        first.look()
+        assert not first.claims.decision.stop
+        pods.clock.now += 30
+    assert first.hold().claims.generation >= 2
+
+
+def look_without_an_answer_to_the_claim(pod: Writer) -> None:
+    steps = pod.claims.look()
+    request = next(steps)
+    while True:
+        answer = perform(pod.store, one(request), pod.clock)
+        if isinstance(request, Put | Create):
+            steps.throw(RemoteError("no answer", where="store"))
+        request = steps.send(answer)
+
+
+def one(request: Request) -> Generator[Request, Any, Any]:
+    return (yield request)
+
+
+def test_a_take_over_by_hand_keeps_its_trainer_and_is_good_once(pods: Pods, world: World) -> None:
+    first = pods.first.hold()
+    world.trains = True
+    second = pods.second.hold()
+    first.take_over = True
+    first.start()
+    first.look()
+    assert not first.claims.decision.stop
+    assert first.hold().claims.generation == 3
+    first.start()  # told so again, with nothing to take over
+    first.hold()
+    second.take_over = True
+    second.start()
+    second.hold()
+    pods.clock.now += 60
+    with pytest.raises(Superseded):
+        perform(first.store, first.claims.confirm(fresh=True), pods.clock)
+
+
+def test_a_standby_that_saw_the_holder_does_not_train_when_one_look_fails(pods: Pods) -> None:
+    first = pods.first.hold()
+    pods.second.hold()
+    first.start(boot="another")
+    assert first.claims.unanswered().why_not == "", "nothing has answered yet: the last recorded holder trains on"
+    assert first.look() is Act.WATCH
+    decision = first.claims.unanswered()
+    assert decision.act is Act.ASK
+    assert decision.why_not
+
+
+def test_claims_deleted_by_hand_are_made_again(pods: Pods, world: World) -> None:
+    first = pods.first.hold()
+    for item in list(first.store.list(world.keys.claims)):
+        first.store.delete(item)
+    pods.clock.now += 60
+    try:
+        perform(first.store, first.claims.confirm(fresh=True), pods.clock)
+    except NotHolding:
+        first.hold()
+    assert first.claims.generation >= 1
+    assert first.publish(5).generation == first.claims.generation
+
+
+def test_two_that_claim_an_empty_store_at_once(pods: Pods) -> None:
+    first, second = pods.first, pods.second
+    first.look()
+    second.look()
+    for _ in range(3):
+        pods.clock.now += 101
+        first.look()
+        first.beat()
+        second.look()
+    held = [w.claims.holding for w in (first, second)]
+    assert held == [True, False]
+
+
+def test_one_path_on_two_mounts_is_two_places(tmp_path: Path) -> None:
+    """Two containers on one host: the same machine id, boot and path, separate state."""
+    place = tmp_path / "out"
+    place.mkdir()
+    first, again = compose._pod("writer-1", place), compose._pod("writer-2", place)
+    assert first.place == again.place, "the state was lost, the directory is the same"
+    place.rename(tmp_path / "elsewhere")
+    place.mkdir()  # another directory by the same name, as a second container sees it
+    other = compose._pod("writer-2", place)
+    assert other.place != first.place
+    assert not other.same_as(first)
+    assert compose._pod("w", tmp_path / "not there yet").place
+
+
+def test_a_real_clock_and_a_goodbye(world: World) -> None:
+    clock = Clock(time.monotonic())
+    first = Writer(world, clock).hold()
+    first.beat()
+    first.beat(HolderState.PREEMPTED)
+    second = Writer(world.other("pod2", writer_id="writer-2"), clock)
+    second.look()
+    assert second.claims.decision.why_not == "", "nobody is waited for"

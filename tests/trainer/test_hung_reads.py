@@ -1,0 +1,310 @@
+"""A process whose memory cannot be read because it is stuck in the kernel: nobody else is held up by it.
+
+The stand-in is a /proc of our own in which its cmdline and environ are FIFOs: opening one hangs as the real read does,
+and ends when the test wants it to.
+"""
+
+import asyncio
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from podwatch.domain.process import ProcessIdentity
+from podwatch.recovery import litter
+from podwatch.system import procfs
+from podwatch.system.identity import boot_id, pid_namespace
+from podwatch.system.patience import patiently
+from podwatch.system.threads import Worker
+from podwatch.trainer import find, keeper
+from podwatch.trainer.tree import LocalTree, in_session, marked
+from tests.support.pod import eventually
+
+MARK = b"PODWATCH_START_ID=s1\0"
+
+
+class FakeProc:
+    """``stuck`` are processes whose memory cannot be read, until ``free``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.stuck: set[int] = set()
+        (root / str(os.getpid()) / "task" / str(os.getpid())).mkdir(parents=True)
+        (root / "meminfo").write_text("no process")
+
+    def add(self, pid: int, *, ticks: int = 5, session: int = 0, stuck: bool = False, cuda: bool = False) -> None:
+        home = self.root / str(pid)
+        (home / "task" / str(pid)).mkdir(parents=True)
+        (home / "task" / str(pid) / "children").write_text("")
+        (home / "fd").mkdir()
+        (home / "stat").write_text(f"{pid} (name {pid}) D {os.getpid()} 0 {session} 0 {'0 ' * 14} {ticks} 0\n")
+        (home / "fd" / "0").symlink_to("/dev/nvidia-uvm" if cuda else "/dev/null")
+        for name, value in (("cmdline", b"python\0x.py\0"), ("environ", MARK), ("maps", b"")):
+            if stuck:
+                os.mkfifo(home / name)
+                self.stuck.add(pid)
+            else:
+                (home / name).write_bytes(value)
+        own = self.root / str(os.getpid()) / "task" / str(os.getpid()) / "children"
+        own.write_text(f"{own.read_text() if own.exists() else ''}{pid} ")
+
+    def answer(self, pid: int) -> None:
+        """The read of its environment that hangs comes back, and so do all later ones, with nothing in it."""
+        path, fifo = self.root / str(pid) / "environ", self.root / str(pid) / "fifo"
+        path.rename(fifo)
+        path.write_bytes(b"")
+        eventually(lambda: _opened(fifo))
+
+    def free(self) -> None:
+        """Every read that hangs comes back."""
+        for pid in self.stuck:
+            for name in ("cmdline", "environ", "maps"):
+                path = self.root / str(pid) / name
+                try:
+                    os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+                except OSError:
+                    continue  # nobody reads it
+
+
+def _opened(fifo: Path) -> bool:
+    """Whether somebody was waiting to read it, and has been let go."""
+    try:
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProc]:
+    made = FakeProc(tmp_path)
+    monkeypatch.setattr(keeper, "PROC", str(tmp_path))
+    monkeypatch.setattr(procfs, "PROC", str(tmp_path))
+    monkeypatch.setattr(keeper, "READER", keeper.Reader())
+    monkeypatch.setattr(keeper, "READ_PATIENCE", 0.05)
+    yield made
+    end = time.monotonic() + 10
+    while (keeper.READER.hung or procfs._avoided or procfs._reading) and time.monotonic() < end:
+        made.free()
+        time.sleep(0.005)
+    assert (keeper.READER.hung, procfs._avoided, procfs._reading) == (set(), {}, {}), "what came back is forgotten"
+
+
+def took(call: Callable[[], object]) -> float:
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
+
+
+# --- the keeper ------------------------------------------------------------------------------------------------------
+
+
+def test_the_keeper_tells_of_it_and_answers(proc: FakeProc) -> None:
+    for pid in (101, 102, 103, 104):
+        proc.add(pid, stuck=pid in (102, 104), cuda=True)
+    kept = keeper.Keeper("s1")
+    tree: dict[int, dict[str, object]] = {}
+    assert took(lambda: tree.update({p["pid"]: p for p in kept.tree()})) < 1.5
+    assert sorted(tree) == [101, 102, 103, 104], "it is there, whatever cannot be read of it"
+    assert {pid: p["cuda"] for pid, p in tree.items()} == {101: True, 102: None, 103: True, 104: None}
+    assert tree[102]["cmdline"] == ["name 102"]
+    assert tree[103]["cmdline"] == ["python", "x.py"]
+    assert tree[102]["state"] == "D"
+    assert took(kept.tree) < 0.05, "it is not asked again while it hangs"
+    assert kept.answer({"do": "sockets", "pids": [101, 102]})["sockets"] == {"101": [], "102": None}
+    proc.free()
+    eventually(lambda: not keeper.READER.hung)
+
+
+def test_the_command_it_had_before_is_remembered(proc: FakeProc) -> None:
+    proc.add(101)
+    kept = keeper.Keeper("s1")
+    assert kept.tree()[0]["cmdline"] == ["python", "x.py"]
+    path = proc.root / "101" / "cmdline"
+    path.unlink()
+    os.mkfifo(path)
+    proc.stuck.add(101)
+    assert kept.tree()[0]["cmdline"] == ["python", "x.py"]
+
+
+def test_too_many_that_hang_cost_no_more_time_or_threads(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "MAX_HUNG", 3)
+    for pid in range(200, 220):
+        proc.add(pid, stuck=True)
+    kept = keeper.Keeper("s1")
+    before = len(list(Path("/proc/self/task").iterdir()))
+    for _ in range(3):
+        assert len(kept.tree()) == 20
+    assert len(keeper.READER.hung) <= 3
+    assert len(list(Path("/proc/self/task").iterdir())) <= before + 3
+
+
+def test_survivors_are_found_beside_one_that_hangs_and_by_their_session(proc: FakeProc) -> None:
+    proc.add(301, stuck=True)
+    proc.add(302)
+    assert keeper.marked(["s1"]) == ([302], [(301, 5)])
+    proc.add(303, session=300, stuck=True)
+    proc.add(304, session=300, ticks=3)
+    assert keeper.in_session(300, 5) == [303], "a stuck survivor of a start whose launcher is gone"
+    proc.add(300, ticks=9, session=300)
+    assert keeper.in_session(300, 5) == [], "the number is another process's by now"
+
+
+@pytest.mark.parametrize(
+    ("state", "cuda", "ticks", "refused"),
+    [("D", False, 7, True), ("S", True, 7, True), ("S", False, 7, False), ("D", True, 3, False)],
+)
+def test_nothing_is_started_beside_one_that_may_be_a_survivor_and_does_not_answer(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, state: str, cuda: bool, ticks: int, refused: bool
+) -> None:
+    """Stuck, or with a CUDA context, and begun since that earlier start."""
+    monkeypatch.setattr(keeper, "SURVIVOR_DEADLINE", 0.3)
+    earlier = {"boot_id": keeper.boot_id(), "pid_namespace": keeper.pid_namespace(), "start_id": "s0"}
+    monkeypatch.setattr(keeper, "read_json", lambda _: earlier | {"pid": 700, "ticks": 5})
+    proc.add(701, ticks=ticks, stuck=True, cuda=cuda)
+    stat = proc.root / "701" / "stat"
+    stat.write_text(stat.read_text().replace(") D ", f") {state} "))
+    kept = keeper.Keeper("s1")
+    if refused:
+        with pytest.raises(keeper.StartError, match="process 701") as caught:
+            kept.refuse_beside_survivors()
+        assert caught.value.kind == "busy"
+        monkeypatch.setattr(keeper, "SURVIVOR_DEADLINE", 10.0)
+        threading.Timer(0.2, proc.answer, (701,)).start()  # and it was nobody of ours
+    kept.refuse_beside_survivors()
+
+
+def test_a_session_that_began_after_the_launchers_end_is_a_strangers(proc: FakeProc) -> None:
+    """The number went to another session leader, and that one is gone too."""
+    second = os.sysconf("SC_CLK_TCK")
+    proc.add(311, session=310, ticks=9 * second)
+    proc.add(312, session=310, ticks=8 * second)
+    launcher = ProcessIdentity(310, 5, boot_id(), pid_namespace())
+    for ended, found in ((7.0, []), (8.0, [311, 312]), (None, [311, 312])):
+        ticks = None if ended is None else int(ended * second) + 1
+        assert sorted(keeper.in_session(310, 5, ticks)) == found, ended
+        assert sorted(i.pid for i in in_session(launcher, ended)) == found, ended
+    known = ProcessIdentity(311, 9 * second, boot_id(), pid_namespace())
+    assert len(in_session(launcher, 7.0, {known})) == 2, "one that was seen while it was ours holds the number"
+    tree = LocalTree(launcher, own_session=True)
+    assert {p.identity.pid for p in tree.living(sweep=True)} == {311, 312}, "nobody recorded the end: they may be ours"
+    for pid in (311, 312):
+        shutil.rmtree(proc.root / str(pid))
+    assert tree.living(sweep=True) == ()
+    proc.add(313, session=310, ticks=int(time.clock_gettime(time.CLOCK_BOOTTIME) * second) + 9 * second)
+    assert tree.living(sweep=True) == ()
+
+
+def test_a_look_that_is_only_slow_is_not_given_up_for_good(proc: FakeProc) -> None:
+    go = threading.Event()
+
+    def look(pid: int) -> int:
+        if pid == 2:
+            go.wait(10)
+        return pid
+
+    reader = keeper.Reader()
+    assert reader.each([(1, 1), (2, 1), (3, 1)], look) == {1: 1, 3: 3}
+    go.set()
+    eventually(lambda: not reader.hung)
+    assert reader.each([(2, 1)], look) == {2: 2}
+
+
+def test_without_a_thread_to_be_had_they_stay_unknown_and_the_keeper_lives(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the limit of processes of a container or a user."""
+
+    def refused(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    proc.add(101, cuda=True)
+    kept = keeper.Keeper("s1")
+    monkeypatch.setattr(keeper._thread, "start_new_thread", refused)
+    answer = kept.reply(b'{"do": "tree"}')
+    assert answer["ok"]
+    assert [(p["pid"], p["cuda"]) for p in answer["processes"]] == [(101, None)]
+    monkeypatch.setattr(kept, "answer", refused)
+    assert not kept.reply(b'{"do": "status"}')["ok"], "no question ends it"
+
+
+# --- podwatch --------------------------------------------------------------------------------------------------------
+
+
+async def test_podwatch_looks_at_all_others(proc: FakeProc, tmp_path: Path) -> None:
+    proc.add(401, cuda=True)
+    proc.add(402, stuck=True, cuda=True)
+    worker = Worker("test")
+    try:
+        found = await patiently(worker, lambda: find.gather(tmp_path, own_pid=1), timeout=10.0, patience=0.05)
+        seen = {p.identity.pid: (p.argv, p.cuda) for p in found}
+        assert seen[401] == (("python", "x.py"), True)
+        assert seen[402] == (("name 402",), True), "stuck with the GPU in its hands: still a candidate"
+        assert worker.abandoned == 1
+        assert took(lambda: marked("s1")) < 0.5
+        assert [i.pid for i in marked("s1")] == [401]
+        found = await patiently(worker, lambda: find.gather(tmp_path, own_pid=1), timeout=10.0, patience=0.05)
+        assert len(found) == 2
+        assert worker.abandoned == 1, "it is known by now"
+    finally:
+        worker.close()
+
+
+async def test_a_tree_with_a_stuck_process_is_seen_whole(proc: FakeProc) -> None:
+    proc.add(501, ticks=7, session=501)
+    proc.add(502, session=501, ticks=8, stuck=True)
+    proc.add(503, session=9)
+    launcher = ProcessIdentity(501, 7, boot_id(), pid_namespace())
+    tree = LocalTree(launcher, own_session=True)
+    worker = Worker("test")
+    try:
+        living = await patiently(worker, lambda: tree.living(sweep=True), timeout=10.0, patience=0.05)
+        assert [(p.identity.pid, p.command) for p in living] == [(501, "python x.py"), (502, "name 502")]
+    finally:
+        worker.close()
+
+
+def test_nothing_is_cleared_while_one_cannot_be_looked_into(
+    proc: FakeProc, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = tmp_path_factory.mktemp("shm")
+    (place / "vllm-1").write_text("")
+    proc.add(601, stuck=True)
+    found: list[litter.Litter] = []
+    thread = threading.Thread(
+        target=lambda: found.append(litter.look(os.geteuid(), 0.0, [(place, "vllm-*")])), daemon=True
+    )
+    thread.start()
+    eventually(lambda: procfs.give_up_hung(0.02) == [601])
+    later = litter.look(os.geteuid(), 0.0, [(place, "vllm-*")])
+    assert (later.stale, later.unseen) == ((), 1)
+    end = time.monotonic() + 10
+    while not found and time.monotonic() < end:
+        proc.free()
+        time.sleep(0.005)
+    assert found
+
+
+async def test_a_call_that_is_merely_long_is_let_finish(proc: FakeProc) -> None:
+    def long(seconds: float) -> str:
+        time.sleep(seconds)
+        return "done"
+
+    for seconds, timeout in ((0.2, 5.0), (0.5, 0.1), (0.1, 5.0)):
+        worker = Worker("test")
+        call = asyncio.ensure_future(patiently(worker, long, seconds, timeout=timeout, patience=0.02))
+        if seconds == 0.2:
+            assert await call == "done"
+        elif seconds == 0.5:
+            with pytest.raises(TimeoutError):
+                await call
+        else:
+            await asyncio.sleep(0.01)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        worker.close()
