@@ -9,7 +9,7 @@ import pytest
 
 from podwatch.domain.finding import Agreement, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import DetectionPolicy, Policies
-from podwatch.domain.process import ExitStatus, ProcessRole, ProcessSample
+from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessRole, ProcessSample
 from podwatch.domain.reading import SensorState, observed, unobserved
 from podwatch.domain.snapshot import (
     Desired,
@@ -490,6 +490,23 @@ def test_no_second_signal_is_said_from_the_first_minute() -> None:
 def test_disk_warnings() -> None:
     full = replace(snap(0.0), disk=observed(DiskSample("/data", 1000, 900, 100, 1000, 10), 0.0))
     assert {f.kind for f in run([full])[1]} == {FindingKind.DISK_HIGH, FindingKind.INODES_LOW}
+
+
+@pytest.mark.parametrize(("lived", "restarted"), [(5.0, False), (3600.0, True)])
+@pytest.mark.parametrize("engines", [1, 2])
+def test_an_engine_that_is_older_than_podwatch_is_missed_at_once(engines: int, lived: float, restarted: bool) -> None:
+    """podwatch was started again ten seconds ago. What bears the title is no fork if it has borne it for an hour."""
+    tree = [process(77 + n, ProcessRole.ENGINE, cuda=False) for n in range(engines)]
+    born = max(p.identity.start_ticks for p in tree) / TICKS_PER_SECOND
+    others = (LAUNCHER, ORCHESTRATOR, TRAINER, SERVER)
+
+    def at(n: float, *left: ProcessSample, memory: int) -> Snapshot:
+        return replace(snap(n, health=None, memory=memory, descendants=(*others, *left)), boot_at=born + lived + n)
+
+    state, _ = run(at(float(n), *tree, memory=FULL) for n in range(0, 10, 2))
+    state = replace(state, learned=state.learned.saw("gpu0"))  # the podwatch before had seen it full
+    gone = (at(10.0 + n, *tree[1:], memory=EMPTY) for n in range(0, 20, 2))
+    assert bool(restarts(run(gone, state)[1])) == restarted
 
 
 @pytest.mark.parametrize(("seconds", "restarted"), [(10, False), (60, True)])

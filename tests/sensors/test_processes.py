@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.reading import Reading, SensorState, observed, unobserved
 from podwatch.domain.snapshot import Supervision, TrainerSample
 from podwatch.sensors.processes import MIN_SIGHTINGS, REPLACEMENT_WINDOW, ProcessSensor, RequiredExits
@@ -73,6 +73,14 @@ def test_a_server_that_ends_is_reported_after_the_window_with_the_time_it_went()
     assert (first.role, first.seen_gone_at, first.status.known) == (ProcessRole.INFERENCE, gone_at, False)
     assert first.status.at_wall == gone_at + 1e9
     assert looks.look(*without(SERVER, ENGINE, WORKER), times=5) == [20, 21, 22]  # said once, and kept
+
+
+def test_how_long_it_had_lived_counts_from_its_own_start() -> None:
+    """podwatch may have been started long after it."""
+    exits, born = RequiredExits(), ENGINE.identity.start_ticks / TICKS_PER_SECOND
+    for now in range(0, 20, 2):
+        exits.look((LAUNCHER, ENGINE) if now < 6 else (LAUNCHER,), float(now), 0.0, boottime=born + 3600.0 + now)
+    assert [gone.seen_for for gone in exits.so_far] == [3606.0]
 
 
 def test_exits_keep_their_order() -> None:

@@ -72,7 +72,7 @@ class DaemonProcess:
         return found
 
     def wait_for(self, condition: Callable[[], Any], seconds: float, what: str) -> Any:
-        """Poll until ``condition()`` is true; its value. Fails with the log's end otherwise."""
+        """Poll until ``condition()`` is true; its value. Fails with the status and the log's end otherwise."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             value = condition()
@@ -81,7 +81,7 @@ class DaemonProcess:
             if self.process is not None and self.process.poll() is not None and self.process.returncode not in (0, -9):
                 break
             time.sleep(0.05)
-        raise AssertionError(f"not within {seconds:g} s: {what}\n{self.tail()}")
+        raise AssertionError(f"not within {seconds:g} s: {what}\nstatus: {json.dumps(self.status())}\n{self.tail()}")
 
     def wait_event(self, name: str, seconds: float, *, after: int = 0, **fields: Any) -> dict[str, Any]:
         """The first event of this name (and fields) beyond index ``after`` of ``events()``."""
@@ -96,10 +96,12 @@ class DaemonProcess:
         return event
 
     def tail(self, lines: int = 40) -> str:
+        """The log's end. Of the saves, which would soon be all of it, only the last."""
         try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+            log = self.log.read_text(errors="replace").splitlines()
         except OSError:
             return "(no log)"
+        return "\n".join([line for line in log[:-1] if '"checkpoint-complete"' not in line][-lines:] + log[-1:])
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 20.0) -> int:
         """End the daemon (training goes on) and return its exit code."""

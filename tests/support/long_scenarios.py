@@ -86,10 +86,11 @@ def crash(rig: Rig) -> None:
 
 
 def _healed(rig: Rig, daemon: DaemonProcess, trainer: int, engine: int) -> bool:
-    """Both processes are new and live, and podwatch is content."""
+    """Both processes are new and live, and podwatch is content and can miss the engine."""
     if rig.trainer_pid in (0, trainer) or rig.engine_pid in (0, engine):
         return False
     status = daemon.status()
     if status is None or status["training"]["state"] != "running" or status["overall"] == "critical":
         return False
-    return "silent-death:gpu0" in status["daemon"]["armed"]
+    told = status["daemon"]
+    return "silent-death:gpu0" in told["armed"] and "engine-process" in told["second_signals"]

@@ -142,8 +142,7 @@ def _user(pid: int) -> str:
 
 
 def _started(identity: ProcessIdentity) -> float:
-    age = SystemClock().boottime() - identity.start_ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - max(0.0, age)
+    return time.time() - identity.age(SystemClock().boottime())
 
 
 def _devices(wanted: Iterable[int]) -> dict[int, int] | None:

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+TICKS_PER_SECOND = 100
+"""USER_HZ, in which the kernel tells times to programs: 100 on x86-64 and arm64 (proc(5), sysconf(3))."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessIdentity:
@@ -17,6 +20,10 @@ class ProcessIdentity:
     start_ticks: int
     boot_id: str = ""
     pid_namespace: int = 0
+
+    def age(self, boottime: float) -> float:
+        """Seconds it had lived at this moment of CLOCK_BOOTTIME."""
+        return max(0.0, boottime - self.start_ticks / TICKS_PER_SECOND)
 
 
 class ProcessRole(StrEnum):

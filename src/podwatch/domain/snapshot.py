@@ -135,7 +135,7 @@ class RequiredExit:
     status: ExitStatus
     seen_gone_at: float
     seen_for: float | None = None
-    """Seconds from its first sight to the look that missed it; None where not known."""
+    """Seconds it had lived, by its own start time where that is known, until the look that missed it."""
 
 
 ATTACHED_ID = "attach-"

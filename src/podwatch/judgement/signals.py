@@ -9,9 +9,10 @@ there: a server that a run starts later, for one evaluation, may end.
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from podwatch.domain.policy import DetectionPolicy
-from podwatch.domain.process import ProcessRole, ProcessSample
+from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
     GpuSample,
     Health,
@@ -30,7 +31,7 @@ NEAR_SECONDS = 60.0
 was never one (a fork bears its parent's title until it execs)."""
 ENGINE_LOOKS_KEPT = 64
 LASTING_HOLDS = 4.0
-"""A process that was seen for less than so many times ``hold`` (32 s) is no engine and no server whose end means
+"""A process that lived for less than so many times ``hold`` (32 s) is no engine and no server whose end means
 anything: loading a model takes longer, and a fork bears its parent's title until it execs or ends."""
 WINDOW_GAP_SECONDS = 30.0
 """Observations further apart than this (or three intervals of the sensor) do not make one window."""
@@ -45,6 +46,8 @@ class Tree:
     counts holds a CUDA context."""
 
     engines: int = 0
+    youngest: ProcessIdentity | None = None
+    """The engine process that was started last."""
     holders: tuple[str, ...] = ()
     trainer_gpus: frozenset[int] = frozenset()
     """GPUs that others than the engine hold."""
@@ -81,6 +84,16 @@ class Server:
     """``/liveness`` was fine during this start, and is not."""
 
 
+class Seen(NamedTuple):
+    """``number`` engine processes at every look from ``first`` to ``last`` (monotonic seconds). ``before`` is how many
+    seconds the youngest of them had lived until then: podwatch may have come later than they."""
+
+    first: float
+    last: float
+    number: int
+    before: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Signals:
     tree: Tree = NO_TREE
@@ -89,9 +102,9 @@ class Signals:
     first_looked_at: float | None = None
     minors: tuple[tuple[int, int], ...] = ()
     """(N of /dev/nvidiaN, NVML index) of each GPU; empty while NVML has not told all: then they are taken for equal."""
-    engines: tuple[tuple[float, float, int], ...] = ()
-    """(from, until, how many) engine processes were seen at two looks running, newest last; a hole in which nobody
-    looked divides them."""
+    engines: tuple[Seen, ...] = ()
+    """Engine processes that were there at two looks running (or, at the first look, had lived long), newest last; a
+    hole in which nobody looked divides them."""
     servers: tuple[Server, ...] = ()
     inference_at: float = float("-inf")
     rhythm: Rhythm = NO_RHYTHM
@@ -102,7 +115,7 @@ class Signals:
         begin = since - NEAR_SECONDS
         lasting = _lasting(self.engines, least)
         counts = [n for _, last, n in lasting if last >= begin]
-        if not any(first <= since and last >= begin for first, last, _ in self.engines):
+        if not any(seen.first <= since and seen.last >= begin for seen in self.engines):
             # Nobody could look just then.
             newest = max((last for _, last, _ in lasting if last < since), default=None)
             counts += [n for _, last, n in lasting if last == newest]
@@ -115,6 +128,7 @@ class Signals:
 
 
 NO_SIGNALS = Signals()
+NOBODY_SEEN = Seen(float("inf"), float("inf"), 0)
 
 
 def lasting_seconds(policy: DetectionPolicy) -> float:
@@ -122,21 +136,19 @@ def lasting_seconds(policy: DetectionPolicy) -> float:
     return LASTING_HOLDS * policy.hold_seconds
 
 
-def _lasting(engines: tuple[tuple[float, float, int], ...], least: float) -> list[tuple[float, float, int]]:
-    """(from, until, n): the times of ``least`` seconds and more with never fewer than n engine processes. One that
-    comes and goes beside others does not shorten theirs."""
+def _lasting(engines: tuple[Seen, ...], least: float) -> list[tuple[float, float, int]]:
+    """(from, until, n): the times with never fewer than n engine processes that had lived for ``least`` seconds at
+    their end. One that comes and goes beside others does not shorten theirs."""
     found: list[tuple[float, float, int]] = []
-    for n in {count for _, _, count in engines if count}:
-        begin: float | None = None
-        end: float | None = None
-        for first, last, count in engines:
-            if begin is None or end is None or count < n or first - end > WINDOW_GAP_SECONDS:
-                if begin is not None and end is not None and end - begin >= least:
-                    found.append((begin, end, n))
-                begin = first if count >= n else None
-            end = last
-        if begin is not None and end is not None and end - begin >= least:
-            found.append((begin, end, n))
+    for n in {seen.number for seen in engines if seen.number}:
+        begin: Seen | None = None
+        end = 0.0
+        for seen in (*engines, NOBODY_SEEN):
+            if begin is None or seen.number < n or seen.first - end > WINDOW_GAP_SECONDS:
+                if begin is not None and end - begin.first + begin.before >= least:
+                    found.append((begin.first, end, n))
+                begin = seen if seen.number >= n else None
+            end = seen.last
     return found
 
 
@@ -149,7 +161,7 @@ def follow(
     if not signals.minors and snapshot.gpus.ok and snapshot.gpus.value:
         signals = _with_minors(signals, snapshot.gpus.value, policy)
     if trainer is not None and trainer.alive and reading.at > signals.looked_at:
-        signals = _look_at_tree(signals, trainer.descendants, reading.at, policy)
+        signals = _look_at_tree(signals, trainer.descendants, reading.at, policy, _boottime(snapshot, reading.at))
         names = signals.tree.holders
         if "engine" not in learned.seen and signals.most_engines(reading.at, lasting_seconds(policy)):
             names = (*names, "engine")
@@ -206,8 +218,17 @@ def extra(sample: InferenceSample, seen: tuple[str, ...]) -> bool:
     return sample.discovered and "settled" in seen and f"health:{sample.url}" not in seen
 
 
+def _boottime(snapshot: Snapshot, at: float) -> float | None:
+    """The same moment on CLOCK_BOOTTIME."""
+    return snapshot.boot_at - (snapshot.at - at) if snapshot.boot_at is not None else None
+
+
 def _look_at_tree(
-    signals: Signals, descendants: tuple[ProcessSample, ...], at: float, policy: DetectionPolicy
+    signals: Signals,
+    descendants: tuple[ProcessSample, ...],
+    at: float,
+    policy: DetectionPolicy,
+    boottime: float | None,
 ) -> Signals:
     looked = signals.looked
     same = looked is not None and (
@@ -215,12 +236,17 @@ def _look_at_tree(
         or (len(looked) == len(descendants) and all(old is new for old, new in zip(looked, descendants, strict=True)))
     )
     tree = signals.tree if same else summarise(descendants, policy, signals.minors)
-    both = min(signals.tree.engines, tree.engines) if signals.looked is not None else 0
-    kept = signals.engines
-    if kept and kept[-1][2] == both and at - kept[-1][1] <= WINDOW_GAP_SECONDS:
-        kept = (*kept[:-1], (kept[-1][0], at, both))  # the same count again: only its end moves on
+    lived = tree.youngest.age(boottime) if tree.youngest is not None and boottime is not None else 0.0
+    if looked is not None:
+        both = min(signals.tree.engines, tree.engines)
     else:
-        kept = (*kept, (at, at, both))[-ENGINE_LOOKS_KEPT:]
+        both = tree.engines if lived >= lasting_seconds(policy) else 0
+    kept = signals.engines
+    if kept and kept[-1].number == both and at - kept[-1].last <= WINDOW_GAP_SECONDS:
+        newest = kept[-1]  # the same count again: only its end moves on
+        kept = (*kept[:-1], Seen(newest.first, at, both, newest.before))
+    else:
+        kept = (*kept, Seen(at, at, both, lived))[-ENGINE_LOOKS_KEPT:]
     first = at if signals.first_looked_at is None else signals.first_looked_at
     return Signals(
         tree, descendants, at, first, signals.minors, kept, signals.servers, signals.inference_at, signals.rhythm
@@ -232,6 +258,7 @@ def summarise(
 ) -> Tree:
     """One pass over the processes."""
     engines, holders, blind = 0, set(), False
+    youngest: ProcessIdentity | None = None
     ours: set[int] = set()
     theirs: set[int] = set()
     sleep_mode, share = False, None
@@ -239,6 +266,8 @@ def summarise(
         role = process.role
         if role is ProcessRole.ENGINE:
             engines += 1
+            if youngest is None or process.identity.start_ticks > youngest.start_ticks:
+                youngest = process.identity
         if role in ENGINE_ROLES and "--" in process.command:
             sleep_mode = sleep_mode or _flag(process.command, "--enable-sleep-mode")
             share = share if share is not None else _ratio(process.command, "--gpu-memory-utilization")
@@ -253,7 +282,7 @@ def summarise(
             for index in held:
                 if index in policy.inference_gpus and (index not in policy.shared_gpus or role in ENGINE_ROLES):
                     holders.add(f"cuda{index}")
-    return Tree(engines, tuple(sorted(holders)), frozenset(theirs), frozenset(ours), blind, sleep_mode, share)
+    return Tree(engines, youngest, tuple(sorted(holders)), frozenset(theirs), frozenset(ours), blind, sleep_mode, share)
 
 
 def _words(command: str, flag: str) -> Iterable[tuple[str, str]]:

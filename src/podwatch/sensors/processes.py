@@ -58,6 +58,7 @@ class _Known:
 
     sample: ProcessSample
     first_seen: float
+    lived_before: float = 0.0
     sightings: int = 1
     gone_at: float | None = None
     gone_wall: float = 0.0
@@ -85,10 +86,12 @@ class RequiredExits:
         now: float,
         wall: float,
         ended: Mapping[tuple[int, int], ExitStatus] = NOBODY_TOLD,
+        boottime: float | None = None,
     ) -> tuple[RequiredExit, ...]:
         """Take in one look at a tree whose launcher lives; returns all exits so far, in order of time.
 
-        ``ended`` is how processes ended by (pid, start ticks), where somebody knows.
+        ``ended`` is how processes ended by (pid, start ticks), where somebody knows; ``boottime`` is this moment on
+        the clock of the start ticks: podwatch may have come later than they.
         """
         alive = {sample.identity: sample for sample in tree if sample.state not in _DEAD}
         by_pid = {sample.identity.pid: sample for sample in alive.values()}
@@ -98,7 +101,8 @@ class RequiredExits:
             if sample.role not in REQUIRED:
                 self._known.pop(identity, None)  # it has exec'd into something else
             elif known is None:
-                known = self._known[identity] = _Known(sample, first_seen=now)
+                lived = identity.age(boottime) if boottime is not None else 0.0
+                known = self._known[identity] = _Known(sample, first_seen=now, lived_before=lived)
                 fresh.append(known)
             else:
                 known.sample = sample
@@ -147,7 +151,7 @@ class RequiredExits:
                     known.sample.name,
                     ended.get((identity.pid, identity.start_ticks), ExitStatus(at_wall=known.gone_wall)),
                     known.gone_at,
-                    known.gone_at - known.first_seen,
+                    known.lived_before + known.gone_at - known.first_seen,
                 )
             )
         self._exits.sort(key=lambda gone: gone.seen_gone_at)
@@ -302,7 +306,7 @@ class ProcessSensor:
         """Take one look in; how many ends there are to be shown, that of the trainer itself included."""
         if exit_status is None and tree.value is not None:
             ended = self._ends.ended if self._ends is not None else NOBODY_TOLD
-            self._exits.look(tree.value, now, self._clock.wall(), ended)
+            self._exits.look(tree.value, now, self._clock.wall(), ended, self._clock.boottime())
         return len(self._exits.so_far) + (exit_status is not None)
 
     def _judge(

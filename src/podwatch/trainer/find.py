@@ -166,7 +166,7 @@ def gather(output_dir: Path, *, own_pid: int) -> list[Process]:
     """Read every process of the pod. Those that carry a keeper's marker, and podwatch's own tree, are ``ours``."""
     root = os.path.realpath(output_dir)
     own = {own_pid, *procfs.descendants(own_pid)}
-    since_boot, ticks = time.clock_gettime(time.CLOCK_BOOTTIME), os.sysconf("SC_CLK_TCK")
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
     result: list[Process] = []
     for pid in procfs.all_pids():
         status = procfs.read_stat(pid)
@@ -178,9 +178,10 @@ def gather(output_dir: Path, *, own_pid: int) -> list[Process]:
         links = procfs.open_files(pid)
         use = None if links is None else procfs.cuda_use_of(links.values())
         inside = {fd: target for fd, target in (links or {}).items() if _below(target, root)}
+        identity = ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace())
         result.append(
             Process(
-                identity=ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace()),
+                identity=identity,
                 parent_pid=status.parent_pid,
                 name=status.name,
                 argv=argv,
@@ -189,7 +190,7 @@ def gather(output_dir: Path, *, own_pid: int) -> list[Process]:
                 gpus=frozenset() if use is None else use.gpus,
                 writes=tuple(procfs.open_for_writing(pid, inside)),
                 ours=pid in own or procfs.environment_value(pid, "PODWATCH_START_ID") is not None,
-                age=max(0.0, since_boot - status.start_ticks / ticks),
+                age=identity.age(now),
             )
         )
     return result

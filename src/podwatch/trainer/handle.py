@@ -1,6 +1,5 @@
 """Trainers that are ours: under a keeper, or attached to. One way to stop them all."""
 
-import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -30,8 +29,7 @@ _EXIT_RECORD_WAIT = 5.0
 def started_wall(identity: ProcessIdentity, clock: Clock) -> float:
     """Epoch second of its start by the clock as it is now, from its start ticks: a clock that was set since (a pod that
     boots with a wrong one) must not make a start look older than its patience."""
-    age = clock.boottime() - identity.start_ticks / os.sysconf("SC_CLK_TCK")
-    return clock.wall() - max(0.0, age)
+    return clock.wall() - identity.age(clock.boottime())
 
 
 class _Trainer(ABC):
