@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from podwatch.cli.doctoring import leftovers, machine, places, start, telling
 from podwatch.cli.doctoring.common import Line, sets_of
 from podwatch.cli.doctoring.gpus import gpus
+from podwatch.cli.doctoring.other_tools import other_tools
 from podwatch.cli.doctoring.store import store
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
@@ -32,6 +33,7 @@ def examine(
         "gpu": lambda: gpus(settings, now),
         "supervise": lambda: leftovers.supervise(settings, now),
         "leftovers": lambda: leftovers.leftovers(settings, now),
+        "other tools": lambda: other_tools(settings),
         "steps": lambda: leftovers.ahead(settings, now, sets),
         "ports": lambda: machine.ports(settings, now),
         "signals": lambda: machine.signals(settings),

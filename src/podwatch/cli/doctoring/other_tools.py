@@ -1,0 +1,124 @@
+"""The old sync or clean-up script that still runs: one sends half a save, the other deletes what podwatch keeps."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.cli.doctoring.common import Line, in_time
+from podwatch.config.settings import Settings
+from podwatch.trainer import find
+from podwatch.trainer.roles import program
+
+COPIERS = frozenset(
+    {"aws", "azcopy", "b2", "b2v3", "b2v4", "gcloud", "gsutil", "hf", "huggingface-cli", "lsyncd", "rclone"}
+    | {"restic", "rsync", "s3cmd", "s4cmd", "s5cmd"}
+)
+"""Programs whose purpose is to copy files away."""
+_SCRIPT = re.compile(
+    r"(?:^|[^a-z])(?:sync(?:er)?|upload(?:er)?|back_?up|clean(?:er|_?up)?|prune|purge|rotate)(?:$|[^a-z])",
+    re.IGNORECASE,
+)
+"""What such scripts are called: ``sync_to_s3.py``, ``cleanup-checkpoints.sh``; neither ``async_rl.py`` nor
+``cleanrl``."""
+_SUBCOMMAND = re.compile(r"-.*|[a-z]+")
+"""An option, or a plain word such as the ``sync`` of ``podwatch sync``."""
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+_WORDS = re.compile(r"[\s;&|()'\"]+")
+_READ_BYTES = 64 << 10
+_CRON = ("/etc/crontab", "/etc/cron.d/*", "/var/spool/cron/crontabs/*", "/var/spool/cron/*")
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """What a command has to name before it is any of our business."""
+
+    output_dirs: tuple[str, ...]
+    """As configured, and as resolved."""
+    bucket: str = ""
+
+
+def other_tools(settings: Settings) -> Iterator[Line]:
+    output = settings.trainer.output_dir
+    store = settings.sync.store or ""
+    bucket = store.removeprefix("b2://").partition("/")[0] if store.startswith("b2://") else ""
+    ours = Ours(tuple(sorted({str(output), os.path.realpath(output)})), bucket)
+    found = in_time(lambda: [*_running(ours), *_scheduled(ours)])
+    if not found:
+        yield Line("other tools", "ok", "nothing else seems to send or delete this run's files")
+        return
+    listed = "; ".join(found[:_SHOWN]) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    fix = (
+        "stop it: it may send half a save, or delete what podwatch keeps (docs/runs.md says what takes its place)"
+        if store
+        else "podwatch has no store and makes no copies: keep it if it is your backup, stop it if it deletes"
+    )
+    yield Line("other tools", "warn", f"looks like another tool on this run's files: {listed}", fix)
+
+
+def _running(ours: Ours) -> Iterator[str]:
+    for process in find.gather(Path(ours.output_dirs[-1]), own_pid=os.getpid()):
+        if process.ours or process.cuda or process.launcher_like:
+            continue
+        if name := meddles(process.argv, process.cwd or "/", ours, _text):
+            yield f"{name} (pid {process.identity.pid})"
+
+
+def _scheduled(ours: Ours) -> Iterator[str]:
+    for pattern in _CRON:
+        for path in sorted(Path("/").glob(pattern[1:])):
+            for line in _text(str(path)).splitlines():
+                command = line.strip()
+                if not command.startswith("#") and (name := meddles(("sh", "-c", command), "/", ours, _text)):
+                    yield f"{name} (in {path})"
+
+
+def meddles(argv: Sequence[str], cwd: str, ours: Ours, text_of: Callable[[str], str]) -> str:
+    """The name of a copying or cleaning program that names this run's directory or bucket, on its command line or in
+    the script itself; else empty. Only the name: keys may stand behind it. ``text_of`` reads a script (empty where it
+    cannot)."""
+    name, arguments = program(argv)
+    if name in _SHELLS:
+        inline = any(word.startswith("-") and "c" in word for word in arguments[:1])
+        script = [word for word in arguments if not word.startswith("-")]
+        programs = _WORDS.split(" ".join(script)) if inline else script[:1]
+    else:
+        programs = [next((word for word in argv if word.rpartition("/")[2] == name), name)]
+    words = _WORDS.split(" ".join(arguments))
+    named = any(_names(word, cwd, ours) for word in words)
+    for word in programs:
+        base = word.rpartition("/")[2]
+        if base in COPIERS:
+            if named:
+                return base
+        elif _SCRIPT.search(base) and not _SUBCOMMAND.fullmatch(base):
+            text = "" if named else text_of(os.path.join(cwd, word))  # noqa: PTH118
+            if named or any(mark in text for mark in _marks(ours)):
+                return base
+    return ""
+
+
+def _marks(ours: Ours) -> tuple[str, ...]:
+    return (*ours.output_dirs, ours.bucket) if ours.bucket else ours.output_dirs
+
+
+def _names(word: str, cwd: str, ours: Ours) -> bool:
+    """It contains one of our names, or is a path at, in or above output_dir."""
+    if any(mark in word for mark in _marks(ours)):
+        return True
+    if not word or word.startswith("-") or ":" in word:
+        return False
+    path = os.path.normpath(os.path.join(cwd, word))  # noqa: PTH118
+    return path != "/" and any(o == path or o.startswith(path + "/") for o in ours.output_dirs)
+
+
+def _text(path: str) -> str:
+    try:
+        if not Path(path).is_file():  # a pipe would be waited for
+            return ""
+        with Path(path).open("rb") as file:
+            return file.read(_READ_BYTES).decode(errors="replace")
+    except (OSError, ValueError):
+        return ""
