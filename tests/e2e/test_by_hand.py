@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from tests.support.asking import running, status
+from tests.support.asking import messages, running, status
 from tests.support.rig import TRAINER, Rig, alive
 
 
@@ -19,6 +19,26 @@ def start_by_hand(rig: Rig) -> None:
     words = shlex.join([str(launcher), *rig.command()[3:]])
     script = f"setsid {words} >> {rig.output}/logs/rl.log 2>&1 < /dev/null &"
     subprocess.run(["sh", "-c", script], check=True, cwd=rig.output.parent)
+
+
+def test_a_stop_that_comes_while_podwatch_starts_is_kept(rig: Rig) -> None:
+    """The driver hangs, so the first look takes seconds; the wish must outlast what begins after it."""
+    rig.world.hang_all()
+    daemon = rig.daemon(gpu__deadline="3s").start()
+    daemon.wait_for(daemon.status, 20, "an answer")
+    assert not messages(daemon, "daemon-started"), "it is to be asked before it has begun"
+    told = daemon.command("stop-training")
+    assert told.returncode == 0, told.stderr
+    daemon.wait_event("daemon-started", 20)
+    rig.world.hang_all(False)
+    wanted = status(daemon)["daemon"]["desired"]
+    assert wanted == "stopped"
+    daemon.wait_for(lambda: status(daemon)["training"]["state"] == "stopped", 20, "stopped")
+    assert rig.trainer_pid == 0
+    daemon.stop()
+    daemon.start()
+    daemon.wait_for(lambda: (daemon.status() or {}).get("training", {}).get("state") == "stopped", 20, "still stopped")
+    assert rig.trainer_pid == 0
 
 
 def test_a_start_by_hand_is_guarded_though_training_was_stopped(rig: Rig) -> None:

@@ -21,7 +21,7 @@ from podwatch.daemon.compose import LEARNED as LEARNED
 from podwatch.daemon.compose import READ_SO_FAR, Parts, build
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.ending import briefly, end_tasks
-from podwatch.daemon.handlers import make_handlers
+from podwatch.daemon.handlers import make_handlers, once_begun
 from podwatch.daemon.init import UNDER_INIT
 from podwatch.daemon.notifying import FAREWELL_SECONDS, make_notifying
 from podwatch.daemon.outlets import Outlets
@@ -185,11 +185,14 @@ class Daemon(Turning):
             status=self.status,
             live=self.rounds.sensing.alive,
             ready=lambda: words.readiness(self.parts, self.rounds.sensing.snapshot),
-            handlers={
-                **make_handlers(self),
-                **pause_handlers(self.pausing, lambda: self.parts.recovery.state.acting),
-                **preempt_handlers(self._preempt, lambda: self.parts.settings.recovery.preempt_grace),
-            },
+            handlers=once_begun(
+                {
+                    **make_handlers(self),
+                    **pause_handlers(self.pausing, lambda: self.parts.recovery.state.acting),
+                    **preempt_handlers(self._preempt, lambda: self.parts.settings.recovery.preempt_grace),
+                },
+                self._begun,
+            ),
             complain=lambda text: self._say(EventName.SENSOR_CHANGED, text, Severity.WARNING),
         )
 
@@ -208,6 +211,7 @@ class Daemon(Turning):
         parts = self.parts
         self.backing.ask()
         await parts.recovery.begin(adopt_existing=adopt_existing)
+        self._begun.set()
         self._say(
             EventName.DAEMON_STARTED,
             words.opening(self.parts, self.pausing.pause),

@@ -43,6 +43,8 @@ class Core:
         self.backing: Backing
         self._notifier = make_notifier(os.environ)
         self._leaving: asyncio.Future[int] | None = None
+        self._begun = asyncio.Event()
+        """Recovery has read what the podwatch before left, and commands may act."""
         self._preempted = ""
         """Why, where this machine is being taken away."""
         self._tasks: set[asyncio.Task[Any]] = set()

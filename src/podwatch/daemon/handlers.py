@@ -22,6 +22,11 @@ from podwatch.telling.view import DaemonView
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
+AT_ONCE = frozenset({"status", "events", "incidents", "shutdown", "preempt"})
+"""What is answered, or done, while podwatch is still starting."""
+BEGIN_SECONDS = 20.0
+"""The others wait so long for it: the client's own deadline is 30 s."""
+
 
 class Steering(Protocol):
     """What a handler may do with the daemon."""
@@ -195,6 +200,27 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         status, start, restart, restart_plan, stop_training, checkpoints, verify, sync, prune_plan, prune,
         pin, unpin, quarantine_return, clean, events, incidents, reload, shutdown,
     )}  # fmt: skip
+
+
+def once_begun(handlers: Mapping[str, Handler], begun: asyncio.Event) -> Mapping[str, Handler]:
+    """The same, but nothing acts before podwatch has read what the one before it left: a wish that comes sooner would
+    be overwritten by it, or would act beside it."""
+
+    def waiting(handler: Handler) -> Handler:
+        async def call(params: dict[str, Any]) -> dict[str, Any]:
+            try:
+                async with asyncio.timeout(BEGIN_SECONDS):
+                    await begun.wait()
+            except TimeoutError:
+                raise Busy(
+                    "podwatch is still starting: it looks at the pod and its checkpoints",
+                    fix="try again in a moment; `podwatch status` answers meanwhile",
+                ) from None
+            return await handler(params)
+
+        return call
+
+    return {name: handler if name in AT_ONCE else waiting(handler) for name, handler in handlers.items()}
 
 
 def _step(params: Mapping[str, Any]) -> int | None:
