@@ -55,6 +55,8 @@ class FakeProc:
     def answer(self, pid: int) -> None:
         """The read of its environment that hangs comes back, and so do all later ones, with nothing in it."""
         path, fifo = self.root / str(pid) / "environ", self.root / str(pid) / "fifo"
+        (self.root / str(pid) / "cmdline").unlink()
+        (self.root / str(pid) / "cmdline").write_bytes(b"python\0x.py\0")
         path.rename(fifo)
         path.write_bytes(b"")
         eventually(lambda: _opened(fifo))
