@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from podwatch.stores.open import parse_store_url
 from podwatch.sync.unit import OwnUnit
+from podwatch.system import procfs
 from podwatch.system.child import scrubbed_environment
 
 AT_ONCE = 1 << 16
@@ -23,6 +24,12 @@ class Child:
 
     process: asyncio.subprocess.Process
     in_unit: bool
+
+    @property
+    def lives(self) -> bool:
+        """Asked of the kernel: the loop learns of an end a few turns later."""
+        stat = procfs.read_stat(self.process.pid) if self.process.returncode is None else None
+        return stat is not None and stat.state not in "ZXx"
 
     def kill(self) -> None:
         if self.process.returncode is None:
@@ -57,7 +64,7 @@ class Children:
         async with self._turn:
             self._expected = False
             child, self._waiting = self._waiting, None
-            return child if child is not None and child.process.returncode is None else await self._start()
+            return child if child is not None and child.lives else await self._start()
 
     async def close(self) -> None:
         self._expected = False
