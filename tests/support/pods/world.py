@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Any
 
-from podwatch.domain.process import ExitStatus, ProcessRole, ProcessSample
+from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessRole, ProcessSample
 from podwatch.domain.reading import Reading, SensorState
 from podwatch.domain.snapshot import (
     ATTACHED_ID,
@@ -256,7 +256,8 @@ class World:
     def _see_trainer(self) -> TrainerSample:
         if self._settling and self.alive:
             self._settling -= 1
-            exits = self._exits.look(self.processes, self.now, self.now + self.wall_offset)
+            boottime = self.now + self.boot_offset
+            exits = self._exits.look(self.processes, self.now, self.now + self.wall_offset, boottime=boottime)
             self._trainer = TrainerSample(
                 self.start_id,
                 self.supervision,
@@ -310,8 +311,13 @@ class World:
         self._trainer = None
 
     def spawn(self, *processes: ProcessSample) -> None:
-        self.processes = (*self.processes, *processes)
+        self.processes = (*self.processes, *self._born(processes))
         self.look_again()
+
+    def _born(self, processes: Iterable[ProcessSample]) -> tuple[ProcessSample, ...]:
+        """The same, begun now: a fork is young, whatever title it bears."""
+        ticks = int((self.now + self.boot_offset) * TICKS_PER_SECOND)
+        return tuple(replace(p, identity=replace(p.identity, start_ticks=ticks)) for p in processes)
 
     def end(self, *roles: ProcessRole, pids: tuple[int, ...] = ()) -> None:
         """Processes of these roles, or with these numbers, are gone."""
@@ -321,7 +327,7 @@ class World:
     def start(self, start_id: str, *processes: ProcessSample) -> None:
         by_hand = ATTACHED_ID if self.supervision is Supervision.ATTACH else ""
         self.start_id, self.started_at, self.alive, self.exit = by_hand + start_id, self.now, True, None
-        self.processes, self.finish_line, self.progress, self.saving = processes, False, (), False
+        self.processes, self.finish_line, self.progress, self.saving = self._born(processes), False, (), False
         self._exits = RequiredExits()
         self.look_again()
 
