@@ -138,7 +138,8 @@ class Watcher:
         except FileNotFoundError:
             return
         except Exception as error:
-            self._complain(f"cannot watch {path} for events ({error}); its checkpoints are found by rescans alone")
+            text = f"cannot watch {path} for events ({error}); its checkpoints are found by rescans alone"
+            self._complain(text, cause=str(error))  # else each new step would say it again
             return
         self._watches[path] = (watch, identity)
 
@@ -149,9 +150,9 @@ class Watcher:
         except Exception as error:
             self._complain(f"cannot stop watching {path}: {error}")
 
-    def _complain(self, line: str) -> None:
-        if line not in self._warned:
-            self._warned.add(line)
+    def _complain(self, line: str, cause: str = "") -> None:
+        if (cause or line) not in self._warned:
+            self._warned.add(cause or line)
             self._warn(line)
 
     def noticed(self, watched: Path, changed: str) -> None:

@@ -144,6 +144,7 @@ class Daemon(Turning):
             journal,
             emit,
             wake=lambda: _soon(loop, self.wake),
+            warn=lambda text: _soon(loop, lambda: self._say(EventName.CONFIG_WARNING, text, Severity.WARNING)),
             current=lambda: self.loaded.settings,
             heartbeat_base=lambda: self._outlets.url if self._outlets is not None else "",
             gpu_reader=gpu_reader,

@@ -136,10 +136,12 @@ def build(
     same_disk_store: bool = False,
     take_over: str = "",
     held_elsewhere: Callable[[str], None] = lambda why: None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> Parts:
-    """``wake`` is called from a thread when checkpoint files changed; ``current`` gives the settings as last reloaded;
-    ``heartbeat_base`` is the URL pings go to; ``take_over`` a person's word (an id of it) that this pod takes the run;
-    ``held_elsewhere`` is called when another pod holds it.
+    """``wake`` is called from a thread when checkpoint files changed, ``warn`` when such events cannot be had (a rescan
+    finds them later); ``current`` gives the settings as last reloaded; ``heartbeat_base`` is the URL pings go to;
+    ``take_over`` a person's word (an id of it) that this pod takes the run; ``held_elsewhere`` is called when another
+    pod holds it.
 
     ``same_disk_store`` allows a ``file://`` store beside the checkpoints: for the demo only. Blocks: probes the disk.
     """
@@ -319,7 +321,7 @@ def build(
         layout=layout,
         catalogue=catalogue,
         capabilities=probe(workspace.outside),
-        watcher=Watcher(catalogue.watch_dirs, wake),
+        watcher=Watcher(catalogue.watch_dirs, wake, warn=warn),
         senses=senses,
         gpus=gpus,
         disk=disk,

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import os
 import select
 import signal
@@ -144,6 +145,7 @@ class Init:
         # Abstract: nothing to clean up, no 108-byte path. Senders are checked by their credentials instead.
         self.address = f"podwatch-init-{os.getpid()}-{os.urandom(8).hex()}"
         self.listener.bind("\0" + self.address)
+        self.pid_file = os.path.join(options.run_dir, "init.pid")  # noqa: PTH118
 
     # -- the loop
 
@@ -159,9 +161,7 @@ class Init:
             self.log_fd = os.open(self.options.log, flags, 0o600)
             os.dup2(self.log_fd, 1)
             os.dup2(self.log_fd, 2)
-        pid_file = os.path.join(self.options.run_dir, "init.pid")  # noqa: PTH118
-        with open(pid_file, "w") as stream:
-            stream.write(f"{os.getpid()}\n")
+        self.write_pid()
         self.start()
         poll = select.poll()
         poll.register(self.wake_r, select.POLLIN)
@@ -175,10 +175,30 @@ class Init:
                 self.hear()
                 self.heed()
         finally:
-            try:
-                os.unlink(pid_file)
-            except OSError:
-                pass
+            self.remove_pid()
+
+    def write_pid(self) -> None:
+        """``init.pid`` is for people. One whose writer lives (it holds the lock) stays as it is: a second podwatch that
+        is refused must not leave the first without it. And what cannot be written is no reason not to guard."""
+        try:
+            fd = os.open(self.pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except OSError:
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.write(fd, f"{os.getpid()}\n".encode())
+        except OSError:
+            os.close(fd)  # otherwise open, and so locked, as long as this process lives
+
+    def remove_pid(self) -> None:
+        try:
+            with open(self.pid_file, "rb") as stream:
+                ours = stream.read() == f"{os.getpid()}\n".encode()
+            if ours:
+                os.unlink(self.pid_file)
+        except OSError:
+            pass
 
     def patience(self) -> int:
         """Milliseconds until something is due by time alone."""
@@ -226,22 +246,34 @@ class Init:
         self.ready = self.stopping = False
         self.started = time.monotonic()
         self.deadline = self.started + self.options.start_timeout
-        self.daemon = os.fork()
-        if self.daemon == 0:
-            try:
-                os.setsid()
-                signal.set_wakeup_fd(-1)
-                for number in range(1, signal.NSIG):
-                    try:
-                        signal.signal(number, signal.SIG_DFL)
-                    except (OSError, ValueError):
-                        continue
-                environment["WATCHDOG_PID"] = str(os.getpid())
-                os.execvpe(self.command[0], self.command, environment)  # noqa: S606 - argv by design
-            except OSError as error:
-                os.write(2, f"cannot execute {self.command[0]}: {error.strerror}\n".encode())
-            finally:
-                os._exit(78)
+        # The child has our handlers, which only wake a loop, until it has dropped them: a SIGTERM forwarded before that
+        # would be lost, and the daemon outlive its farewell. Held back, it is delivered as soon as it means its end.
+        # Not SIGHUP: to lose it here loses nothing, the configuration is read later.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        try:
+            self.daemon = os.fork()
+            if self.daemon == 0:
+                self.become_daemon(environment, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def become_daemon(self, environment: dict[str, str], mask: set[int]) -> None:
+        """In the child; does not return. ``mask`` is put back before the exec, which would keep ours."""
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for number in range(1, signal.NSIG):
+                try:
+                    signal.signal(number, signal.SIG_DFL)
+                except (OSError, ValueError):
+                    continue
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            environment["WATCHDOG_PID"] = str(os.getpid())
+            os.execvpe(self.command[0], self.command, environment)  # noqa: S606 - argv by design
+        except OSError as error:
+            os.write(2, f"cannot execute {self.command[0]}: {error.strerror}\n".encode())
+        finally:
+            os._exit(78)
 
     def guard(self, now: float) -> None:
         if self.aborted_at is not None:
@@ -259,7 +291,7 @@ class Init:
         lasted = time.monotonic() - self.started
         self.daemon = 0
         self.last_code = code if code >= 0 else 128 - code
-        if code in NO_RESTART and self.aborted_at is None:
+        if self.told_to_end is not None or (code in NO_RESTART and self.aborted_at is None):
             return
         if not self.reported:  # somebody waits and can read the reason: do not go on trying behind their back
             return

@@ -140,8 +140,9 @@ class Syncer(StoreSide):
         return self._begun_at + self._settings.sync.upload_gap - self._clock.monotonic()
 
     def _will_send(self) -> bool:
-        """Is a save being written, or waiting to be sent, that may go as soon as it is complete?"""
-        if self._holding is None or not self._holding.decision.publish:
+        """Is a save being written, or waiting to be sent, that may go as soon as it is complete? Not while the store is
+        away: its child would hold memory through an outage of hours."""
+        if self._holding is None or not self._holding.decision.publish or self._failures:
             return False
         writing = any(s.completeness is Completeness.WRITING for s in self._catalogue.sets)
         return self._more_urgent() or (writing and self._gap_left() <= 0)
