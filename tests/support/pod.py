@@ -42,9 +42,14 @@ class Pod:
         self.launchers.append(made)
         return made
 
+    def start_id(self, name: str = "s1") -> str:
+        """Of this pod alone: whoever looks for the processes of a start looks at every process of the machine."""
+        return f"{name}-{self.run_id}"
+
     def plan(self, *argv: str, start_id: str = "s1", env: dict[str, str] | None = None, **more: object) -> StartPlan:
         base = {"PATH": os.environ["PATH"], "HOME": "/root"}
-        return StartPlan(start_id, argv, str(self.output.parent), {**base, **(env or {})}, **more)  # type: ignore[arg-type]
+        environ = {**base, **(env or {})}
+        return StartPlan(self.start_id(start_id), argv, str(self.output.parent), environ, **more)  # type: ignore[arg-type]
 
     def script(self, text: str, **more: object) -> StartPlan:
         return self.plan("sh", "-c", text, **more)  # type: ignore[arg-type]

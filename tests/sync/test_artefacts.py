@@ -178,12 +178,12 @@ async def test_a_store_that_hangs_never_reaches_the_loop(b2: World) -> None:
     assert b2.server is not None
     pod = Pod(b2)
     pod.log("trainer.log", "1\n")
-    b2.server.fault("*", "hang", seconds=5, count=10)
+    b2.server.fault("*", "hang", seconds=30, count=10)
     artefacts = pod.artefacts()
     began = time.monotonic()
     await artefacts.store(within=0.2)
     await artefacts.store(within=0.2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15
     assert artefacts.problem
     await artefacts.stop(last=False)
 

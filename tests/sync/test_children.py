@@ -54,7 +54,7 @@ async def test_one_is_started_ahead_and_gets_the_job(children: Children, tmp_pat
     for _ in range(3):
         children.expect(True)
     await until(lambda: children.waiting is not None)
-    assert waiting_here() == [children.waiting]
+    await until(lambda: waiting_here() == [children.waiting])  # in the middle of its exec it shows no command
     pid, upload = children.waiting, Upload(empty_job(tmp_path), children)
     await upload.run(None, nothing, lambda _: None)
     assert upload.pid == pid
@@ -77,13 +77,13 @@ async def test_one_that_is_not_needed_after_all_goes(children: Children) -> None
 async def test_one_that_died_while_it_waited_is_not_given_the_job(children: Children, tmp_path: Path) -> None:
     children.expect(True)
     await until(lambda: children.waiting is not None)
-    pid = children.waiting
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    await until(lambda: not psutil.pid_exists(pid))
+    child = children._waiting
+    assert child is not None
+    os.kill(child.process.pid, signal.SIGKILL)
+    await until(lambda: child.process.returncode is not None)  # the loop hears of it a little after the kernel
     upload = Upload(empty_job(tmp_path), children)
     await upload.run(None, nothing, lambda _: None)
-    assert upload.pid != pid
+    assert upload.pid != child.process.pid
 
 
 PARENT = """

@@ -232,7 +232,7 @@ async def test_killed_child_sends_only_what_is_missing(b2: World, run: Run, afte
     assert b2.server is not None
     b2.write_set(5, size=11_000_000)
     b2.scan()
-    b2.server.fault("b2_finish_large_file", "slow", seconds=0.4)
+    b2.server.fault("b2_finish_large_file", "slow", seconds=1.5)
     syncer = await run(b2)
 
     def stored() -> int:
@@ -252,15 +252,16 @@ async def test_stopped_daemon_leaves_no_child_and_goes_on(b2: World, run: Run) -
     assert b2.server is not None
     b2.write_set(5, size=11_000_000)
     b2.scan()
-    b2.server.fault("b2_upload_part", "slow", seconds=0.5, count=3)
+    b2.server.fault("b2_upload_part", "slow", seconds=30, skip=2)  # the last part: the small files go meanwhile
     first = await run(b2)
     await until(lambda: len(b2.journal.objects(5, b2.catalogue.sets[0].save_id)) == 3)
     assert first.protect == {5}
-    await asyncio.wait_for(first.stop(), 5)
+    await asyncio.wait_for(first.stop(), 15)
     assert b2.pointer() is None
     assert "upload-abandoned" not in b2.names()
     assert len(b2.journal.objects(5, b2.catalogue.sets[0].save_id)) == 3, "what was sent is remembered"
     b2.events.clear()
+    b2.server.admin("clear")
     b2.journal = Journal.open(b2.directory / "state" / "journal.sqlite")
     second = await run(b2)
     await until(lambda: second.state.last_step == 5)

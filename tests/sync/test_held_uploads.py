@@ -21,19 +21,23 @@ Usage = namedtuple("Usage", "total used free")
 async def test_a_trainer_that_keeps_one_set_gets_every_set_stored_that_is_begun(b2: World, run: Run) -> None:
     """keep_last 1 and a slow line: the first set is lost, which is learned; those after it are sent to their end."""
     assert b2.server is not None
-    first = b2.write_set(5, size=12 * MB)
+    first = b2.write_set(5, size=9 * MB)
     b2.scan()
-    b2.server.fault("b2_upload_part", "slow", seconds=0.3, count=500)
+    b2.server.fault("b2_upload_part", "slow", seconds=2, count=500)
     syncer = await run(b2)
     await until(lambda: syncer.state.uploaded_bytes > 0)
-    b2.write_set(10, size=12 * MB)
+    b2.write_set(10, size=9 * MB)
     shutil.rmtree(first)  # as its retention does, right after the save
     b2.scan()
     await until(lambda: "upload-abandoned" in b2.names())
+
+    def held_and_sent(step: int) -> bool:
+        held = any(f"uploading/{step}." in name for name in ours(b2))
+        return held and syncer.protect == {step} and syncer.state.uploaded_bytes > 0
+
     for step in (10, 15):
-        await until(partial(lambda step: bool(syncer.protect == {step} and syncer.state.uploaded_bytes > 0), step))
-        assert any(f"uploading/{step}." in name for name in ours(b2))
-        newer = b2.write_set(step + 5, size=12 * MB if step == 10 else MB)
+        await until(partial(held_and_sent, step))
+        newer = b2.write_set(step + 5, size=9 * MB if step == 10 else MB)
         shutil.rmtree(newer.with_name(f"step_{step}"))
         b2.scan()
         await until(partial(lambda step: bool(syncer.state.last_step == step), step))
@@ -51,7 +55,7 @@ async def test_room_for_the_next_save_comes_first(b2: World, run: Run, monkeypat
     free = [1 << 40]
     monkeypatch.setattr("podwatch.sync.held.shutil.disk_usage", lambda _: Usage(1 << 41, 0, free[0]))
     b2.journal.learn(OUTRUN, True)
-    b2.server.fault("b2_upload_part", "slow", seconds=0.5, count=500)
+    b2.server.fault("b2_upload_part", "slow", seconds=5, count=500)  # each is let go long before
     b2.write_set(5, size=12 * MB)
     b2.scan()
     syncer = await run(b2)
@@ -76,9 +80,9 @@ async def test_a_held_set_that_is_written_into_is_void(b2: World, run: Run) -> N
     """A link shares its file with the trainer's name: what is written into is another set."""
     assert b2.server is not None
     b2.journal.learn(OUTRUN, True)
-    root = b2.write_set(5, size=12 * MB)
+    root = b2.write_set(5, size=9 * MB)
     b2.scan()
-    b2.server.fault("b2_upload_part", "slow", seconds=0.3, count=500)
+    b2.server.fault("b2_upload_part", "slow", seconds=2, count=500)
     syncer = await run(b2)
     await until(lambda: syncer.state.uploaded_bytes > 0)
     with (root / "model.bin").open("r+b") as file:

@@ -16,6 +16,7 @@ from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, Rem
 from podwatch.domain.remote import ManifestSymlink, Pointer, check_relative_path, sha1_hex
 from podwatch.sync.fetching import check_link
 from podwatch.sync.inventory import inventory, verify_save
+from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World
 from tests.sync.test_restore import fresh, rewrite, set_file, tree
 
@@ -37,7 +38,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         await syncer.sync_now()
         await syncer.stop()
 
-    asyncio.run(publish_one())
+    with hurrying():  # a module's fixture is made before each test's own
+        asyncio.run(publish_one())
     world.journal.close()
     return root / "store"
 

@@ -9,6 +9,7 @@ import pytest
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole
 from podwatch.domain.snapshot import Supervision
+from podwatch.system import procfs
 from podwatch.trainer import find
 from podwatch.trainer.find import Process, judge
 from podwatch.trainer.roles import classify, program
@@ -190,7 +191,7 @@ async def test_a_real_launcher_is_found_attached_and_stopped(pod: Pod) -> None:
     script = pod.root / "rl"
     script.write_text(
         f"#!{sys.executable} -S\nimport subprocess, time\nlog = open({str(pod.output / 'rl.log')!r}, 'w')\n"
-        "print('up', file=log, flush=True)\nsubprocess.Popen(['sleep', '88'])\ntime.sleep(88)\n"
+        "subprocess.Popen(['sleep', '88'])\nprint('up', file=log, flush=True)\ntime.sleep(88)\n"
     )
     script.chmod(0o755)
     launcher = pod.launcher()
@@ -202,6 +203,8 @@ async def test_a_real_launcher_is_found_attached_and_stopped(pod: Pod) -> None:
     ):
         try:
             eventually(lambda: (pod.output / "rl.log").exists() and (pod.output / "rl.log").read_text() == "up\n")
+            # "up" is said once the child is there; it has its own name and command a moment later
+            eventually(lambda: [procfs.command(p)[:1] for p in procfs.children(person.pid)] == [("sleep",)])
             # This test is podwatch here, and its children are never candidates: look as another process would.
             found = find.judge(find.gather(pod.output, own_pid=tail.pid), output_dir=str(pod.output), gpus=frozenset())
             mine = [c for c in found if "writes" in c.reason]

@@ -42,10 +42,12 @@ async def test_start_look_stop_release(pod: Pod) -> None:
     other = pod.launcher()  # the next podwatch
     found = (await other.look()).handle
     assert found is not None
-    assert (found.start_id, found.launcher, found.supervision) == ("s1", handle.launcher, Supervision.KEEPER)
+    told = (found.start_id, found.launcher, found.supervision)
+    assert told == (pod.start_id(), handle.launcher, Supervision.KEEPER)
     with pytest.raises(Busy, match="already kept"):
         await other.start(pod.script("exec sleep 300", start_id="s2"))
 
+    eventually(lambda: Path(launcher.log_path()).read_text() == "hello\n")  # before it is told to stop
     report = await found.stop(**NEVER)  # type: ignore[arg-type]
     assert (report.killed, report.survivors) == (0, ())
     assert report.exit is not None
@@ -111,7 +113,7 @@ async def test_orphans_and_double_forks_are_found_and_ended(pod: Pod) -> None:
     assert report.survivors == ()
     assert report.exit is not None
     assert report.exit.code == 5
-    assert not any(Path(f"/proc/{pid}").exists() for pid in orphans)
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in orphans))  # the keeper reaps them
 
 
 async def test_the_grace_is_longer_while_a_save_is_in_flight(pod: Pod) -> None:
@@ -135,14 +137,19 @@ async def test_nothing_leaks_into_training(pod: Pod, monkeypatch: pytest.MonkeyP
     handle = await pod.launcher().start(
         pod.script("ls -l /proc/$$/fd; grep -E 'Sig(Ign|Blk|Cgt)|Umask' /proc/$$/status; exec sleep 300", env=env)
     )
-    environ = Path(f"/proc/{handle.launcher.pid}/environ").read_bytes().rstrip(b"\0").split(b"\0")
-    values = dict(item.decode().split("=", 1) for item in environ)
+    environ = Path(f"/proc/{handle.launcher.pid}/environ")
+    mark = f"PODWATCH_START_ID={pod.start_id()}\0".encode()
+    deadline = time.monotonic() + 20
+    while mark not in (raw := environ.read_bytes()):  # in the middle of an exec it shows none
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    values = dict(item.decode().split("=", 1) for item in raw.rstrip(b"\0").split(b"\0"))
     values = {k: v for k, v in values.items() if k not in ("PWD", "OLDPWD", "SHLVL", "_")}
     assert values == {
         "PATH": os.environ["PATH"],
         "HOME": "/root",
         "PODWATCH_STEP": "80",
-        "PODWATCH_START_ID": "s1",
+        "PODWATCH_START_ID": pod.start_id(),
         "PODWATCH_RUN": pod.run_id,
         "TOKEN": "t'$ \n\"",
     }
@@ -243,7 +250,7 @@ async def test_a_killed_keeper_leads_to_attach_and_no_second_trainer(pod: Pod) -
     assert handle.supervision is Supervision.ATTACH
     found = (await pod.launcher().look()).handle
     assert found is not None
-    assert (found.start_id, found.supervision) == ("s1", Supervision.ATTACH)
+    assert (found.start_id, found.supervision) == (pod.start_id(), Supervision.ATTACH)
     tree = (await found.tree()).value
     assert tree is not None
     assert {handle.launcher.pid, orphan} <= {p.identity.pid for p in tree}
@@ -258,7 +265,8 @@ async def test_a_killed_keeper_leads_to_attach_and_no_second_trainer(pod: Pod) -
         await pod.launcher().start(pod.script("exec sleep 300", start_id="s4"))
     report = await found.stop(**NEVER)  # type: ignore[arg-type]
     assert report.survivors == ()
-    assert not Path(f"/proc/{orphan}").exists() or procfs.read_stat(orphan).state == "Z"  # type: ignore[union-attr]
+    left = procfs.read_stat(orphan)
+    assert left is None or left.state == "Z"
     await found.release()
     assert is_alive((await pod.launcher().start(pod.script("exec sleep 300", start_id="s5"))).launcher)
 
@@ -285,7 +293,7 @@ async def test_sigterm_to_the_keeper_ends_training_and_sighup_does_not(pod: Pod)
     eventually(ready.exists)
     os.kill(handle.record.keeper.pid, signal.SIGHUP)
     os.kill(handle.record.keeper.pid, signal.SIGINT)
-    assert (await KeeperClient(pod.directory).hello())["start_id"] == "s1"
+    assert (await KeeperClient(pod.directory).hello())["start_id"] == pod.start_id()
     os.kill(handle.record.keeper.pid, signal.SIGTERM)
     eventually(lambda: not is_alive(handle.record.keeper))
     assert pod.members() == []
@@ -295,10 +303,11 @@ async def test_sigterm_to_the_keeper_ends_training_and_sighup_does_not(pod: Pod)
 async def test_the_log_is_rotated_and_bounded(pod: Pod) -> None:
     launcher = pod.launcher(log_limit=20_000, log_count=2)
     done = pod.root / "done"
-    script = f"for i in 1 2 3; do yes line-$i | head -n 4000; sleep 1.2; done; touch {done}; exec sleep 300"
+    log = Path(launcher.log_path())
+    rotated = f"until [ $(stat -c %s {log}) -lt 20000 ]; do sleep 0.05; done"
+    script = f"for i in 1 2 3; do yes line-$i | head -n 4000; {rotated}; done; touch {done}; exec sleep 300"
     await launcher.start(pod.script(script))
     eventually(done.exists)
-    log = Path(launcher.log_path())
     eventually(lambda: log.stat().st_size < 20_000)
     assert sorted(p.name for p in log.parent.iterdir()) == ["train.log", "train.log.1", "train.log.2"]
     assert "line-3" in Path(f"{log}.1").read_text()
@@ -353,7 +362,7 @@ async def test_a_withdrawn_start_never_happens(pod: Pod) -> None:
     process = await asyncio.create_subprocess_exec(*argv)
     assert await process.wait() == 75
     assert pod.members() == []
-    assert json.loads((pod.directory / "result-s1.json").read_text())["kind"] == "superseded"
+    assert json.loads((pod.directory / f"result-{pod.start_id()}.json").read_text())["kind"] == "superseded"
 
 
 async def test_the_keeper_says_which_sockets_a_process_of_the_tree_holds(pod: Pod) -> None:

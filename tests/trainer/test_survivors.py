@@ -45,7 +45,9 @@ async def test_without_keeper_and_launcher_everything_is_still_found(pod: Pod) -
     handle = await launcher.start(pod.script(TREE.format(pids=pids, ready=ready)))
     eventually(ready.exists)
     tree = [int(line) for line in pids.read_text().split()]
-    (zombie,) = [child for pid in tree for child in procfs.children(pid) if procfs.read_stat(child).state == "Z"]  # type: ignore[union-attr]
+    (forker,) = [pid for pid in tree if "os.fork()" in " ".join(procfs.command(pid))]
+    (zombie,) = procfs.children(forker)
+    eventually(lambda: (status := procfs.read_stat(zombie)) is not None and status.state == "Z")
     os.kill(handle.record.keeper.pid, signal.SIGKILL)
     eventually(lambda: not handle.keeper_lives())
     os.kill(handle.launcher.pid, signal.SIGKILL)
@@ -90,16 +92,17 @@ async def test_a_persons_shell_is_not_the_trainers_session(pod: Pod) -> None:
 
 
 async def test_a_port_of_an_engine_that_outlived_its_server_is_free_after_the_stop(pod: Pod) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    up = pod.root / "up"
     engine = (
         "import os, socket, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid();"
-        f's = socket.create_server(("127.0.0.1", {port})); open("{pod.root}/up", "w").close(); time.sleep(300)'
+        's = socket.create_server(("127.0.0.1", 0));'
+        f'open("{up}.new", "w").write(str(s.getsockname()[1])); os.rename("{up}.new", "{up}"); time.sleep(300)'
     )
     handle = await pod.launcher().start(
-        pod.script(f"python3 -c '{engine}' & until [ -e {pod.root}/up ]; do sleep 0.01; done; exit 0")
+        pod.script(f"python3 -c '{engine}' & until [ -e {up} ]; do sleep 0.01; done; exit 0")
     )
-    eventually((pod.root / "up").exists)
+    eventually(up.exists)
+    port = int(up.read_text())
     eventually(lambda: procfs.read_stat(handle.launcher.pid) is None)
     status = await handle.exit_status()
     assert status is not None
@@ -110,7 +113,7 @@ async def test_a_port_of_an_engine_that_outlived_its_server_is_free_after_the_st
     assert (report.killed, report.survivors) == (1, ())
     socket.create_server(("127.0.0.1", port)).close()
     await handle.release()
-    assert not Path(f"/proc/{handle.record.keeper.pid}").exists()
+    eventually(lambda: not Path(f"/proc/{handle.record.keeper.pid}").exists())  # it has ended, and is reaped after that
 
 
 async def test_the_end_of_the_launcher_is_recorded_and_its_survivors_are_found_by_it(pod: Pod) -> None:
@@ -118,8 +121,8 @@ async def test_the_end_of_the_launcher_is_recorded_and_its_survivors_are_found_b
     pid = pod.root / "pid"
     left = f"env -i sh -c 'echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 300' &"
     handle = await pod.launcher().start(pod.script(f"{left} until [ -e {pid} ]; do sleep 0.01; done; exit 3"))
-    eventually((pod.directory / "exit-s1.json").exists)
-    at = read_end(pod.directory, "s1")
+    eventually((pod.directory / f"exit-{pod.start_id()}.json").exists)
+    at = read_end(pod.directory, pod.start_id())
     assert at is not None
     assert 0 <= time.clock_gettime(time.CLOCK_BOOTTIME) - at < 60
     os.kill(handle.record.keeper.pid, signal.SIGKILL)
