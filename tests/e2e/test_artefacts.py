@@ -1,15 +1,13 @@
 """What is left to read when the pod is gone: the real daemon, a real bucket, an engine that dies."""
 
 import io
-import os
-import signal
 import tarfile
 from pathlib import Path
 
 from podwatch.domain.remote import Keys
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.credentials import Credentials
-from tests.support.asking import lived, running
+from tests.support.asking import kill_engine, running
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.rig import Rig
 
@@ -23,7 +21,7 @@ def test_logs_configuration_and_evidence_are_in_the_store(rig: Rig, tmp_path: Pa
         }
         daemon = rig.daemon({**environ, "WANDB_API_KEY": SECRET}, sync__store=f"b2://{BUCKET}").start()
         running(daemon, rig, step=5)
-        os.kill(lived(rig.engine_pid), signal.SIGKILL)
+        kill_engine(rig)
         daemon.wait_event("incident-closed", 40)
         assert daemon.stop() == 0
         store = B2Store(BUCKET, Credentials(KEY_ID, KEY, server.url), writer_id="look")

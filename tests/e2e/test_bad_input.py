@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -18,11 +17,12 @@ import pytest
 from tests.support.asking import (
     confirmed,
     guards_without_store,
-    lived,
+    kill_engine,
     reasons,
     starts_without_store,
     status,
     wait_reason,
+    would_miss_the_engine,
 )
 from tests.support.b2server import KEY, KEY_ID, B2Server
 from tests.support.checkpoints import write_prime_rl_step
@@ -232,9 +232,9 @@ def test_full_disk_at_a_later_start(rig: Rig, small_disk: Path) -> None:
     daemon.start()
     daemon.wait_event("trainer-adopted", 20, after=seen)
     assert rig.trainer_pid == pid
-    daemon.wait_event("detector-armed", 20, after=seen, detector="silent-death:gpu0")
+    daemon.wait_for(lambda: would_miss_the_engine(daemon), 20, "armed, by itself or by what the first one learned")
     daemon.wait_for(lambda: rig.saved, 20, "something to resume from")
-    os.kill(lived(rig.engine_pid), signal.SIGKILL)
+    kill_engine(rig)
     daemon.wait_event("incident-closed", 30, after=seen)
     assert rig.trainer_pid != pid
 
@@ -246,8 +246,7 @@ def test_no_nvml(rig: Rig) -> None:
     daemon = rig.daemon(gpu__release_wait="0.5s")
     daemon.environ.pop("LD_LIBRARY_PATH")
     daemon.start()
-    absent = daemon.wait_event("sensor-changed", 20, sensor="gpus")
-    assert absent["state"] == "absent"
+    daemon.wait_event("sensor-changed", 20, sensor="gpus", state="absent")
     confirmed(daemon)
     assert daemon.command("status").returncode in (1, 2)
 
@@ -265,6 +264,7 @@ def b2_environment(server: B2Server) -> dict[str, str]:
     return {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": server.url}
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("what", ["wrong key", "no such bucket", "half a key", "no key"])
 def test_a_store_that_cannot_be_used_does_not_remove_the_guard(rig: Rig, b2: B2Server, what: str) -> None:
     environ, bucket, words, code = b2_environment(b2), "test-bucket", "", 69

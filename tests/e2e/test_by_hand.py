@@ -65,8 +65,8 @@ def test_a_start_by_hand_is_guarded_though_training_was_stopped(rig: Rig) -> Non
 def test_stop_after_the_next_save_outlives_podwatch(rig: Rig) -> None:
     daemon = rig.daemon().start()
     pid = running(daemon, rig, step=5)
-    rig.order(step_seconds=8.0)  # 40 s to the next save, however slow this machine is
-    time.sleep(1.0)  # until the trainer has heard of it; what it has saved by then is complete soon
+    rig.order(wait=True)  # no further save before we let it go on, however slow this machine is
+    daemon.wait_for((rig.control / "waits").exists, 20, "the trainer stands between two steps")
     newest = rig.saved[-1]
     daemon.wait_for(lambda: status(daemon)["checkpoints"]["newest_complete_step"] == newest, 30, "a set")
     assert daemon.command("stop-training", "--after-save").returncode == 0

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.asking import reasons, running, status
+from tests.support.asking import published, reasons, running, status
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig, alive
@@ -175,7 +175,7 @@ def test_no_save_meets_a_full_disk_whatever_the_store_does(
 
         def weather(written: int) -> None:
             if written == SAVES * 3 // 8:
-                daemon.wait_event("published", 40)
+                published(daemon, 40)
                 server.pace(rate=SAVE / 4)  # bytes per second: two saves and more come while one set is sent
             elif written == SAVES * 5 // 8:
                 assert server.violations() == []
@@ -186,20 +186,20 @@ def test_no_save_meets_a_full_disk_whatever_the_store_does(
 
         drive(daemon, Writer(rig, keep_last), weather)
         last = 5 * SAVES
-        daemon.wait_event("published", 60, step=last)
+        published(daemon, 60, step=last)
         assert server.violations() == [], "the pointer never lied"
 
-        published = steps_of(daemon, "published")
+        sent = steps_of(daemon, "published")
         unsynced = steps_of(daemon, "pruned", kind="unstored-set")
         gone = set(range(5, last + 1, 5)) - {int(p.name[5:]) for p in (rig.output / "checkpoints").glob("step_*")}
         assert gone, "the disk holds three"
-        assert len(published) >= 2
-        assert not unsynced & published, "what was in the store is not told as unsynced"
+        assert len(sent) >= 2
+        assert not unsynced & sent, "what was in the store is not told as unsynced"
         if keep_last is None:
             assert gone == unsynced | steps_of(daemon, "pruned", kind="stored-set"), (
                 "each removal is told, as what it was"
             )
-            assert steps_of(daemon, "pruned", kind="stored-set") <= published
+            assert steps_of(daemon, "pruned", kind="stored-set") <= sent
             assert unsynced, "the store was behind, and what that cost is told"
             told = [e["level"] for e in daemon.events() if e.get("kind") == "unstored-set"]
             assert set(told) == {"warning"}

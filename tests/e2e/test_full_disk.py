@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.asking import reasons, status
 from tests.support.checkpoints import dcp_operations, finish, orchestrator_operations
+from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 from tests.support.small_disk import small_mount
 
@@ -35,15 +36,16 @@ def there(rig: Rig) -> list[int]:
     return sorted(int(p.name[5:]) for p in (rig.output / "checkpoints").glob("step_*"))
 
 
-def fill(directory: Path, name: str) -> None:
-    with (directory / name).open("ab", buffering=0) as file:
+def fill(daemon: DaemonProcess, directory: Path, name: str) -> None:
+    """To the last byte. The daemon stands still meanwhile: it would free some again."""
+    with daemon.standing_still(), (directory / name).open("ab", buffering=0) as file:
         for size in (MIB, 4096, 1):
             try:
                 while True:
                     file.write(b"x" * size)
             except OSError:
                 pass
-    assert os.statvfs(directory).f_bavail == 0
+        assert os.statvfs(directory).f_bavail == 0
 
 
 def test_at_a_hundred_percent_it_frees_space_says_so_and_comes_back(full: Rig) -> None:
@@ -57,12 +59,12 @@ def test_at_a_hundred_percent_it_frees_space_says_so_and_comes_back(full: Rig) -
         save(rig, step)
     daemon.wait_event("checkpoint-complete", 20, step=15)
     daemon.wait_for(lambda: status(daemon)["disk"]["next_save_bytes"], 10, "the size of a save is known")
-    fill(rig.output.parent, "others")
+    fill(daemon, rig.output.parent, "others")
     daemon.wait_for(lambda: there(rig) == [15], 20, "what is not in the store goes, the newest stays")
     told = daemon.wait_event("pruned", 10, step=10)
     assert "the next save does not fit; no store is configured" in told["event"]
 
-    fill(rig.output.parent, "more")  # nothing may go any more
+    fill(daemon, rig.output.parent, "more")  # nothing may go any more
 
     def no_room() -> dict[str, Any] | None:  # the first look may have come in the middle of the filling
         found = reasons(daemon).get("disk-no-room")

@@ -1,17 +1,16 @@
 """What a daemon lives through, and what training notices of it: nothing, unless it needs help."""
 
-import os
 import signal
 import time
 
-from tests.support.asking import lived, messages, running
+from tests.support.asking import kill_engine, messages, running
 from tests.support.rig import Rig, alive
 
 
 def test_an_engine_that_dies_silently_is_healed_from_the_newest_checkpoint(rig: Rig) -> None:
     daemon = rig.daemon().start()
     before = running(daemon, rig, step=20)  # an engine that lived for a moment only is none that can be missed
-    os.kill(lived(rig.engine_pid), signal.SIGKILL)
+    kill_engine(rig)
     opened = daemon.wait_event("incident-opened", 20)
     newest = rig.saved[-1]
     assert opened["kind"] == "silent-death", opened

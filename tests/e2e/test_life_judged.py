@@ -1,15 +1,14 @@
 """Each kind of end, of trouble and of change that a daemon lives through, with real processes."""
 
-import os
 import signal
 import time
 
-from tests.support.asking import lived, messages, running, status
+from tests.support.asking import kill_engine, messages, running, status
 from tests.support.rig import Rig
 
 
 def test_an_exit_is_judged_by_what_was_still_to_do(rig: Rig) -> None:
-    rig.trainer_flags += ["--max-steps", "40", "--step-seconds", "0.05"]
+    rig.trainer_flags += ["--max-steps", "40", "--step-seconds", "0.4"]  # far from its end while it is struck
     daemon = rig.daemon(recovery__backoff_min="1s", recovery__backoff_max="1s").start()
     running(daemon, rig, step=5)
     rig.order(exit=1, once=True)
@@ -26,6 +25,7 @@ def test_an_exit_is_judged_by_what_was_still_to_do(rig: Rig) -> None:
     daemon.wait_event("recovery-backoff", 20, after=seen)
     daemon.wait_event("trainer-confirmed", 30, after=seen)
 
+    rig.order(step_seconds=0.02)
     daemon.wait_event("trainer-finished", 30, after=seen)
     daemon.wait_for(lambda: not rig.engine_pid, 20, "nothing lingers on the GPUs")
     assert status(daemon)["daemon"]["desired"] == "finished"
@@ -56,6 +56,7 @@ def test_a_hang_is_healed_once_a_second_signal_agrees(rig: Rig) -> None:
     running(daemon, rig, step=5)
     for index in (0, 1):  # busy once: a device that always says 0 % proves nothing
         rig.world.set_load(index, utilization=80)
+    daemon.wait_for(lambda: [g["utilization_percent"] for g in status(daemon)["gpus"]] == [80, 80], 20, "seen busy")
     daemon.wait_for(lambda: len(rig.saved) >= 3, 20, "a few steps to learn from")
     rig.order(hang=True, once=True)
     for index in (0, 1):
@@ -70,8 +71,9 @@ def test_a_hang_is_healed_once_a_second_signal_agrees(rig: Rig) -> None:
 def test_a_driver_that_hangs_makes_podwatch_blind_and_nothing_is_killed(rig: Rig) -> None:
     daemon = rig.daemon().start()
     pid = running(daemon, rig, step=5)
+    seen = len(daemon.events())
     rig.world.hang_all()
-    blind = daemon.wait_event("sensor-changed", 20, sensor="gpus", state="blind")
+    blind = daemon.wait_event("sensor-changed", 20, after=seen, sensor="gpus", state="blind")
     assert "no answer within" in blind["event"]
     time.sleep(1.5)
     assert not messages(daemon, "incident-opened")
@@ -105,7 +107,7 @@ def test_reload_takes_what_may_change_and_refuses_the_rest_and_observe_only_repo
     assert "trainer.output_dir" in refused["event"]
     assert "cannot change while podwatch runs" in refused["event"]
 
-    os.kill(lived(rig.engine_pid), signal.SIGKILL)
+    kill_engine(rig)
     time.sleep(1.0)
     assert not messages(daemon, "incident-opened"), "the old threshold is still in force"
     seen = len(daemon.events())

@@ -50,6 +50,7 @@ def test_what_kills_nothing_is_told_and_over_when_it_is_over(rig: Rig) -> None:
 
     (pod.control / "hold").touch()
     pod.server(flat=True)
+    pod.daemon.wait_for(pod.no_tokens_any_more, 20, "the last tokens are seen before the GPUs fall idle")
     for index in range(ENGINES + 1):
         pod.world.set_load(index, utilization=0)
     pod.found("hang", "gpu utilisation")

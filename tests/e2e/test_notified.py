@@ -2,16 +2,13 @@
 
 import importlib.util
 import json
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from podwatch.system import procfs
-from tests.support.asking import lived, running, wait_reason
+from tests.support.asking import kill_engine, leaves_within, running, wait_reason
 from tests.support.rig import Rig
 
 
@@ -27,7 +24,7 @@ def test_a_death_a_broken_channel_and_a_preemption(rig: Rig, tmp_path: Path) -> 
     ).start()
     running(daemon, rig, step=5)
     assert heard(told) == [], "nothing has happened that is worth a notice"
-    os.kill(lived(rig.engine_pid), signal.SIGKILL)
+    kill_engine(rig)
     daemon.wait_event("incident-closed", 30)
     daemon.wait_for(lambda: len(heard(told)) >= 2, 10, "two notices")
     opened, closed = heard(told)
@@ -42,11 +39,9 @@ def test_a_death_a_broken_channel_and_a_preemption(rig: Rig, tmp_path: Path) -> 
     assert "T0K3N-4711" not in daemon.log.read_text() + json.dumps(daemon.status())
     assert daemon.command("status").returncode == 1, "a channel that is broken is a warning and nothing else"
 
-    began = time.monotonic()
-    daemon.command("preempt")
+    leaves_within(daemon, 3, lambda: daemon.command("preempt"))
     assert daemon.process is not None
-    assert daemon.process.wait(10) == 0
-    assert time.monotonic() - began < 8
+    assert daemon.process.returncode == 0
     assert heard(told)[-1]["topic"] == "preempted"
 
 
@@ -55,7 +50,7 @@ def test_a_death_a_broken_channel_and_a_preemption(rig: Rig, tmp_path: Path) -> 
 def test_wandb_has_a_run_of_its_own_and_the_daemon_none_of_it(rig: Rig) -> None:
     daemon = rig.daemon({"WANDB_MODE": "offline"}, wandb__enabled=True, wandb__every="10s").start()
     running(daemon, rig, step=5)
-    os.kill(lived(rig.engine_pid), signal.SIGKILL)
+    kill_engine(rig)
     daemon.wait_event("incident-closed", 30)
     state = rig.root / "state" / rig.run_id / "wandb"
 

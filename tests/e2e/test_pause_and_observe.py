@@ -1,11 +1,10 @@
 """Maintenance and observing: everything is seen and said, and nothing is killed, started or removed."""
 
-import os
 import signal
 import time
 import urllib.request
 
-from tests.support.asking import lived, messages, reasons, running, status, wait_reason
+from tests.support.asking import confirmed, kill_engine, messages, reasons, running, status, wait_reason
 from tests.support.daemon import DaemonProcess
 from tests.support.nvml import GIB
 from tests.support.rig import Rig, alive
@@ -24,8 +23,8 @@ def test_a_pause_holds_through_a_restart_of_podwatch_and_what_was_found_is_done_
     assert paused.returncode == 0, paused.stderr
     assert "paused until" in paused.stdout
     assert "(new driver)" in paused.stdout
-    os.kill(lived(rig.engine_pid), signal.SIGKILL)
-    assert wait_reason(daemon, "silent-death")["confirmed"]
+    kill_engine(rig)
+    daemon.wait_for(lambda: reasons(daemon).get("silent-death", {}).get("confirmed"), 30, "the finding is confirmed")
     would = daemon.wait_event("finding-raised", 10, kind="silent-death")
     assert would["event"].startswith("paused: would restart because ")
 
@@ -61,36 +60,35 @@ def test_a_pause_holds_through_a_restart_of_podwatch_and_what_was_found_is_done_
 
 
 def test_a_restart_under_way_waits_between_stop_and_start(rig: Rig) -> None:
-    daemon = rig.daemon(recovery__backoff_min="2s", recovery__backoff_max="2s").start()
+    daemon = rig.daemon(recovery__backoff_min="8s", recovery__backoff_max="8s").start()  # a slow `pause` takes 3
     running(daemon, rig, step=20)
-    for _ in range(2):  # the second failure in a row waits before it is tried again
-        seen = len(daemon.events())
-        rig.order(exit=1, once=True)
-        daemon.wait_event("incident-opened", 20, after=seen)
-        if daemon.wait_for(lambda: rig.trainer_pid or status(daemon)["recovery"]["phase"] == "backoff", 20, "goes on"):
-            break
-    starts = len(rig.starts)
+    seen = len(daemon.events())
+    rig.order(exit=1, once=True)
+    daemon.wait_event("incident-opened", 20, after=seen)
+    confirmed(daemon, seen)
+    seen = len(daemon.events())
+    rig.order(exit=1, once=True)
+    daemon.wait_event("incident-opened", 20, after=seen)
+    # The second failure in a row waits before it is tried again.
+    daemon.wait_for(lambda: status(daemon)["recovery"]["phase"] == "backoff", 20, "stopped, and not yet started")
     assert daemon.command("pause").returncode == 0
-    if rig.trainer_pid:  # it was quicker than we were: then it is left alone
-        os.kill(rig.trainer_pid, signal.SIGKILL)
-        starts = len(rig.starts)
-        wait_reason(daemon, "trainer-exited")
-    else:
-        daemon.wait_for(lambda: status(daemon)["recovery"]["phase"] == "paused", 20, "it holds")
+    assert status(daemon)["recovery"]["phase"] == "backoff", "the pause came in time"
+    daemon.wait_for(lambda: status(daemon)["recovery"]["phase"] == "paused", 20, "it holds once its time has come")
     time.sleep(2.5)
     assert not rig.trainer_pid
-    assert len(rig.starts) == starts
+    starts = len(rig.starts)
+    assert starts == 2
     # What a person asks for is done all the same; what follows it is podwatch's own again.
     assert daemon.command("start").returncode == 0
     daemon.wait_for(lambda: rig.trainer_pid, 20, "the start that was asked for")
     assert len(rig.starts) == starts + 1
     daemon.wait_for(lambda: status(daemon)["recovery"]["phase"] in ("confirming", "running"), 20, "it is watched")
-    os.kill(rig.trainer_pid, signal.SIGKILL)
+    rig.kill("trainer")
     wait_reason(daemon, "trainer-exited")
     time.sleep(0.5)
     assert len(rig.starts) == starts + 1
     assert daemon.command("unpause").returncode == 0
-    daemon.wait_for(lambda: rig.trainer_pid, 20, "the start that was due")
+    daemon.wait_for(lambda: rig.trainer_pid, 30, "the start that was due")
 
 
 def test_a_pause_whose_time_is_over_goes_on_while_others_hold_the_gpus(rig: Rig) -> None:
@@ -99,12 +97,17 @@ def test_a_pause_whose_time_is_over_goes_on_while_others_hold_the_gpus(rig: Rig)
     assert daemon.command("stop-training").returncode == 0
     daemon.wait_for(lambda: status(daemon)["training"]["state"] == "stopped", 20, "stopped")
     daemon.wait_for(lambda: not rig.trainer_pid and not rig.engine_pid, 10, "nothing left")
-    time.sleep(0.2)  # the cards show it
+    daemon.wait_for(lambda: status(daemon)["gpus"][0]["memory_used_bytes"] == 0, 10, "the cards show it")
     rig.world.set_memory(0, 30 * GIB)
-    assert daemon.command("pause", "--for", "1s").returncode == 0
+    daemon.wait_for(lambda: status(daemon)["gpus"][0]["memory_used_bytes"], 10, "others hold GPU 0")
     seen = len(daemon.events())
-    assert "goes on: gpu0 holds" in daemon.wait_event("paused", 20, after=seen)["event"]
-    assert reasons(daemon)["paused"]["severity"] == "warning"
+    assert daemon.command("pause", "--for", "1s").returncode == 0
+
+    def goes_on() -> bool:
+        return any("goes on: gpu0 holds" in text for text in messages(daemon, "paused", seen))
+
+    daemon.wait_for(goes_on, 20, "its time is over, and it goes on")
+    daemon.wait_for(lambda: reasons(daemon)["paused"]["severity"] == "warning", 10, "that is a warning")
     assert "gpu0 holds" in status(daemon)["daemon"]["pause"]["held_by"]
     rig.world.set_memory(0, 0)
     assert "its time is over" in daemon.wait_event("unpaused", 20, after=seen)["event"]
@@ -128,12 +131,12 @@ def test_observe_only_says_what_it_would_do(rig: Rig) -> None:
     watching.start()
     watching.wait_event("trainer-adopted", 20, after=seen)
     assert status(watching)["daemon"]["mode"] == "observe"
-    os.kill(lived(rig.engine_pid), signal.SIGKILL)
+    kill_engine(rig)
     would = watching.wait_event("finding-raised", 20, after=seen, kind="silent-death")
     assert would["event"].startswith("mode observe: would restart because ")
     time.sleep(1.0)
     assert rig.trainer_pid == pid
-    os.kill(pid, signal.SIGKILL)
+    rig.kill("trainer")
     watching.wait_event("finding-raised", 20, after=seen, kind="trainer-exited")
     time.sleep(1.0)
     assert not rig.trainer_pid

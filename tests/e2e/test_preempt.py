@@ -11,23 +11,20 @@ import pytest
 from podwatch.daemon import preempting
 from podwatch.daemon.preempting import Budget, fits, system_is_stopping, upload_if_it_fits
 from podwatch.sync.doors import SyncState
-from tests.support.asking import messages, running
+from tests.support.asking import leaves_within, messages, published, running
 from tests.support.rig import Rig, alive
 
 
 def test_preempt_says_goodbye_ends_training_and_leaves_and_the_next_one_goes_on(rig: Rig, elsewhere: Path) -> None:
     daemon = rig.daemon(sync__store=f"file://{elsewhere}").start()
     trainer = running(daemon, rig, step=5)
-    daemon.wait_event("published", 20)
+    published(daemon)
     engine = rig.engine_pid
-    began = time.monotonic()
-    done = daemon.command("preempt")
-    took = time.monotonic() - began
+    done = leaves_within(daemon, 3, lambda: daemon.command("preempt"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "training was told to end" in done.stdout
     assert daemon.process is not None
-    assert daemon.process.wait(5) == 0
-    assert took < 5, "3 s of grace, and the command's own start"
+    assert daemon.process.returncode == 0
     assert messages(daemon, "daemon-stopping")[-1].endswith("training is told to end")
     daemon.wait_for(lambda: not alive(trainer) and not alive(engine), 10, "training ends")
     (heartbeat,) = elsewhere.rglob("heartbeat.json")
@@ -63,11 +60,9 @@ def test_a_store_that_hangs_does_not_keep_training_from_being_told(rig: Rig) -> 
     assert daemon.wait_for(lambda: daemon.command("start", "--fresh").returncode == 0, 10, "start by hand")
     daemon.wait_for(lambda: rig.trainer_pid, 20, "training")
     trainer = rig.trainer_pid
-    began = time.monotonic()
-    daemon.command("preempt", "--no-wait")
+    leaves_within(daemon, 1.5, lambda: daemon.command("preempt", "--no-wait"))
     assert daemon.process is not None
-    assert daemon.process.wait(10) == 0
-    assert time.monotonic() - began < 4
+    assert daemon.process.returncode == 0
     daemon.wait_for(lambda: not alive(trainer), 10, "training ends")
 
 
@@ -122,11 +117,11 @@ async def test_an_upload_that_fits_is_waited_for_and_one_that_does_not_is_droppe
         sent = min(total, int(rate * (time.monotonic() - began)))
         return SyncState(uploading_step=None if sent >= total else 5, uploaded_bytes=sent, total_bytes=total)
 
-    assert await upload_if_it_fits(lambda: going(1000, 1000), Budget(3))
-    assert 0.9 < time.monotonic() - began < 1.5
+    assert await upload_if_it_fits(lambda: going(1000, 1000), Budget(6))
+    assert 0.9 < time.monotonic() - began < 3, "long before the budget's end"
     began = time.monotonic()
-    assert not await upload_if_it_fits(lambda: going(1000, 100_000), Budget(3))
-    assert time.monotonic() - began < 1.0
+    assert not await upload_if_it_fits(lambda: going(1000, 100_000), Budget(6))
+    assert time.monotonic() - began < 3
     assert await upload_if_it_fits(SyncState, Budget(3)), "none is in flight"
 
 
@@ -141,6 +136,6 @@ async def test_training_is_told_even_when_everything_before_it_hangs() -> None:
         told.append(time.monotonic() - began)
 
     state = SyncState(uploading_step=5, total_bytes=10)
-    await preempting.say_goodbye(Budget(0.6), state=lambda: state, beat=hang, end_sync=hang, tell=tell)
+    await preempting.say_goodbye(Budget(3), state=lambda: state, beat=hang, end_sync=hang, tell=tell)
     assert told
-    assert told[0] < 0.6
+    assert told[0] < 3

@@ -1,8 +1,5 @@
 """A cluster that is started before training, and one that is ended after it: both with the whole podwatch."""
 
-import os
-import signal
-
 from tests.support.asking import confirmed, messages, running
 from tests.support.rig import Rig, alive
 
@@ -20,7 +17,7 @@ def test_a_cluster_beside_the_trainer(rig: Rig) -> None:
     ).start()
     running(daemon, rig, step=5)
     seen = len(daemon.events())
-    os.kill(rig.trainer_pid, signal.SIGKILL)
+    rig.kill("trainer")
     confirmed(daemon, after=seen)
     old, new = [int(line) for line in pids.read_text().split()]
     assert not alive(old), "the first cluster ended with its trainer"

@@ -1,5 +1,6 @@
 """Two real daemons with trainers, one run, one store: a paused pod, its replacement, and what happens when it wakes."""
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -79,10 +80,12 @@ def test_a_paused_pod_loses_its_run_and_gives_way_when_it_wakes(shared: Run) -> 
     assert first.trainer_pid
     assert standing(first_daemon)["standing"] == "holding"
 
-    paused = first.members()
-    assert first_daemon.process is not None
-    for pid in (first_daemon.process.pid, *paused):
-        os.kill(pid, signal.SIGSTOP)
+    first_daemon.freeze()  # first: it starts and ends processes of its own
+    paused = []
+    for pid in first.members():
+        with contextlib.suppress(ProcessLookupError):  # one of them that was just ending
+            os.kill(pid, signal.SIGSTOP)
+            paused.append(pid)
     second_daemon.start()
     second_daemon.wait_for(lambda: standing(second_daemon).get("standing") == "watching", 60, "it watches first")
     assert not second.starts
@@ -90,8 +93,9 @@ def test_a_paused_pod_loses_its_run_and_gives_way_when_it_wakes(shared: Run) -> 
     second_daemon.wait_event("run-claimed", 60)
     assert standing(second_daemon)["generation"] == 2
 
-    for pid in (*paused, first_daemon.process.pid):
+    for pid in paused:
         os.kill(pid, signal.SIGCONT)
+    first_daemon.thaw()
     first_daemon.wait_for(lambda: standing(first_daemon).get("standing") == "superseded", 90, "it sees that it lost")
     first_daemon.wait_for(lambda: not first.trainer_pid, 60, "and stops its trainer")
     first_daemon.wait_event("superseded", 30)

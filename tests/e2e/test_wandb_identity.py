@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from podwatch.system.workspace import Workspace
-from tests.support.asking import confirmed, running
+from tests.support.asking import confirmed, published, running
 from tests.support.rig import Rig
 
 
@@ -16,7 +16,7 @@ def test_a_new_pod_goes_on_in_the_same_wandb_runs(rig: Rig, elsewhere: Path) -> 
         (root / "wandb" / "latest-run").symlink_to(f"run-20260106_101500-{run}")
     daemon = rig.daemon(sync__heartbeat="5s", sync__holder_patience="10s", sync__store=f"file://{elsewhere}").start()
     running(daemon, rig, step=5)
-    daemon.wait_event("published", 20)
+    published(daemon)
     assert "--trainer.wandb.id" not in rig.starts[0]["argv"], "a fresh start is a new W&B run"
     daemon.stop(signal.SIGKILL)
     daemon.end_training()

@@ -1,13 +1,15 @@
 """What end-to-end tests ask a daemon for."""
 
-import os
-import signal
+import threading
 import time
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import psutil
 
 from tests.support.daemon import DaemonProcess
+from tests.support.hurry import hurry
 from tests.support.rig import Rig
 
 
@@ -42,7 +44,51 @@ def running(daemon: DaemonProcess, rig: Rig, step: int = 0, after: int = 0) -> i
             lambda: any(e["podwatch_event"] == "checkpoint-complete" and e["step"] >= step for e in daemon.events()),
             30, f"a complete checkpoint at step {step} or above",
         )  # fmt: skip
-    return rig.trainer_pid
+    pid = rig.trainer_pid
+    assert pid, "the trainer that was confirmed lives"
+    return pid
+
+
+def published(daemon: DaemonProcess, seconds: float = 20, **fields: Any) -> None:
+    """Wait for an upload. What sends it gives way to everything else: here it gets its turn like the others."""
+
+    def found() -> bool:
+        assert daemon.process is not None
+        hurry(daemon.process.pid)
+        wanted = {"podwatch_event": "published", **fields}
+        return any(all(e.get(k) == v for k, v in wanted.items()) for e in daemon.events())
+
+    daemon.wait_for(found, seconds, f"event published {fields or ''}")
+
+
+def would_miss_the_engine(daemon: DaemonProcess) -> bool:
+    """It looks by now, and knows GPU 0 with an engine on it, be it from an earlier podwatch."""
+    document = status(daemon)
+    told, sensors = document["daemon"], {s["name"]: s["state"] for s in document["sensors"]}
+    knows = "silent-death:gpu0" in told["armed"] and "engine-process" in told["second_signals"]
+    return knows and (sensors["gpus"], sensors["trainer"]) == ("ok", "ok")
+
+
+def leaves_within(daemon: DaemonProcess, seconds: float, tell: Callable[[], Any]) -> Any:
+    """``tell`` makes it leave; what that returned. Its time runs from its own first word of leaving until its process
+    is gone, so that the start of a command on a busy machine is not counted; 1.5 s more are for the interpreter's end.
+    """
+    process, seen, gone = daemon.process, len(daemon.events()), []
+    assert process is not None
+
+    def wait() -> None:
+        process.wait()
+        gone.append(time.time())
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    said = tell()
+    waiting.join(10)
+    assert gone, f"it is still there\n{daemon.tail()}"
+    first = daemon.wait_event("daemon-stopping", 5, after=seen)
+    took = gone[0] - datetime.fromisoformat(first["timestamp"]).timestamp()
+    assert took < seconds + 1.5, f"{took:.1f} s\n{daemon.tail()}"
+    return said
 
 
 LIVED = 7.0
@@ -55,14 +101,20 @@ def lived(pid: int) -> int:
     return pid
 
 
+def kill_engine(rig: Rig) -> None:
+    """One that has been there for a while."""
+    lived(rig.engine_pid)
+    rig.kill("engine")
+
+
 def guards_without_store(rig: Rig, daemon: DaemonProcess, words: str) -> None:
     """Training begins at a person's word, and everything but the backup works."""
     starts_without_store(daemon)
     running(daemon, rig, step=5)
     daemon.wait_event("detector-armed", 20, detector="silent-death:gpu0")
-    engine = lived(rig.engine_pid)
+    lived(rig.engine_pid)
     died = time.monotonic()
-    os.kill(engine, signal.SIGKILL)
+    rig.kill("engine")
     assert daemon.wait_event("incident-closed", 30)["resumed_step"] >= 5
     assert time.monotonic() - died < 20, "a store out of reach does not hold a restart up"
     reason = wait_reason(daemon, "store-unavailable", 120)

@@ -1,5 +1,6 @@
 """A real ``podwatch run`` as a child process, asked through its own runtime files and HTTP, as a person would."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,25 @@ class DaemonProcess:
             self.process.send_signal(number)
         return self.process.wait(timeout)
 
+    def freeze(self) -> None:
+        """SIGSTOP, in force for every thread of it when this returns."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        self.wait_for(lambda: all(_stopped(task) for task in tasks.iterdir()), 20, "it stands still")
+
+    def thaw(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        try:
+            self.freeze()
+            yield
+        finally:
+            self.thaw()
+
     def end_training(self) -> None:
         """Kill daemon, keeper and everything it kept: for a test's own cleanup."""
         if self.process is not None and self.process.poll() is None:
@@ -119,6 +139,13 @@ class DaemonProcess:
             document = json.loads(record.read_text())
             for pid in (document.get("keeper"), document.get("pid")):
                 _kill_tree(int(pid))
+
+
+def _stopped(task: Path) -> bool:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except OSError:  # a thread that has just ended
+        return True
 
 
 def _kill_tree(pid: int) -> None:

@@ -2,7 +2,8 @@
 
 Standard library only, so that it starts fast. It misbehaves when told to, by ``<control>/orders.json``, which is read
 at every step: ``{"exit": 1}`` (with ``"at": N`` only from step N on), ``{"hang": true}``, ``{"finish": true}`` (finish
-line now), ``{"step_seconds": 0.5}``. An order with ``"once": true`` is removed before it is carried out.
+line now), ``{"step_seconds": 0.5}``, ``{"wait": true}`` (it stands between two steps until there is another order, and
+tells so by ``<control>/waits``). An order with ``"once": true`` is removed before it is carried out.
 
 Each trainer and each engine takes a lock for its whole life. One that finds it taken writes to ``<control>/double``:
 two trainers were alive at once, however short (promise 4).
@@ -87,9 +88,9 @@ def main() -> int:
     args = parse(sys.argv[1:])
     control, output = args.control, args.output_dir
     orders = Orders(control)
-    lock = alone(control, "trainer")
-    with (control / "starts.jsonl").open("a") as out:
+    with (control / "starts.jsonl").open("a") as out:  # first: whoever sees our pid finds the start listed
         out.write(json.dumps({"pid": os.getpid(), "step": args.resume, "argv": sys.argv[1:]}) + "\n")
+    lock = alone(control, "trainer")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     own = output / "run_default"
     if args.resume is not None:
@@ -106,7 +107,9 @@ def main() -> int:
 
     step = args.resume or 0
     while step < args.max_steps:
-        order = orders.now(step)
+        while (order := orders.now(step)).get("wait"):
+            (control / "waits").touch()
+            time.sleep(0.02)
         if order.get("hang"):
             while True:
                 time.sleep(60)

@@ -19,12 +19,13 @@ SEED = int(os.environ.get("PODWATCH_CRASH_SEED", "2"))
 
 
 def no_network(rig: Rig) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
+    with socket.socket() as closed:  # bound and never listening: refused, and nobody else can get the port meanwhile
+        closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    environ = {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": url}
-    daemon = rig.daemon(environ, sync__store="b2://test-bucket", gpu__poll="0.3s", gpu__hold="1s").start()
-    daemon.wait_for(daemon.status, 20, "an answer")
-    guards_without_store(rig, daemon, "store cannot be reached")
+        environ = {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": url}
+        daemon = rig.daemon(environ, sync__store="b2://test-bucket", gpu__poll="0.3s", gpu__hold="1s").start()
+        daemon.wait_for(daemon.status, 20, "an answer")
+        guards_without_store(rig, daemon, "store cannot be reached")
 
 
 def frozen(rig: Rig) -> None:
@@ -68,13 +69,12 @@ def crash(rig: Rig) -> None:
     daemon.wait_event("detector-armed", 30, detector="silent-death:gpu0")
     for number in range(ROUNDS):
         trainer, engine = rig.trainer_pid, rig.engine_pid
-        victim = chance.choice((trainer, engine))
-        if victim == engine:  # one that lived for a moment only is none that can be missed (and loads for minutes)
+        name = chance.choice(("trainer", "engine"))
+        if name == "engine":  # one that lived for a moment only is none that can be missed (and loads for minutes)
             lived(engine)
         plan = [chance.uniform(0.0, 1.5) for _ in range(chance.randint(1, 2))]
-        name = "trainer" if victim == trainer else "engine"
         told = f"seed {SEED}, round {number}: {name} killed, podwatch after {plan}"
-        os.kill(victim, signal.SIGKILL)
+        rig.kill(name)
         for pause in plan:
             time.sleep(pause)
             daemon.stop(signal.SIGKILL)

@@ -144,6 +144,12 @@ class Rig:
     def engine_pid(self) -> int:
         return self._living("engine")
 
+    def kill(self, what: str) -> None:
+        """SIGKILL for the ``trainer`` or the ``engine``, which must live: to send it to 0 would end our own group."""
+        pid = self._living(what)
+        assert pid > 0, f"no {what} lives"
+        os.kill(pid, signal.SIGKILL)
+
     def _living(self, what: str) -> int:
         try:
             pid = int((self.control / f"{what}.pid").read_text())

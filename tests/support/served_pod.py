@@ -3,14 +3,15 @@
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from tests.support.asking import status
 from tests.support.daemon import DaemonProcess
 from tests.support.nvml import GIB, NvmlWorld
+from tests.support.ports import free_port
 from tests.support.rig import Rig
-from tests.support.served_trainer import free_port
 
 PROGRAM = Path(__file__).with_name("served_trainer.py")
 ENGINES = 4
@@ -64,6 +65,17 @@ class ServedPod:
 
     def pid(self, name: str) -> int:
         return int((self.control / f"{name}.pid").read_text())
+
+    def no_tokens_any_more(self) -> bool:
+        """Nothing more of them is seen for longer than podwatch's looks at the server are apart."""
+
+        def made() -> float | None:
+            total: float | None = status(self.daemon)["inference"][0]["generation_tokens_total"]
+            return total
+
+        before = made()
+        time.sleep(0.5)
+        return before is not None and made() == before
 
     def critical(self) -> dict[str, str]:
         """What it would restart for: kind and words."""

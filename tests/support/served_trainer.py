@@ -10,7 +10,6 @@ stops listening and lives on; ``silent``: it accepts and never answers; ``flat``
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -107,12 +106,6 @@ def main() -> int:
             continue
         step += 1
         print(f"{time.strftime('%H:%M:%S')} SUCCESS Step {step} | Time: 0.1s | Loss: 0.5", flush=True)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    return port
 
 
 if __name__ == "__main__":

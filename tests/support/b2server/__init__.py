@@ -13,6 +13,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import free_port
+
 KEY_ID, KEY = "key0000000001", "secret-never-to-be-seen"
 BUCKET = "test-bucket"
 
@@ -26,6 +28,7 @@ class B2Server:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> "B2Server":
+        self.port = self.port or free_port()
         command = [sys.executable, "-m", "tests.support.b2server", "--port", str(self.port)]
         command += ["--dir", str(self.directory), "--bucket", self.bucket]
         root = Path(__file__).parents[3]
