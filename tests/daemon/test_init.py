@@ -13,18 +13,20 @@ import pytest
 
 from podwatch.daemon import init
 from podwatch.system import procfs
+from tests.support import forking
 
 DAEMON = """
 import os, signal, socket, sys, time
 where = sys.argv[1]
-with open(where + "/starts", "a") as f: f.write(f"{os.getpid()} {os.environ['PODWATCH_UNDER_INIT']}\\n")
-count = len(open(where + "/starts").readlines())
 s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 def tell(text): s.sendto(text.encode(), "\\0" + os.environ["NOTIFY_SOCKET"][1:])
 def note(n, f):
     open(where + "/signals", "a").write(f"{n}\\n")
     if n == signal.SIGTERM: sys.exit(0)
 for n in (signal.SIGTERM, signal.SIGHUP): signal.signal(n, note)
+# Only now: who sees this start may signal it.
+with open(where + "/starts", "a") as f: f.write(f"{os.getpid()} {os.environ['PODWATCH_UNDER_INIT']}\\n")
+count = len(open(where + "/starts").readlines())
 assert int(os.environ["WATCHDOG_PID"]) == os.getpid()
 exec(sys.argv[2])
 """
@@ -74,7 +76,7 @@ def box(tmp_path: Path) -> Iterator[Box]:
         process.wait()
     for pid in procfs.all_pids():
         if str(tmp_path) in " ".join(procfs.command(pid)):
-            os.kill(pid, signal.SIGKILL)
+            forking.kill(pid)
 
 
 def test_restarts_after_a_crash_with_pauses_then_serves(box: Box) -> None:
@@ -99,26 +101,27 @@ def test_not_restarted(box: Box, code: int) -> None:
 
 def test_a_hung_daemon_is_aborted_then_killed_and_started_again(box: Box) -> None:
     body = "signal.signal(signal.SIGABRT, signal.SIG_IGN); tell('READY=1'); time.sleep(300)"
-    process = box.start(f"if count == 1:\n    {body}\n" + SERVE, "--watchdog", "0.4", "--abort-wait", "0.2")
+    process = box.start(f"if count == 1:\n    {body}\n" + SERVE, "--watchdog", "1.5", "--abort-wait", "0.2")
     until(lambda: len(box.starts) == 2)
     assert "no sign of life" in box.said
-    time.sleep(1.0)  # a fed watchdog stays quiet
+    time.sleep(2.5)  # a fed watchdog stays quiet
     assert len(box.starts) == 2
     assert process.poll() is None
 
 
 def test_a_daemon_that_is_never_ready_is_started_again(box: Box) -> None:
     box.start("time.sleep(300) if count == 1 else None\n" + SERVE, "--start-timeout", "0.5", "--abort-wait", "0.2")
-    until(lambda: len(box.starts) == 2)
+    until(lambda: len(box.starts) >= 2)
     assert "not ready in time" in box.said
 
 
 def test_extended_start_and_stopping_are_respected(box: Box) -> None:
     body = (
-        "tell('EXTEND_TIMEOUT_USEC=20000000'); time.sleep(0.6); tell('READY=1'); tell('STOPPING=1'); time.sleep(0.6)\n"
+        "tell('EXTEND_TIMEOUT_USEC=20000000'); time.sleep(2.5); tell('READY=1\\nSTOPPING=1'); time.sleep(0.6)\n"
         "sys.exit(0)"
     )
-    assert box.start(body, "--start-timeout", "0.3", "--watchdog", "0.3").wait(20) == 0
+    # The first word must come within the start timeout: a Python takes its time on a busy machine.
+    assert box.start(body, "--start-timeout", "2", "--watchdog", "0.3").wait(30) == 0
     assert len(box.starts) == 1
 
 
@@ -131,7 +134,7 @@ def test_strangers_cannot_feed_the_watchdog(box: Box) -> None:
         "    time.sleep(300)\n"
     )
     box.start(body + SERVE, "--watchdog", "0.5", "--abort-wait", "0.2")
-    until(lambda: len(box.starts) == 2)
+    until(lambda: len(box.starts) >= 2)
 
 
 def test_sighup_is_forwarded_and_orphans_are_reaped(box: Box) -> None:
@@ -141,9 +144,48 @@ def test_sighup_is_forwarded_and_orphans_are_reaped(box: Box) -> None:
     pid = int((box.root / "orphan").read_text())
     until(lambda: (s := procfs.read_stat(pid)) is None or s.parent_pid == process.pid)
     until(lambda: procfs.read_stat(pid) is None)  # no zombie stays
+    signals = box.root / "signals"
+
+    def heard() -> bool:
+        process.send_signal(signal.SIGHUP)  # not passed on before READY was heard
+        return signals.exists() and bool(signals.read_text())
+
+    until(heard)
+    assert set(signals.read_text().split()) == {str(int(signal.SIGHUP))}
+    assert process.poll() is None
+
+
+def test_a_reload_that_comes_too_early_does_not_end_the_daemon(box: Box) -> None:
+    """It reads the configuration all the same, a moment later."""
+    unready = "signal.signal(signal.SIGHUP, signal.SIG_DFL)\nopen(where + '/up', 'w')\nwhile not os.path.exists(where + '/go'): time.sleep(0.01)\n"
+    process = box.start(unready + SERVE)
+    until(lambda: (box.root / "up").exists())
     process.send_signal(signal.SIGHUP)
-    until(lambda: (box.root / "signals").exists())
-    assert (box.root / "signals").read_text() == f"{signal.SIGHUP}\n"
+    time.sleep(0.3)
+    (box.root / "go").touch()
+    time.sleep(0.3)
+    assert len(box.starts) == 1
+    assert "podwatch ended" not in box.said
+
+
+NO_PROCESS = """
+import errno, os, runpy, sys
+fork, left = os.fork, [2]
+def refused():
+    left[0] -= 1
+    if left[0] >= 0: raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    return fork()
+os.fork = refused
+sys.argv = sys.argv[5:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_no_process_to_be_had_is_waited_for(box: Box) -> None:
+    """As PID 1 its end would be that of training."""
+    process = box.start(SERVE, wrap=(sys.executable, "-I", "-S", "-E", "-c", NO_PROCESS))
+    until(lambda: len(box.starts) == 1)
+    assert box.said.count("podwatch cannot be started (Resource temporarily unavailable)") == 2
     assert process.poll() is None
 
 
@@ -158,6 +200,26 @@ def test_detached_sigterm_leaves_other_children_alone(box: Box) -> None:
     assert status is not None
     assert status.state != "Z"
     os.kill(keeper, signal.SIGKILL)
+
+
+HELD = """
+import os, runpy, signal, sys, time
+def told():
+    os.kill(os.getppid(), signal.SIGTERM)
+    deadline = time.monotonic() + 5.0
+    while not signal.sigpending() and time.monotonic() < deadline: time.sleep(0.01)
+os.register_at_fork(after_in_child=told)
+sys.argv = sys.argv[5:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Init whose child, just forked, lets it be told to end, and goes on only once that has been passed on to it."""
+
+
+def test_a_daemon_that_is_just_being_started_is_told_too(box: Box) -> None:
+    process = box.start(SERVE, "--grace", "20", wrap=(sys.executable, "-I", "-S", "-E", "-c", HELD))
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert box.starts == []
+    assert "started again" not in box.said
 
 
 unshare = pytest.mark.skipif(
@@ -207,9 +269,9 @@ def test_pid_one_gives_the_daemon_the_grace_it_says_and_no_more(box: Box) -> Non
         "def term(*_):\n    {said}; time.sleep(30)\nsignal.signal(signal.SIGTERM, term)\nopen(where + '/armed', 'w')\n"
     )
     took = {}
-    for said in ("pass", "tell('STOPPING=1\\nEXTEND_TIMEOUT_USEC=1500000')"):
+    for said in ("pass", "tell('STOPPING=1\\nEXTEND_TIMEOUT_USEC=4000000')"):
         (box.root / "starts").unlink(missing_ok=True)
-        process = box.start(stop.format(said=said) + SERVE, "--grace", "0.3", "--last", "0.3", wrap=PID1)
+        process = box.start(stop.format(said=said) + SERVE, "--grace", "1", "--last", "0.3", wrap=PID1)
         until(lambda: box.starts)
         until(lambda: (box.root / "armed").exists())
         (box.root / "armed").unlink()
@@ -219,9 +281,9 @@ def test_pid_one_gives_the_daemon_the_grace_it_says_and_no_more(box: Box) -> Non
         process.wait(20)
         took[said] = time.monotonic() - began
     silent, asked = took.values()
-    assert silent > 0.2
-    assert 1.1 < asked < 15.0, "and not as long as the daemon would take"
-    assert asked - silent > 0.4
+    assert silent > 0.9
+    assert 3.5 < asked < 15.0, "and not as long as the daemon would take"
+    assert asked - silent > 1.0
 
 
 def test_detach_returns_once_ready_and_leaves_a_small_init(box: Box) -> None:
@@ -238,6 +300,21 @@ def test_detach_returns_once_ready_and_leaves_a_small_init(box: Box) -> None:
     assert int(rss.split()[1]) < 20 * 1024
     os.kill(pid, signal.SIGTERM)
     until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_second_init_leaves_the_number_of_the_first(box: Box) -> None:
+    """A second podwatch of one run ends at once, being refused."""
+    assert _detach(box, SERVE).returncode == 0
+    first = (box.root / "init.pid").read_text()
+    assert _detach(box, "sys.exit(75)").returncode == 75
+    second = box.start("tell('READY=1'); sys.exit(0)")
+    assert second.wait(20) == 0
+    assert (box.root / "init.pid").read_text() == first
+    os.kill(int(first), signal.SIGTERM)
+    until(lambda: not (box.root / "init.pid").exists())
+    (box.root / "init.pid").mkdir()  # nor is one that cannot be written a reason not to guard
+    assert box.start("sys.exit(0)").wait(20) == 0
+    assert len(box.starts) == 4
 
 
 def test_detached_a_daemon_that_dies_later_is_started_again(box: Box) -> None:

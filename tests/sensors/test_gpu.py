@@ -68,7 +68,7 @@ async def test_reads_every_device_and_follows_changes(world: NvmlWorld) -> None:
         assert (first.uuid, first.name) == ("GPU-00000000-0000-0000-0000-000000000000", "Stand-in 0")
         assert (second.index, second.memory_used_bytes) == (1, 0)
         world.set_memory(0, 0)
-        await until(lambda: values(sensor)[0].memory_used_bytes == 0)
+        await until(lambda: [s.memory_used_bytes for s in values(sensor)[:1]] == [0])
 
 
 async def test_looks_again_at_once_when_asked(world: NvmlWorld) -> None:
@@ -79,7 +79,7 @@ async def test_looks_again_at_once_when_asked(world: NvmlWorld) -> None:
         await until(lambda: sensor.latest().ok)
         world.set_memory(0, 7 * GIB)
         sensor.wake()
-        await until(lambda: values(sensor)[0].memory_used_bytes == 7 * GIB)
+        await until(lambda: [s.memory_used_bytes for s in values(sensor)[:1]] == [7 * GIB])
     finally:
         await sensor.stop()
 
@@ -127,7 +127,7 @@ async def test_trouble_of_one_device_is_its_own(
     async with sensing() as sensor:
         await until(lambda: sensor.latest().ok)
         harm(world)
-        await until(lambda: values(sensor)[1].state is state)
+        await until(lambda: [s.state for s in values(sensor)[1:]] == [state])
         healthy, ill = values(sensor)
         assert sensor.latest().state is SensorState.OK
         assert (healthy.state, healthy.memory_used_bytes) == (GpuState.OK, 5 * GIB)
@@ -211,9 +211,8 @@ async def test_a_library_that_cannot_start_says_why_and_is_tried_again(
 ) -> None:
     world.fail_library(code)
     async with sensing() as sensor:
-        await until(lambda: sensor.latest().state is not SensorState.PENDING)
-        assert sensor.latest().state is state
-        assert words in sensor.latest().detail
+        # A first look that takes longer than the deadline is blind for another reason.
+        await until(lambda: sensor.latest().state is state and words in sensor.latest().detail)
         world.fail_library(0)
         await until(lambda: sensor.latest().ok)
 

@@ -337,9 +337,8 @@ async def test_an_orchestrator_that_said_it_is_done_is_no_failure(monkeypatch: p
     await sensor.start()
     try:
         sensor.watch(handle)
-        await until(lambda: len(value(sensor).descendants) == 2)
+        await seen_alive(sensor, 2)
         assert value(sensor).finish_line
-        await asyncio.sleep(0.1)
         handle.child(0).kill()
         await until(lambda: value(sensor).required_exits)
         done.add(ProcessRole.ORCHESTRATOR)

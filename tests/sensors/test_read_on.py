@@ -20,6 +20,7 @@ from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
 from podwatch.system.identity import identify
+from tests.sensors.test_processes import seen_alive
 from tests.sensors.test_progress import FINISH, log, step_line
 from tests.sensors.waiting import until
 
@@ -209,8 +210,7 @@ async def test_the_end_of_one_process_is_shown_with_the_words_that_came_before_i
         sensor.watch(handle)  # type: ignore[arg-type]
         await sensor.start()
         try:
-            await until(lambda: (sample := sensor.latest().value) is not None and len(sample.descendants) == 3)
-            await asyncio.sleep(0.1)
+            await seen_alive(sensor, 3)
             log(podwatch.log, FINISH[1])
             del tree[1]
             await until(lambda: read > 0)

@@ -20,11 +20,13 @@ from podwatch.simulation.gpus import SimulatedGpus
 from podwatch.simulation.pod import Pod, Shape
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.roles import classify
+from tests.support import forking
 
 SHAPE = Shape(
     speed=8.0,
     step_seconds=0.2,
     load_seconds=0.4,
+    death_seconds=16.0,  # 2 s: a 503 that passes too quickly is never seen
     interval=2,
     shard_bytes=100_000,
     weights_bytes=20_000,
@@ -232,7 +234,7 @@ def _last_line_step(run: Run) -> int:
 
 def _kill_all(run: Run) -> None:
     for pid in run.pod.processes():
-        os.kill(pid, signal.SIGKILL)
+        forking.kill(pid)
     until(lambda: not [pid for pid in run.pod.processes() if run.process is None or pid != run.process.pid])
 
 

@@ -35,11 +35,17 @@ def _raise_timeout() -> None:
     raise TimeoutError("mine")
 
 
+def _hang(entered: threading.Event, gate: threading.Event) -> None:
+    entered.set()
+    gate.wait()
+
+
 async def test_a_hung_call_is_noticed_and_clears_when_it_returns() -> None:
     worker = Worker("hang")
-    gate = threading.Event()
+    entered, gate = threading.Event(), threading.Event()
     with pytest.raises(TimeoutError):
-        await worker.call(gate.wait, timeout=0.05)
+        await worker.call(_hang, entered, gate, timeout=0.5)
+    assert entered.is_set(), "a call that never began is dropped: nothing hangs"
     assert worker.stuck
     assert worker.busy_seconds > 0
     started = time.monotonic()
@@ -71,9 +77,10 @@ async def test_a_queued_call_that_times_out_never_runs() -> None:
 
 async def test_renew_gives_a_fresh_thread() -> None:
     worker = Worker("renew")
-    gate = threading.Event()
+    entered, gate = threading.Event(), threading.Event()
     with pytest.raises(TimeoutError):
-        await worker.call(gate.wait, timeout=0.03)
+        await worker.call(_hang, entered, gate, timeout=0.5)
+    assert entered.is_set(), "a call that never began is dropped: nothing hangs"
     worker.renew()
     assert worker.abandoned == 1
     assert not worker.stuck

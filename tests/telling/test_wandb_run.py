@@ -115,15 +115,17 @@ async def test_a_child_that_fails(tmp_path: Path, script: str, why: str) -> None
 async def test_a_child_that_does_not_answer_is_killed_with_its_helpers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wandb_run, "INIT_SECONDS", 0.3)
+    monkeypatch.setattr(wandb_run, "INIT_SECONDS", 3.0)
     pids = tmp_path / "pids"
     run = WandbRun(plan(tmp_path, python=python_that(tmp_path, f"sleep 60 & echo $$ $! > {pids}; wait")), AutoClock())
-    began = time.monotonic()
     pushing = asyncio.create_task(run.push({"podwatch/step": 1.0}))
-    await asyncio.sleep(0.05)
+    while not (pids.exists() and pids.read_text().endswith("\n")):
+        assert not pushing.done()
+        await asyncio.sleep(0.01)
     await run.push({"podwatch/step": 2.0})
-    assert time.monotonic() - began < 0.25, "a row does not wait behind one that waits for W&B"
+    assert not pushing.done(), "a row does not wait behind one that waits for W&B"
     await pushing
+    began = time.monotonic()
     assert "no answer within" in run.findings(0.0)[0].summary
     for pid in map(int, pids.read_text().split()):
         while (found := procfs.read_stat(pid)) is not None and found.state not in "ZX":

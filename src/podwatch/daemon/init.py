@@ -254,6 +254,9 @@ class Init:
             self.daemon = os.fork()
             if self.daemon == 0:
                 self.become_daemon(environment, before)
+        except OSError as error:  # no process or memory left: as PID 1 we would take training with us
+            self.daemon, self.last_code = 0, 75
+            self.again(f"podwatch cannot be started ({error.strerror})")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -293,12 +296,16 @@ class Init:
         self.last_code = code if code >= 0 else 128 - code
         if self.told_to_end is not None or (code in NO_RESTART and self.aborted_at is None):
             return
-        if not self.reported:  # somebody waits and can read the reason: do not go on trying behind their back
-            return
         self.pause = self.options.backoff if lasted >= HEALTHY_AFTER else self.pause
-        self.restart_at = time.monotonic() + self.pause
-        self.say(f"podwatch ended ({_describe(code)}); started again in {self.pause:g} s, training goes on")
-        self.pause = min(self.pause * 2, 60.0)
+        self.again(f"podwatch ended ({_describe(code)})")
+
+    def again(self, why: str) -> None:
+        """In a moment, longer each time. Not where somebody waits and can read the reason: nothing is tried behind
+        their back."""
+        if self.reported:
+            self.restart_at = time.monotonic() + self.pause
+            self.say(f"{why}; started again in {self.pause:g} s, training goes on")
+            self.pause = min(self.pause * 2, 60.0)
 
     def signal(self, number: int) -> None:
         if self.daemon:
@@ -346,7 +353,7 @@ class Init:
             numbers = os.read(self.wake_r, 4096)
         except BlockingIOError:
             return
-        if signal.SIGHUP in numbers:
+        if signal.SIGHUP in numbers and self.ready:  # before that nobody hears it: it would end the daemon
             self.signal(signal.SIGHUP)
         if (signal.SIGTERM in numbers or signal.SIGINT in numbers) and self.told_to_end is None:
             self.told_to_end = time.monotonic()

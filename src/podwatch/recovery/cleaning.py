@@ -53,8 +53,6 @@ async def clean_alone(recovery: Recovery) -> Cleaned:
     await recovery._record(adopt_existing=True)
     await recovery.reconcile(look)
     recovery.handle = look.handle
-    for _ in range(2):  # what it takes to call a set complete, which protects it in quarantine
-        await tools.blocking(tools.catalogue.rescan)
     return await _clean(recovery)
 
 
@@ -74,6 +72,8 @@ async def _clean(recovery: Recovery) -> Cleaned:
     if recovery.handle is not None:  # ended, and not let go of yet
         await recovery.procedure.stop_tree(recovery.handle, "an ended trainer was left over")
         recovery.forget()
+    for _ in range(2):  # what it takes to call a set complete, which protects it in quarantine
+        await tools.blocking(tools.catalogue.rescan)
     paths = await tools.blocking(tools.layout.ahead_of, None)
     number = (
         await tools.blocking(quarantine.free_number, tools.workspace, recovery.procedure.roots()) if paths else None

@@ -35,6 +35,8 @@ class Shape:
     layout: str = "A"
     step_seconds: float = 0.35
     load_seconds: float = 1.0
+    death_seconds: float = 1.0
+    """How long a server whose engine died answers 503 before it goes."""
     interval: int = 5
     ranks: int = 2
     shard_bytes: int = 8_000_000
@@ -212,7 +214,7 @@ class Pod:
                 "faults": str(self.faults),
                 "step_seconds": shape.seconds(shape.step_seconds),
                 "load_seconds": shape.seconds(shape.load_seconds),
-                "death_seconds": shape.seconds(1.0),
+                "death_seconds": shape.seconds(shape.death_seconds),
                 "ranks": shape.ranks,
                 "shard_bytes": shape.shard_bytes,
                 "weights_bytes": shape.weights_bytes,

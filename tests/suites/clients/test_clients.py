@@ -16,6 +16,8 @@ from tests.suites.clients.conftest import FIVE_MB, Client
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.sync.conftest import World
 
+pytestmark = pytest.mark.timeout(600)  # each of a dozen commands of foreign programs may take two minutes
+
 SIZES = {
     "empty": 0, "small.json": 12, "sub/space and + and ümlaut %41.bin": 100_000, "exact": FIVE_MB,
     "large.bin": 12_345_678,

@@ -112,6 +112,7 @@ class Pod:
 
     def journal(self, *match: str, unit: str = "podwatch") -> list[dict[str, Any]]:
         """Entries of the unit, oldest first, as journald stored them."""
+        self.run("journalctl", "--sync")  # what was said just now may not be stored yet
         text = self.run("journalctl", "-u", unit, "-o", "json", "--no-pager", *match)
         return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 

@@ -2,7 +2,8 @@
 
 Real ``torch.distributed.checkpoint.save`` and ``torch.save``, with pauses between files and in the middle of them, some
 longer than any settle time of the test; now and then an older step is saved again in place (a rollback), and old steps
-are deleted. Every begin and end goes to LOG with the monotonic time, which all processes of a machine share.
+are deleted. Every begin and end goes to LOG with the monotonic time, which all processes of a machine share. The end is
+that of the last write: on a busy machine it may take this process longer than the settle time to come to say so.
 """
 
 import io
@@ -19,6 +20,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 KEEP = 40
+FROM_WALL = max(time.monotonic() - time.time() for _ in range(100))
+"""Added to the time of a file it gives the monotonic time. The largest: a pause between the two clocks makes it less.
+"""
 OLD_ENOUGH = 2.5
 """Seconds. A step is saved again only this long after the first time: mtimes may differ by two seconds (rounding)."""
 
@@ -62,9 +66,11 @@ class Writer:
         values = torch.full((self.rng.randrange(8, 400),), float(self.number))
         self.tell("begin", step, number=self.number)
         (self.dcp if self.kind == "dcp" else self.hf)(self.place(step), step, values)
-        sizes = {str(p.relative_to(self.place(step))): p.stat().st_size for p in self.place(step).rglob("*")}
+        place = self.place(step)
+        sizes = {str(p.relative_to(place)): p.stat().st_size for p in place.rglob("*")}
+        newest = max(p.stat().st_mtime for p in (place, *place.rglob("*")))  # a directory's is that of the last rename
         self.ended[step] = time.monotonic()
-        self.tell("end", step, number=self.number, sizes=sizes)
+        self.tell("end", step, number=self.number, sizes=sizes, t=newest + FROM_WALL)
 
     def dcp(self, place: Path, step: int, values: torch.Tensor) -> None:
         writer = self
