@@ -23,6 +23,8 @@ from tests.support.asking import running, status
 from tests.support.recovery_world import Podwatch, Store, World
 from tests.support.rig import Rig
 
+pytestmark = pytest.mark.timeout(180)
+
 HERE = Path(__file__).parents[2]
 
 

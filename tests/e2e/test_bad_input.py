@@ -306,3 +306,22 @@ def test_a_store_beside_the_checkpoints_is_refused(rig: Rig) -> None:
     assert "same filesystem" in reason["summary"]
     assert daemon.command("status").returncode == 2
     assert not (rig.root / "backup").exists()
+
+
+NO_INOTIFY = ("unshare", "--user", "--map-root-user", "sh", "-c",
+              'echo 0 > /proc/sys/user/max_inotify_instances && exec "$@"', "sh")  # fmt: skip
+
+
+@pytest.mark.skipif(
+    subprocess.run([*NO_INOTIFY, "true"], capture_output=True, check=False).returncode != 0,
+    reason="needs a user namespace of its own",
+)
+def test_without_file_events_the_rescans_find_the_saves_and_it_is_said(rig: Rig) -> None:
+    daemon = rig.daemon()
+    daemon.wrapper = NO_INOTIFY
+    daemon.start()
+    warned = daemon.wait_event("config-warning", 20)["event"]
+    assert "file events are not available" in warned
+    assert "found by rescans alone" in warned
+    daemon.wait_event("checkpoint-complete", 30)
+    assert sum("file events" in e["event"] for e in daemon.events()) == 1, "said once"

@@ -5,7 +5,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from podwatch.system import procfs
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
 from tests.support.nvml import NvmlWorld
+from tests.support.ports import free_port
 from tests.support.rig import Cards, alive, end_all
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-rl"
@@ -25,12 +25,6 @@ INTERVAL = 8
 STEP_SECONDS, SAVE_SECONDS = 0.15, 0.5
 PATIENCE = 120.0
 """Seconds for anything that normally takes a few: the machine may be busy with other things."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def example_command(output: Path, variant: str, steps: int, *, quick: bool = False) -> list[str]:

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ import pytest
 from podwatch.system import procfs
 from tests.suites.ray.driver import living
 from tests.support.daemon import DaemonProcess
+from tests.support.ports import free_port
 from tests.support.rig import alive
 
 ROOT = Path(__file__).parents[3]
@@ -31,12 +31,6 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(not RAY.exists(), reason="needs ray, which could not be installed: make test-ray"),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def head(temp_dir: Path, port: int) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,18 +13,13 @@ import pytest
 
 from tests.support.daemon import DaemonProcess
 from tests.support.nvml import GIB, NoCompiler, NvmlWorld, build_nvml
+from tests.support.ports import free_port
 
 torch = pytest.importorskip("torch", reason="needs torch: run it with `make test-torch`")
 pytestmark = pytest.mark.timeout(600)
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-rl"
 STEPS, INTERVAL = 60, 10
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def command(output: Path, variant: str, port: int) -> list[str]:
