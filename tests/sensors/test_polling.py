@@ -21,17 +21,18 @@ def poller(look: Callable[[], int], *, poll: float = 0.01, deadline: float = 5.0
 
 
 async def test_an_exception_is_a_blind_reading_and_the_next_look_heals() -> None:
-    answers = iter([ValueError("nonsense from the driver")])
+    healed = threading.Event()
 
     def look() -> int:
-        for error in answers:
-            raise error
+        if not healed.is_set():
+            raise ValueError("nonsense from the driver")
         return 7
 
-    sensor = poller(look, poll=0.05)
+    sensor = poller(look)
     sensor.start()
     await until(lambda: sensor.latest().state is SensorState.BLIND)
     assert "nonsense from the driver" in sensor.latest().detail
+    healed.set()
     await until(lambda: sensor.latest().value == 7)
     await sensor.stop()
 
