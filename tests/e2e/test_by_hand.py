@@ -24,7 +24,7 @@ def start_by_hand(rig: Rig) -> None:
 def test_a_stop_that_comes_while_podwatch_starts_is_kept(rig: Rig) -> None:
     """The driver hangs, so the first look takes seconds; the wish must outlast what begins after it."""
     rig.world.hang_all()
-    daemon = rig.daemon(gpu__deadline="3s").start()
+    daemon = rig.daemon(gpu__deadline="8s").start()
     daemon.wait_for(daemon.status, 20, "an answer")
     assert not messages(daemon, "daemon-started"), "it is to be asked before it has begun"
     told = daemon.command("stop-training")

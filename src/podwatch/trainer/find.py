@@ -15,7 +15,7 @@ from podwatch.domain.process import ProcessIdentity, ProcessRole
 from podwatch.system import procfs
 from podwatch.system.identity import boot_id, pid_namespace
 from podwatch.trainer.base import Candidate
-from podwatch.trainer.roles import classify, program
+from podwatch.trainer.roles import SHELLS, classify, program
 
 _TOOLS = frozenset(
     {
@@ -37,7 +37,6 @@ _BOUNDARIES = frozenset(
     }
 )  # fmt: skip
 """A tree ends below these: they start things, they are not training."""
-_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "fish", "ksh", "ash"})
 _LAUNCHER_ROLES = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessRole.ORCHESTRATOR})
 
 
@@ -77,7 +76,7 @@ class Process:
             return True
         # An interactive shell is a person's; ``bash train.sh`` is part of what it runs.
         words = [word for word in self.argv[1:] if word not in ("-l", "-i", "--login", "-il", "-li")]
-        return self.name.lstrip("-") in _SHELLS and not words
+        return self.name.lstrip("-") in SHELLS and not words
 
     @property
     def launcher_like(self) -> bool:

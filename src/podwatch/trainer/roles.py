@@ -75,6 +75,9 @@ def _classify(name: str, argv: tuple[str, ...]) -> ProcessRole:
     return _program_role(argv) or _PROGRAMS.get(name) or ProcessRole.OTHER
 
 
+SHELLS = frozenset({"sh", "bash", "dash", "zsh", "fish", "ksh", "ash"})
+
+
 def program(argv: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """What really runs, wrappers and interpreters taken off: (name, its arguments).
 

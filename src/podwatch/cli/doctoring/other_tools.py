@@ -9,7 +9,7 @@ from pathlib import Path
 from podwatch.cli.doctoring.common import Line, in_time
 from podwatch.config.settings import Settings
 from podwatch.trainer import find
-from podwatch.trainer.roles import program
+from podwatch.trainer.roles import SHELLS, program
 
 COPIERS = frozenset(
     {"aws", "azcopy", "b2", "b2v3", "b2v4", "gcloud", "gsutil", "hf", "huggingface-cli", "lsyncd", "rclone"}
@@ -24,7 +24,6 @@ _SCRIPT = re.compile(
 ``cleanrl``."""
 _SUBCOMMAND = re.compile(r"-.*|[a-z]+")
 """An option, or a plain word such as the ``sync`` of ``podwatch sync``."""
-_SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
 _WORDS = re.compile(r"[\s;&|()'\"]+")
 _READ_BYTES = 64 << 10
 _CRON = ("/etc/crontab", "/etc/cron.d/*", "/var/spool/cron/crontabs/*", "/var/spool/cron/*")
@@ -80,7 +79,7 @@ def meddles(argv: Sequence[str], cwd: str, ours: Ours, text_of: Callable[[str], 
     the script itself; else empty. Only the name: keys may stand behind it. ``text_of`` reads a script (empty where it
     cannot)."""
     name, arguments = program(argv)
-    if name in _SHELLS:
+    if name in SHELLS:
         inline = any(word.startswith("-") and "c" in word for word in arguments[:1])
         script = [word for word in arguments if not word.startswith("-")]
         programs = _WORDS.split(" ".join(script)) if inline else script[:1]
