@@ -49,7 +49,7 @@ async def test_a_task_that_never_ends_is_left_behind_in_time() -> None:
     await asyncio.sleep(0)
     began = time.monotonic()
     await end_tasks([task], within=0.2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     assert not task.done()
     release.set()
     await task
@@ -58,7 +58,7 @@ async def test_a_task_that_never_ends_is_left_behind_in_time() -> None:
 async def test_a_step_of_leaving_that_hangs_does_not_hold_the_next_one() -> None:
     began = time.monotonic()
     await briefly(asyncio.sleep(60), 0.05)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_a_hung_disk_does_not_hold_the_exit() -> None:

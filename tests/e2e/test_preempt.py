@@ -44,7 +44,7 @@ def test_a_shutdown_of_the_machine_is_told_from_a_stop_of_podwatch(rig: Rig) -> 
     trainer = running(daemon, rig)
     began = time.monotonic()
     assert daemon.stop() == 0
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 10, "the seconds of a preemption, not the half minute of a stop"
     daemon.wait_for(lambda: not alive(trainer), 10, "training ends")
     assert "the container is being stopped" in messages(daemon, "daemon-stopping")[-1]
 
@@ -91,7 +91,7 @@ async def test_systemd_is_asked_in_bounded_time(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     began = time.monotonic()
     assert await system_is_stopping(booted=tmp_path, within=0.3 if "sleep" in script else 5) is expected
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert not await system_is_stopping(booted=tmp_path / "no systemd here")
 
 
@@ -117,11 +117,11 @@ async def test_an_upload_that_fits_is_waited_for_and_one_that_does_not_is_droppe
         sent = min(total, int(rate * (time.monotonic() - began)))
         return SyncState(uploading_step=None if sent >= total else 5, uploaded_bytes=sent, total_bytes=total)
 
-    assert await upload_if_it_fits(lambda: going(1000, 1000), Budget(6))
-    assert 0.9 < time.monotonic() - began < 3, "long before the budget's end"
+    assert await upload_if_it_fits(lambda: going(1000, 1000), Budget(20))
+    assert 0.9 < time.monotonic() - began < 15, "long before the budget's end"
     began = time.monotonic()
-    assert not await upload_if_it_fits(lambda: going(1000, 100_000), Budget(6))
-    assert time.monotonic() - began < 3
+    assert not await upload_if_it_fits(lambda: going(1000, 100_000), Budget(20))
+    assert time.monotonic() - began < 15
     assert await upload_if_it_fits(SyncState, Budget(3)), "none is in flight"
 
 

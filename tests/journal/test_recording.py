@@ -483,7 +483,7 @@ def test_a_disk_that_hangs_costs_turns_and_nothing_else(
     def slow(self: SegmentWriter, snapshot: Snapshot) -> None:
         if snapshot == turn(3) and not go_on.is_set():
             hung.set()
-            go_on.wait(10)
+            go_on.wait(30)
         real(self, snapshot)
 
     monkeypatch.setattr(SegmentWriter, "turn", slow)
@@ -494,7 +494,7 @@ def test_a_disk_that_hangs_costs_turns_and_nothing_else(
     began = time.monotonic()
     for n in range(4, 500):
         recorder.turn(turn(n))
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 5, "the disk hangs for longer"
     assert recorder.close(within=0.05) is False
     recorder._closing = False
     go_on.set()

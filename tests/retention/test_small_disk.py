@@ -59,8 +59,8 @@ class Trainer(threading.Thread):
     def pause(self, saved: int) -> None:
         began = time.monotonic()
         while not self.settled(saved, began):
-            if time.monotonic() - began > 10.0:
-                raise OSError(f"after 10 s the guard has not settled step {saved}")
+            if time.monotonic() - began > 30.0:
+                raise OSError(f"after 30 s the guard has not settled step {saved}")
             time.sleep(0.005)
 
 

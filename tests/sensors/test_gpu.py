@@ -152,7 +152,7 @@ async def test_a_hang_blinds_within_the_deadline_and_heals(world: NvmlWorld) -> 
         while sensor.latest().state is not SensorState.BLIND:
             await asyncio.sleep(0.01)
             ticks += 1
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 20
         assert ticks > 1  # the loop kept turning while the call hung
         assert sensor.latest().value is None
         assert "no answer" in sensor.latest().detail

@@ -165,7 +165,7 @@ async def test_dripping_does_not_last() -> None:
     def drip(peer: socket.socket) -> None:
         peer.recv(4096)
         peer.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
-        for _ in range(200):
+        for _ in range(2000):
             peer.sendall(b"x")
             time.sleep(0.02)
 
@@ -173,7 +173,7 @@ async def test_dripping_does_not_last() -> None:
         began = time.monotonic()
         (sample,) = (await first((url,), timeout=0.15)).value
         assert sample.health is Health.TIMEOUT
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9\r\n", b"\x00\xff" * 50 + b"\r\n", b"HTTP/1.1 999999 x\r\n\r\n"])

@@ -16,7 +16,8 @@ def test_work_is_busy_and_time_passes_on_all_cores() -> None:
         pass
     more_busy, more_total = busy_seconds()
     assert more_busy - busy >= 0.1, "what we did ourselves, as far as the kernel's ticks tell it"
-    assert more_busy - busy <= more_total - total
+    spare = 0.05  # the kernel's iowait may step back (proc_stat(5)), and floats round
+    assert more_busy - busy <= more_total - total + spare
 
 
 @pytest.mark.parametrize("text", ["", "cpu\n", "cpu 1 2 3\n", "intr 1 2 3 4 5 6 7 8\n", "cpu a b c d e f g h\n"])

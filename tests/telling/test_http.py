@@ -225,13 +225,13 @@ async def test_a_client_that_never_finishes_its_request_is_dropped(rig):
         slow_client(rig.server.port, b"GET /status HTTP/1.1\r\nHost: localhost\r\nX: "),
         slow_client(rig.server.port, b"GET /status HTTP/1.1\r\nX: ", dribble=True),
     )
-    assert all(0.25 < t < 2.0 for t in took)
+    assert all(0.25 < t < 9 for t in took), "dropped long before the client gives up"
     assert (await rig.get("/livez"))[0] == 200
 
 
 async def test_a_body_that_never_ends_is_dropped(rig):
     head = f"POST /heartbeat/{TOKEN}/trainer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n".encode()
-    assert await slow_client(rig.server.port, head, dribble=True) < 3.0
+    assert await slow_client(rig.server.port, head, dribble=True) < 9
     assert (await rig.get("/livez"))[0] == 200
 
 

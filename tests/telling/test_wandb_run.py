@@ -91,7 +91,7 @@ async def test_a_python_without_wandb_says_so_and_is_not_tried_at_every_turn(tmp
         await run.push({"podwatch/step": 1.0})
     with pytest.raises(NotSent, match="No module named"):
         await run.send(ALERT)
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < 10, "a hundred Pythons would take longer"
     assert run.pid is None
 
 
