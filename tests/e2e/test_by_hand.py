@@ -1,10 +1,12 @@
 """What a person does beside podwatch: starts by hand, stops after the next save. And a run that ends unseen."""
 
+import contextlib
+import json
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
-import time
 
 from tests.support.asking import messages, running, status
 from tests.support.rig import TRAINER, Rig, alive
@@ -19,6 +21,14 @@ def start_by_hand(rig: Rig) -> None:
     words = shlex.join([str(launcher), *rig.command()[3:]])
     script = f"setsid {words} >> {rig.output}/logs/rl.log 2>&1 < /dev/null &"
     subprocess.run(["sh", "-c", script], check=True, cwd=rig.output.parent)
+
+
+def log_is_journaled(rig: Rig) -> bool:
+    """Whether a podwatch that starts now would know where to read on."""
+    (path,) = (rig.root / "state").glob("*/journal.sqlite")
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        rows = connection.execute("SELECT value FROM learned WHERE key = 'logs.read'").fetchall()
+    return any(json.loads(value).get("files") for (value,) in rows)
 
 
 def test_a_stop_that_comes_while_podwatch_starts_is_kept(rig: Rig) -> None:
@@ -93,7 +103,7 @@ def test_a_run_that_finishes_while_no_podwatch_runs_is_not_started_again(rig: Ri
     """Exit code 0 below a target nobody knows: only its own last words tell."""
     daemon = rig.daemon().start()
     pid = running(daemon, rig, step=5)
-    time.sleep(1.5)  # a few turns: how far the log is read goes to the journal
+    daemon.wait_for(lambda: log_is_journaled(rig), 20, "how far the log is read goes to the journal")
     daemon.stop(signal.SIGKILL)
     rig.order(finish=True)
     daemon.wait_for(lambda: not alive(pid), 30, "the trainer finished while nobody looked")
