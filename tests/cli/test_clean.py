@@ -23,7 +23,7 @@ from tests.support.asking import running, status
 from tests.support.recovery_world import Podwatch, Store, World
 from tests.support.rig import Rig
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 HERE = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from podwatch.sync.publish import read_pointer
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.past_runs import into_bucket, past_run, tree
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 """Seconds: each kill is a process of its own, and the gate runs others beside it."""
 
 LATER = f"""
@@ -69,6 +69,7 @@ def killed_at_random(server, tmp_path, check, *arguments, kills):
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.communicate()
+        _quiet(server)
         check()
     server.pace()
     process = command(server, tmp_path, *arguments)
@@ -76,6 +77,13 @@ def killed_at_random(server, tmp_path, check, *arguments, kills):
     assert process.returncode == 0, said
     assert sum(server.calls().values()) > before
     check()
+
+
+def _quiet(server):
+    """Until the server has done what it was asked last."""
+    seen = -1
+    while seen != (seen := server.admin("count")["events"]):
+        time.sleep(0.2)
 
 
 def store_of(server):

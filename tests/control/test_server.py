@@ -17,7 +17,7 @@ from podwatch.domain.errors import Busy, ExitCode, InternalError, PermissionDeni
 
 
 class Rig:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, idle_seconds: float = 30.0) -> None:
         self.path = path
         self.release = asyncio.Event()
         self.done: list[str] = []
@@ -25,7 +25,7 @@ class Rig:
         self.server = ControlServer(
             path,
             {"status": self.status, "echo": self.echo, "slow": self.slow, "busy": self.busy, "bug": self.bug},
-            idle_seconds=0.5,
+            idle_seconds=idle_seconds,
             on_error=lambda method, error: self.errors.append(f"{method}: {error}"),
         )
 
@@ -53,6 +53,15 @@ class Rig:
 @pytest.fixture
 async def rig(tmp_path):
     made = Rig(tmp_path / "run" / "control" / "control.sock")
+    await made.server.start()
+    yield made
+    await made.server.stop(grace=0.1)
+
+
+@pytest.fixture
+async def hasty(tmp_path):
+    """One that drops who says nothing for half a second."""
+    made = Rig(tmp_path / "run" / "control" / "control.sock", 0.5)
     await made.server.start()
     yield made
     await made.server.stop(grace=0.1)
@@ -86,6 +95,7 @@ async def test_a_bug_is_told_to_the_log_and_not_to_the_caller(rig):
 async def talk(path: Path, data: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(str(path))
     writer.write(data)
+    writer.write_eof()
     await writer.drain()
     try:
         return await asyncio.wait_for(reader.read(), 10)
@@ -121,10 +131,10 @@ async def test_an_endless_line_is_cut_off(rig):
     assert await rig.call("status")
 
 
-async def test_a_silent_client_is_dropped_and_does_not_stop_others(rig):
-    reader, writer = await asyncio.open_unix_connection(str(rig.path))
-    assert await rig.call("status") == {"overall": "ok"}
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+async def test_a_silent_client_is_dropped_and_does_not_stop_others(hasty):
+    reader, writer = await asyncio.open_unix_connection(str(hasty.path))
+    assert await hasty.call("status") == {"overall": "ok"}
+    assert await asyncio.wait_for(reader.read(), 30) == b""
     writer.close()
     await writer.wait_closed()
 

@@ -101,10 +101,10 @@ def test_not_restarted(box: Box, code: int) -> None:
 
 def test_a_hung_daemon_is_aborted_then_killed_and_started_again(box: Box) -> None:
     body = "signal.signal(signal.SIGABRT, signal.SIG_IGN); tell('READY=1'); time.sleep(300)"
-    process = box.start(f"if count == 1:\n    {body}\n" + SERVE, "--watchdog", "1.5", "--abort-wait", "0.2")
+    process = box.start(f"if count == 1:\n    {body}\n" + SERVE, "--watchdog", "5", "--abort-wait", "0.2")
     until(lambda: len(box.starts) == 2)
     assert "no sign of life" in box.said
-    time.sleep(2.5)  # a fed watchdog stays quiet
+    time.sleep(6)  # a fed watchdog stays quiet
     assert len(box.starts) == 2
     assert process.poll() is None
 
@@ -269,21 +269,21 @@ def test_pid_one_gives_the_daemon_the_grace_it_says_and_no_more(box: Box) -> Non
         "def term(*_):\n    {said}; time.sleep(30)\nsignal.signal(signal.SIGTERM, term)\nopen(where + '/armed', 'w')\n"
     )
     took = {}
-    for said in ("pass", "tell('STOPPING=1\\nEXTEND_TIMEOUT_USEC=4000000')"):
+    for said in ("pass", "tell('STOPPING=1\\nEXTEND_TIMEOUT_USEC=12000000')"):
         (box.root / "starts").unlink(missing_ok=True)
-        process = box.start(stop.format(said=said) + SERVE, "--grace", "1", "--last", "0.3", wrap=PID1)
+        process = box.start(stop.format(said=said) + SERVE, "--grace", "3", "--last", "0.3", wrap=PID1)
         until(lambda: box.starts)
         until(lambda: (box.root / "armed").exists())
         (box.root / "armed").unlink()
         (inner,) = procfs.children(process.pid)
         began = time.monotonic()
         os.kill(inner, signal.SIGTERM)
-        process.wait(20)
+        process.wait(60)
         took[said] = time.monotonic() - began
     silent, asked = took.values()
-    assert silent > 0.9
-    assert 3.5 < asked < 15.0, "and not as long as the daemon would take"
-    assert asked - silent > 1.0
+    assert silent > 2.9
+    assert 11.5 < asked < 28.0, "and not as long as the daemon would take"
+    assert asked - silent > 1.0, "what it asks for is what it gets"
 
 
 def test_detach_returns_once_ready_and_leaves_a_small_init(box: Box) -> None:

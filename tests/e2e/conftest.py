@@ -21,11 +21,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is waited for here may take long on a busy machine, and each wait has a limit that says what did not come.
-    The one of the whole test, which is for tests of milliseconds, must not be first."""
+    """Each wait here has a limit that says what did not come; the one of the whole test must not be first."""
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(180))
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,16 @@ def test_logs_configuration_and_evidence_are_in_the_store(rig: Rig, tmp_path: Pa
         running(daemon, rig, step=5)
         kill_engine(rig)
         daemon.wait_event("incident-closed", 40)
-        assert daemon.stop() == 0
         store = B2Store(BUCKET, Credentials(KEY_ID, KEY, server.url), writer_id="look")
         root = f"{Keys(rig.run_id).root}/"
+
+        def arrived() -> bool:
+            names = [o.key.removeprefix(root) for o in store.list(root)]
+            kinds = {name.partition("/")[0] for name in names}
+            return {"incidents", "config"} <= kinds and any(name.endswith("__train.log") for name in names)
+
+        daemon.wait_for(arrived, 60, "the round after the incident")
+        assert daemon.stop() == 0
         found = {o.key.removeprefix(root): store.get_bytes(o.key) or b"" for o in store.list(root)}
         store.close()
     (log,) = [data for name, data in found.items() if name.startswith("logs/") and name.endswith("__train.log")][:1]

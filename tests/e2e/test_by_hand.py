@@ -89,9 +89,11 @@ def test_stop_after_the_next_save_outlives_podwatch(rig: Rig) -> None:
     def first_line() -> str:
         return daemon.command("status").stdout.splitlines()[0]
 
-    daemon.wait_for(lambda: first_line().startswith("TRAINING IS RUNNING"), 20, "the trainer is seen")
-    first = first_line()
-    assert "STOPS after its next save" in first
+    def to_stop() -> bool:
+        first = first_line()
+        return first.startswith("TRAINING IS RUNNING") and "STOPS after its next save" in first
+
+    daemon.wait_for(to_stop, 20, "the trainer is seen, and will be stopped")
     rig.obey()
     daemon.wait_event("trainer-stopped", 90, after=seen)
     assert max(rig.saved) > newest

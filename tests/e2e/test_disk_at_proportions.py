@@ -119,7 +119,7 @@ class Writer:
 
     def newest_is_there(self) -> None:
         """What was written last is there until the next one is."""
-        end = time.monotonic() + 2.0
+        end = time.monotonic() + 20.0
         assert not self.report["error"], self.report
         while (step := self.report["step"]) and not self.whole(step):
             # gone: then the next one must have been complete, and the report of it is about to come
@@ -213,6 +213,7 @@ def test_training_ends_cleanly_before_a_save_that_cannot_fit(rig: Rig, disk: Pat
     rig.trainer_flags += ["--step-seconds", "0.5"]
     daemon = rig.daemon(disk__on_full="stop").start()
     pid = running(daemon, rig, step=10)
+    rig.order(step_seconds=3.0)  # time to see it before the next save
     fill(disk, 4 * MIB, "more")
     daemon.wait_for(lambda: not alive(pid), 20, "the trainer is ended")
     daemon.wait_for(lambda: status(daemon)["training"]["state"] == "stopped", 20, "and stays so")

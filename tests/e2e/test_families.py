@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.asking import status
+from tests.support.asking import wait_reason
 from tests.support.rig import Rig, alive
 from tests.support.served_pod import ENGINES, QUICK, ServedPod
 
@@ -44,8 +44,7 @@ def test_each_family_is_told_with_its_second_signal_and_over_when_it_is_over(rig
     os.kill(pod.pid("engine2"), signal.SIGKILL)
     pod.memory(2, 0)
     pod.found("silent-death", "engine process")
-    reason = next(r for r in status(pod.daemon)["reasons"] if r["kind"] == "silent-death")
-    assert "GPU 2" in reason["summary"], "one of four tensor-parallel ranks"
+    assert "GPU 2" in wait_reason(pod.daemon, "silent-death")["summary"], "one of four tensor-parallel ranks"
 
 
 def test_an_engine_that_sleeps_is_not_dead_and_a_server_that_ends_with_code_0_is(rig: Rig) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.asking import reasons, status
+from tests.support.asking import reasons, says, status
 from tests.support.checkpoints import dcp_operations, finish, orchestrator_operations
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
@@ -73,7 +73,7 @@ def test_at_a_hundred_percent_it_frees_space_says_so_and_comes_back(full: Rig) -
     found = daemon.wait_for(no_room, 20, "the finding")
     assert found["severity"] == "critical"
     assert "the next save needs" in found["summary"]
-    assert daemon.command("status").returncode == 2
+    says(daemon, 2)
     assert "newest complete" in daemon.command("prune", "--dry-run").stdout
     assert daemon.command("checkpoints", "pin", "15").returncode == 0
 

@@ -3,7 +3,7 @@
 import signal
 import time
 
-from tests.support.asking import kill_engine, messages, running
+from tests.support.asking import kill_engine, messages, running, says
 from tests.support.rig import Rig, alive
 
 
@@ -13,13 +13,13 @@ def test_an_engine_that_dies_silently_is_healed_from_the_newest_checkpoint(rig: 
     kill_engine(rig)
     opened = daemon.wait_event("incident-opened", 20)
     newest = rig.saved[-1]
-    assert opened["kind"] == "silent-death", opened
+    assert opened["kind"] in ("silent-death", "required-child-exited"), opened  # whichever is seen first
     closed = daemon.wait_event("incident-closed", 30)
     assert newest - 5 <= closed["resumed_step"] > 0, (closed, rig.saved)
     assert rig.starts[1]["step"] == closed["resumed_step"]
     assert not alive(before)
     assert rig.trainer_pid == rig.starts[1]["pid"]
-    assert daemon.command("status").returncode == 1, "NOT BACKED UP is a warning, and nothing else is wrong"
+    says(daemon, 1)  # NOT BACKED UP is a warning, and nothing else is wrong
 
 
 def test_training_outlives_its_podwatch_and_the_next_one_takes_it_over(rig: Rig) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from podwatch.system import procfs
-from tests.support.asking import kill_engine, leaves_within, running, wait_reason
+from tests.support.asking import kill_engine, leaves_within, running, says, wait_reason
 from tests.support.rig import Rig
 
 
@@ -21,6 +21,7 @@ def test_a_death_a_broken_channel_and_a_preemption(rig: Rig, tmp_path: Path) -> 
     daemon = rig.daemon(
         notify__command=["/bin/sh", "-c", f"cat >> {told}"],
         notify__urls=["http://127.0.0.1:9/hook/T0K3N-4711"],
+        recovery__preempt_grace="15s",
     ).start()
     running(daemon, rig, step=5)
     assert heard(told) == [], "nothing has happened that is worth a notice"
@@ -37,16 +38,16 @@ def test_a_death_a_broken_channel_and_a_preemption(rig: Rig, tmp_path: Path) -> 
     assert (reason["severity"], "refused" in reason["summary"]) == ("warning", True), reason
     assert "http://127.0.0.1:9/..." in json.dumps(reason)
     assert "T0K3N-4711" not in daemon.log.read_text() + json.dumps(daemon.status())
-    assert daemon.command("status").returncode == 1, "a channel that is broken is a warning and nothing else"
+    says(daemon, 1)  # a channel that is broken is a warning and nothing else
 
-    leaves_within(daemon, 3, lambda: daemon.command("preempt"))
+    leaves_within(daemon, 15, lambda: daemon.command("preempt"))
     assert daemon.process is not None
     assert daemon.process.returncode == 0
     assert heard(told)[-1]["topic"] == "preempted"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed here: make test-telling")
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_wandb_has_a_run_of_its_own_and_the_daemon_none_of_it(rig: Rig) -> None:
     daemon = rig.daemon({"WANDB_MODE": "offline"}, wandb__enabled=True, wandb__every="10s").start()
     running(daemon, rig, step=5)

@@ -15,6 +15,16 @@ def get(daemon: DaemonProcess, path: str) -> str:
         return str(answer.read().decode())
 
 
+def first_lines(daemon: DaemonProcess) -> str:
+    return " ".join(daemon.command("status").stdout.splitlines()[:2])
+
+
+def used(daemon: DaemonProcess) -> int | None:
+    """What GPU 0 holds; None while podwatch does not see it."""
+    gpus = status(daemon)["gpus"]
+    return int(gpus[0]["memory_used_bytes"]) if gpus else None
+
+
 def test_a_pause_holds_through_a_restart_of_podwatch_and_what_was_found_is_done_after_it(rig: Rig) -> None:
     daemon = rig.daemon().start()
     pid = running(daemon, rig, step=20)
@@ -28,8 +38,7 @@ def test_a_pause_holds_through_a_restart_of_podwatch_and_what_was_found_is_done_
     would = daemon.wait_event("finding-raised", 10, kind="silent-death")
     assert would["event"].startswith("paused: would restart because ")
 
-    text = daemon.command("status").stdout.splitlines()[0]
-    assert "PAUSED until" in text + daemon.command("status").stdout.splitlines()[1]
+    daemon.wait_for(lambda: "PAUSED until" in first_lines(daemon), 20, "status says so")
     assert reasons(daemon)["paused"]["severity"] == "info"
     pause = status(daemon)["daemon"]["pause"]
     assert (pause["reason"], pause["held_by"]) == ("new driver", "")
@@ -60,7 +69,7 @@ def test_a_pause_holds_through_a_restart_of_podwatch_and_what_was_found_is_done_
 
 
 def test_a_restart_under_way_waits_between_stop_and_start(rig: Rig) -> None:
-    daemon = rig.daemon(recovery__backoff_min="8s", recovery__backoff_max="8s").start()  # a slow `pause` takes 3
+    daemon = rig.daemon(recovery__backoff_min="20s", recovery__backoff_max="20s").start()  # a slow `pause` takes 3
     running(daemon, rig, step=20)
     seen = len(daemon.events())
     rig.order(exit=1, once=True)
@@ -92,14 +101,14 @@ def test_a_restart_under_way_waits_between_stop_and_start(rig: Rig) -> None:
 
 
 def test_a_pause_whose_time_is_over_goes_on_while_others_hold_the_gpus(rig: Rig) -> None:
-    daemon = rig.daemon().start()
+    daemon = rig.daemon(gpu__deadline="10s").start()  # who does not see the GPUs ends the pause
     running(daemon, rig, step=20)
     assert daemon.command("stop-training").returncode == 0
     daemon.wait_for(lambda: status(daemon)["training"]["state"] == "stopped", 20, "stopped")
     daemon.wait_for(lambda: not rig.trainer_pid and not rig.engine_pid, 10, "nothing left")
-    daemon.wait_for(lambda: status(daemon)["gpus"][0]["memory_used_bytes"] == 0, 10, "the cards show it")
+    daemon.wait_for(lambda: used(daemon) == 0, 10, "the cards show it")
     rig.world.set_memory(0, 30 * GIB)
-    daemon.wait_for(lambda: status(daemon)["gpus"][0]["memory_used_bytes"], 10, "others hold GPU 0")
+    daemon.wait_for(lambda: used(daemon), 10, "others hold GPU 0")
     seen = len(daemon.events())
     assert daemon.command("pause", "--for", "1s").returncode == 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.rig import Rig
+from tests.support.rig import Rig, end_all
 
 
 class Manager:
@@ -75,11 +75,13 @@ def test_training_hears_nothing_of_the_service_manager(rig: Rig, manager: Manage
     environ = {"NOTIFY_SOCKET": str(manager.path), "B2_APPLICATION_KEY_ID": "id-0001", "B2_APPLICATION_KEY": secret}
     daemon = rig.daemon(environ).start()
     daemon.wait_event("trainer-confirmed", 30)
+    daemon.wait_for(lambda: rig.engine_pid, 20, "the engine lives")
     for pid in (rig.trainer_pid, rig.engine_pid):
         content = Path(f"/proc/{pid}/environ").read_bytes()
         assert b"NOTIFY_SOCKET" not in content
         assert secret.encode() not in content
     daemon.stop()
+    end_all(rig.members)
     for path in rig.root.rglob("*"):
         if path.is_file():
             assert secret.encode() not in path.read_bytes(), path

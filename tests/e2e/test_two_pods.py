@@ -105,8 +105,7 @@ def test_a_paused_pod_loses_its_run_and_gives_way_when_it_wakes(shared: Run) -> 
     refused = first_daemon.command("start")
     assert refused.returncode == 75, refused
     assert "--take-over" in refused.stderr
-    text = first_daemon.command("status").stdout
-    assert "SUPERSEDED" in text, text
+    first_daemon.wait_for(lambda: "SUPERSEDED" in first_daemon.command("status").stdout, 20, "status says so")
     assert stopped
     assert len(first.starts) == starts, "and does not start again"
     assert second.trainer_pid

@@ -16,7 +16,7 @@ def test_no_network(meanwhile: Finish) -> None:
 
 
 @pytest.mark.meanwhile("frozen")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_podwatch_that_stood_still(meanwhile: Finish) -> None:
     meanwhile("frozen")
 

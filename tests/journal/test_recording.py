@@ -373,7 +373,7 @@ def test_the_recorder_keeps_every_turn_over_its_own_restart(make: Callable[..., 
         recorder = make()
         for n in range(begin, begin + 10):
             recorder.turn(turn(n))
-        assert recorder.close()
+        assert recorder.close(within=60)
         recorder.turn(turn(99))  # after the end: nothing
     first, second = recorded(tmp_path / "r")
     assert [*first, *second] == [turn(n) for n in range(20)]
@@ -412,7 +412,7 @@ def test_it_stays_within_its_size_and_drops_the_oldest(make: Callable[..., Recor
         recorder.turn(turn(n, trainer=observed(TrainerSample(descendants=noise), 1.0)))
         while recorder._waiting.qsize() > 100:
             time.sleep(0.001)
-    assert recorder.close()
+    assert recorder.close(within=60)
     segments = sorted((tmp_path / "r").glob("*.jsonl.gz"))
     assert sum(p.stat().st_size for p in segments) <= 64_000
     assert 10 <= len(segments) <= 17
@@ -452,7 +452,7 @@ def test_a_full_disk_stops_it_with_one_complaint_and_it_comes_back(
         recorder.turn(turn(n))
         while not recorder._waiting.empty():
             time.sleep(0)
-    assert recorder.close()
+    assert recorder.close(within=60)
     assert len(told) == 2
     assert "No space left" in str(told[0])
     assert told[1] is None
@@ -469,7 +469,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "file" / "r", lambda: Header("run"), max_size=1 << 20, complain=told.append)
     for n in range(5):
         recorder.turn(turn(n))
-    assert recorder.close()
+    assert recorder.close(within=60)
     assert len(told) == 1
 
 
@@ -522,7 +522,7 @@ def test_turns_that_were_left_out_end_the_session(
     while not recorder._waiting.empty():
         time.sleep(0.001)
     recorder.turn(turn(50))
-    assert recorder.close()
+    assert recorder.close(within=60)
     first, second = recorded(tmp_path / "r")
     assert [s.at for s in first] == [turn(n).at for n in range(len(list(Segment(first.path))))]
     assert list(second) == [turn(50)]

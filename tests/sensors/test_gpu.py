@@ -26,8 +26,8 @@ DEADLINE = 0.25
 
 
 @asynccontextmanager
-async def sensing() -> AsyncIterator[GpuSensor]:
-    sensor = GpuSensor(NvmlReader(), SystemClock(), POLL, DEADLINE)
+async def sensing(deadline: float = DEADLINE) -> AsyncIterator[GpuSensor]:
+    sensor = GpuSensor(NvmlReader(), SystemClock(), POLL, deadline)
     await sensor.start()
     try:
         yield sensor
@@ -144,7 +144,7 @@ async def test_a_device_lost_before_the_start_shows(world: NvmlWorld) -> None:
 
 
 async def test_a_hang_blinds_within_the_deadline_and_heals(world: NvmlWorld) -> None:
-    async with sensing() as sensor:
+    async with sensing(3.0) as sensor:  # a moment in which nothing runs is no hang
         await until(lambda: sensor.latest().ok)
         world.hang(1)
         ticks = 0
@@ -152,7 +152,7 @@ async def test_a_hang_blinds_within_the_deadline_and_heals(world: NvmlWorld) -> 
         while sensor.latest().state is not SensorState.BLIND:
             await asyncio.sleep(0.01)
             ticks += 1
-            assert time.monotonic() - began < 20
+            assert time.monotonic() - began < 60
         assert ticks > 1  # the loop kept turning while the call hung
         assert sensor.latest().value is None
         assert "no answer" in sensor.latest().detail

@@ -1,5 +1,6 @@
 """Servers found in a tree of real processes, by their command line or by the sockets they listen on."""
 
+import asyncio
 import subprocess
 import sys
 import textwrap
@@ -82,9 +83,16 @@ def finder(reading: Reading[TrainerSample], sockets: object = real_sockets) -> S
     return ServerFinder(SystemClock(), lambda: reading, sockets, timeout=0.3)  # type: ignore[arg-type]
 
 
+async def look_until_found(found: ServerFinder) -> None:
+    """The server may need longer for its answer than it is given."""
+    async with asyncio.timeout(20):
+        while not found.latest().servers:
+            await found.look()
+
+
 async def test_by_the_sockets_it_listens_on(process: Process) -> None:
     found = finder(tree(process.seen("inference @ x.toml")))
-    await found.look()
+    await look_until_found(found)
     assert found.latest().servers == ((f"http://127.0.0.1:{process.port}", None),)
     await found.stop()
 
@@ -92,7 +100,7 @@ async def test_by_the_sockets_it_listens_on(process: Process) -> None:
 async def test_a_port_on_the_command_line_needs_no_sockets_and_a_router_is_known(process: Process) -> None:
     command = f"/venv/bin/vllm-router --host 0.0.0.0 --port {process.port} --worker-urls http://127.0.0.1:8100"
     found = finder(tree(process.seen(command)), nobody_may_read)
-    await found.look()
+    await look_until_found(found)
     assert found.latest().servers == ((f"http://127.0.0.1:{process.port}", ServerKind.ROUTER),)
     await found.stop()
 
@@ -109,7 +117,7 @@ async def test_any_address_is_asked_by_loopback() -> None:
     process = Process("0.0.0.0")
     try:
         found = finder(tree(process.seen("inference")))
-        await found.look()
+        await look_until_found(found)
         assert [url for url, _ in found.latest().servers] == [f"http://127.0.0.1:{process.port}"]
         await found.stop()
     finally:

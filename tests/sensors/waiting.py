@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], limit: float = 10.0) -> float:
+async def until(condition: Callable[[], object], limit: float = 60.0) -> float:
     """Return the seconds it took. Fails the test after ``limit`` seconds."""
     began = time.monotonic()
     while not condition():

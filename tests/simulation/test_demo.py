@@ -32,11 +32,11 @@ def pids_of(root: Path) -> list[int]:
     return found
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_silent_death_is_healed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     out = io.StringIO()
-    code = run("silent-death", speed=1.5, layout="B", screen=Screen(out))
+    code = run("silent-death", speed=1.0, layout="B", screen=Screen(out))
     text = out.getvalue()
     assert code == 0, text
     for words in ("FAULT: SIGKILL to VLLM::EngineCore", "died silently", "verified byte by byte", "whole checkpoints"):
@@ -45,7 +45,7 @@ def test_a_silent_death_is_healed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert left_behind() == []
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_ctrl_c_and_a_closed_terminal_clean_up(tmp_path: Path, number: int) -> None:
     process = subprocess.Popen(
@@ -61,13 +61,13 @@ def test_ctrl_c_and_a_closed_terminal_clean_up(tmp_path: Path, number: int) -> N
             line = process.stdout.readline()
             assert line, "the demo ended before training started"
         root = next(tmp_path.glob("podwatch-demo-*"))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(pids_of(root)) < 4:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(number)
         process.stdout.read()
-    assert process.wait(30) == 130
+    assert process.wait(60) == 130
     assert pids_of(root) == []
     assert list(tmp_path.iterdir()) == []
     assert str(root) not in Path("/proc/mounts").read_text()

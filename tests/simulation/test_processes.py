@@ -26,7 +26,7 @@ SHAPE = Shape(
     speed=8.0,
     step_seconds=0.2,
     load_seconds=0.4,
-    death_seconds=16.0,  # 2 s: a 503 that passes too quickly is never seen
+    death_seconds=64.0,  # 8 s: a 503 that passes too quickly is never seen
     interval=2,
     shard_bytes=100_000,
     weights_bytes=20_000,
@@ -35,7 +35,7 @@ SHAPE = Shape(
 )
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
@@ -94,7 +94,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
 def test_training_makes_whole_checkpoints(run: Run) -> None:
     run.start("--max-steps", "8")
     assert run.process is not None
-    assert run.process.wait(40) == 0, run.text()
+    assert run.process.wait(120) == 0, run.text()
     assert set(run.whole()) >= {2, 4, 6}
     assert run.layout.variant == run.pod.shape.layout
     assert "\x1b[32m" in run.text()
@@ -106,9 +106,7 @@ def test_the_launcher_ignores_an_engine_that_dies(run: Run) -> None:
     gpus = SimulatedGpus(run.pod.gpus)
     until(lambda: run.step() >= 3)
     port = run.settings.inference.urls[0]
-    sample = probe(port, 2.0).sample
-    assert sample is not None
-    assert (sample.health, sample.generation_tokens_total and sample.generation_tokens_total > 0) == ("ok", True)
+    until(lambda: (s := probe(port, 2.0).sample) is not None and s.health == "ok" and s.generation_tokens_total)
     assert [int((gpu.memory_used_bytes or 0) > 0) for gpu in gpus.read()] == [1, 1]
     engine = run.pod.engine_pid()
     assert engine is not None
@@ -146,12 +144,12 @@ def test_every_process_has_a_role(run: Run) -> None:
 
 def test_a_trainer_that_fails_ends_the_run_with_1(run: Run) -> None:
     process = run.start("--ckpt.resume-step", "4")
-    assert process.wait(20) == 1
+    assert process.wait(60) == 1
     assert "process failed with exit code 1" in run.text()  # trainer or orchestrator, whoever is first
 
 
 def test_an_unknown_flag_is_refused(run: Run) -> None:
-    assert run.start("--ckpt.save-async").wait(20) == 1
+    assert run.start("--ckpt.save-async").wait(60) == 1
     assert "unrecognized arguments: --ckpt.save-async" in run.text()
 
 
@@ -220,7 +218,7 @@ def test_a_load_can_be_made_to_fail_a_number_of_times(run: Run) -> None:
         _remove(path)
     run.pod.order_fault("crash-after-load", "newest 2")
     for _ in range(2):
-        assert run.start("--ckpt.resume-step", "4").wait(20) == 1
+        assert run.start("--ckpt.resume-step", "4").wait(60) == 1
         assert "size mismatch" in run.text()
     run.start("--ckpt.resume-step", "4")
     until(lambda: run.step() >= 6)

@@ -195,9 +195,9 @@ def test_secret_is_never_shown(b2: Make, caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_hung_service_is_left(server: B2Server, b2: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.stores.b2_http._Http.TIMEOUT_FOR_COPY", 0.3)
+    monkeypatch.setattr("podwatch.stores.b2_http._Http.TIMEOUT_FOR_COPY", 1.5)
     store = b2()
-    server.fault("b2_get_upload_url", "slow", seconds=1.0)
+    server.fault("b2_get_upload_url", "slow", seconds=6.0)
     assert store.put_bytes("hang/a", b"x").size == 1
 
 

@@ -18,6 +18,16 @@ def status(daemon: DaemonProcess) -> dict[str, Any]:
     return document
 
 
+def says(daemon: DaemonProcess, code: int) -> str:
+    """What ``podwatch status`` prints once it ends with this code. (It gives podwatch three seconds to answer.)"""
+
+    def asked() -> str:
+        done = daemon.command("status")
+        return str(done.stdout) if done.returncode == code else ""
+
+    return str(daemon.wait_for(asked, 20, f"status ends with {code}"))
+
+
 def reasons(daemon: DaemonProcess) -> dict[str, dict[str, Any]]:
     """The open reasons by their kind."""
     return {r["kind"]: r for r in status(daemon)["reasons"]}
@@ -71,7 +81,7 @@ def would_miss_the_engine(daemon: DaemonProcess) -> bool:
 
 def leaves_within(daemon: DaemonProcess, seconds: float, tell: Callable[[], Any]) -> Any:
     """``tell`` makes it leave; what that returned. Its time runs from its own first word of leaving until its process
-    is gone, so that the start of a command on a busy machine is not counted; 1.5 s more are for the interpreter's end.
+    is gone, so that the start of a command on a busy machine is not counted; 5 s more are for the interpreter's end.
     """
     process, seen, gone = daemon.process, len(daemon.events()), []
     assert process is not None
@@ -83,11 +93,11 @@ def leaves_within(daemon: DaemonProcess, seconds: float, tell: Callable[[], Any]
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     said = tell()
-    waiting.join(10)
+    waiting.join(60)
     assert gone, f"it is still there\n{daemon.tail()}"
     first = daemon.wait_event("daemon-stopping", 5, after=seen)
     took = gone[0] - datetime.fromisoformat(first["timestamp"]).timestamp()
-    assert took < seconds + 1.5, f"{took:.1f} s\n{daemon.tail()}"
+    assert took < seconds + 5, f"{took:.1f} s\n{daemon.tail()}"
     return said
 
 
@@ -103,6 +113,10 @@ def lived(pid: int) -> int:
 
 def kill_engine(rig: Rig) -> None:
     """One that has been there for a while."""
+    end = time.monotonic() + 60
+    while not rig.engine_pid:
+        assert time.monotonic() < end, "no engine"
+        time.sleep(0.05)
     lived(rig.engine_pid)
     rig.kill("engine")
 
@@ -116,7 +130,7 @@ def guards_without_store(rig: Rig, daemon: DaemonProcess, words: str) -> None:
     died = time.monotonic()
     rig.kill("engine")
     assert daemon.wait_event("incident-closed", 30)["resumed_step"] >= 5
-    assert time.monotonic() - died < 20, "a store out of reach does not hold a restart up"
+    assert time.monotonic() - died < 60, "a store out of reach does not hold a restart up"
     reason = wait_reason(daemon, "store-unavailable", 120)
     assert reason["severity"] == "warning"
     assert words in reason["summary"], reason

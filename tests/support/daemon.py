@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+PATIENCE = 3.0
+"""Times what a wait takes at most on a machine that does nothing else."""
+
 
 class DaemonProcess:
     """Start, ask, stop. ``directory`` holds the configuration, the log and the runtime files."""
@@ -73,8 +76,9 @@ class DaemonProcess:
         return found
 
     def wait_for(self, condition: Callable[[], Any], seconds: float, what: str) -> Any:
-        """Poll until ``condition()`` is true; its value. Fails with the status and the log's end otherwise."""
-        end = time.monotonic() + seconds
+        """Poll until ``condition()`` is true; its value. Fails with the status and the log's end otherwise. ``seconds``
+        are those of a machine that does nothing else."""
+        end = time.monotonic() + PATIENCE * seconds
         while time.monotonic() < end:
             value = condition()
             if value:
@@ -82,7 +86,9 @@ class DaemonProcess:
             if self.process is not None and self.process.poll() is not None and self.process.returncode not in (0, -9):
                 break
             time.sleep(0.05)
-        raise AssertionError(f"not within {seconds:g} s: {what}\nstatus: {json.dumps(self.status())}\n{self.tail()}")
+        raise AssertionError(
+            f"not within {PATIENCE * seconds:g} s: {what}\nstatus: {json.dumps(self.status())}\n{self.tail()}"
+        )
 
     def wait_event(self, name: str, seconds: float, *, after: int = 0, **fields: Any) -> dict[str, Any]:
         """The first event of this name (and fields) beyond index ``after`` of ``events()``."""
@@ -104,7 +110,7 @@ class DaemonProcess:
             return "(no log)"
         return "\n".join([line for line in log[:-1] if '"checkpoint-complete"' not in line][-lines:] + log[-1:])
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 20.0) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60.0) -> int:
         """End the daemon (training goes on) and return its exit code."""
         assert self.process is not None
         if self.process.poll() is None:

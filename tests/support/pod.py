@@ -86,7 +86,7 @@ async def pod(tmp_path: Path) -> AsyncIterator[Pod]:
     made.cleanup()
 
 
-def eventually(check: Callable[[], object], seconds: float = 20.0) -> None:
+def eventually(check: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < deadline, "did not happen in time"

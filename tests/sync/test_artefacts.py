@@ -290,6 +290,7 @@ def test_read_on_is_read_whole(moves: list[tuple[str, str]]) -> None:
                 path.unlink()
                 path.write_text(text)
                 written = text
+            os.utime(path, (time.time() + 3600,) * 2)  # still being written, however long this takes
             (found,) = ends.read(Sources(root, ("a.log",)), "h", frozenset())
             whole = written.rpartition("\n")[0] + "\n" if "\n" in written else ""
             data = found.data.decode()
@@ -301,6 +302,7 @@ def test_read_on_is_read_whole(moves: list[tuple[str, str]]) -> None:
 def test_a_last_line_without_an_end_is_shown_once_it_is_still(tmp_path: Path) -> None:
     path, ends = tmp_path / "a.log", LogEnds(LOG_BYTES)
     path.write_text("whole\nWANDB_API_KEY=abc")
+    os.utime(path, (time.time() + 3600,) * 2)  # still being written, however long this takes
     source = Sources(tmp_path, ("a.log",))
     assert ends.read(source, "h", frozenset())[0].data == b"whole\n"
     os.utime(path, (time.time() - 10, time.time() - 10))

@@ -105,7 +105,7 @@ async def test_it_does_not_outlive_podwatch(tmp_path: Path) -> None:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-    gone, _ = psutil.wait_procs([child], timeout=10)
+    gone, _ = psutil.wait_procs([child], timeout=60)
     assert gone or child.status() == psutil.STATUS_ZOMBIE
 
 

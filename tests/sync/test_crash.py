@@ -27,7 +27,7 @@ from podwatch.sync.claims import Claims
 from podwatch.sync.publish import Publisher
 from podwatch.sync.remote_retention import RemoteRetention
 from podwatch.sync.sending import Sending
-from tests.support.forking import in_child
+from tests.support.forking import in_child, kill
 from tests.sync.conftest import Run, World, until
 
 
@@ -240,7 +240,7 @@ async def test_killed_child_sends_only_what_is_missing(b2: World, run: Run, afte
 
     await until(lambda: syncer._sender.running is not None and syncer._sender.running.pid and stored() >= after)
     before = b2.journal.objects(5, b2.catalogue.sets[0].save_id)
-    os.kill(syncer._sender.running.pid, signal.SIGKILL)
+    kill(syncer._sender.running.pid)
     await until(lambda: syncer.state.last_step == 5)
     assert b2.violations() == []
     for path, obj in before.items():

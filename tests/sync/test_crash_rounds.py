@@ -18,7 +18,7 @@ SEED = int(os.environ.get("PODWATCH_CRASH_SEED", "20261"))
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.timeout(120 + 12 * ROUNDS)
+@pytest.mark.timeout(300 + 30 * ROUNDS)
 def test_killed_at_random_moments() -> None:
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as directory:

@@ -152,7 +152,7 @@ def test_an_expired_token(b2: World, tmp_path: Path) -> None:
 def test_a_stall_and_a_crawl_are_given_up(b2: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert b2.server is not None
     manifest = stored(b2)
-    monkeypatch.setattr(b2_http._Http, "TIMEOUT_FOR_DOWNLOAD", 0.4)
+    monkeypatch.setattr(b2_http._Http, "TIMEOUT_FOR_DOWNLOAD", 2.0)
     b2.server.fault("b2_download", "stall", seconds=20.0, after_bytes=1_000_000)
     began = time.monotonic()
     fetch(b2, job(b2, manifest, tmp_path / "s"))
@@ -160,7 +160,7 @@ def test_a_stall_and_a_crawl_are_given_up(b2: World, tmp_path: Path, monkeypatch
     assert same(b2, tmp_path / "s")
     monkeypatch.setattr(b2_receive, "STALLED", 0.3)
     monkeypatch.setattr(b2_receive, "CRAWL", 50_000_000)
-    b2.server.pace(rate=4e6)
+    b2.server.pace(rate=1e6)
     before = b2.server.calls()["b2_download"]
     fetch(b2, job(b2, manifest, tmp_path / "t"))
     assert b2.server.calls()["b2_download"] - before > 10, "left for another connection, and taken up there"

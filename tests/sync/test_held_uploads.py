@@ -23,13 +23,15 @@ async def test_a_trainer_that_keeps_one_set_gets_every_set_stored_that_is_begun(
     assert b2.server is not None
     first = b2.write_set(5, size=9 * MB)
     b2.scan()
-    b2.server.fault("b2_upload_part", "slow", seconds=2, count=500)
+    b2.server.fault("b2_upload_part", "slow", seconds=6, count=500)
     syncer = await run(b2)
     await until(lambda: syncer.state.uploaded_bytes > 0)
     b2.write_set(10, size=9 * MB)
     shutil.rmtree(first)  # as its retention does, right after the save
     b2.scan()
     await until(lambda: "upload-abandoned" in b2.names())
+    b2.server.admin("clear")
+    b2.server.fault("b2_upload_part", "slow", seconds=2, count=500)
 
     def held_and_sent(step: int) -> bool:
         held = any(f"uploading/{step}." in name for name in ours(b2))
@@ -82,7 +84,7 @@ async def test_a_held_set_that_is_written_into_is_void(b2: World, run: Run) -> N
     b2.journal.learn(OUTRUN, True)
     root = b2.write_set(5, size=9 * MB)
     b2.scan()
-    b2.server.fault("b2_upload_part", "slow", seconds=2, count=500)
+    b2.server.fault("b2_upload_part", "slow", seconds=6, count=500)
     syncer = await run(b2)
     await until(lambda: syncer.state.uploaded_bytes > 0)
     with (root / "model.bin").open("r+b") as file:

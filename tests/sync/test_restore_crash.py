@@ -41,7 +41,7 @@ def test_crash_rounds(kind: str, tmp_path: Path) -> None:
 def test_killed_and_taken_up(b2: World, tmp_path: Path) -> None:
     assert b2.server is not None
     stored(b2)
-    b2.server.pace(rate=6e6)
+    b2.server.pace(rate=5e5)
     pod = fresh(b2)
     restorer = pod.restorer()
     ended: list[BaseException] = []
@@ -59,7 +59,7 @@ def test_killed_and_taken_up(b2: World, tmp_path: Path) -> None:
     with pytest.raises(Busy):  # the same place cannot be filled by two
         _quick_lock(pod)
     restorer.kill()
-    thread.join(10)
+    thread.join(60)
     assert isinstance(ended[0], HostError)
     assert "stopped" in str(ended[0])
     assert not (pod.output / "checkpoints" / "step_10").exists()
@@ -83,7 +83,7 @@ def _quick_lock(pod: World) -> None:
 def test_a_child_that_dies_is_told_from_one_that_fails(b2: World, tmp_path: Path) -> None:
     assert b2.server is not None
     manifest = stored(b2)
-    b2.server.pace(rate=2e6)
+    b2.server.pace(rate=2e5)
     process = FetchProcess(b2.credentials)
 
     def shoot(here: int, came: int) -> None:
@@ -92,6 +92,7 @@ def test_a_child_that_dies_is_told_from_one_that_fails(b2: World, tmp_path: Path
 
     with pytest.raises(HostError, match="ended early"):
         process.fetch(job(b2, manifest, tmp_path / "s"), shoot)
+    b2.server.pace()
     b2.key = "wrong"
     with pytest.raises(RemoteError, match="refuses the key") as caught:
         process.fetch(job(b2, manifest, tmp_path / "s"), lambda _here, _came: None)

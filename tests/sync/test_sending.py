@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import signal
 import threading
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ from podwatch.sync.job import JobFile, UploadJob
 from podwatch.sync.pace import CORES_BUSY, HELPED, Pace, RateLimit
 from podwatch.sync.sending import Sending, SourceChanged
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.forking import kill
 from tests.sync.conftest import Run, World, until
 
 MB = 1_000_000
@@ -221,7 +221,7 @@ async def test_a_killed_upload_goes_on_where_it_was(b2: World, run: Run) -> None
     assert b2.server is not None
     b2.write_set(5, size=45 * MB)
     b2.scan()
-    b2.server.fault("b2_upload_part", "slow", seconds=0.3, count=100)
+    b2.server.fault("b2_upload_part", "slow", seconds=20, skip=4, count=100)
     syncer = await run(b2)
     save_id = b2.catalogue.sets[0].save_id
 
@@ -231,7 +231,7 @@ async def test_a_killed_upload_goes_on_where_it_was(b2: World, run: Run) -> None
     await until(lambda: parts() >= 4 and syncer._sender.running is not None)
     assert syncer._sender.running is not None
     assert syncer._sender.running.pid is not None
-    os.kill(syncer._sender.running.pid, signal.SIGKILL)
+    kill(syncer._sender.running.pid)
     known = parts()
     b2.server.admin("clear")
     await until(lambda: syncer.state.last_step == 5)

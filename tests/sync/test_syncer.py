@@ -290,7 +290,7 @@ async def test_deleted_sets_are_abandoned_quietly_then_loudly(b2: World, run: Ru
     b2.settings = b2.settings.model_copy(update={"disk": no_room})
     first = b2.write_set(5, size=9_000_000)
     b2.scan()
-    b2.server.fault("b2_upload_part", "slow", seconds=2, count=500)
+    b2.server.fault("b2_upload_part", "slow", seconds=6, count=500)
     syncer = await run(b2)
     await until(lambda: syncer.protect == {5})
     b2.write_set(10, size=9_000_000)

@@ -45,7 +45,7 @@ async def test_output_code_stdin_and_environment(monkeypatch: pytest.MonkeyPatch
 
 async def test_timeout_kills_the_whole_group(tmp_path: Path) -> None:
     pidfile = tmp_path / "pid"
-    done = await run_child(["sh", "-c", f"sleep 61 & echo $! > {pidfile}; wait"], timeout=2.0)
+    done = await run_child(["sh", "-c", f"sleep 61 & echo $! > {pidfile}; wait"], timeout=4.0)
     assert done.timed_out
     assert not done.ok
     sleeper = int(pidfile.read_text())

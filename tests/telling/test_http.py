@@ -60,10 +60,29 @@ class Rig:
 
 @pytest.fixture
 async def rig():
+    made = Rig(head_seconds=20.0, connection_seconds=60.0)
+    await made.server.start()
+    yield made
+    await made.server.stop()
+
+
+@pytest.fixture
+async def hasty():
+    """One that drops who is slow: also us, now and then, on a busy machine."""
     made = Rig(head_seconds=0.3, connection_seconds=1.0)
     await made.server.start()
     yield made
     await made.server.stop()
+
+
+async def still_serves(rig) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                assert (await rig.get("/livez"))[0] == 200
+                return
+            except (OSError, http.client.HTTPException):
+                continue
 
 
 async def test_health(rig):
@@ -219,20 +238,20 @@ async def slow_client(port: int, data: bytes, *, dribble: bool = False) -> float
     return loop.time() - begin
 
 
-async def test_a_client_that_never_finishes_its_request_is_dropped(rig):
+async def test_a_client_that_never_finishes_its_request_is_dropped(hasty):
     took = await asyncio.gather(
-        slow_client(rig.server.port, b""),
-        slow_client(rig.server.port, b"GET /status HTTP/1.1\r\nHost: localhost\r\nX: "),
-        slow_client(rig.server.port, b"GET /status HTTP/1.1\r\nX: ", dribble=True),
+        slow_client(hasty.server.port, b""),
+        slow_client(hasty.server.port, b"GET /status HTTP/1.1\r\nHost: localhost\r\nX: "),
+        slow_client(hasty.server.port, b"GET /status HTTP/1.1\r\nX: ", dribble=True),
     )
     assert all(0.25 < t < 9 for t in took), "dropped long before the client gives up"
-    assert (await rig.get("/livez"))[0] == 200
+    await still_serves(hasty)
 
 
-async def test_a_body_that_never_ends_is_dropped(rig):
+async def test_a_body_that_never_ends_is_dropped(hasty):
     head = f"POST /heartbeat/{TOKEN}/trainer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n".encode()
-    assert await slow_client(rig.server.port, head, dribble=True) < 9
-    assert (await rig.get("/livez"))[0] == 200
+    assert await slow_client(hasty.server.port, head, dribble=True) < 9
+    await still_serves(hasty)
 
 
 async def test_a_head_that_is_too_long_is_refused(rig):

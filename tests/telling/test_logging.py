@@ -34,7 +34,7 @@ def lines():
     made = configure("json", "info", stream=stream)
 
     def read():
-        made.flush()
+        assert any(made.flush() for _ in range(20))
         return [json.loads(x) for x in stream.getvalue().splitlines()]
 
     yield read

@@ -120,7 +120,7 @@ async def test_a_program_that_fails(argv: tuple[str, ...], why: str) -> None:
 
 async def test_a_program_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    channel = CommandChannel(("/bin/sh", "-c", f"sleep 60 & echo $$ $! > {pids}; wait"), 2.0)
+    channel = CommandChannel(("/bin/sh", "-c", f"sleep 60 & echo $$ $! > {pids}; wait"), 4.0)
     with pytest.raises(NotSent, match="no end within"):
         await channel.send(notice())
     for pid in map(int, pids.read_text().split()):
@@ -156,7 +156,7 @@ async def test_a_url_gets_the_document_and_its_key_is_in_no_argument(web: Web) -
 async def test_an_answer_that_is_no(web: Web, status: int, final: bool) -> None:
     web.answers = [status]
     with pytest.raises(NotSent) as failed:
-        await UrlChannel(f"http://{web.place}/hook", 0.5).send(notice())
+        await UrlChannel(f"http://{web.place}/hook", 10.0 if status else 3.0).send(notice())
     assert failed.value.final is final
     assert (f"HTTP {status}" if status else "timed out") in str(failed.value)
     assert len(web.seen) == 1, "a redirect is not followed: the key in the URL belongs to this host"

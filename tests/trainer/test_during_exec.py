@@ -21,6 +21,15 @@ def by_procfs(start_id: str, pid: int) -> bool:
     return procfs.environment_value(pid, "PODWATCH_START_ID") == start_id
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine an exec may take much longer than the milliseconds that it works for."""
+    for module in (keeper, procfs):
+        monkeypatch.setattr(module, "EXEC_LOOKS", 500)
+    monkeypatch.setattr(keeper, "READ_PATIENCE", 10.0)
+    monkeypatch.setattr(keeper, "READ_DEADLINE", 20.0)
+
+
 @pytest.mark.parametrize("seen", [by_the_keeper, by_procfs])
 def test_a_process_in_the_middle_of_an_exec_is_known_by_its_mark(seen: Callable[[str, int], bool]) -> None:
     start_id = uuid.uuid4().hex

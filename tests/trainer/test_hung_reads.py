@@ -89,7 +89,8 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProc]:
     monkeypatch.setattr(keeper, "PROC", str(tmp_path))
     monkeypatch.setattr(procfs, "PROC", str(tmp_path))
     monkeypatch.setattr(keeper, "READER", keeper.Reader())
-    monkeypatch.setattr(keeper, "READ_PATIENCE", 0.1)
+    monkeypatch.setattr(keeper, "READ_PATIENCE", 0.4)
+    monkeypatch.setattr(keeper, "READ_DEADLINE", 20.0)
     yield made
     end = time.monotonic() + 10
     while (keeper.READER.hung or procfs._avoided or procfs._reading) and time.monotonic() < end:
@@ -112,7 +113,7 @@ def test_the_keeper_tells_of_it_and_answers(proc: FakeProc, monkeypatch: pytest.
         proc.add(pid, stuck=pid in (102, 104), cuda=True)
     kept = keeper.Keeper("s1")
     tree: dict[int, dict[str, object]] = {}
-    assert took(lambda: tree.update({p["pid"]: p for p in kept.tree()})) < 1.5
+    assert took(lambda: tree.update({p["pid"]: p for p in kept.tree()})) < 15
     assert sorted(tree) == [101, 102, 103, 104], "it is there, whatever cannot be read of it"
     assert {pid: p["cuda"] for pid, p in tree.items()} == {101: True, 102: None, 103: True, 104: None}
     assert tree[102]["cmdline"] == ["name 102"]
@@ -253,7 +254,7 @@ async def test_podwatch_looks_at_all_others(proc: FakeProc, tmp_path: Path) -> N
         assert seen[401] == (("python", "x.py"), True)
         assert seen[402] == (("name 402",), True), "stuck with the GPU in its hands: still a candidate"
         assert worker.abandoned == 1
-        assert took(lambda: marked("s1")) < 5, "it is not asked, or this would not end at all"
+        assert took(lambda: marked("s1")) < 30, "it is not asked, or this would not end at all"
         assert [i.pid for i in marked("s1")] == [401]
         found = await patiently(worker, lambda: find.gather(tmp_path, own_pid=1), timeout=20.0, patience=PATIENCE)
         assert len(found) == 2

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from podwatch.client.http import fetch_status
 from podwatch.config.explain import to_toml
 from podwatch.domain.errors import HostError
 from podwatch.simulation.gpu_files import held
+from podwatch.simulation.ports import free_port
 from podwatch.simulation.processes import launch_command, write_programs
 
 MARKER = "SIMULATED_POD"
@@ -258,13 +258,6 @@ class Pod:
             "http": {"port": 0},
             "log": {"format": "json"},
         }
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def require_linux() -> None:

@@ -1102,6 +1102,10 @@ def run_before(command: list[str], env: dict[str, str], seconds: float) -> None:
         except OSError as error:
             os.write(2, f"{command[0]}: {error.strerror}\n".encode())
         os._exit(127)
+    try:
+        os.setpgid(pid, pid)  # by both sides: whoever is first
+    except OSError:
+        pass  # it runs its command already
     until = time.monotonic() + seconds
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)

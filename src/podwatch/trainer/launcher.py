@@ -37,6 +37,8 @@ _START_DEADLINE = 30.0
 _BEFORE_DEADLINE = 300.0
 """Seconds for one command of ``trainer.start_before``: a cluster's head takes ten, on a busy disk minutes."""
 
+_REFUSED_ENDS = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class KeeperOptions:
@@ -194,6 +196,7 @@ class KeeperLauncher:
         process = await self._call(self._spawn, argv, plan.nofile)
         result = await self._result(plan, process)
         if result.get("ok") is not True:
+            await self._ended(process)
             raise _start_error(plan, result)
         record = await self._call(read_record, self._directory)
         if record is None or record.start_id != plan.start_id:
@@ -288,6 +291,12 @@ class KeeperLauncher:
                 what = "the keeper ended without a word" if ended else "the keeper did not answer in time"
                 raise HostError(f"{what}: {said}" if said else what, where=str(self._directory))
             ended = process.returncode is not None and (not self._systemd or process.returncode != 0)
+            await self._clock.sleep(0.01)
+
+    async def _ended(self, process: "subprocess.Popen[bytes]") -> None:
+        """A keeper that refuses says so first and ends then: until it has, its locks would refuse the next start."""
+        deadline = self._clock.monotonic() + _REFUSED_ENDS
+        while process.returncode is None and self._clock.monotonic() < deadline:
             await self._clock.sleep(0.01)
 
     def log_path(self) -> str:

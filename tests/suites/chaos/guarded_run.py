@@ -12,11 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from podwatch.simulation.ports import free_port
 from podwatch.system import procfs
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
+from tests.support.hurry import hurry
 from tests.support.nvml import NvmlWorld
-from tests.support.ports import free_port
 from tests.support.rig import Cards, alive, end_all
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-rl"
@@ -182,6 +183,8 @@ format = "json"
 
     def wait_event(self, name: str, *, after: int = 0, **fields: Any) -> dict[str, Any]:
         def found() -> dict[str, Any] | None:
+            if self.daemon.process is not None:
+                hurry(self.daemon.process.pid)
             for event in self.events()[after:]:
                 if event["podwatch_event"] == name and all(event.get(k) == v for k, v in fields.items()):
                     return event

@@ -43,7 +43,7 @@ def deck(dice: random.Random) -> list[str]:
     return names[:KILLS]
 
 
-@pytest.mark.timeout(180 + 90 * KILLS)
+@pytest.mark.timeout(300 + 180 * KILLS)
 def test_chaos(run: GuardedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table: list[Recovery] = []
     reference = Uninterrupted(tmp_path, run.variant, STEPS)

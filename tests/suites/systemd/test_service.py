@@ -14,7 +14,7 @@ from tests.suites.systemd.machine import MISSING, booted
 from tests.suites.systemd.pod import CONFIG, ENV_SECRET, OUTPUT, PODWATCH, ROOT, RUN, SECRET, TRAIN_UNIT, Pod
 from tests.support.nvml import NoCompiler
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from podwatch.sync.unit import CPU_WEIGHT, IO_WEIGHT
 from tests.suites.systemd.machine import MISSING, REPO, Machine, booted
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 SCRIPT = f'''
 import asyncio, os, subprocess, sys

@@ -288,10 +288,10 @@ class Handler(BaseHTTPRequestHandler):
                     stalled = self.fault.seconds if self.fault and self.fault.action == "stall" else 0.0
                     time.sleep(stalled or 0.05)  # what was sent must reach the client before the reset does
                     raise Cut
+                with state.lock:
+                    state.sent += len(data)  # before the client can have it, and ask
                 self.wfile.write(data)
                 sent += len(data)
-                with state.lock:
-                    state.sent += len(data)
 
     # -- admin ------------------------------------------------------------------------------------------------------
 
