@@ -9,7 +9,7 @@ import pytest
 
 from podwatch.checkpoints.watcher import Watcher
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 class Bell:

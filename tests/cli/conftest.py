@@ -41,7 +41,7 @@ class Machine:
     def podwatch(self, *arguments: str, **extra_env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "podwatch", *arguments],
-            capture_output=True, text=True, timeout=50, cwd=self.directory / "cwd", env={**self.env, **extra_env},
+            capture_output=True, text=True, timeout=150, cwd=self.directory / "cwd", env={**self.env, **extra_env},
         )  # fmt: skip
 
     def end(self) -> None:

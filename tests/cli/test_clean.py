@@ -52,12 +52,12 @@ def podwatch(config: Path, *arguments: str, answer: str | None = None) -> subpro
     environ = {**os.environ, "PODWATCH_RUNTIME_DIR": str(config.parent / "run")}
     if answer is None:
         return subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=150
         )
     master, slave = pty.openpty()
     os.write(master, f"{answer}\n".encode())
     try:
-        return subprocess.run(command, env=environ, stdin=slave, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=environ, stdin=slave, capture_output=True, text=True, timeout=150)
     finally:
         os.close(master)
         os.close(slave)
@@ -232,7 +232,7 @@ finally:
     for p in started:
         p.kill()
 """
-    done = subprocess.run([*cards, sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*cards, sys.executable, "-c", program], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

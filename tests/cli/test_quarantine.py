@@ -11,7 +11,7 @@ from podwatch.system.workspace import Workspace
 
 def podwatch(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "podwatch", "-c", str(config), "quarantine", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=150)
 
 
 def test_what_was_set_aside_is_listed_and_comes_back(tmp_path: Path) -> None:

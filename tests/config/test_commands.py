@@ -100,7 +100,7 @@ def test_init_without_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_search_sees_the_process_and_only_its_top(trainer: "subprocess.Popen[bytes]") -> None:
     from podwatch.cli._detect import find_trainers
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while trainer.pid not in dict(find_trainers()):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -33,7 +33,7 @@ exec(sys.argv[2])
 SERVE = "tell('READY=1')\nwhile True:\n    tell('WATCHDOG=1'); time.sleep(0.05)"
 
 
-def until(check: Callable[[], object], seconds: float = 20.0) -> None:
+def until(check: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < deadline, "did not happen in time"
@@ -88,14 +88,14 @@ def test_restarts_after_a_crash_with_pauses_then_serves(box: Box) -> None:
     assert "0.1 s" in box.said
     assert (box.root / "init.pid").read_text() == f"{process.pid}\n"
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert (box.root / "signals").read_text() == f"{signal.SIGTERM}\n"
     assert not (box.root / "init.pid").exists()
 
 
 @pytest.mark.parametrize("code", [0, 64, 78, 86])
 def test_not_restarted(box: Box, code: int) -> None:
-    assert box.start(f"sys.exit({code})").wait(20) == code
+    assert box.start(f"sys.exit({code})").wait(60) == code
     assert len(box.starts) == 1
 
 
@@ -121,7 +121,7 @@ def test_extended_start_and_stopping_are_respected(box: Box) -> None:
         "sys.exit(0)"
     )
     # The first word must come within the start timeout: a Python takes its time on a busy machine.
-    assert box.start(body, "--start-timeout", "2", "--watchdog", "0.3").wait(30) == 0
+    assert box.start(body, "--start-timeout", "2", "--watchdog", "0.3").wait(60) == 0
     assert len(box.starts) == 1
 
 
@@ -195,7 +195,7 @@ def test_detached_sigterm_leaves_other_children_alone(box: Box) -> None:
     until(lambda: (box.root / "keeper").exists() and (box.root / "keeper").read_text())
     keeper = int((box.root / "keeper").read_text())
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     status = procfs.read_stat(keeper)
     assert status is not None
     assert status.state != "Z"
@@ -206,7 +206,7 @@ HELD = """
 import os, runpy, signal, sys, time
 def told():
     os.kill(os.getppid(), signal.SIGTERM)
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 60
     while not signal.sigpending() and time.monotonic() < deadline: time.sleep(0.01)
 os.register_at_fork(after_in_child=told)
 sys.argv = sys.argv[5:]
@@ -217,7 +217,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def test_a_daemon_that_is_just_being_started_is_told_too(box: Box) -> None:
     process = box.start(SERVE, "--grace", "20", wrap=(sys.executable, "-I", "-S", "-E", "-c", HELD))
-    assert process.wait(30) == 128 + signal.SIGTERM
+    assert process.wait(60) == 128 + signal.SIGTERM
     assert box.starts == []
     assert "started again" not in box.said
 
@@ -238,7 +238,7 @@ def test_pid_one_stays_for_training_when_the_configuration_is_bad_and_preempts_o
     assert outer.poll() is None
     (inner,) = procfs.children(outer.pid)
     os.kill(inner, signal.SIGTERM)
-    assert outer.wait(20) == 78
+    assert outer.wait(60) == 78
     assert (box.root / "training").read_text() == "term\n"
 
 
@@ -248,7 +248,7 @@ def test_pid_one_tells_the_daemon_first_then_training(box: Box) -> None:
     until(lambda: (box.root / "up").exists())
     (inner,) = procfs.children(outer.pid)
     os.kill(inner, signal.SIGTERM)
-    assert outer.wait(20) == 0
+    assert outer.wait(60) == 0
     assert (box.root / "signals").read_text() == f"{signal.SIGTERM}\n"
     assert (box.root / "training").read_text() == "term\n"
 
@@ -308,12 +308,12 @@ def test_a_second_init_leaves_the_number_of_the_first(box: Box) -> None:
     first = (box.root / "init.pid").read_text()
     assert _detach(box, "sys.exit(75)").returncode == 75
     second = box.start("tell('READY=1'); sys.exit(0)")
-    assert second.wait(20) == 0
+    assert second.wait(60) == 0
     assert (box.root / "init.pid").read_text() == first
     os.kill(int(first), signal.SIGTERM)
     until(lambda: not (box.root / "init.pid").exists())
     (box.root / "init.pid").mkdir()  # nor is one that cannot be written a reason not to guard
-    assert box.start("sys.exit(0)").wait(20) == 0
+    assert box.start("sys.exit(0)").wait(60) == 0
     assert len(box.starts) == 4
 
 

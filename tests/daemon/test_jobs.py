@@ -22,9 +22,9 @@ async def test_a_job_that_is_cut_off_by_leaving_is_no_error(caplog: pytest.LogCa
     jobs.every(0.05, "slow", job)
     with caplog.at_level(logging.INFO):
         jobs.start()
-        await asyncio.wait_for(began.wait(), 10)
+        await asyncio.wait_for(began.wait(), 60)
         jobs.stop()
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), 60)
         await asyncio.sleep(0.05)
     assert not [r for r in caplog.records if r.exc_info], caplog.text
 
@@ -40,7 +40,7 @@ async def test_a_job_that_fails_is_logged_and_comes_again(caplog: pytest.LogCapt
     jobs = Jobs()
     jobs.every(0.05, "failing", job)
     jobs.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while times < 2:
             await asyncio.sleep(0.01)
     jobs.stop()

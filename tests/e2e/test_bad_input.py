@@ -38,7 +38,7 @@ def fails(daemon: DaemonProcess, code: int, *words: str) -> str:
     """``podwatch run`` ends with this code and says one line with all the words in it."""
     daemon.start()
     assert daemon.process is not None
-    assert daemon.process.wait(30) == code, daemon.tail()
+    assert daemon.process.wait(60) == code, daemon.tail()
     said = [line for line in daemon.log.read_text().splitlines() if line.startswith("podwatch: ")]
     assert len(said) == 1, daemon.tail()
     for word in words:

@@ -119,7 +119,7 @@ class Writer:
 
     def newest_is_there(self) -> None:
         """What was written last is there until the next one is."""
-        end = time.monotonic() + 20.0
+        end = time.monotonic() + 60
         assert not self.report["error"], self.report
         while (step := self.report["step"]) and not self.whole(step):
             # gone: then the next one must have been complete, and the report of it is about to come

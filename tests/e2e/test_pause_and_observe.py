@@ -11,7 +11,7 @@ from tests.support.rig import Rig, alive
 
 
 def get(daemon: DaemonProcess, path: str) -> str:
-    with urllib.request.urlopen(status(daemon)["daemon"]["http_url"] + path, timeout=5) as answer:
+    with urllib.request.urlopen(status(daemon)["daemon"]["http_url"] + path, timeout=30) as answer:
         return str(answer.read().decode())
 
 

@@ -71,7 +71,7 @@ def running_trainers(script: Path) -> list[int]:
 
 async def one_trainer(script: Path, pid: int) -> None:
     """Wait until ``pid`` shows the script as its command, which it does not in the middle of its exec."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (running := running_trainers(script)) != [pid]:
         assert len(running) <= 1, "two at once"
         assert time.monotonic() < deadline, running

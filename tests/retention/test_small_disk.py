@@ -189,7 +189,7 @@ async def test_what_a_symlink_names_stays(small: tuple[Path, int | None], tmp_pa
         await guard.close()
 
 
-async def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -98,7 +98,7 @@ def raw_server(talk: Callable[[socket.socket], None]) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         listening.shutdown(socket.SHUT_RDWR)
-    thread.join(5)
+    thread.join(60)
 
 
 async def first(urls: tuple[str, ...], timeout: float = 2.0):  # type: ignore[no-untyped-def]

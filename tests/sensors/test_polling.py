@@ -93,4 +93,4 @@ async def test_stop_ends_whenever_it_comes() -> None:
         sensor = poller(lambda: 1, poll=0.0)
         sensor.start()
         await until(lambda sensor=sensor: sensor.latest().ok)
-        await asyncio.wait_for(sensor.stop(), 5)
+        await asyncio.wait_for(sensor.stop(), 60)

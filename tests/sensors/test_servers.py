@@ -85,7 +85,7 @@ def finder(reading: Reading[TrainerSample], sockets: object = real_sockets) -> S
 
 async def look_until_found(found: ServerFinder) -> None:
     """The server may need longer for its answer than it is given."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not found.latest().servers:
             await found.look()
 

@@ -59,7 +59,7 @@ async def settle(root: Path, states: list[str], number: int) -> tuple[int, str]:
     left = [p for p in procfs.all_pids() if procfs.environment_value(p, "PODWATCH_RUN") == RUN]
     left = [p for p in left if (s := procfs.read_stat(p)) is not None and s.state != "Z"]
     assert not left, f"round {number}: processes that no look() found: {left}"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:  # a keeper that had nothing to keep may hold the lock for another moment
         try:
             handle = await launcher(root, states[0]).start(plan(root, f"final-{number}"))
@@ -116,7 +116,7 @@ def main(root: Path, rounds: int, seed: int) -> None:
 
 def wait_for_keepers(root: Path) -> None:
     """Until every keeper still alive has decided: its result is written."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         undecided = False
         for pid in procfs.all_pids():

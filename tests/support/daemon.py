@@ -46,7 +46,7 @@ class DaemonProcess:
             )
         return self
 
-    def command(self, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, timeout: float = 180.0) -> subprocess.CompletedProcess[str]:
         """Another podwatch command with the same configuration."""
         return subprocess.run(
             [sys.executable, "-m", "podwatch", "-c", str(self.config), *arguments],

@@ -46,7 +46,7 @@ def frozen(rig: Rig) -> None:
         process.send_signal(signal.SIGCONT)
     told = wait_reason(daemon, "loop-stalled")
     assert "saw nothing for 3" in told["summary"], told
-    with urllib.request.urlopen(live, timeout=5) as answer:
+    with urllib.request.urlopen(live, timeout=30) as answer:
         assert answer.status == 200
     assert (rig.trainer_pid, len(rig.starts)) == (pid, 1)
     assert not any(e["podwatch_event"] == "incident-opened" for e in daemon.events())

@@ -403,7 +403,7 @@ class Podwatch:
             **kw,
         )
 
-    async def until(self, *phases: Phase, seconds: float = 10.0) -> None:
+    async def until(self, *phases: Phase, seconds: float = 60.0) -> None:
         """Wait for a phase with no act running."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -414,7 +414,7 @@ class Podwatch:
             await asyncio.sleep(0.002)
         raise AssertionError(f"still {self.recovery.state.phase}: {self.recovery.state.detail}")
 
-    async def until_phase(self, phase: Phase, seconds: float = 10.0) -> None:
+    async def until_phase(self, phase: Phase, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while self.recovery.state.phase is not phase:
             assert time.monotonic() < deadline, f"still {self.recovery.state.phase}: {self.recovery.state.detail}"

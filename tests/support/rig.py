@@ -23,7 +23,7 @@ def alive(pid: int) -> bool:
     return stat is not None and stat.state not in "ZX"
 
 
-def end_all(members: Callable[[], Collection[int]], within: float = 10.0) -> None:
+def end_all(members: Callable[[], Collection[int]], within: float = 60.0) -> None:
     """SIGKILL until none of them is left, for so many seconds."""
     end = time.monotonic() + within
     while (left := members()) and time.monotonic() < end:

@@ -143,7 +143,7 @@ def wait_for_events(server: B2Server, pid: int, more: int) -> None:
 
 def wait_for_end(pids: list[int]) -> None:
     """A child ends when podwatch does: nothing goes on writing into the store behind the next one's back."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while any((stat := procfs.read_stat(p)) is not None and stat.state != "Z" for p in pids):
         assert time.monotonic() < deadline, "an upload child outlived its podwatch"
         time.sleep(0.01)

@@ -249,7 +249,7 @@ async def test_soon_is_one_round(local: World) -> None:
     artefacts = pod.artefacts()
     for _ in range(3):
         artefacts.soon(after=0.05)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not artefacts.rounds:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)

@@ -256,7 +256,7 @@ async def test_stopped_daemon_leaves_no_child_and_goes_on(b2: World, run: Run) -
     first = await run(b2)
     await until(lambda: len(b2.journal.objects(5, b2.catalogue.sets[0].save_id)) == 3)
     assert first.protect == {5}
-    await asyncio.wait_for(first.stop(), 15)
+    await asyncio.wait_for(first.stop(), 25)
     assert b2.pointer() is None
     assert "upload-abandoned" not in b2.names()
     assert len(b2.journal.objects(5, b2.catalogue.sets[0].save_id)) == 3, "what was sent is remembered"

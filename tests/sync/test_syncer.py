@@ -166,7 +166,7 @@ async def test_key_that_may_not_delete_is_fine_and_said_so(b2: World, run: Run) 
 
 async def test_heartbeat_keeps_one_version(world: World, run: Run) -> None:
     syncer = await run(world)
-    await asyncio.wait_for(syncer.until_speaking(True), 20)
+    await asyncio.wait_for(syncer.until_speaking(True), 60)
     for number in range(3):
         await syncer.beat({"number": number})
     store = world.store()
@@ -195,7 +195,7 @@ async def test_a_beat_does_not_wait_for_the_repair_of_the_pointer(world: World, 
     waiting = asyncio.ensure_future(syncer._worker.call(busy.wait))
     try:
         for number in range(7):  # the pointer is read at the first and the sixth
-            await asyncio.wait_for(syncer.beat({"number": number}), 5)
+            await asyncio.wait_for(syncer.beat({"number": number}), 60)
         assert b'"number": 6' in (store.get_bytes(world.keys.heartbeat) or b"")
     finally:
         busy.set()
@@ -215,9 +215,9 @@ async def test_podwatch_leaves_while_a_repair_waits(local: World, run: Run) -> N
     await syncer.sync_now()
     busy = threading.Event()
     waiting = asyncio.ensure_future(syncer._worker.call(busy.wait))
-    await asyncio.wait_for(syncer.beat({}), 5)
+    await asyncio.wait_for(syncer.beat({}), 60)
     try:
-        await asyncio.wait_for(syncer.stop(), 5)
+        await asyncio.wait_for(syncer.stop(), 60)
     finally:
         busy.set()
         waiting.cancel()
@@ -315,12 +315,12 @@ async def test_abandon_stops_the_upload(b2: World, run: Run) -> None:
     assert b2.server is not None
     b2.write_set(5, size=12_000_000)
     b2.scan()
-    b2.server.fault("b2_upload_part", "slow", seconds=5, count=50)
+    b2.server.fault("b2_upload_part", "slow", seconds=60, count=50)
     syncer = await run(b2)
     waiting = asyncio.ensure_future(syncer.sync_now())
     await until(lambda: syncer.protect == {5})
     await until(lambda: syncer._sender.running is not None and syncer._sender.running.pid)
-    await asyncio.wait_for(syncer.abandon(5), 5)
+    await asyncio.wait_for(syncer.abandon(5), 30)
     assert syncer.protect == frozenset()
     with pytest.raises(PodwatchError):
         await waiting

@@ -42,7 +42,7 @@ async def test_tried_once_and_used_with_weights_and_a_name_of_its_own(tmp_path: 
     assert len(asked(tmp_path)) == 1
     assert {"--scope", "--property=CPUWeight=2", "--property=IOWeight=2"} <= set(first)
     assert first != second
-    done = await run_child([*first, sys.executable, "-c", "print('alive')"], timeout=20)
+    done = await run_child([*first, sys.executable, "-c", "print('alive')"], timeout=60)
     assert (done.code, done.output) == (0, "alive\n")
 
 

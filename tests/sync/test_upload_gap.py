@@ -58,7 +58,7 @@ async def test_a_person_does_not_wait_for_it(pod: World, run: Run) -> None:
     await until(lambda: syncer.state.last_step == 5)
     pod.write_set(10, tiny=True)
     pod.scan()
-    await asyncio.wait_for(syncer.sync_now(), 20)
+    await asyncio.wait_for(syncer.sync_now(), 60)
     assert syncer.state.last_step == 10
 
 
@@ -81,5 +81,5 @@ async def test_what_is_asked_for_while_another_set_is_finished_is_not_answered_b
     asked = asyncio.ensure_future(syncer.sync_now())
     await asyncio.sleep(0)
     finish.set()
-    await asyncio.wait_for(asked, 20)
+    await asyncio.wait_for(asked, 60)
     assert syncer.state.last_step == 10

@@ -38,7 +38,7 @@ def test_scrubbing() -> None:
 async def test_output_code_stdin_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("B2_APPLICATION_KEY", "topsecret")
     done = await run_child(
-        ["sh", "-c", "cat; echo $B2_APPLICATION_KEY-; echo err >&2; exit 3"], timeout=20, stdin=b"hi\n"
+        ["sh", "-c", "cat; echo $B2_APPLICATION_KEY-; echo err >&2; exit 3"], timeout=60, stdin=b"hi\n"
     )
     assert (done.code, done.output, done.timed_out, done.ok) == (3, "hi\n-\nerr\n", False, False)
 
@@ -49,7 +49,7 @@ async def test_timeout_kills_the_whole_group(tmp_path: Path) -> None:
     assert done.timed_out
     assert not done.ok
     sleeper = int(pidfile.read_text())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (found := procfs.read_stat(sleeper)) is not None and found.state not in "ZX":
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -61,7 +61,7 @@ async def test_a_background_child_that_keeps_the_pipe_open_ends_at_the_timeout()
 
 
 async def test_too_much_output_is_cut() -> None:
-    done = await run_child(["sh", "-c", "head -c 300000 /dev/zero"], timeout=20, limit=1000)
+    done = await run_child(["sh", "-c", "head -c 300000 /dev/zero"], timeout=60, limit=1000)
     assert done.ok
     assert len(done.output) == 1000
 

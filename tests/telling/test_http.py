@@ -42,7 +42,7 @@ class Rig:
 
     async def ask(self, method: str, path: str, *, body: bytes | None = None, **headers: str):
         def request():
-            connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
+            connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
             try:
                 connection.request(
                     method, path, body=body, headers={k.replace("_", "-"): v for k, v in headers.items()}

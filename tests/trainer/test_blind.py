@@ -38,7 +38,7 @@ def out_of_descriptors() -> Iterator[Callable[[], None]]:
 
 
 async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not check():
             await asyncio.sleep(0.01)
 

@@ -65,7 +65,7 @@ async def test_start_look_stop_release(pod: Pod) -> None:
 
 
 async def _ended(handle: object) -> ExitStatus:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (status := await handle.exit_status()) is None:  # type: ignore[attr-defined]
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
@@ -139,7 +139,7 @@ async def test_nothing_leaks_into_training(pod: Pod, monkeypatch: pytest.MonkeyP
     )
     environ = Path(f"/proc/{handle.launcher.pid}/environ")
     mark = f"PODWATCH_START_ID={pod.start_id()}\0".encode()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while mark not in (raw := environ.read_bytes()):  # in the middle of an exec it shows none
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)

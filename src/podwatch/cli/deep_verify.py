@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from podwatch.cli.common import Where
 from podwatch.client.times import size
@@ -21,33 +22,13 @@ if TYPE_CHECKING:
     from podwatch.domain.remote import Manifest
     from podwatch.stores.base import ObjectStore
 
+T = TypeVar("T")
+
 _TELL_SECONDS = 0.5
 _NICE = 19
 
 
 def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any]]:
-    """Like ``_check``, in a thread of the lowest priority (on Linux a thread has its own): training wants the cores."""
-    results: list[dict[str, Any]] = []
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        with contextlib.suppress(OSError):
-            os.nice(_NICE)
-        try:
-            results.extend(_check(where, step, quiet=quiet))
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)  # so that Ctrl-C ends it
-    thread.start()
-    while thread.is_alive():
-        thread.join(_TELL_SECONDS)
-    if failures:
-        raise failures[0]
-    return results
-
-
-def _check(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any]]:
     """One document per set: structure first, then bytes. ``compared`` is false where there is nothing to compare with;
     the notes say why."""
     from podwatch.checkpoints.deep import INTEGRITY, compare, compare_own
@@ -70,7 +51,7 @@ def _check(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any
                 continue  # removed meanwhile
             manifest, why = _manifest(store, settings, found.step, contents.set.save_id)
             with _progress(found.step, contents.set.size_bytes, quiet=quiet) as tell:
-                own = compare_own(contents, tell)
+                own = _gently(partial(compare_own, contents, tell))
             document = inspection_document(found.step, looked.problems, looked.notes, looked.files)
             document["compared"] = manifest is not None or own is not None
             if own is not None:
@@ -81,7 +62,7 @@ def _check(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any
                 document["notes"].append(why)
             else:
                 with _progress(found.step, manifest.total_bytes, quiet=quiet) as tell:
-                    compared = compare(contents, manifest, tell)
+                    compared = _gently(partial(compare, contents, manifest, tell))
                 document["reasons"] += compared.problems
                 document["bytes_compared"] = max(compared.size_bytes, document.get("bytes_compared", 0))
             document["sound"] = not document["reasons"]
@@ -96,6 +77,29 @@ def _check(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any
             fix="`podwatch checkpoints verify` without --deep checks the structure",
         )
     return sorted(results, key=lambda r: int(r["step"]))
+
+
+def _gently(work: Callable[[], T]) -> T:
+    """``work()`` in a thread of the lowest priority (on Linux a thread has its own): training wants the cores. Only for
+    what reads the bytes: on a busy pod imports and questions to the store would take minutes there."""
+    answers: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            os.nice(_NICE)
+        try:
+            answers.append(work())
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)  # so that Ctrl-C ends it
+    thread.start()
+    while thread.is_alive():
+        thread.join(_TELL_SECONDS)
+    if failures:
+        raise failures[0]
+    return answers[0]
 
 
 def _open(settings: Any) -> "ObjectStore":

@@ -12,6 +12,7 @@ from typing import Any
 
 from podwatch.system import procfs
 from tests.suites.container.images import REPO, Rootfs
+from tests.support.daemon import PATIENCE
 
 RUN = "pod-1"
 OUTPUT = "/srv/work/outputs"
@@ -76,7 +77,7 @@ class Container:
                 [*outside, str(self.rootfs.path), *(argv or self.rootfs.argv)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
             )  # fmt: skip
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while self.outer.poll() is None and time.monotonic() < end and not self._inside():
             time.sleep(0.02)
         return self
@@ -183,14 +184,14 @@ class Container:
         return self.log.read_text(errors="replace") + self.read(LOG)
 
     def wait(self, condition: Callable[[], Any], seconds: float, what: str) -> Any:
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE * seconds
         while time.monotonic() < end:
             value = condition()
             if value:
                 return value
             assert self.outer.poll() is None, f"PID 1 ended with {self.outer.returncode} before {what}\n{self.said()}"
             time.sleep(0.1)
-        raise AssertionError(f"not within {seconds:g} s: {what}\n{self.said()[-4000:]}\n{self.processes()}")
+        raise AssertionError(f"not within {PATIENCE * seconds:g} s: {what}\n{self.said()[-4000:]}\n{self.processes()}")
 
     def wait_running(self) -> int:
         """Until podwatch knows that training runs; the trainer's pid inside."""

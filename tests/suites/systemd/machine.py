@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.support.daemon import PATIENCE
+
 REPO = Path(__file__).parents[3]
 MISSING = (
     "needs root"
@@ -72,13 +74,13 @@ class Machine:
         self.run("chmod", f"{mode:o}", path)
 
     def wait(self, condition: Callable[[], object], seconds: float, what: str) -> None:
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE * seconds
         while time.monotonic() < end:
             if condition():
                 return
             time.sleep(0.2)
         log = (self.base / "console.log").read_text(errors="replace")[-2000:]
-        raise AssertionError(f"not within {seconds:g} s: {what}\n{log}")
+        raise AssertionError(f"not within {PATIENCE * seconds:g} s: {what}\n{log}")
 
     def power_off(self, seconds: float = 60) -> None:
         """As a person or a provider does it; returns when the machine is off. What it wrote is still in ``root``."""

@@ -93,7 +93,7 @@ def test_never_complete_before_its_writer_had_finished(kind: str, layout: str, t
             assert writer.returncode == 0
             told = [json.loads(line) for line in log.read_text().splitlines()]
             left = told[-1]["left"]
-            limit = time.monotonic() + 10
+            limit = time.monotonic() + 60
             while [s.step for s in observer.catalogue.sets if s.complete] != left and time.monotonic() < limit:
                 time.sleep(SETTLE)
                 observer.look()
