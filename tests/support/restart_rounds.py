@@ -23,10 +23,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.process import ProcessIdentity
 from podwatch.journal import room
 from podwatch.recovery import Phase, litter, quarantine
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
+from podwatch.system.identity import is_alive
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 from tests.support import forking
 from tests.support.recovery_world import Killer, Podwatch, World, death
@@ -102,6 +104,7 @@ async def first(root: Path) -> None:
         life.world.save(step)
     life.see(SAVED + 1)
     assert life.recovery.state.phase is Phase.RUNNING
+    await came_up(root, "")
     await life.leave()
     life.world.save(20, whole=False)
 
@@ -120,7 +123,8 @@ async def heir(root: Path) -> None:
     recovery = life.recovery
     await recovery.begin()
     await life.until(Phase.CONFIRMING, Phase.RUNNING, seconds=PATIENCE)
-    if "--resume" not in (root / "ran").read_text():  # killed before the verdict was acted upon: it comes again
+    if recovery.handle is None or not await resumed(root, recovery.handle.launcher):
+        # killed before the verdict was acted upon: it comes again
         life.see(SAVED + 2, finding=death(FindingKind.HANG))
         await life.until(Phase.CONFIRMING, seconds=PATIENCE)
     elif recovery.handle is not None and await recovery.handle.exit_status() is not None:  # as the sensing loop finds
@@ -129,8 +133,8 @@ async def heir(root: Path) -> None:
     handle = recovery.handle
     assert handle is not None
     assert await handle.exit_status() is None, "no trainer runs"
-    await came_up(root)
-    assert (root / "ran").read_text().splitlines()[-1].endswith(f"--resume {SAVED}")
+    await came_up(root, "--resume")
+    assert ran(root).splitlines()[-1].endswith(f"--resume {SAVED}")
     assert not (life.world.output / "checkpoints" / "step_20").exists()
     assert (life.world.output / "checkpoints" / f"step_{SAVED}" / "done").exists()
     assert life.journal.sync.open_intents() == []
@@ -142,12 +146,29 @@ async def heir(root: Path) -> None:
     await life.leave()
 
 
-async def came_up(root: Path) -> None:
+def ran(root: Path) -> str:
+    """What each trainer was started with, a line each."""
+    path = root / "ran"
+    return path.read_text() if path.exists() else ""
+
+
+async def came_up(root: Path, word: str) -> None:
     """The trainer's first line may be a moment behind its start."""
     deadline = time.monotonic() + PATIENCE
-    while "--resume" not in (root / "ran").read_text():
+    while word not in (said := ran(root)) or not said:
         assert time.monotonic() < deadline, "the trainer never said that it runs"
         await asyncio.sleep(0.01)
+
+
+async def resumed(root: Path, trainer: ProcessIdentity) -> bool:
+    """Whether this one, which may not have said anything yet, was started by the restart."""
+    deadline = time.monotonic() + PATIENCE
+    while is_alive(trainer) and (argv := procfs.command(trainer.pid))[:1] != ("sleep",):
+        if str(root / "trainer.sh") in argv:
+            return "--resume" in argv
+        assert time.monotonic() < deadline, f"it never became the trainer: {argv}"
+        await asyncio.sleep(0.001)  # in the middle of its exec
+    return "--resume" in ran(root)
 
 
 def fork(work: Callable[[], Awaitable[None]]) -> int:
