@@ -239,13 +239,11 @@ def test_a_pattern_that_is_merely_unusual_works_in_a_process_of_its_own() -> Non
 
 
 def test_a_flood_is_cut_off_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logscan, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(logscan, "LOOK_SECONDS", 0.01)
     rules = prepare([LogRule("any", "x")])
-    lines = (b"y" * 900,) * 400_000  # many times what this machine reads in that time
-    began = time.thread_time()
+    lines = (b"y" * 900,) * 40_000  # many times what any machine reads in that time
     found = scan([FileNews("x", lines=lines)], rules)
-    assert time.thread_time() - began < 0.5
-    assert found.skipped > 0
+    assert found.skipped > 20_000
 
 
 # -- over time
