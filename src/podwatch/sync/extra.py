@@ -14,7 +14,7 @@ from podwatch.domain.checkpoint import FileEntry
 from podwatch.judgement.optional_parts import EXTRA
 from podwatch.sync.artefacts_read import looks_like_a_key
 from podwatch.system.files import read_small
-from podwatch.system.workspace import HIDDEN
+from podwatch.system.pinned import HIDDEN
 
 MOST_FILES = 10_000
 """Of ``extra``: an exported model has a hundred; a tree of rollouts is not what a milestone is for."""

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from podwatch.domain.errors import HostError
 from podwatch.system.files import can_rename, fsync_dir, rename_noreplace
-from podwatch.system.workspace import HIDDEN, Workspace
+from podwatch.system.pinned import HIDDEN
+from podwatch.system.workspace import Workspace
 
 _PARTIAL = ".partial"
 _ELSEWHERE = (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS)

@@ -18,7 +18,7 @@ from pathlib import Path
 _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
 _SYNC_FILE_RANGE_WRITE = 2
-_DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -26,12 +26,18 @@ def fsync_dir(path: Path) -> None:
     """Make renames and creations in ``path`` durable. Filesystems that cannot sync a directory are tolerated."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        sync_descriptor(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_descriptor(directory: int) -> None:
+    """``fsync_dir`` for a directory that is open."""
+    try:
+        os.fsync(directory)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
-    finally:
-        os.close(fd)
 
 
 def sync_filesystem(path: Path) -> None:
@@ -60,23 +66,33 @@ def atomic_write(path: Path, data: bytes | str, mode: int = 0o600) -> None:
     Raises OSError.
     """
     raw = data.encode() if isinstance(data, str) else data
-    tmp = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        write_at(directory, path.name, raw, mode)
+    finally:
+        os.close(directory)
+
+
+def write_at(directory: int, name: str, data: bytes, mode: int) -> None:
+    """``atomic_write`` in a directory that is open."""
+    tmp = f".{name}.{secrets.token_hex(4)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(tmp, flags, mode, dir_fd=directory)
     try:
         try:
             os.fchmod(fd, mode)  # the umask may have taken bits away
-            view = memoryview(raw)
+            view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
             os.fsync(fd)
         finally:
             os.close(fd)
-        tmp.replace(path)
+        os.rename(tmp, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
         with contextlib.suppress(OSError):
-            tmp.unlink()
+            os.unlink(tmp, dir_fd=directory)
         raise
-    fsync_dir(path.parent)
+    sync_descriptor(directory)
 
 
 def read_small(path: Path, limit: int = 1 << 20) -> bytes:
@@ -84,34 +100,55 @@ def read_small(path: Path, limit: int = 1 << 20) -> bytes:
     regular file (a FIFO would block for ever)."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        chunks: list[bytes] = []
-        left = limit + 1
-        while left > 0 and (chunk := os.read(fd, left)):
-            chunks.append(chunk)
-            left -= len(chunk)
-        if left <= 0:
-            raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
-        return b"".join(chunks)
+        return read_descriptor(fd, limit, str(path))
     finally:
         os.close(fd)
+
+
+def read_descriptor(fd: int, limit: int, shown: str) -> bytes:
+    """``read_small`` for a file that is open. ``shown`` is its name in an error."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", shown)
+    chunks: list[bytes] = []
+    left = limit + 1
+    while left > 0 and (chunk := os.read(fd, left)):
+        chunks.append(chunk)
+        left -= len(chunk)
+    if left <= 0:
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes", shown)
+    return b"".join(chunks)
 
 
 def rename_noreplace(source: Path, target: Path) -> None:
     """Rename, but never over something that exists (FileExistsError). Atomic where the filesystem knows
     ``RENAME_NOREPLACE``; elsewhere (NFS, some FUSE) checked first, which leaves a gap of microseconds."""
+    _rename(_AT_FDCWD, str(source), _AT_FDCWD, str(target))
+
+
+def rename_at(source_dir: int, source: str, target_dir: int, target: str) -> None:
+    """``rename_noreplace`` between directories that are open."""
+    _rename(source_dir, source, target_dir, target)
+
+
+def _rename(source_dir: int, source: str, target_dir: int, target: str) -> None:
     renameat2 = getattr(_libc, "renameat2", None)
     if renameat2 is not None:
-        done = renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
-        if done == 0:
+        if renameat2(source_dir, os.fsencode(source), target_dir, os.fsencode(target), _RENAME_NOREPLACE) == 0:
             return
         code = ctypes.get_errno()
         if code not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-            raise OSError(code, os.strerror(code), str(source), None, str(target))
-    if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(source), None, str(target))
-    source.rename(target)
+            raise OSError(code, os.strerror(code), source, None, target)
+    at_source, at_target = _dir_fd(source_dir), _dir_fd(target_dir)
+    try:
+        os.stat(target, dir_fd=at_target, follow_symlinks=False)
+    except FileNotFoundError:
+        os.rename(source, target, src_dir_fd=at_source, dst_dir_fd=at_target)
+        return
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), source, None, target)
+
+
+def _dir_fd(directory: int) -> int | None:
+    return None if directory == _AT_FDCWD else directory
 
 
 def can_rename(source_dir: Path, target_dir: Path) -> bool:
@@ -147,7 +184,7 @@ def split_relative(relative: str) -> tuple[str, ...]:
 
 def open_root(path: Path) -> int:
     """A descriptor of a trusted directory (configured or made by us). Its own last segment may not be a symlink."""
-    return os.open(path, _DIR_FLAGS)
+    return os.open(path, DIRECTORY_FLAGS)
 
 
 def open_dir_below(root_fd: int, relative: str, *, create: bool = False, mode: int = 0o755) -> int:
@@ -161,7 +198,7 @@ def open_dir_below(root_fd: int, relative: str, *, create: bool = False, mode: i
             if create:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, mode, dir_fd=fd)
-            below = os.open(part, _DIR_FLAGS, dir_fd=fd)
+            below = os.open(part, DIRECTORY_FLAGS, dir_fd=fd)
             os.close(fd)
             fd = below
     except BaseException:
@@ -208,7 +245,7 @@ def remove_tree(root: Path, relative: str, *, tick: Callable[[Removed], None] | 
         except FileNotFoundError:
             return done
         try:
-            _remove_entry(parent_fd, parts[-1], relative, os.fstat(parent_fd).st_dev, done, tick or (lambda _: None))
+            remove_entry(parent_fd, parts[-1], relative, os.fstat(parent_fd).st_dev, done, tick or (lambda _: None))
         finally:
             os.close(parent_fd)
     finally:
@@ -216,9 +253,10 @@ def remove_tree(root: Path, relative: str, *, tick: Callable[[Removed], None] | 
     return done
 
 
-def _remove_entry(
+def remove_entry(
     parent_fd: int, name: str, shown: str, device: int, done: Removed, tick: Callable[[Removed], None]
 ) -> None:
+    """One entry of a directory that is open, as ``remove_tree`` removes it."""
     try:
         status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
@@ -245,11 +283,11 @@ def _remove_entry(
 def _empty_directory(
     parent_fd: int, name: str, shown: str, device: int, done: Removed, tick: Callable[[Removed], None]
 ) -> None:
-    fd = os.open(name, _DIR_FLAGS, dir_fd=parent_fd)
+    fd = os.open(name, DIRECTORY_FLAGS, dir_fd=parent_fd)
     try:
         with os.scandir(fd) as entries:
             names = [entry.name for entry in entries]
         for entry_name in names:
-            _remove_entry(fd, entry_name, f"{shown}/{entry_name}", device, done, tick)
+            remove_entry(fd, entry_name, f"{shown}/{entry_name}", device, done, tick)
     finally:
         os.close(fd)

@@ -5,9 +5,7 @@ from pathlib import Path
 
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.system.files import can_rename
-
-HIDDEN = ".podwatch"
-"""The name of every directory of ours beside or in one of the trainer's: layouts pass over it."""
+from podwatch.system.pinned import HIDDEN
 
 
 @dataclass(frozen=True, slots=True)

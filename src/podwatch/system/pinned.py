@@ -1,0 +1,590 @@
+"""The one way into directories that another user can change while podwatch works in them (promise 9).
+
+podwatch often runs as root while training runs as another user, who owns the output directory and usually its parent.
+A path that was safe when it was judged can lead elsewhere when it is used. So nothing here follows a path twice:
+
+- Each configured root is opened once and pinned by its descriptor. Before every use the name is compared with the
+  descriptor. A directory that its owner deleted and recreated is pinned again; a link, or another owner, stops every
+  mutation (``RootReplaced``).
+- Everything below a root is reached segment by segment with ``O_NOFOLLOW``. No link is followed, in any segment.
+- podwatch's own directories (``.podwatch``) must belong to podwatch and be writable by nobody else, wherever they are.
+- A new directory of the trainer's user is created with that user's rights, not created as root and given away: its
+  parent's owner could replace it between the two.
+
+Opening segment by segment is as safe as ``openat2(RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS)``, works on every kernel and
+under every seccomp profile, and can check the owner of each directory on the way.
+
+Device numbers are compared within one process only: those of NFS and FUSE change with each mount.
+
+All functions block: never call them on the event loop. They may be called from several threads.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import pwd
+import secrets
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.domain.errors import HostError
+from podwatch.system.files import (
+    DIRECTORY_FLAGS,
+    Removed,
+    read_descriptor,
+    remove_entry,
+    rename_at,
+    sync_descriptor,
+    write_at,
+)
+
+HIDDEN = ".podwatch"
+"""The name of every directory of ours beside or in one of the trainer's: layouts pass over it."""
+_MAX_LINKS = 16
+"""Links on the way to a root. The kernel allows 40; nobody configures so many."""
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class RootReplaced(HostError):  # noqa: N818 - reads better at the raise site
+    """A root is not the directory that was pinned, or not one that podwatch may work in. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A pinned root, for a child process of this one: it opens ``path`` and compares."""
+
+    path: str
+    device: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a path named when it was judged. Valid within one process and one mount."""
+
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "Identity":
+        return cls(status.st_dev, status.st_ino)
+
+
+class _Root:
+    """One pinned directory. ``ours``: podwatch's own, which no other user may write to or replace."""
+
+    def __init__(self, path: Path, *, ours: bool, owner: int | None) -> None:
+        self.path, self.ours, self._owner = path, ours, owner
+        self._fd = -1
+        self._pinned: os.stat_result | None = None
+        self._lock = threading.Lock()
+
+    def open(self) -> int:
+        """A new descriptor of the pinned directory. Raises RootReplaced, FileNotFoundError or OSError."""
+        with self._lock:
+            try:
+                now: os.stat_result | None = self.path.stat()
+            except FileNotFoundError:
+                now = None
+            if self._pinned is None or now is None or Identity.of(now) != Identity.of(self._pinned):
+                self._pin()
+            return os.dup(self._fd)
+
+    def _pin(self) -> None:
+        try:
+            fd, links = _open_path(self.path)
+        except FileNotFoundError:
+            self._gone()
+            raise
+        try:
+            status = os.fstat(fd)
+            self._judge(status, links, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        old, self._fd, self._pinned = self._fd, fd, status
+        if old >= 0:
+            os.close(old)
+
+    def _gone(self) -> None:
+        """Deleted is normal: it can be created again. Moved elsewhere is normal only for the trainer's directory."""
+        if self.ours and self._pinned is not None and os.fstat(self._fd).st_nlink > 0:
+            raise RootReplaced(
+                "podwatch's own directory was moved away",
+                where=str(self.path),
+                fix="move it back; podwatch changes nothing here until then",
+            )
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._pinned = -1, None if self.ours else self._pinned
+
+    def _judge(self, status: os.stat_result, links: frozenset[int], fd: int) -> None:
+        if self.ours:
+            if self._pinned is not None:
+                raise RootReplaced(
+                    "podwatch's own directory was replaced while podwatch ran",
+                    where=str(self.path),
+                    fix="find out who replaced it, put the original back, then restart podwatch",
+                )
+            check_ours(fd, self.path)
+            return
+        owner = self._owner if self._pinned is None else self._pinned.st_uid
+        if self._pinned is not None and status.st_uid != owner:
+            raise RootReplaced(
+                f"this directory belonged to user {owner} and was replaced by one of user {status.st_uid}",
+                where=str(self.path),
+                fix="find out who replaced it, put the original back, then restart podwatch",
+            )
+        if owner is not None and status.st_uid not in (owner, os.geteuid()):
+            raise RootReplaced(
+                f"this directory belongs to user {status.st_uid}, not to the training's user {owner}",
+                where=str(self.path),
+                fix="chown it to trainer.user, or correct output_dir, checkpoint_dir or trainer.user",
+            )
+        if foreign := links - {status.st_uid}:
+            raise RootReplaced(
+                f"a symbolic link of user {min(foreign)} on this path leads to a directory of user {status.st_uid}",
+                where=str(self.path),
+                fix="remove the link, or configure the directory that it leads to",
+            )
+
+    def close(self) -> None:
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd, self._pinned = -1, None
+
+
+class PinnedTree:
+    """Every file operation of podwatch inside the run's directories. Paths are absolute and lie below a root.
+
+    ``roots`` are output_dir and the other configured directories of the trainer. Each has a directory of ours beside
+    it (``<parent>/.podwatch``), which is a root as well. ``owner`` is the uid that training runs as; None: podwatch's
+    own, or unknown.
+    """
+
+    def __init__(self, roots: Sequence[Path], *, owner: int | None = None) -> None:
+        self.roots = tuple(dict.fromkeys(roots))
+        self.owner = owner if os.geteuid() == 0 else None
+        found: dict[Path, _Root] = {}
+        for root in self.roots:
+            found[root] = _Root(root, ours=False, owner=self.owner)
+        for root in self.roots:
+            beside = root.parent / HIDDEN
+            found.setdefault(beside, _Root(beside, ours=True, owner=None))
+        # The innermost root first: checkpoint_dir may lie in output_dir.
+        self._roots = tuple(sorted(found.values(), key=lambda r: -len(r.path.parts)))
+
+    # -- reaching a place ---------------------------------------------------------------------------------------------
+
+    def problem(self) -> str:
+        """Why podwatch may change nothing here; empty if it may. A root that does not exist yet is no problem."""
+        for root in self._roots:
+            try:
+                os.close(root.open())
+            except RootReplaced as error:
+                return str(error)
+            except OSError:
+                continue
+        return ""
+
+    def contains(self, path: Path) -> bool:
+        """Is the path below a root, as it is written?"""
+        return path.is_absolute() and ".." not in path.parts and self._find(path) is not None
+
+    def pins(self) -> tuple[Pin, ...]:
+        """The roots that exist, for a child process (``open_pinned``). Raises RootReplaced."""
+        found = []
+        for root in self._roots:
+            try:
+                fd = root.open()
+            except FileNotFoundError:
+                continue
+            status = os.fstat(fd)
+            os.close(fd)
+            found.append(Pin(str(root.path), status.st_dev, status.st_ino))
+        return tuple(found)
+
+    @contextlib.contextmanager
+    def directory(self, path: Path, *, create: bool = False, mode: int = 0o700) -> Iterator[int]:
+        """A descriptor of the directory. ``create`` makes what is missing of it: a directory of ours with ``mode``, one
+        of the trainer's as its user would (``make_directory``). Raises RootReplaced, HostError (outside every root) or
+        OSError (ELOOP or ENOTDIR: a link)."""
+        root, parts = self._locate(path)
+        try:
+            fd = root.open()
+        except FileNotFoundError:
+            if not create:
+                raise
+            _make_ours(root.path) if root.ours else _make_root(root.path, self.owner)
+            fd = root.open()
+        ours = root.ours
+        try:
+            for name in parts:
+                ours = ours or name == HIDDEN
+                if create:
+                    if ours:
+                        with contextlib.suppress(FileExistsError):
+                            os.mkdir(name, mode, dir_fd=fd)
+                    else:
+                        make_directory(fd, name, self.owner)
+                below = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
+                os.close(fd)
+                fd = below
+                if name == HIDDEN:
+                    check_ours(fd, path)
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def parent(self, path: Path, *, create: bool = False, mode: int = 0o700) -> Iterator[tuple[int, str]]:
+        """The directory that holds ``path``, and the last segment: what every operation below works on."""
+        root, parts = self._locate(path)
+        if not parts:
+            raise HostError("refuses to change a configured directory itself", where=str(path))
+        with self.directory(root.path.joinpath(*parts[:-1]), create=create, mode=mode) as fd:
+            yield fd, parts[-1]
+
+    def _find(self, path: Path) -> _Root | None:
+        return next((r for r in self._roots if path == r.path or r.path in path.parents), None)
+
+    def _locate(self, path: Path) -> tuple[_Root, tuple[str, ...]]:
+        if not path.is_absolute() or ".." in path.parts or "\0" in str(path):
+            raise HostError("not a plain absolute path", where=repr(str(path))[:200], fix="this is a bug: report it")
+        root = self._find(path)
+        if root is None:
+            raise HostError(
+                "refuses to touch a path outside the configured directories",
+                where=str(path),
+                fix="configure its directory as output_dir or trainer.checkpoint_dir if it is the trainer's",
+            )
+        return root, path.relative_to(root.path).parts
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def lstat(self, path: Path) -> os.stat_result | None:
+        """What is called ``path`` now, a link itself and not its target; None if nothing is."""
+        try:
+            with self.parent(path) as (fd, name):
+                return os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def identity(self, path: Path) -> Identity | None:
+        """What to compare with when ``path`` is changed later; None if nothing is there."""
+        status = self.lstat(path)
+        return None if status is None else Identity.of(status)
+
+    def is_directory(self, path: Path) -> bool:
+        """A directory, not a link to one."""
+        try:
+            with self.directory(path):
+                return True
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return False
+            raise
+
+    def names(self, path: Path) -> tuple[str, ...]:
+        """The entries of a directory, sorted. Raises OSError, FileNotFoundError included."""
+        with self.directory(path) as fd:
+            return tuple(sorted(os.listdir(fd)))  # noqa: PTH208 - a descriptor
+
+    def open(self, path: Path) -> int:
+        """A descriptor of a regular file, for reading. Never blocks on a FIFO. Raises OSError (EINVAL: not a file)."""
+        with self.parent(path) as (fd, name):
+            return open_regular(fd, name)
+
+    def read(self, path: Path, limit: int = 1 << 20) -> bytes:
+        """The whole of a regular file. Raises OSError; EFBIG where it holds more than ``limit`` bytes."""
+        fd = self.open(path)
+        try:
+            return read_descriptor(fd, limit, str(path))
+        finally:
+            os.close(fd)
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    def make(self, path: Path, mode: int = 0o700) -> None:
+        """Make the directory and what is missing above it, and check that it is ours where it must be."""
+        with self.directory(path, create=True, mode=mode):
+            return
+
+    def rename(self, source: Path, target: Path, *, expected: Identity | None = None) -> bool:
+        """Move an entry, a link itself, never over something that exists (FileExistsError).
+
+        False where ``source`` is gone, or is not what ``expected`` says: what was renamed is compared afterwards, in
+        its new place, and is put back if it is something else. Raises OSError (EXDEV: another file system).
+        """
+        with self.parent(source) as (source_fd, name), self.parent(target) as (target_fd, new_name):
+            try:
+                if expected is not None and Identity.of(_lstat_at(source_fd, name)) != expected:
+                    return False
+                rename_at(source_fd, name, target_fd, new_name)
+            except FileNotFoundError:
+                return False
+            if expected is not None and Identity.of(_lstat_at(target_fd, new_name)) != expected:
+                rename_at(target_fd, new_name, source_fd, name)
+                return False
+            return True
+
+    def remove_tree(self, path: Path, *, tick: Callable[[Removed], None] | None = None) -> Removed:
+        """Remove a file or a tree, links themselves, never across a mount. As ``files.remove_tree``."""
+        done = Removed()
+        try:
+            with self.parent(path) as (fd, name):
+                remove_entry(fd, name, path.name, os.fstat(fd).st_dev, done, tick or (lambda _: None))
+        except FileNotFoundError:
+            pass
+        return done
+
+    def unlink(self, path: Path) -> None:
+        with self.parent(path) as (fd, name):
+            os.unlink(name, dir_fd=fd)
+
+    def rmdir(self, path: Path) -> None:
+        with self.parent(path) as (fd, name):
+            os.rmdir(name, dir_fd=fd)
+
+    def write(self, path: Path, data: bytes, mode: int = 0o600) -> None:
+        """Replace a file by one atomic rename; durable when it returns. Its directory must exist. Raises OSError."""
+        with self.parent(path) as (fd, name):
+            write_at(fd, name, data, mode)
+
+    def sync(self, path: Path) -> None:
+        """Make renames and creations in a directory durable."""
+        with self.directory(path) as fd:
+            sync_descriptor(fd)
+
+    def can_rename(self, source_dir: Path, target_dir: Path) -> bool:
+        """Whether a directory can be renamed from one into the other, found out by trying: two directories of one
+        device can still refuse (two ReadWritePaths of one unit). Raises OSError where the trial cannot be made."""
+        name = f".podwatch-probe-{os.getpid()}-{secrets.token_hex(4)}"
+        with self.directory(source_dir) as source, self.directory(target_dir) as target:
+            os.mkdir(name, 0o700, dir_fd=source)
+            try:
+                os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+            except OSError:
+                return False
+            finally:
+                for fd in (target, source):
+                    with contextlib.suppress(OSError):
+                        os.rmdir(name, dir_fd=fd)
+        return True
+
+    def close(self) -> None:
+        for root in self._roots:
+            root.close()
+
+
+def open_pinned(pins: Sequence[Pin], path: str) -> int:
+    """In a child process: a descriptor of the directory ``path`` below one of the daemon's roots. No link is followed.
+    Raises RootReplaced where a root is not the daemon's any more, HostError outside them, OSError."""
+    for pin in sorted(pins, key=lambda p: -len(p.path)):
+        if path != pin.path and not path.startswith(pin.path.rstrip("/") + "/"):
+            continue
+        fd, _ = _open_path(Path(pin.path))
+        try:
+            if Identity.of(os.fstat(fd)) != Identity(pin.device, pin.inode):
+                raise RootReplaced("this directory was replaced", where=pin.path, fix="find out who replaced it")
+            for name in Path(path).relative_to(pin.path).parts:
+                if name == "..":
+                    raise HostError("not a plain path", where=path)
+                below = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
+                os.close(fd)
+                fd = below
+                if name == HIDDEN:
+                    check_ours(fd, Path(path))
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+    raise HostError("refuses to touch a path outside the configured directories", where=path)
+
+
+def open_regular(directory: int, name: str, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file in a directory, without following a link and without blocking. Raises OSError."""
+    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, dir_fd=directory)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", name)
+    return fd
+
+
+def check_ours(fd: int, path: Path) -> None:
+    """Raises RootReplaced unless the directory belongs to podwatch and nobody else can write to it. Group and other
+    rights that an older podwatch left through its umask are taken away."""
+    status = os.fstat(fd)
+    if status.st_uid != os.geteuid() and status.st_uid != _our_uid(fd):
+        raise RootReplaced(
+            f"podwatch's own directory belongs to user {status.st_uid}",
+            where=str(path),
+            fix=f"move it away, or chown it to user {os.geteuid()} if podwatch made it as another user",
+        )
+    if status.st_mode & _OTHERS_WRITE:
+        os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
+
+
+def make_directory(parent: int, name: str, owner: int | None) -> None:
+    """Make ``name`` if it is not there. As root and for another user: with that user's rights, so that there is no
+    moment in which it could be exchanged before it is given away. Where the user may not create it (its parent is
+    root's), nobody else can exchange it either, and it is given away. Raises OSError."""
+    if owner is None or owner == os.geteuid():
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=parent)
+        return
+    try:
+        with _as_user(owner):
+            os.mkdir(name, 0o755, dir_fd=parent)
+        return
+    except FileExistsError:
+        return
+    except PermissionError:
+        pass
+    try:
+        os.mkdir(name, 0o755, dir_fd=parent)
+    except FileExistsError:
+        return
+    fd = os.open(name, DIRECTORY_FLAGS, dir_fd=parent)
+    try:
+        if not os.listdir(fd) and os.fstat(fd).st_uid == os.geteuid():  # noqa: PTH208 - a descriptor
+            os.fchown(fd, owner, _group_of(owner))
+    finally:
+        os.close(fd)
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _open_path(path: Path) -> tuple[int, frozenset[int]]:
+    """Open a directory by an absolute path, segment by segment, and the owners (root and us left out) of the links that
+    were followed on the way. The last segment may be a link of root's or ours only. Raises RootReplaced, OSError."""
+    trusted = {0, os.geteuid()}
+    owners: set[int] = set()
+    pending = list(reversed(path.parts[1:]))
+    links = 0
+    fd = os.open("/", DIRECTORY_FLAGS)
+    try:
+        while pending:
+            name = pending.pop()
+            if name in ("", "."):
+                continue
+            try:
+                below = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                target, owner = _read_link(fd, name, path)
+                links += 1
+                if links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+                if owner not in trusted:
+                    if not pending:
+                        raise RootReplaced(
+                            f"is a symbolic link of user {owner}",
+                            where=str(path),
+                            fix="remove the link, or configure the directory that it leads to",
+                        ) from None
+                    owners.add(owner)
+                pending.extend(reversed(target.split("/")))
+                if target.startswith("/"):
+                    os.close(fd)
+                    fd = -1
+                    fd = os.open("/", DIRECTORY_FLAGS)
+                continue
+            os.close(fd)
+            fd = below
+    except BaseException:
+        if fd >= 0:
+            os.close(fd)
+        raise
+    return fd, frozenset(owners)
+
+
+def _read_link(directory: int, name: str, path: Path) -> tuple[str, int]:
+    """Target and owner of one and the same link. Raises NotADirectoryError where it is something else."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISLNK(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+        return os.readlink("", dir_fd=fd), status.st_uid
+    finally:
+        os.close(fd)
+
+
+def _make_ours(path: Path) -> None:
+    """podwatch's directory beside a root. The parent is made as well, as any program would make it."""
+    try:
+        fd, _ = _open_path(path.parent)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, _ = _open_path(path.parent)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path.name, 0o755, dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+def _make_root(path: Path, owner: int | None) -> None:
+    if not os.path.lexists(path.parent):
+        _make_root(path.parent, owner)
+    fd, _ = _open_path(path.parent)
+    try:
+        make_directory(fd, path.name, owner)
+    finally:
+        os.close(fd)
+
+
+def _our_uid(directory: int) -> int:
+    """The uid that our files get here: another one than our own on NFS with root squashed, and on some FUSE mounts.
+    -1 where it cannot be found out."""
+    name = f".podwatch-uid-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    except OSError:
+        return -1
+    try:
+        uid = os.fstat(fd).st_uid
+        return -1 if uid == 0 else uid
+    finally:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=directory)
+
+
+def _lstat_at(directory: int, name: str) -> os.stat_result:
+    return os.stat(name, dir_fd=directory, follow_symlinks=False)
+
+
+def _group_of(uid: int) -> int:
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return -1
+
+
+@contextlib.contextmanager
+def _as_user(uid: int) -> Iterator[None]:
+    """This thread's file accesses are made with the rights of ``uid`` (setfsuid(2) is per thread, and drops root's
+    power over files with it)."""
+    gid = _group_of(uid)
+    old_gid = _libc.setfsgid(gid) if gid >= 0 else -1
+    old = _libc.setfsuid(uid)
+    try:
+        if _libc.setfsuid(-1) != uid:
+            raise PermissionError(errno.EPERM, f"cannot act as user {uid}")
+        yield
+    finally:
+        _libc.setfsuid(old)
+        if gid >= 0:
+            _libc.setfsgid(old_gid)
