@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.daemon.viewing import recovery_view
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.intent import IntentKind
@@ -98,6 +99,25 @@ async def test_what_is_ahead_is_set_aside_and_can_be_returned(world: World) -> N
     assert {p.name for p in back} == {"step_20"}
     assert podwatch.catalogue.layout.numbers("notes") == [5, 10, 15, 20]
     assert quarantine.listing(podwatch.workspace) == []
+    await podwatch.leave()
+
+
+async def test_a_resume_without_a_readable_step_is_reported_until_the_next_save(world: World) -> None:
+    podwatch = await running(world)
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert recovery_view(podwatch.recovery.state).confirmed is None
+    world.clock.advance(world.settings().trainer.startup_patience)
+    podwatch.see()
+    state = podwatch.recovery.state
+    assert (state.phase, recovery_view(state).confirmed) == (Phase.RUNNING, False)
+    (finding,) = (f for f in state.findings if f.kind is FindingKind.RESUME_UNCONFIRMED)
+    assert "the resume from step 15" in finding.summary
+    world.save(20)
+    podwatch.catalogue.rescan()
+    podwatch.see()
+    assert recovery_view(podwatch.recovery.state).confirmed is True
+    assert not podwatch.recovery.state.findings
     await podwatch.leave()
 
 

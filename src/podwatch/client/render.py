@@ -83,6 +83,8 @@ def _verdict(document: Document) -> str:
     source = "" if from_step is None else f" from step {from_step}"
     match state:
         case "running":
+            if training.get("step_late") and age is not None:
+                return _late(training, age) + _ending(recovery)
             return f"TRAINING IS RUNNING{at_step}{_ending(recovery)}"
         case "starting":
             up = _age(document, training.get("started_at"))
@@ -107,6 +109,14 @@ def _verdict(document: Document) -> str:
         case "stopped":
             return "TRAINING IS STOPPED, as asked; podwatch starts it on `podwatch start`"
     return "CANNOT SEE THE TRAINING: podwatch runs but its view of the trainer is blind"
+
+
+def _late(training: Document, age: float) -> str:
+    """The trainer lives, and that is all that can be said."""
+    usual = training.get("median_step_seconds")
+    pace = f" (usually {span(usual)})" if isinstance(usual, int | float) else ""
+    saving = "; a checkpoint is being saved" if training.get("saving") else ""
+    return f"NO STEP FOR {span(age)}{pace}; the trainer is alive, last step {training.get('step')}{saving}"
 
 
 def _ending(recovery: Document) -> str:
@@ -279,7 +289,7 @@ def _podwatch_row(document: Document) -> tuple[str, str, str]:
     if recovery.get("attempts"):
         text += f" (attempt {recovery['attempts']})"
     if recovery.get("confirmed") is False:
-        text += "; the resume is not confirmed"
+        text += "; the resume is NOT CONFIRMED"
     if daemon.get("mode") == "observe":
         text += "; OBSERVE: kills and deletions are only reported"
     signals = [_clean(s) for s in daemon.get("second_signals") or []]

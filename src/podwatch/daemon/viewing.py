@@ -12,7 +12,7 @@ from podwatch.domain.event import EventName, Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.pause import Pause
 from podwatch.domain.reading import Reading, SensorState
-from podwatch.domain.snapshot import ProgressSample, Snapshot
+from podwatch.domain.snapshot import Snapshot
 from podwatch.judgement.learned import Learned
 from podwatch.judgement.watch import second_signals
 from podwatch.recovery.state import Phase, RecoveryState
@@ -54,7 +54,7 @@ def recovery_view(state: RecoveryState) -> RecoveryView:
         gave_up=state.phase is Phase.GAVE_UP,
         detail=state.detail,
         resumed_step=state.step,
-        confirmed=None if state.phase is Phase.CONFIRMING or state.unconfirmed else True,
+        confirmed=None if state.phase is Phase.CONFIRMING else not state.unconfirmed,
         attempts=state.attempts,
         next_try_wall=state.next_try_wall,
     )
@@ -101,16 +101,9 @@ def learned_view(learned: Learned) -> LearnedView:
     )
 
 
-def newest_step(snapshot: Snapshot) -> ProgressSample | None:
-    """The highest step the trainer has shown in this start."""
-    samples = snapshot.progress.value or ()
-    numbered = [s for s in samples if s.trained]
-    return max(numbered, key=lambda s: s.step or 0, default=None)
-
-
 def steps_at_risk(snapshot: Snapshot, sets: tuple[CheckpointSet, ...]) -> int | None:
     """Steps that a death right now would cost: since the newest complete checkpoint, or since the beginning."""
-    newest = newest_step(snapshot)
+    newest = snapshot.newest_step
     if newest is None or newest.step is None:
         return None
     saved = newest_complete(sets)
@@ -191,7 +184,7 @@ def counters_of(emit: Emitter, turns: int) -> Counters:
 
 def heartbeat_fields(view: DaemonView) -> dict[str, object]:
     """The sign of life in the store: enough for somebody off the pod to tell training from standing still."""
-    newest = newest_step(view.snapshot)
+    newest = view.snapshot.newest_step
     return {
         "phase": view.recovery.phase,
         "step": newest.step if newest is not None else None,

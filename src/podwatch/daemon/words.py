@@ -35,7 +35,7 @@ def farewell(*, training: bool, preempted: str) -> str:
 
 def headline(phase: str, snapshot: Snapshot, pause: Pause | None = None) -> str:
     """What ``systemctl status`` shows."""
-    newest = viewing.newest_step(snapshot)
+    newest = snapshot.newest_step
     text = f"{phase}, step {newest.step}" if newest is not None else str(phase)
     return text if pause is None else f"{described(pause)}; {text}"
 

@@ -345,3 +345,20 @@ class Snapshot:
     boot_at: float | None = None
     """The same moment on CLOCK_BOOTTIME, which goes on during suspend; with ``at`` and ``wall`` it tells a suspend
     from a jump of the wall clock."""
+
+    @property
+    def progress_of_start(self) -> tuple[ProgressSample, ...]:
+        """The signs of progress since the trainer was started; all of them where its start is not known."""
+        trainer = self.trainer.value
+        begin = trainer.started_at if trainer is not None and trainer.started_at is not None else float("-inf")
+        return tuple(s for s in self.progress.value or () if s.at >= begin)
+
+    @property
+    def newest_step(self) -> ProgressSample | None:
+        """The highest training step of this start, the later sign of two; None before the first.
+
+        The one answer to "which step": status, metrics, heartbeat, W&B and the first line all take it from here. A
+        trainer that ended keeps its last step until the next start.
+        """
+        trained = [s for s in self.progress_of_start if s.trained]
+        return max(trained, key=lambda s: (s.step or 0, s.at), default=None)

@@ -286,7 +286,7 @@ class Acts(Yielding):
             current = await self.tools.journal.run(Journal.current_incident)
             incident_id = current.id if current is not None else None
         attempt.incident_id, attempt.step_at_death = incident_id, step_at_death
-        self.clear(FindingKind.BLOCKED, FindingKind.FOREIGN_CHECKPOINTS)
+        self.clear(FindingKind.BLOCKED, FindingKind.FOREIGN_CHECKPOINTS, FindingKind.RESUME_UNCONFIRMED)
         self.unconfirmed = False
         self.watch(handle, attempt)
         self._show(Phase.CONFIRMING, f"started from step {choice.step}" if choice.step is not None else "started fresh")

@@ -262,6 +262,7 @@ class Recovery(Wishes):
             self._confirm(snapshot)
         if self.unconfirmed and (newest_step(self.tools.catalogue.sets) or -1) > (self.unconfirmed_above or -1):
             self.unconfirmed = False
+            self.clear(FindingKind.RESUME_UNCONFIRMED)
 
     def _step_made(self) -> None:
         memory, now = self.memory, self.tools.clock.monotonic()
@@ -284,6 +285,16 @@ class Recovery(Wishes):
             self.unconfirmed = True
             self.unconfirmed_above = newest_step(self.tools.catalogue.sets)
             self._show(Phase.RUNNING, "no step number could be read: nothing is deleted before the next save")
+            start = (
+                "the fresh start" if attempt.resumed_from is None else f"the resume from step {attempt.resumed_from}"
+            )
+            self.note(
+                FindingKind.RESUME_UNCONFIRMED,
+                Severity.WARNING,
+                f"podwatch could not confirm {start}: it found no step number in the trainer's output. It deletes no"
+                " checkpoint on this pod before the next save",
+                "check `podwatch logs` for the step; set [trainer] logs if the trainer writes its steps elsewhere",
+            )
         elif answer.state is ConfirmationState.RESUMED_WRONG:
             text = (
                 f"started from step {attempt.resumed_from}, but step {answer.step} was seen afterwards"

@@ -94,8 +94,7 @@ def _states(view: DaemonView) -> Iterable[Metric]:
 
 
 def _progress(view: DaemonView) -> Iterable[Metric]:
-    numbered = [p for p in view.snapshot.progress.value or () if p.step is not None]
-    newest = max(numbered, key=lambda p: (p.step or 0, p.at), default=None)
+    newest = view.snapshot.newest_step
     if newest is not None:
         yield from _gauge("podwatch_step", "Newest training step seen", newest.step)
         yield from _gauge(

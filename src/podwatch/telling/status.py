@@ -30,6 +30,13 @@ _SUGGESTIONS = {
 }
 
 
+STEP_LATE_K = 3.0
+"""No step for this many median steps is worth the first line. Detectors count it as a corroborating signal from the
+same factor on (judgement/detectors/second.py); it proves nothing, because an evaluation or a save takes as long."""
+STEP_LATE_SECONDS = 10.0
+"""And for at least this long: steps of a fraction of a second come in bursts."""
+
+
 def build_status(view: DaemonView) -> dict[str, Any]:
     """The whole document. Pure: the same view gives the same document."""
     trainer = view.snapshot.trainer.value
@@ -181,9 +188,9 @@ def _overall(reasons: list[dict[str, Any]], state: str) -> str:
 
 
 def _training(view: DaemonView, trainer: TrainerSample | None) -> dict[str, Any]:
-    newest = _newest_step(view, trainer)
+    newest = view.snapshot.newest_step
     launcher = trainer.launcher if trainer else None
-    last_sign = max((p.at for p in _since_start(view, trainer)), default=None)
+    last_sign = max((p.at for p in view.snapshot.progress_of_start), default=None)
     return {
         "state": training_state(view),
         "alive": None if trainer is None else trainer.alive,
@@ -198,12 +205,21 @@ def _training(view: DaemonView, trainer: TrainerSample | None) -> dict[str, Any]
         "step_at": rfc3339(view.wall_of(newest.at)) if newest else None,
         "step_source": str(newest.source) if newest else None,
         "last_sign_at": rfc3339(view.wall_of(last_sign)) if last_sign is not None else None,
+        "step_late": _step_late(view, newest),
         "target_step": view.target_step,
         "median_step_seconds": view.learned.median_step_seconds,
         "steps_at_risk": view.steps_at_risk,
         "saving": view.snapshot.saving,
         "log_path": view.log_path,
     }
+
+
+def _step_late(view: DaemonView, newest: ProgressSample | None) -> bool:
+    """No new step for clearly longer than this run usually takes. False while nothing is known of its pace."""
+    median = view.learned.median_step_seconds
+    if newest is None or median is None:
+        return False
+    return view.now - newest.at > max(STEP_LATE_SECONDS, STEP_LATE_K * median)
 
 
 def training_state(view: DaemonView) -> str:
@@ -229,25 +245,13 @@ def training_state(view: DaemonView) -> str:
         return "recovering" if recovery.active else "down"
     if wanted and recovery.active and not _first_steps_awaited(view):
         return "recovering"
-    return "running" if _newest_step(view, trainer) is not None else "starting"
+    return "running" if view.snapshot.newest_step is not None else "starting"
 
 
 def _first_steps_awaited(view: DaemonView) -> bool:
     """A start that no failure caused lives and has not shown its first step: model loading takes minutes."""
     healed = view.incident is None or bool(view.incident.resolution)
     return healed and view.recovery.phase in ("starting", "confirming")
-
-
-def _since_start(view: DaemonView, trainer: TrainerSample | None) -> list[ProgressSample]:
-    """Signs of progress of this start; without a known start, all of them."""
-    begin = trainer.started_at if trainer and trainer.started_at is not None else float("-inf")
-    return [p for p in view.snapshot.progress.value or () if p.at >= begin]
-
-
-def _newest_step(view: DaemonView, trainer: TrainerSample | None) -> ProgressSample | None:
-    """The highest numbered step of this start (the later sign of two), else None. A dead trainer keeps its last."""
-    numbered = [p for p in _since_start(view, trainer) if p.step is not None]
-    return max(numbered, key=lambda p: (p.step if p.step is not None else -1, p.at), default=None)
 
 
 def _exit(status: ExitStatus | None) -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ class RecoveryView:
 
     ``phase`` is recovery's own stable word (``watching`` while nothing is under way); ``active`` says that podwatch is
     stopping, preparing, starting or confirming right now; ``waiting`` that the next try is due at ``next_try_wall``.
-    ``confirmed`` is None while a resume has neither shown a step nor been found wrong.
+    ``confirmed`` is None while a resume waits for its first step, False where none could be read in time.
     """
 
     phase: str = "watching"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.system.child import scrubbed_environment
 from podwatch.system.clock import Clock
@@ -194,11 +195,10 @@ class WandbRun:
 def metrics_of(view: DaemonView, *, lost_steps: int) -> dict[str, float]:
     """podwatch's few figures, in base units. ``lost_steps``: in all incidents of this run on this pod."""
     disk, sync = view.snapshot.disk.value, view.sync
-    steps = [s.step for s in view.snapshot.progress.value or () if s.step is not None]
-    newest = max((s.step for s in view.checkpoints if s.complete), default=None)
+    step, saved = view.snapshot.newest_step, newest_complete(view.checkpoints)
     last_stored = sync.last_step if sync.store_url else None
     found: dict[str, float | None] = {
-        "step": max(steps, default=None),
+        "step": None if step is None else step.step,
         "restarts": view.counters.restarts,
         "steps_lost": lost_steps,
         "steps_at_risk": view.steps_at_risk,
@@ -207,7 +207,7 @@ def metrics_of(view: DaemonView, *, lost_steps: int) -> dict[str, float]:
         "disk_used_ratio": None if disk is None else disk.used_ratio,
         "disk_free_bytes": None if disk is None else disk.free_bytes,
         "next_save_bytes": view.next_save_bytes,
-        "checkpoint_step": newest,
+        "checkpoint_step": None if saved is None else saved.step,
         "stored_step": last_stored,
         "uploaded_bytes": view.counters.uploaded_bytes,
         "sync_lag_seconds": _lag(view),
