@@ -111,13 +111,13 @@ async def test_a_resume_without_a_readable_step_is_reported_until_the_next_save(
     podwatch.see()
     state = podwatch.recovery.state
     assert (state.phase, recovery_view(state).confirmed) == (Phase.RUNNING, False)
-    (finding,) = (f for f in state.findings if f.kind is FindingKind.RESUME_UNCONFIRMED)
+    (finding,) = (f for f in podwatch.recovery.findings() if f.kind is FindingKind.RESUME_UNCONFIRMED)
     assert "the resume from step 15" in finding.summary
     world.save(20)
     podwatch.catalogue.rescan()
     podwatch.see()
     assert recovery_view(podwatch.recovery.state).confirmed is True
-    assert not podwatch.recovery.state.findings
+    assert not podwatch.recovery.findings()
     await podwatch.leave()
 
 
