@@ -10,6 +10,7 @@ import time
 import pytest
 
 from podwatch.domain.event import Event, EventName
+from podwatch.evidence import capture
 from podwatch.journal.journal import Journal
 
 
@@ -123,6 +124,20 @@ def test_events_without_a_daemon_come_from_the_journal(machine):
     bad = machine.podwatch("events", "-c", config, "--since", "yesterday")
     assert bad.returncode == 64
     assert "2h" in bad.stderr
+
+
+def test_an_incident_shows_what_the_engine_said(machine):
+    config = configure(machine)
+    journal = Journal.open(machine.directory / "state" / "r" / "journal.sqlite")
+    incident = journal.open_incident("silent-death", "the engine died")
+    tails = {"logs/inference.stdout": ["INFO ready", "RuntimeError: CUDA error \x1b[2J"], "trainer.log": ["Step 5"]}
+    bundle = capture(machine.directory / "state" / "r" / "incidents" / "1", log_tails=tails)
+    journal.update_incident(incident.id, bundle=str(bundle))
+    journal.close()
+    lines = machine.podwatch("incidents", "-c", config, "1").stdout.splitlines()
+    assert lines[-2].startswith("log       logs_inference.stdout: RuntimeError: CUDA error")
+    assert lines[-1] == "log       trainer.log: Step 5"
+    assert "\x1b" not in "".join(lines)
 
 
 def test_checkpoints_without_a_daemon(machine):

@@ -8,6 +8,7 @@ from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.reading import observed
 from podwatch.domain.snapshot import GpuSample, Snapshot
 from podwatch.evidence import capture
+from podwatch.evidence.highlights import highlights
 
 KEY = "hf_" + "a1B2" * 8
 FINDING = Finding(
@@ -55,7 +56,7 @@ def test_size_and_number_are_bounded(tmp_path: Path) -> None:
         )
         assert sum(f.stat().st_size for f in path.iterdir()) <= 50_000
     assert sorted(p.name for p in tmp_path.iterdir()) == ["5", "6", "7"]
-    assert (path / "evil.log").read_text().splitlines()[-1].startswith("2999 ")
+    assert next(path.glob("*evil.log")).read_text().splitlines()[-1].startswith("2999 ")
 
 
 def test_a_bundle_cut_off_by_a_crash_is_written_again(tmp_path: Path) -> None:
@@ -64,3 +65,34 @@ def test_a_bundle_cut_off_by_a_crash_is_written_again(tmp_path: Path) -> None:
     path = capture(tmp_path / "4", finding=FINDING)
     assert json.loads((path / "finding.json").read_text())["kind"] == "silent-death"
     assert not (tmp_path / ".4.partial").exists()
+
+
+def test_logs_of_one_name_are_all_kept_and_a_short_one_leaves_its_room(tmp_path: Path) -> None:
+    logs = {"logs/trainer.log": ["short"], "logs/attempt/trainer.log": ["x" * 99] * 400, "logs_trainer.log": ["third"]}
+    path = capture(tmp_path / "1", log_tails=logs, max_bytes=41_000)
+    kept = {p.name: p.read_text().splitlines() for p in path.glob("*.log")}
+    assert sorted(map(len, kept.values()))[:2] == [1, 1]
+    assert {"short", "third"} <= {lines[-1] for lines in kept.values()}
+    assert len(kept["logs_attempt_trainer.log"]) > 300, "not a third of the room, but what the short ones leave"
+
+
+def test_the_lines_that_matter_come_first() -> None:
+    logs = {
+        "trainer.log": ["Step 4 done", "Step 5 done"],
+        "logs_inference.stdout": [
+            "INFO ready",
+            "Traceback (most recent call last):",
+            "  File engine.py, line 3",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            *["ERROR the same again"] * 50,
+            "INFO shutting down",
+        ],
+        "empty.log": ["", " "],
+    }
+    assert highlights(logs) == [
+        ("logs_inference.stdout", "Traceback (most recent call last):"),
+        ("logs_inference.stdout", "RuntimeError: CUDA error: an illegal memory access was encountered"),
+        ("logs_inference.stdout", "ERROR the same again"),
+        ("trainer.log", "Step 5 done"),
+    ]
+    assert len(highlights({str(n): ["x"] for n in range(99)})) == 24

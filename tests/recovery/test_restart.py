@@ -83,6 +83,33 @@ async def test_a_death_is_healed_and_the_incident_closed(world: World) -> None:
     await heir.leave()
 
 
+async def test_the_logs_are_in_the_bundle_before_anything_is_killed(world: World) -> None:
+    def tails() -> dict[str, list[str]]:
+        return {"logs/inference.stdout": [f"EngineDeadError while {len(world.alive())} trainer runs"]}
+
+    podwatch = await running(world, log_tails=tails)
+    podwatch.see(18, finding=death(FindingKind.SILENT_DEATH))
+    await podwatch.until(Phase.CONFIRMING)
+    await podwatch.leave()
+    heir = Podwatch(world)
+    bundle = Path(heir.journal.sync.incidents()[0].bundle)
+    assert (bundle / "logs_inference.stdout").read_text() == "EngineDeadError while 1 trainer runs\n"
+    await heir.leave()
+
+
+async def test_logs_that_cannot_be_read_cost_no_evidence_and_no_restart(world: World) -> None:
+    def tails() -> dict[str, list[str]]:
+        raise OSError("the disk is gone")
+
+    podwatch = await running(world, log_tails=tails)
+    podwatch.see(18, finding=death(FindingKind.SILENT_DEATH))
+    await podwatch.until(Phase.CONFIRMING)
+    await podwatch.leave()
+    heir = Podwatch(world)
+    assert (Path(heir.journal.sync.incidents()[0].bundle) / "finding.json").exists()
+    await heir.leave()
+
+
 async def test_what_is_ahead_is_set_aside_and_can_be_returned(world: World) -> None:
     podwatch = await running(world)
     world.save(20, whole=False)

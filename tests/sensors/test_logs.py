@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from podwatch.sensors.logs import READ_PER_LOOK, FileNews, Position, Sources, find, known, look
+from podwatch.sensors.logs import READ_PER_LOOK, FileNews, Position, Sources, find, known, look, tails
 
 
 class Follower:
@@ -128,3 +128,23 @@ def test_a_single_path_may_be_anything_and_nothing_hangs(tmp_path: Path) -> None
     follower = Follower(tmp_path, "none", paths=paths)
     assert follower.look() == []
     assert [bool(item.error) for item in follower.news] == [True, True, False]
+
+
+def test_the_end_of_every_log_is_read_for_an_incident(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "inference.stdout").write_bytes(b"x" * 300_000 + b"\n\x1b[31mERROR died\x1b[0m\nno line end")
+    (tmp_path / "logs" / "trainer.stdout").write_text("".join(f"line {n}\n" for n in range(1000)))
+    (tmp_path / "logs" / "empty.stdout").touch()
+    os.mkfifo(tmp_path / "logs" / "fifo.stdout")
+    found = tails(Sources(tmp_path, ("logs/*.stdout",)))
+    assert sorted(found) == ["logs/inference.stdout", "logs/trainer.stdout"]
+    assert found["logs/inference.stdout"] == ("ERROR died", "no line end")
+    assert found["logs/trainer.stdout"][0] == "line 600"
+    assert found["logs/trainer.stdout"][-1] == "line 999"
+
+
+def test_of_many_logs_those_written_last_are_read(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"{number}.log").write_text("x\n")
+        os.utime(tmp_path / f"{number}.log", (number, number))
+    assert sorted(map(int, (n.removesuffix(".log") for n in tails(Sources(tmp_path, ("*.log",)))))) == [*range(14, 30)]

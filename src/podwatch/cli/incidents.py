@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,7 +25,7 @@ def command(where: Where, incident_id: int | None, as_json: bool) -> None:
     if as_json:
         print_json(found[0] if incident_id is not None else {"schema_version": 1, "incidents": found})
     elif incident_id is not None:
-        click.echo("\n".join(describe(found[0], time.time())))
+        click.echo("\n".join([*describe(found[0], time.time()), *log_lines(found[0])]))
     else:
         click.echo("\n".join(line(i, time.time()) for i in found) or "no incidents")
 
@@ -74,3 +75,21 @@ def describe(incident: Mapping[str, Any], now: float) -> list[str]:
         if isinstance(item, dict):
             lines.append(f"evidence  {clean(item.get('signal'))}: {clean(item.get('value'))} ({item.get('agreement')})")
     return lines
+
+
+def log_lines(incident: Mapping[str, Any]) -> list[str]:
+    """What its logs said at the end, from the bundle; empty without one."""
+    from podwatch.evidence.bundle import TABLES
+    from podwatch.evidence.highlights import highlights
+
+    bundle = clean(incident.get("bundle") or "")
+    if not bundle:
+        return []
+    logs: dict[str, list[str]] = {}
+    try:
+        for path in sorted(Path(bundle).iterdir()):
+            if path.name not in TABLES:
+                logs[path.name] = path.read_text(errors="replace").splitlines()
+    except OSError as error:
+        return [f"logs      cannot be read: {error.strerror} ({clean(bundle)})"]
+    return [f"log       {name}: {clean(line)}" for name, line in highlights(logs)]

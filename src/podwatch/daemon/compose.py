@@ -305,6 +305,7 @@ def build(
         track=processes.watch,
         begin_start=lambda at, start_id: progress.begin_start(clock.wall() - (clock.monotonic() - at), start_id),
         last_lines=lambda n: list(progress.last_lines(n)),
+        log_tails=progress.log_tails,
         environment=environment,
         ports=lambda: _ports(servers.urls or before.servers),
         standing=lambda: _ALONE if syncer is None else syncer.standing,

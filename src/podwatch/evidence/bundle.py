@@ -14,9 +14,12 @@ from podwatch.evidence.scrub import scrub
 
 KEEP: Final = 30
 """Bundles; the oldest goes first. With MAX_BYTES that is at most 30 MiB of state."""
+TABLES: Final = ("snapshot.json", "finding.json", "processes.txt", "gpus.json", "environment.txt")
+"""Every other file of a bundle is the end of a log."""
 MAX_BYTES: Final = 1 << 20
 MAX_LINES: Final = 400
 MAX_LINE: Final = 2_000
+_MAX_NAME: Final = 120
 
 
 def capture(
@@ -36,24 +39,27 @@ def capture(
 
     It appears whole, by rename; a bundle that is there already is left alone and its path returned. Everything is
     scrubbed and cut: log tails share what ``max_bytes`` leaves, newest lines kept. ``log_tails`` maps a file name to
-    its last lines. Older bundles beside it are removed beyond ``keep``. Blocks. Raises OSError (a full disk): the
-    caller goes on without evidence.
+    its last lines, oldest first. Older bundles beside it are removed beyond ``keep``. Blocks. Raises OSError (a full
+    disk): the caller continues without evidence.
     """
     if bundle_dir.is_dir():
         return bundle_dir
     known = frozenset(secrets)
-    files: dict[str, str] = {
-        "snapshot.json": _json([plain(s) for s in snapshots]),
-        "finding.json": _json(plain(finding)),
-        "processes.txt": _processes(tree),
-        "gpus.json": _json(plain(gpu_state)),
-        "environment.txt": "".join(f"{name}\n" for name in sorted(set(environment_names))),
-    }
+    tables = (
+        _json([plain(s) for s in snapshots]),
+        _json(plain(finding)),
+        _processes(tree),
+        _json(plain(gpu_state)),
+        "".join(f"{name}\n" for name in sorted(set(environment_names))),
+    )
+    files: dict[str, str] = dict(zip(TABLES, tables, strict=True))
     files = {name: scrub(text, known)[: max_bytes // 8] for name, text in files.items()}
     left = max(0, max_bytes - sum(len(text.encode(errors="replace")) for text in files.values()))
     tails = log_tails or {}
-    for name, lines in tails.items():
-        files[_safe_name(name)] = _tail(lines, left // max(1, len(tails)), known)
+    for number, (name, lines) in enumerate(sorted(tails.items(), key=lambda item: _length(item[1]))):
+        text = _tail(lines, left // (len(tails) - number), known)  # what a short one leaves is for the longer ones
+        left -= len(text.encode(errors="replace"))
+        files[_free_name(_safe_name(name), files)] = text
     bundle_dir.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial = bundle_dir.with_name(f".{bundle_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -95,9 +101,22 @@ def _tail(lines: Sequence[str], budget: int, secrets: frozenset[str]) -> str:
     return "".join(f"{line}\n" for line in reversed(kept))
 
 
+def _length(lines: Sequence[str]) -> int:
+    return sum(len(line) + 1 for line in lines)
+
+
 def _safe_name(name: str) -> str:
-    clean = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(name).name).lstrip(".")
-    return clean or "log.txt"
+    """``logs/inference.stdout`` becomes ``logs_inference.stdout``: two logs of one name lie in two directories."""
+    clean = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).strip("._")
+    return clean[-_MAX_NAME:] or "log.txt"
+
+
+def _free_name(name: str, taken: Mapping[str, str]) -> str:
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"{number}_{name}"
+    return free
 
 
 def _trim(directory: Path, keep: int) -> None:

@@ -3,6 +3,7 @@ a cancelled act leaves the same open intents as a killed podwatch, and the same 
 
 import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from podwatch.domain.errors import Busy, PodwatchError
@@ -176,13 +177,14 @@ class Acts(Yielding):
             async with asyncio.timeout(EVIDENCE_SECONDS):
                 reading = await handle.tree()
             tree = reading.value or ()
+            tails = await self._log_tails(lines)
             path = await tools.evidence.call(
                 lambda: capture(
                     tools.incidents_dir / str(incident_id),
                     snapshots=tuple(self.snapshots),
                     finding=finding,
                     tree=tree,
-                    log_tails={"trainer.log": lines},
+                    log_tails=tails,
                     gpu_state=tools.gpus.latest(),
                     environment_names=tuple(environment),
                     secrets=secret_values(environment),
@@ -193,6 +195,18 @@ class Acts(Yielding):
             tools.say(EventName.INCIDENT_OPENED, f"no evidence could be kept: {error}", Severity.WARNING)
             return
         await tools.journal.run(Journal.update_incident, incident_id, bundle=str(path))
+
+    async def _log_tails(self, lines: tuple[str, ...]) -> dict[str, Sequence[str]]:
+        """The engine's log is overwritten by the next start: its end belongs to the evidence. A disk that hangs costs
+        the logs and not the rest."""
+        found: Mapping[str, Sequence[str]] = {}
+        try:
+            found = await self.tools.evidence.call(self.tools.log_tails, timeout=EVIDENCE_SECONDS)
+        except TimeoutError:
+            self.tools.evidence.renew()
+        except (OSError, PodwatchError):
+            pass
+        return {"trainer.log": lines, **found}
 
     # -- start --------------------------------------------------------------------------------------------------------
 

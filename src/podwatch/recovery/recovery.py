@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from podwatch.checkpoints.layouts.base import Layout
@@ -58,6 +58,7 @@ class Recovery(Wishes):
         begin_start: Callable[[float, str], None],
         last_lines: Callable[[int], list[str]],
         environment: Callable[[], dict[str, str]],
+        log_tails: Callable[[], Mapping[str, Sequence[str]]] = dict,
         ports: Callable[[], tuple[int, ...]] = tuple,
         standing: Callable[[], Decision] = lambda: Decision(Act.HOLD),
         jitter: Callable[[], float] = random.random,
@@ -80,6 +81,7 @@ class Recovery(Wishes):
                 begin_start=begin_start,
                 last_lines=last_lines,
                 environment=environment,
+                log_tails=log_tails,
                 ports=ports,
                 standing=standing,
                 jitter=jitter,

@@ -146,6 +146,8 @@ class Tools:
     """A start of the trainer: when (monotonic), and its id."""
     last_lines: Callable[[int], list[str]]
     environment: Callable[[], dict[str, str]]
+    log_tails: Callable[[], Mapping[str, Sequence[str]]] = field(default=dict)
+    """The end of every log of the run, by name. Blocks."""
     ports: Callable[[], tuple[int, ...]] = tuple
     standing: Callable[[], Decision] = field(default=lambda: Decision(Act.HOLD))
     """Whether this pod may train, as far as the pods of this run agree."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from podwatch.sensors.loglines import Carry, split_lines
+from podwatch.sensors.loglines import Carry, clean, split_lines
 
 BLOCK = 256 << 10
 READ_PER_LOOK = 4 << 20
@@ -17,6 +17,10 @@ FILES = 64
 """Files followed at most, the last written first."""
 TAIL = 16 << 10
 """Bytes read of a file that is followed from its end, to have its last lines to show."""
+TAIL_FILES = 16
+"""Files of which ``tails`` reads the end: those written last."""
+TAIL_LINES = 400
+TAIL_BYTES = 256 << 10
 HEAD = 64
 """Bytes that recognise a file again: file systems hand out a freed inode number to the next file at once."""
 
@@ -90,6 +94,25 @@ def find(sources: Sources) -> tuple[tuple[str, str], ...]:
     return tuple((singles | rest).items())
 
 
+def tails(sources: Sources) -> dict[str, tuple[str, ...]]:
+    """The last ``TAIL_LINES`` lines of each log, by its name below the root, without colours. Blocks.
+
+    For an incident: the next start overwrites the logs of an engine that died. A file that cannot be read is left out.
+    """
+    found: list[tuple[float, str, tuple[str, ...]]] = []
+    for path, name in find(sources):
+        with contextlib.suppress(OSError):
+            fd = _open(path)
+            try:
+                info = os.fstat(fd)
+                if stat.S_ISREG(info.st_mode):
+                    found.append((info.st_mtime, name, _tail(fd, info.st_size)))
+            finally:
+                os.close(fd)
+    newest = sorted(found, reverse=True)[:TAIL_FILES]
+    return {name: lines for _, name, lines in newest if lines}
+
+
 def look(
     sources: Sources,
     positions: Mapping[str, Position],
@@ -114,8 +137,7 @@ def look(
 
 def _look_at(path: str, position: Position | None, from_end: bool, since_wall: float | None) -> FileNews:
     try:
-        # O_NONBLOCK: opening a FIFO that has the name of a log must not hang.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        fd = _open(path)
     except FileNotFoundError:
         return FileNews(path)
     except OSError as error:
@@ -147,6 +169,19 @@ def _look_at(path: str, position: Position | None, from_end: bool, since_wall: f
         os.close(fd)
 
 
+def _open(path: str) -> int:
+    """O_NONBLOCK: opening a FIFO that has the name of a log must not hang."""
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+
+
+def _tail(fd: int, size: int) -> tuple[str, ...]:
+    begin = max(0, size - TAIL_BYTES)
+    carry, lines = split_lines(Carry(overlong=begin > 0), os.pread(fd, size - begin, begin))
+    if carry.begun:
+        lines += (carry.begun,)  # what dies may not end its last line
+    return tuple(clean(line).text for line in lines[-TAIL_LINES:])
+
+
 def _start_at_end(fd: int, position: Position, size: int) -> tuple[Position, tuple[bytes, ...]]:
     begin = max(0, size - TAIL)
     _, lines = split_lines(Carry(overlong=begin > 0), os.pread(fd, size - begin, begin))
@@ -170,7 +205,7 @@ def _read(fd: int, position: Position, size: int) -> tuple[Position, tuple[bytes
 def _rest_of_rotated(path: str, position: Position) -> tuple[bytes, ...]:
     """What was written to the old file before it became ``<path>.1``; nothing if it was truncated or deleted."""
     try:
-        fd = os.open(path + ".1", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        fd = _open(path + ".1")
     except OSError:
         return ()
     try:

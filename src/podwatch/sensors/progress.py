@@ -228,6 +228,10 @@ class ProgressSensor:
         newest = max((p for p in self._shown if self._shown[p]), key=lambda p: self._written.get(p, 0.0), default=None)
         return tuple(self._shown[newest])[-n:] if newest is not None else ()
 
+    def log_tails(self) -> dict[str, tuple[str, ...]]:
+        """The end of every log of the run, as ``logs.tails``. Blocks."""
+        return logs.tails(self._sources)
+
     def _reset(self, wall: float) -> None:
         now = self._clock.monotonic()
         self._boundary_wall = wall - TICK
