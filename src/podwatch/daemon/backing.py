@@ -1,5 +1,6 @@
 """What the daemon does for the store on the side: signs of life, sweeps, and the pointer's line of descent."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,13 +11,15 @@ from podwatch.daemon.descent import Descent
 from podwatch.daemon.jobs import Jobs
 from podwatch.daemon.wandb_ids import LOOK_SECONDS
 from podwatch.domain.claims import HolderState
-from podwatch.domain.snapshot import Desired
+from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.telling.view import DaemonView
 
 STORE_SWEEP_SECONDS = 3600.0
 """How often it is asked whether the store is due for its daily sweep; asking costs nothing."""
 FOLLOW_SECONDS = 5.0
 """How soon the store's pointer follows a step back; the check itself costs nothing."""
+TRANSITION_SECONDS = 5.0
+"""Between two heartbeats at transitions: a restart passes through several phases within a second."""
 
 
 class Backing:
@@ -25,6 +28,8 @@ class Backing:
     def __init__(self, parts: Parts, view: Callable[[], DaemonView]) -> None:
         self._parts, self._view = parts, view
         self._syncer = parts.syncer
+        self._said: tuple[object, ...] = ()
+        self._changed = asyncio.Event()
 
     def ask(self) -> None:
         """As soon as possible: a start waits for the answer to whose the run is."""
@@ -39,6 +44,7 @@ class Backing:
             return
         await syncer.start()
         spawn(self._first_beats(), "first heartbeat")
+        spawn(self._transition_beats(), "heartbeats at transitions")
         jobs.every(settings.sync.sweep, "sync sweep", self._sweep)
         jobs.every(settings.sync.heartbeat, "heartbeat", self.beat)
         jobs.every(LOOK_SECONDS, "wandb ids", self._parts.wandb_ids.look)
@@ -52,6 +58,21 @@ class Backing:
             await self._syncer.until_speaking(True)
             await self.beat()
             await self._syncer.until_speaking(False)
+
+    def turn(self, snapshot: Snapshot) -> None:
+        """Compare this turn with the one before: a transition is worth a heartbeat at once."""
+        recovery = self._parts.recovery
+        now = (recovery.state.phase, recovery.desired, snapshot.newest_step is not None)
+        if now != self._said:
+            self._said = now
+            self._changed.set()
+
+    async def _transition_beats(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self.beat()
+            await self._parts.clock.sleep(TRANSITION_SECONDS)
 
     async def beat(self) -> None:
         await self.say(self._state())

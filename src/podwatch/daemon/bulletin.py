@@ -1,6 +1,7 @@
 """Which findings are new and which are gone: each is told once, not at every turn."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, Severity
@@ -20,8 +21,9 @@ class Bulletin:
         return tuple(sorted(self._open.values(), key=lambda f: (order[f.severity], f.since, f.key)))
 
     def update(self, findings: tuple[Finding, ...], wall: float) -> None:
-        """Take this turn's findings of every source."""
-        now = {f.key: f for f in findings}
+        """Take this turn's findings of every source. One that stays open keeps the moment at which it was raised: a
+        source without memory (a pure function of this turn) cannot know it."""
+        now = {f.key: self._since_raised(f) for f in findings}
         for key, finding in now.items():
             before = self._open.get(key)
             if before is None or (before.severity, before.confirmed) != (finding.severity, finding.confirmed):
@@ -32,6 +34,10 @@ class Bulletin:
                 text = f"no longer: {finding.summary}"
                 self._emit(Event(EventName.FINDING_CLEARED, wall, text, fields=_fields(finding)))
         self._open = now
+
+    def _since_raised(self, finding: Finding) -> Finding:
+        before = self._open.get(finding.key)
+        return finding if before is None else replace(finding, since=min(before.since, finding.since))
 
 
 def _fields(finding: Finding) -> dict[str, str | int | float | bool | None]:

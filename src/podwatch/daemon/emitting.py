@@ -9,6 +9,8 @@ from podwatch.telling.logging import log_event
 
 COUNTED = "event-counts"
 """Key under which the journal keeps the counters between two daemons."""
+UPLOADED = "uploaded-bytes"
+"""Key for the bytes of all published saves."""
 
 
 class Emitter:
@@ -24,14 +26,17 @@ class Emitter:
         kept = await self._journal.run(Journal.learned, COUNTED, {})
         if isinstance(kept, dict):
             self.counts.update({str(k): int(v) for k, v in kept.items() if isinstance(v, int)})
+        uploaded = await self._journal.run(Journal.learned, UPLOADED, 0)
+        self.uploaded_bytes += uploaded if isinstance(uploaded, int) else 0
 
     def save(self) -> None:
         self._journal.post(Journal.learn, COUNTED, dict(self.counts))
+        self._journal.post(Journal.learn, UPLOADED, self.uploaded_bytes)
 
     def __call__(self, event: Event) -> None:
         self.counts[str(event.name)] += 1
         if event.name is EventName.PUBLISHED:
-            self.uploaded_bytes += int(event.fields.get("total_bytes") or event.fields.get("size_bytes") or 0)
+            self.uploaded_bytes += int(event.fields.get("bytes") or 0)
         self._journal.post(Journal.add_event, event)
         log_event(event)
         for listener in self.listeners:

@@ -65,6 +65,7 @@ class Turning(Core):
         self.pausing.turn(snapshot)
         room = self.rounds.pruner.findings()
         parts.recovery.consider(snapshot, (*findings, *room))
+        self.backing.turn(snapshot)
         ours = (*room, *self.pausing.findings(), *self._own(snapshot))
         telling = self._notifying.findings() if self._notifying is not None else ()
         everything = (*findings, *parts.recovery.findings(), *ours, *telling)
