@@ -68,9 +68,28 @@ async def test_a_new_podwatch_sends_nothing_again_even_without_its_journal(world
     again = World(world.directory, world.store_url, world.endpoint, world.server)
     again.scan()
     syncer = await run(again)
-    await until(lambda: syncer.state.last_step == 5)
+    await until(lambda: {step for step, _ in syncer.state.stored} == {5})
     assert "upload-started" not in again.names()
     again.journal.close()
+
+
+async def test_a_new_pod_shows_what_the_store_holds(world: World, run: Run) -> None:
+    """And before it was read that it was not, instead of "nothing stored yet"."""
+    for step in (5, 10):
+        world.write_set(step)
+        world.scan()
+        first = await run(world)
+        await first.sync_now()
+        await first.stop()
+    new = world.other("new-pod")
+    syncer = new.syncer()
+    assert (syncer.state.saves, syncer.state.last_step) == (None, None)
+    await syncer.start()
+    await until(lambda: syncer.state.saves == 2)
+    assert syncer.state.last_step == 10
+    assert syncer.state.stored == frozenset(), "only what this journal published may be pruned here"
+    await syncer.stop()
+    new.journal.close()
 
 
 async def test_an_older_set_on_demand_does_not_move_the_pointer(local: World, run: Run) -> None:

@@ -15,7 +15,7 @@ from podwatch.domain.reading import observed
 from podwatch.domain.snapshot import ProgressSample, ProgressSource
 from podwatch.telling.metrics import exposition, make_registry
 from podwatch.telling.status import build_status
-from podwatch.telling.view import DaemonView, RecoveryView
+from podwatch.telling.view import DaemonView, RecoveryView, SyncView
 from podwatch.telling.wandb_run import metrics_of
 from tests.telling import views
 
@@ -59,7 +59,7 @@ def test_a_pod_on_which_only_the_orchestrator_counts_made_no_step() -> None:
     assert document["training"]["state"] == "starting"
     assert verdict(document).startswith("TRAINING IS STARTING")
     assert "step 12" not in render(document)
-    assert steps_at_risk(view.snapshot, view.checkpoints) is None
+    assert steps_at_risk(view.snapshot, view.checkpoints, None, view.sync) is None
 
 
 SAMPLES = st.lists(
@@ -105,3 +105,36 @@ def test_the_first_line_is_true_about_movement(age: float, median: float | None,
 def test_a_resume_that_could_not_be_confirmed_is_shown(confirmed: bool | None, said: bool) -> None:
     view = replace(views.healthy(), recovery=RecoveryView(confirmed=confirmed))
     assert ("NOT CONFIRMED" in render(build_status(view))) is said
+
+
+@pytest.mark.parametrize(
+    ("here", "resumed", "stored", "read", "lost"),
+    [
+        (200, None, None, True, 5),
+        (None, 200, None, True, 5),
+        (None, None, 200, True, 5),
+        (180, 190, 170, True, 15),
+        (None, None, 300, True, 205),
+        (None, None, None, True, 205),
+        (None, None, None, False, None),
+    ],
+)
+def test_what_a_death_would_cost(
+    here: int | None, resumed: int | None, stored: int | None, read: bool, lost: int | None
+) -> None:
+    """On a new pod the checkpoint that training resumed from is as good as one that was saved here."""
+    view = seen(ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - 1, 205))
+    sets = () if here is None else (views.checkpoint(here),)
+    sync = replace(view.sync, last_step=stored, saves=30 if read else None)
+    assert steps_at_risk(view.snapshot, sets, resumed, sync) == lost
+    assert steps_at_risk(view.snapshot, (), None, SyncView()) == 205, "without a store nothing is unknown"
+
+
+@pytest.mark.parametrize(
+    ("last", "saves", "says"),
+    [(None, None, "its content is not read yet"), (None, 0, "nothing stored yet"), (320, 30, "last synced step 320")],
+)
+def test_what_the_store_holds_is_said_only_once_it_is_known(last: int | None, saves: int | None, says: str) -> None:
+    view = views.healthy()
+    view = replace(view, sync=replace(view.sync, last_step=last, saves=saves, uploading_step=None))
+    assert says in render(build_status(view), width=120)

@@ -238,7 +238,7 @@ def _backup_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         newest = checkpoints.get("newest_complete_step")
         count = len(_list(checkpoints, "sets"))
         if newest is None:
-            yield "checkpoint", "none complete yet", ""
+            yield "checkpoint", "none complete on this pod yet", ""
         else:
             age = ago(_age(document, checkpoints.get("newest_complete_at")))
             yield "checkpoint", f"newest complete: step {newest} ({age}); {count} on this pod", ""
@@ -248,7 +248,9 @@ def _backup_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         yield "store", "none configured", YELLOW
         return
     last = sync.get("last_step")
-    if last is None:
+    if last is None and sync.get("saves", 0) is None:
+        text = "its content is not read yet"
+    elif last is None:
         text = "nothing stored yet"
     else:
         text = f"last synced step {last} ({ago(_age(document, sync.get('last_published_at')))})"

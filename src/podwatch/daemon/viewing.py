@@ -76,6 +76,7 @@ def sync_view(state: SyncState | None) -> SyncView:
         standing=str(state.standing.act),
         generation=state.standing.generation,
         holder=state.standing.holder,
+        saves=state.saves,
         stored=state.stored,
         calls=TOTAL.snapshot(),
     )
@@ -101,13 +102,20 @@ def learned_view(learned: Learned) -> LearnedView:
     )
 
 
-def steps_at_risk(snapshot: Snapshot, sets: tuple[CheckpointSet, ...]) -> int | None:
-    """Steps that a death right now would cost: since the newest complete checkpoint, or since the beginning."""
+def steps_at_risk(
+    snapshot: Snapshot, sets: tuple[CheckpointSet, ...], resumed: int | None, sync: SyncView
+) -> int | None:
+    """Steps that a death right now would cost: since the newest checkpoint that is complete here, is in the store, or
+    was resumed from; without any, since step 0. None while no step was seen, or the store was not read yet."""
     newest = snapshot.newest_step
     if newest is None or newest.step is None:
         return None
-    saved = newest_complete(sets)
-    return max(0, newest.step - (saved.step if saved is not None else 0))
+    here = newest_complete(sets)
+    steps = (here.step if here is not None else None, resumed, sync.last_step)
+    saved = [step for step in steps if step is not None and step <= newest.step]
+    if not saved and sync.store_url and sync.saves is None:
+        return None
+    return newest.step - max(saved, default=0)
 
 
 def view_of(
@@ -127,6 +135,8 @@ def view_of(
     alive, _ = sensing.alive()
     now, wall = parts.clock.monotonic(), parts.clock.wall()
     record = parts.record.current
+    recovery = recovery_view(parts.recovery.state)
+    sync = sync_view(parts.syncer.state if parts.syncer is not None else None)
     return DaemonView(
         version=__version__,
         run_id=settings.run_id,
@@ -142,8 +152,8 @@ def view_of(
         watchdog_ok=alive,
         sensors=sensor_views(snapshot),
         findings=findings,
-        recovery=recovery_view(parts.recovery.state),
-        sync=sync_view(parts.syncer.state if parts.syncer is not None else None),
+        recovery=recovery,
+        sync=sync,
         learned=learned_view(sensing.state.learned),
         counters=counters_of(parts.emit, sensing.turns),
         checkpoints=parts.catalogue.sets,
@@ -151,7 +161,7 @@ def view_of(
         incident=incident,
         next_save_bytes=rounds.pruner.next_save_bytes,
         prune_above=parts.policies.disk.prune_above,
-        steps_at_risk=steps_at_risk(snapshot, parts.catalogue.sets),
+        steps_at_risk=steps_at_risk(snapshot, parts.catalogue.sets, recovery.resumed_step, sync),
         target_step=parts.policies.detection.max_steps,
         armed=sensing.state.armed,
         second_signals=second_signals(sensing.state),

@@ -54,5 +54,7 @@ class SyncState:
     """Whether this pod holds the run, as far as the pods of it agree."""
     stored: frozenset[tuple[int, str]] = frozenset()
     """(step, save_id) of every save that is whole in the store."""
+    saves: int | None = None
+    """Checkpoints of this run in the store; None until the journal or the store itself told."""
     abandoned_in_a_row: int = 0
     warnings: tuple[str, ...] = ()

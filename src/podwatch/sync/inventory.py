@@ -9,7 +9,7 @@ from podwatch.domain.errors import IntegrityError
 from podwatch.domain.remote import Keys, Manifest, ManifestFile, Pointer
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.sync.optional_manifest import read_optional
-from podwatch.sync.publish import checked_manifest, read_pointer
+from podwatch.sync.publish import checked_manifest, newest_pointer, read_pointer
 
 _LIMIT = 64 << 20
 
@@ -35,6 +35,28 @@ class SavedSet:
     @property
     def file_count(self) -> int:
         return len(self.manifest.files) if self.manifest else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """How many checkpoints a run has in the store, and which one the pointer names (None: none), stored when."""
+
+    saves: int = 0
+    step: int | None = None
+    stored_wall: float | None = None
+
+
+def stock(store: ObjectStore, keys: Keys) -> Stock:
+    """One listing and the pointer; no manifest is read. Raises RemoteError."""
+    manifests = {o.key: o for o in store.list(f"{keys.root}/step_") if o.ours and o.key.endswith("/manifest.json")}
+    try:
+        pointer = newest_pointer(store, keys)
+    except IntegrityError:
+        pointer = None
+    if pointer is None or pointer.step is None:
+        return Stock(len(manifests))
+    named = manifests.get(pointer.manifest_key)
+    return Stock(len(manifests), pointer.step, None if named is None else named.uploaded_wall)
 
 
 def inventory(store: ObjectStore, keys: Keys, now_wall: float) -> tuple[list[SavedSet], str]:

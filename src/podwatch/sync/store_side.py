@@ -21,6 +21,7 @@ from podwatch.sync import job as jobs
 from podwatch.sync.claims import NotHolding
 from podwatch.sync.doors import RunIdentity, SetSource, SyncState
 from podwatch.sync.holding import Holding
+from podwatch.sync.inventory import Stock, stock
 from podwatch.sync.optional_parts import OptionalParts
 from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.remote_retention import RemoteRetention
@@ -78,6 +79,7 @@ class StoreSide:
         self._serving: tuple[int | None, asyncio.Future[None]] | None = None
         """The one that this turn is for: what comes meanwhile is the next turn's."""
         self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._sender = Sender(
             settings=settings,
             identity=identity,
@@ -230,6 +232,31 @@ class StoreSide:
                 self._well()
             return self._publisher
 
+    async def _read_stock(self) -> None:
+        """What the store holds, where the journal does not know it: a new pod, or a lost state directory. Only shown:
+        nothing is decided by it."""
+        keys, failures = self._keys, 0
+        assert keys is not None
+
+        def read() -> Stock:
+            store = self._open()
+            try:
+                return stock(store, keys)
+            finally:
+                store.close()
+
+        while self._state.saves is None:
+            try:
+                found = await self._worker.call(read)
+            except PodwatchError:
+                failures += 1  # the loop reports it
+                await self._clock.sleep(min(self._backoff[1], self._backoff[0] * 2.0 ** min(failures, 20)))
+                continue
+            if self._state.saves is None:
+                self._state = replace(
+                    self._state, saves=found.saves, last_step=found.step, last_published_wall=found.stored_wall
+                )
+
     async def sweep_store(self) -> None:
         """Clear the store of what serves nobody, if that was not done within a day. Not while something is on its way:
         the next call is soon enough."""
@@ -290,13 +317,14 @@ class StoreSide:
             self._note_stored(await self._journal.run(Journal.published))
 
     def _note_stored(self, published: list[PublishedSave]) -> None:
-        last = published[-1] if published else None
-        self._state = replace(
-            self._state,
-            stored=frozenset((p.step, p.save_id) for p in published),
-            last_step=last.step if last else None,
-            last_published_wall=max((p.wall for p in published), default=None),
-        )
+        self._state = replace(self._state, stored=frozenset((p.step, p.save_id) for p in published))
+        if published:
+            self._state = replace(
+                self._state,
+                saves=len(published),
+                last_step=published[-1].step,
+                last_published_wall=max(p.wall for p in published),
+            )
 
     def _well(self) -> None:
         if self._state.ok is False:

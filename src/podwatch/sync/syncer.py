@@ -49,12 +49,15 @@ class Syncer(StoreSide):
             self._begun_at = self._clock.monotonic() - max(0.0, self._clock.wall() - float(begun[0]))
             self._begun_set = (int(begun[1]), str(begun[2]))
         self.ask()
+        if self._url and not published:
+            self._reading = asyncio.create_task(self._read_stock(), name="store content")
         self._task = asyncio.create_task(self._run(), name="sync")
 
     async def stop(self) -> None:
         """Prompt: an upload in flight is ended and goes on from the journal next time."""
-        task, self._task = self._task, None
-        if task is not None:
+        tasks = [t for t in (self._task, self._reading) if t is not None]
+        self._task = self._reading = None
+        for task in tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task

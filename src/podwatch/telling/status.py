@@ -375,6 +375,7 @@ def _sync(view: DaemonView) -> dict[str, Any]:
         "error": s.error,
         "last_step": s.last_step,
         "last_published_at": rfc3339(s.last_published_wall),
+        "saves": s.saves,
         "uploading_step": s.uploading_step,
         "uploaded_bytes": s.uploaded_bytes,
         "total_bytes": s.total_bytes,

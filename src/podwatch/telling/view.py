@@ -64,6 +64,8 @@ class SyncView:
     generation: int = 0
     holder: str = ""
     """The other pod, where it is one."""
+    saves: int | None = None
+    """Checkpoints in the store; None: neither the journal nor the store told yet."""
     stored: frozenset[tuple[int, str]] = frozenset()
     calls: Mapping[str, int] = field(default_factory=dict)
     """To the store since podwatch started, by class (A free, B, C)."""
