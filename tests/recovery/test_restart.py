@@ -110,6 +110,52 @@ async def test_logs_that_cannot_be_read_cost_no_evidence_and_no_restart(world: W
     await heir.leave()
 
 
+async def test_a_save_that_settles_when_the_trainer_dies_is_resumed_from_at_once(world: World) -> None:
+    """Seen: everything that was saved within its settle time before a death went to quarantine."""
+    podwatch = await running(world)
+    world.save(20)
+    world.settles_at[20] = float("inf")
+    podwatch.see(21, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 20, "all writers were watched and have ended"
+    assert 20 in podwatch.catalogue.layout.numbers("checkpoints")
+    await podwatch.leave()
+
+
+async def test_a_new_podwatch_waits_until_the_newest_save_has_settled(world: World) -> None:
+    """Daemon, keeper and trainer killed together, a second after a save: nobody saw the writer end."""
+    podwatch = await running(world)
+    await podwatch.die()
+    world.kill()
+    world.kept = None  # the keeper too
+    world.save(20)
+    settled = world.settles_at[20] = world.clock.monotonic() + 60.0
+    heir = Podwatch(world)
+    await heir.recovery.begin()
+    await heir.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 20
+    assert world.clock.monotonic() >= settled
+    assert heir.catalogue.layout.numbers("checkpoints") == [5, 10, 15, 20]
+    await heir.leave()
+
+
+async def test_a_save_that_never_settles_asks_instead_of_being_thrown_away(world: World) -> None:
+    podwatch = await running(world)
+    await podwatch.die()
+    world.kill()
+    world.kept = None  # the keeper too
+    world.save(20)
+    world.settles_at[20] = float("inf")
+    heir = Podwatch(world)
+    await heir.recovery.begin()
+    await heir.until(Phase.BLOCKED)
+    assert len(world.plans) == 1
+    assert heir.catalogue.layout.numbers("checkpoints") == [5, 10, 15, 20]
+    (finding,) = heir.recovery.findings()
+    assert "Another process writes to it" in finding.summary
+    await heir.leave()
+
+
 async def test_what_is_ahead_is_set_aside_and_can_be_returned(world: World) -> None:
     podwatch = await running(world)
     world.save(20, whole=False)

@@ -221,13 +221,18 @@ class FlatCatalogue:
         self.sets: tuple[CheckpointSet, ...] = ()
         self.saving = False
 
-    def rescan(self) -> tuple[CheckpointSet, ...]:
+    def rescan(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]:
         found = []
         for step in self.layout.numbers("checkpoints"):
             path = self.layout.part_dir("checkpoints", step)
             done = (path / "done").exists() and (path / "b.bin").exists()
             state = Completeness.COMPLETE if done else Completeness.INCOMPLETE
             wall = self.world.set_walls.get(step, self.world.clock.wall())
+            left = 0.0 if writers_ended else self.world.settles_at.get(step, 0.0) - self.world.clock.monotonic()
+            if done and left > 0:
+                writing = Completeness.WRITING
+                found.append(CheckpointSet(step, "flat", writing, (), 10, 3, wall, "", "whole", settles_in=left))
+                continue
             found.append(CheckpointSet(step, "flat", state, (), 10, 3, wall, f"save{step}" if done else "", "x"))
         self.sets = tuple(found)
         return self.sets
@@ -289,6 +294,8 @@ class World:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     plans: list[StartPlan] = field(default_factory=list)
     set_walls: dict[int, float] = field(default_factory=dict)
+    settles_at: dict[int, float] = field(default_factory=dict)
+    """Step -> monotonic second from which a whole set counts as complete."""
     damaged: dict[int, tuple[str, ...]] = field(default_factory=dict)
     gpu_used: int | None = None
     start_error: str | Exception = ""

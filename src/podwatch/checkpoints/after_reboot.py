@@ -73,6 +73,10 @@ class Boots:
             self._seen = set()
         self._dirty = False
 
+    def knows(self, save_id: str) -> bool:
+        """Was this very save found complete by an earlier podwatch, in whichever boot?"""
+        return save_id in self._seen or save_id in self._before or save_id in self._checked
+
     def suspect(self, save_id: str, changed_wall: float) -> bool:
         """Was it saved before this boot, and not looked at deeper since? ``changed_wall``: its newest ctime."""
         if save_id in self._checked or save_id in self._seen:

@@ -116,8 +116,12 @@ class Catalogue:
         """Where events are worth listening to now: the layout's roots and the steps that are not settled."""
         return (*self._layout.watch_roots(), *self._open)
 
-    def rescan(self) -> tuple[CheckpointSet, ...]:
-        """Look at everything that may have changed. Never raises for what happens on disk meanwhile."""
+    def rescan(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]:
+        """Look at everything that may have changed. Never raises for what happens on disk meanwhile.
+
+        ``writers_ended``: every process that could write here was seen to end. On a local filesystem a whole set then
+        counts after two equal looks, without a settle time.
+        """
         with self._lock:
             if self._nothing_new():
                 return self._sets
@@ -129,7 +133,7 @@ class Catalogue:
                 self._problem, self._listed = f"{error.filename or self._layout.output_dir}: {error.strerror}", None
                 return self._sets
             settling = self._settling
-            settling.begin(slow=slow_to_show(self._layout.watch_roots()))
+            settling.begin(slow=slow_to_show(self._layout.watch_roots()), writers_ended=writers_ended)
             close = self._look_closely(steps)
             fresh: dict[int, Known] = {}
             with isolated.session():

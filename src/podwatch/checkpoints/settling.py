@@ -50,6 +50,10 @@ class Known:
     was: str = ""
     """The ``save_id`` under which it was complete last."""
 
+    def wait(self, need: float, reason: str) -> None:
+        """It is whole and lacks only time: ``need`` seconds without a change in all."""
+        self.set = replace(self.set, reason=reason, settles_in=max(0.0, need - self.quiet))
+
     def as_before(self) -> bool:
         """Do its telltales look as they did? Lists no directory."""
         return holds(self.guard, [p.path for p in self.set.parts])
@@ -79,12 +83,15 @@ class Settling:
         self._shapes: dict[Shape, Shape] = {}
         self.slow = False
         """On a network filesystem, which shows changes late."""
+        self.writers_ended = False
+        """Every process that could write here was seen to end: on a local filesystem there is nothing to wait for."""
         self.problem = ""
         """What could not be read since ``begin``."""
 
-    def begin(self, *, slow: bool) -> None:
-        """A new rescan: what the journal says is asked anew."""
+    def begin(self, *, slow: bool, writers_ended: bool = False) -> None:
+        """A new rescan: what the journal says is read again."""
         self.slow, self.problem, self._ids = slow, "", None
+        self.writers_ended = writers_ended and not slow
 
     def end(self, states: Collection[Known]) -> None:
         """What equal sets share is kept once."""
@@ -165,14 +172,16 @@ class Settling:
             hole = state.odd.hole if state.odd is not None else ""
             if problems:
                 reason = f"did not survive the reboot: {problems[0]}"
-                state.set = replace(state.set, completeness=Completeness.DAMAGED, reason=reason)
+                state.set = replace(
+                    state.set, completeness=Completeness.DAMAGED, reason=reason, settles_in=None, unclear=True
+                )
                 state.settled = True
             elif hole and self._boots is not None and not self._boots.was_sparse(save_id):
                 reason = (
                     f"suspect after a reboot: {hole} has ranges that were never written (lost, or a sparse copy: then "
                     "copy it with cp --sparse=never)"
                 )
-                state.set = replace(state.set, reason=reason)
+                state.set = replace(state.set, reason=reason, settles_in=None, unclear=True)
                 state.settled = True  # WRITING for ever: not to be used, and not to be removed as a husk
             else:
                 self._complete(state, step, found, save_id)
@@ -182,18 +191,23 @@ class Settling:
     def _believe(self, state: Known, step: int, found: tuple[PartFiles, ...], changed: float) -> str:
         """Raise a whole set to COMPLETE if it may be; what it lacks compared with earlier saves otherwise."""
         judgement, windows = state.judgement, self._windows
-        need = windows.need(judgement.marker, slow=self.slow)
+        save_id = describing.save_id(found, judgement)
+        # What an earlier podwatch found complete and nothing touched since needs no window again.
+        known = self._boots is not None and self._boots.knows(save_id)
+        settled = self.writers_ended or known or save_id in self._stored_ids().get(step, ())
+        need = 0.0 if settled else windows.need(judgement.marker, slow=self.slow)
         state.moving = judgement.marker is not Marker.COMMIT
-        state.set = replace(state.set, reason=f"whole; must stay unchanged for {need:.0f} s")
         if state.polls < 2 or state.quiet < need:
+            state.wait(need, f"whole; must stay unchanged for {need:.0f} s")
             return ""
         if state.odd is None:
             state.odd = find_odd(found, judgement)
         odd = state.odd
         weak = judgement.marker is Marker.NONE or bool(odd.legacy)
-        if (weak or odd.hole) and state.quiet < (need := windows.need(Marker.NONE, slow=self.slow)):
+        longer = 0.0 if settled and not odd.hole else windows.need(Marker.NONE, slow=self.slow)
+        if (weak or odd.hole) and state.quiet < longer:
             what = f"{odd.hole} has ranges that were never written" if odd.hole else f"{odd.legacy} has no end to check"
-            state.set = replace(state.set, reason=f"whole, but {what}: must stay unchanged for {need:.0f} s")
+            state.wait(longer, f"whole, but {what}: must stay unchanged for {longer:.0f} s")
             return ""
         if weak:
             patience = windows.longest(slow=self.slow) * CUT_OFF_FACTOR
@@ -203,13 +217,11 @@ class Settling:
             if self._leases and not self.slow and state.quiet < patience:
                 held, where = held_open(Path(p.part.path) / f.path for p, f in describing.own_files(found, judgement))
                 if held is Held.YES:
-                    reason = f"whole, but somebody has {Path(where).name} open for writing"
-                    state.set = replace(state.set, reason=reason)
+                    state.wait(patience, f"whole, but a process has {Path(where).name} open for writing")
                     return ""
-        save_id = describing.save_id(found, judgement)
         if self._boots is not None and self._boots.suspect(save_id, changed) and (step, save_id) not in self._stored():
             state.suspect, state.moving = True, False
-            state.set = replace(state.set, reason=CHECKED_DEEPER)
+            state.set = replace(state.set, reason=CHECKED_DEEPER, settles_in=0.0)
         else:
             self._complete(state, step, found, save_id)
         return ""
@@ -219,7 +231,7 @@ class Settling:
         again = tuple(scan_part(p.part).found for p in found)
         if describing.fingerprint(again) != state.fingerprint:
             return
-        state.set = replace(state.set, completeness=Completeness.COMPLETE, save_id=save_id, reason="")
+        state.set = replace(state.set, completeness=Completeness.COMPLETE, save_id=save_id, reason="", settles_in=None)
         state.settled, state.moving, state.was = True, False, save_id
         odd = state.odd or Odd()
         if state.judgement.marker is Marker.NONE or odd.legacy:
@@ -232,11 +244,12 @@ class Settling:
         judgement = state.judgement
         long_quiet = self._windows.longest(slow=self.slow)
         if judgement.unreadable:
+            state.set = replace(state.set, unclear=True)
             return state  # stays WRITING: what cannot be observed must not be removed
         state.moving = begun and state.quiet < long_quiet
         if state.polls >= 2 and (state.quiet >= long_quiet or not begun):
             final = Completeness.DAMAGED if judgement.damaged else Completeness.INCOMPLETE
-            state.set = replace(state.set, completeness=final)
+            state.set = replace(state.set, completeness=final, unclear=judgement.damaged)
         return state
 
     def _guard(self, scans: Sequence[Scan], judgement: Judgement) -> Guard:

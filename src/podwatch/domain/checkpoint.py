@@ -60,6 +60,10 @@ class CheckpointSet:
     again after a rollback has another. It is empty until the set is complete. ``reason`` says why a set is not
     complete. ``changed_wall`` is the newest mtime in epoch seconds. ``resumable`` means complete and all required parts
     present.
+
+    ``settles_in``: the set is whole, and counts as complete after so many seconds if nothing changes; None for every
+    other set. ``unclear``: it could not be read or its structure is broken, so it may be what a run has left; it is
+    never passed over in silence.
     """
 
     step: int
@@ -71,6 +75,8 @@ class CheckpointSet:
     changed_wall: float
     save_id: str = ""
     reason: str = ""
+    settles_in: float | None = None
+    unclear: bool = False
 
     @property
     def complete(self) -> bool:

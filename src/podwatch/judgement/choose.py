@@ -45,7 +45,8 @@ class _Candidates:
     remote: dict[int, RemoteSave] = field(default_factory=dict)
     rejected: list[tuple[int, str]] = field(default_factory=list)
     held_back: bool = False
-    """Something complete exists and may not be used: a fresh start would be a decision of a person."""
+    """Something exists that is, or may be, what the run has left, and cannot be used: a fresh start would be an
+    operator's decision."""
 
     def steps(self) -> list[int]:
         return sorted(self.local.keys() | self.remote.keys(), reverse=True)
@@ -130,10 +131,13 @@ def _sort_out(
     below: int | None,
 ) -> _Candidates:
     found = _Candidates()
+    unfinished = 0
     for candidate in local:
         step = candidate.step
         if not candidate.complete:
             found.rejected.append((step, f"{candidate.completeness}: {candidate.reason or 'not whole'}"))
+            found.held_back = found.held_back or candidate.settles_in is not None or candidate.unclear
+            unfinished += _all_parts_there(candidate)
             continue
         if not adopted:
             why = "not known to be of this run; take it with --adopt-existing or set it aside with `podwatch clean`"
@@ -144,6 +148,8 @@ def _sort_out(
             found.held_back = True
         else:
             found.local[step] = candidate
+    # A kill cuts off one save. Several, with all their parts and none of them complete, are not understood.
+    found.held_back = found.held_back or (unfinished > 1 and not found.local)
     for save in remote:
         step = save.step
         last = valid.get(save.lineage, -1)
@@ -160,6 +166,30 @@ def _sort_out(
         elif step not in found.remote or save.seq > found.remote[step].seq:
             found.remote[step] = save
     return found
+
+
+def _all_parts_there(candidate: CheckpointSet) -> bool:
+    required = [part for part in candidate.parts if part.required]
+    return bool(required) and all(part.size_bytes > 0 for part in required)
+
+
+def awaited(
+    local: Sequence[CheckpointSet],
+    *,
+    refused: Mapping[int, str] | None = None,
+    wanted: int | None = None,
+    below: int | None = None,
+) -> CheckpointSet | None:
+    """The newest set that is whole, still settling, and would be chosen before every complete one: what a start waits
+    for instead of passing it over (promise 7). None where there is nothing to wait for."""
+    if wanted is not None:
+        usable = [s for s in local if s.step == wanted]
+    else:
+        usable = [s for s in local if not _why_not(s.step, refused or {}, below)]
+    newest = max(
+        (s for s in usable if s.complete or s.settles_in is not None), key=lambda s: (s.step, s.complete), default=None
+    )
+    return None if newest is None or newest.complete else newest
 
 
 def _why_not(step: int, refused: Mapping[int, str], below: int | None) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from podwatch.checkpoints.saved_by import saved_by
 from podwatch.domain.checkpoint import CheckpointSet
@@ -10,11 +11,17 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.run import RunRecord
 from podwatch.journal import Journal
-from podwatch.judgement.choose import Choice, RemoteSave, choose, other_world
+from podwatch.judgement.choose import Choice, RemoteSave, awaited, choose, other_world
 from podwatch.recovery import memory as memory_module
 from podwatch.recovery.memory import Memory
 from podwatch.recovery.state import Phase, Tools
 
+SETTLE_LOOK = 0.05
+"""Seconds between the two equal looks that a set needs at least."""
+SETTLE_POLL = 1.0
+"""Seconds between two looks at a set that a start waits for; an operator sees the rest of the time count down."""
+SETTLE_PATIENCE = 600.0
+"""Seconds beyond the longest settle time: a set that still changes then has a writer."""
 FETCH_TRIES = 3
 """Then an older step that is here is better than waiting for the store: training goes on losing GPU time."""
 
@@ -38,6 +45,11 @@ def unfit(choice: Choice, why: str) -> Choice:
     return replace(choice, source="none", reason=f"step {choice.step} cannot be resumed from: {why}")
 
 
+def still_written(settling: CheckpointSet) -> Choice:
+    reason = f"step {settling.step} changes again and again: {settling.reason}. Another process writes to it"
+    return Choice(None, "none", "", reason, ((settling.step, settling.reason),))
+
+
 class Choosing:
     """``show`` tells phase and detail to whoever displays them. Changes nothing but what it remembers."""
 
@@ -47,6 +59,8 @@ class Choosing:
         self.show = show
         self.restoring: int | None = None
         self.failed_fetches = 0
+        self.writers_ended = False
+        """The tree that wrote here was watched and has ended; nothing was started since."""
         self._followed = ""
 
     async def remember(self) -> None:
@@ -62,7 +76,7 @@ class Choosing:
         the step that we started from last (everything above it was set aside then).
         """
         tools = self.tools
-        sets = await tools.blocking(tools.catalogue.rescan)
+        sets = await self._rescan()
         record = tools.record.current
         if self.memory.adopted or record is None:
             return list(sets), []
@@ -77,9 +91,16 @@ class Choosing:
         ]
         return ours, [s for s in sets if s not in ours]
 
-    async def choose(self, *, wanted: int | None = None, fresh: bool = False, below: int | None = None) -> Choice:
-        """Raises StoreUnknown or NothingToResume instead of starting fresh by accident."""
+    async def choose(
+        self, *, wanted: int | None = None, fresh: bool = False, below: int | None = None, wait: bool = True
+    ) -> Choice:
+        """Raises StoreUnknown or NothingToResume instead of starting fresh by accident.
+
+        A newer set that is whole and still settling is waited for (``wait``), shown in the status meanwhile.
+        """
         tools = self.tools
+        times = tools.settings.checkpoints
+        end = tools.clock.monotonic() + SETTLE_PATIENCE + 2 * max(times.settle, times.settle_weak, times.settle_tracker)
         if fresh:
             return Choice(None, "fresh", "", "a fresh start was asked for")
         record = tools.record.current
@@ -89,8 +110,16 @@ class Choosing:
         unsound: dict[int, str] = {}
         while True:
             ours, foreign = await self.ours()
-            remote, trouble = await self._remote()
             use = ours or foreign
+            settling = awaited(use, refused=self.memory.refused, wanted=wanted, below=below) if wait else None
+            if settling is not None:
+                if tools.clock.monotonic() > end:
+                    raise NothingToResume(still_written(settling))
+                left = settling.settles_in or 0.0
+                self.show(Phase.LOOKING, f"step {settling.step} is whole and settles: {left:.0f} s left")
+                await tools.clock.sleep(min(SETTLE_POLL, max(SETTLE_LOOK, left)))
+                continue
+            remote, trouble = await self._remote()
             choice = choose(
                 [s for s in use if s.step not in unsound],
                 remote,
@@ -146,7 +175,10 @@ class Choosing:
         catalogue waits until it has settled."""
         if choice.step is None or choice.source == "store":
             return True
-        return any(s.step == choice.step and s.complete for s in await self.tools.blocking(self.tools.catalogue.rescan))
+        return any(s.step == choice.step and s.complete for s in await self._rescan())
+
+    async def _rescan(self) -> tuple[CheckpointSet, ...]:
+        return await self.tools.blocking(partial(self.tools.catalogue.rescan, writers_ended=self.writers_ended))
 
     async def _remote(self) -> tuple[tuple[RemoteSave, ...], str]:
         if self.tools.restore is None:

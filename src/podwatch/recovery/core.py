@@ -270,6 +270,7 @@ class Core:
 
     def watch(self, handle: TrainerHandle, attempt: Attempt) -> None:
         self.handle, self.attempt = handle, attempt
+        self.procedure.writers_ended = False
         self.tools.track(handle)
 
     def forget(self) -> None:

@@ -97,6 +97,7 @@ class Procedure(Choosing):
             await tools.clock.sleep(STUCK_RETRY)
         await self.stop_also()
         await handle.release()
+        self.writers_ended = True
         await tools.journal.run(
             Journal.settle, intent_id, IntentState.DONE, f"{report.seconds:.1f} s, {report.killed} killed"
         )
@@ -288,6 +289,7 @@ class Procedure(Choosing):
             waited_seconds=round(self.waited, 3),
         )
         began = tools.clock.monotonic()
+        self.writers_ended = False
         tools.begin_start(began, prepared.plan.start_id)
         starting = asyncio.ensure_future(tools.launcher.start(prepared.plan))
         try:

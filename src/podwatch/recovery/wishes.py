@@ -158,7 +158,8 @@ class Wishes(Acts):
         changed = await tools.blocking(plan.changed_configs, record.last_start if record is not None else None)
         answer: dict[str, object] = {"changed_since_last_start": list(changed)}
         try:
-            choice = await self.procedure.choose(wanted=step, below=None if step is not None else self.memory.below)
+            below = None if step is not None else self.memory.below
+            choice = await self.procedure.choose(wanted=step, below=below, wait=False)
         except PodwatchError as error:
             return {**answer, "possible": False, "reason": str(error)}
         prepared = await tools.blocking(self.procedure.prepare, choice.step)
