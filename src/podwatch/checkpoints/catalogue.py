@@ -17,6 +17,7 @@ from podwatch.checkpoints.filesystems import slow_to_show
 from podwatch.checkpoints.guards import stamp
 from podwatch.checkpoints.inspection import Inspection, inspect
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartDir, PartFiles
+from podwatch.checkpoints.ledger import Ledger
 from podwatch.checkpoints.quiet import Windows
 from podwatch.checkpoints.scan import scan_part
 from podwatch.checkpoints.settling import CUT_OFF_FACTOR, Known, Settling
@@ -84,8 +85,9 @@ class Catalogue:
         self._windows = Windows(settle, settle if settle_tracker is None else settle_tracker, settle_weak)
         self._expected = Expected(memory or NoMemory(), lambda: f"{layout.name}/{whose}")
         self._boots = boots
+        self._ledger = Ledger(memory or NoMemory())
         self._settling = Settling(
-            layout, clock, self._windows, self._expected, leases=leases, boots=boots, stored=stored
+            layout, clock, self._windows, self._expected, self._ledger, leases=leases, boots=boots, stored=stored
         )
         self._known: dict[int, Known] = {}
         self._turn = 0
@@ -260,5 +262,7 @@ class Catalogue:
         for step in self._expected.save():
             if step in self._known:
                 self._known[step].settled = False
+        if not self._problem:
+            self._ledger.save([s.step for s in self._sets])
         if self._boots is not None and not self._problem:
             self._boots.save([s.save_id for s in self._sets if s.save_id])

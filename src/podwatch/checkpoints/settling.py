@@ -14,6 +14,7 @@ from podwatch.checkpoints.expected import Expected
 from podwatch.checkpoints.guards import Guard, Shape, guard_of, holds
 from podwatch.checkpoints.inspection import Odd, find_odd, inspect
 from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartDir, PartFiles
+from podwatch.checkpoints.ledger import Ledger
 from podwatch.checkpoints.quiet import Held, Windows, held_open
 from podwatch.checkpoints.scan import Scan, scan_part
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
@@ -68,6 +69,7 @@ class Settling:
         clock: Clock,
         windows: Windows,
         expected: Expected,
+        ledger: Ledger,
         *,
         leases: bool,
         boots: Boots | None,
@@ -76,7 +78,7 @@ class Settling:
         self._layout = layout
         self._clock = clock
         self._windows = windows
-        self._expected = expected
+        self._expected, self._ledger = expected, ledger
         self._leases = leases
         self._boots, self._stored = boots, stored
         self._ids: Mapping[int, frozenset[str]] | None = None
@@ -144,6 +146,8 @@ class Settling:
             judgement = self.judge(step, found, known.was if known is not None else "")
         if error:
             judgement = replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {error}")
+        elif lost := self._ledger.lost(step, describing.own_files(found, judgement)):
+            judgement = replace(judgement, whole=False, damaged=True, reason=lost)
         described = describing.describe(step, self._layout.name, found, judgement)
         state = Known(fingerprint, since, polls, self._guard(scans, judgement), judgement, described, quiet)
         state.odd = known.odd if same and known is not None else None
@@ -234,6 +238,7 @@ class Settling:
         state.set = replace(state.set, completeness=Completeness.COMPLETE, save_id=save_id, reason="", settles_in=None)
         state.settled, state.moving, state.was = True, False, save_id
         odd = state.odd or Odd()
+        self._ledger.note(step, describing.own_files(found, state.judgement))
         if state.judgement.marker is Marker.NONE or odd.legacy:
             self._expected.note(step, describing.own_files(found, state.judgement))
         if self._boots is not None:

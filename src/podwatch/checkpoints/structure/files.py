@@ -1,11 +1,15 @@
 """Check any single file by what its name says it is. Files of unknown kinds have nothing to be checked."""
 
 import json
+import re
 from pathlib import Path
 
 from podwatch.checkpoints.structure import safetensors, torch_zip
 
 _TORCH = (".pt", ".pth", ".ckpt")
+_TORCH_BIN = re.compile(r"(?:pytorch_model|adapter_model|optimizer|scheduler|model|training_args)\b.*\.bin$")
+"""What Hugging Face and accelerate write through torch.save: an empty one is never a whole one. Any other program may
+write an empty ``.bin`` on purpose."""
 _JSON_LIMIT = 64 * 1024 * 1024
 
 
@@ -26,7 +30,7 @@ def check_file(path: Path) -> str:
         with path.open("rb") as file:
             head = file.read(4)
         if not head:
-            return "is empty"
+            return "is empty" if _TORCH_BIN.match(name) else ""
         begins_so = head == b"PK\x03\x04"[: len(head)]  # a file of one to three bytes is one that was cut off
         return torch_zip.check(path) if begins_so else ""
     if name.endswith(".json"):

@@ -1,0 +1,152 @@
+"""A set that was complete and lost or shrank a file is damaged, whatever its layout asks for."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
+from podwatch.checkpoints.layouts.base import Layout
+from podwatch.checkpoints.structure.files import check_file
+from podwatch.config.settings import CustomLayoutSettings
+from podwatch.domain.checkpoint import CheckpointSet, Completeness
+from tests.checkpoints.test_ended_writers import Memory
+from tests.support.checkpoints import ManualClock, write_hf_step, write_prime_rl_step
+
+FILES = 7
+
+
+def write_custom(out: Path, step: int, files: int = FILES, size: int = 100) -> Layout:
+    directory = out / f"ckpt_{step}"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    for number in range(files):
+        (directory / f"rank_{number}.dat").write_bytes(bytes([number]) * size)
+    return CustomLayout(out, CustomLayoutSettings(step_dir="ckpt_{step}", required=("rank_*.dat",)))
+
+
+def write_hf(out: Path, step: int) -> Layout:
+    write_hf_step(out, step)
+    return HFLayout(out)
+
+
+def write_prime(out: Path, step: int) -> Layout:
+    write_prime_rl_step(out, step, ranks=2)
+    return PrimeRLLayout(out)
+
+
+MAKERS = [write_custom, write_hf, write_prime]
+
+
+class Pod:
+    """One podwatch after the other over the same files and the same journal."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.clock, self.memory = layout, ManualClock(), Memory()
+        self.restart()
+
+    def restart(self) -> None:
+        self.catalogue = Catalogue(self.layout, self.clock, settle=5.0, settle_weak=60.0, memory=self.memory)
+
+    def settle(self) -> CheckpointSet:
+        for seconds in (0.0, 400.0, 400.0):
+            self.clock.advance(seconds)
+            self.catalogue.rescan()
+        return self.catalogue.sets[-1]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "outputs"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("make", MAKERS)
+def test_any_file_of_a_complete_set_that_is_lost_is_damage(
+    out: Path, make: Callable[[Path, int], Layout], restarted: bool
+) -> None:
+    """Seen: three of seven files deleted from the newest set, and half a checkpoint was published as complete."""
+    pod = Pod(make(out, 10))
+    assert pod.settle().complete
+    required = [Path(p.path) for p in pod.catalogue.sets[-1].parts if p.required]
+    for file in sorted(f for root in required for f in root.rglob("*") if f.is_file()):
+        content, status = file.read_bytes(), file.stat()
+        file.unlink()
+        if restarted:
+            pod.restart()
+        lacking = pod.settle()
+        assert not lacking.complete, file
+        assert (lacking.completeness, lacking.unclear) == (Completeness.DAMAGED, True), lacking.reason
+        assert f"was complete, and {file.name} is gone" in lacking.reason
+        file.write_bytes(content)
+        os.utime(file, ns=(status.st_mtime_ns, status.st_mtime_ns))
+        assert pod.settle().complete, "put back as it was"
+
+
+def test_a_file_that_shrank_is_damage(out: Path) -> None:
+    pod = Pod(write_custom(out, 10))
+    assert pod.settle().complete
+    os.truncate(out / "ckpt_10" / "rank_3.dat", 50)
+    lacking = pod.settle()
+    assert (lacking.completeness, lacking.save_id) == (Completeness.DAMAGED, "")
+    assert "rank_3.dat is smaller than it was" in lacking.reason
+
+
+def test_three_of_seven_files_gone_names_one_and_counts_the_others(out: Path) -> None:
+    pod = Pod(write_custom(out, 10))
+    pod.settle()
+    for number in (1, 2, 5):
+        (out / "ckpt_10" / f"rank_{number}.dat").unlink()
+    assert pod.settle().reason == "was complete, and rank_1.dat is gone (and 2 more)"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_same_step_saved_again_with_fewer_and_smaller_files_is_another_save(out: Path, restarted: bool) -> None:
+    pod = Pod(write_custom(out, 10))
+    first = pod.settle()
+    write_custom(out, 10, files=4, size=60)
+    if restarted:
+        pod.restart()
+    again = pod.settle()
+    assert again.complete, again.reason
+    assert again.save_id != first.save_id
+
+
+def test_a_file_that_was_added_later_is_no_loss(out: Path) -> None:
+    pod = Pod(write_custom(out, 10))
+    pod.settle()
+    (out / "ckpt_10" / "evaluation.json").write_text("{}")
+    assert pod.settle().complete
+
+
+def test_what_is_kept_is_bounded_and_forgets_sets_that_are_gone(out: Path) -> None:
+    for step in range(1, 41):
+        layout = write_custom(out, step, files=1)
+    pod = Pod(layout)
+    pod.settle()
+    assert len(pod.memory.kept["checkpoints.ledger"]) == 32
+    for step in range(2, 41):
+        shutil.rmtree(out / f"ckpt_{step}")
+    pod.settle()
+    assert len(pod.memory.kept["checkpoints.ledger"]) <= 1
+
+
+@pytest.mark.parametrize("kept", [None, [], {"x": 1}, {"5": {"a": "b"}}, {"5": {"a": [1]}}])
+def test_what_cannot_be_read_of_the_journal_is_forgotten(out: Path, kept: object) -> None:
+    pod = Pod(write_custom(out, 10))
+    pod.memory.kept["checkpoints.ledger"] = kept
+    assert pod.settle().complete
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("extra_state.bin", ""), ("notes.bin", ""), ("pytorch_model.bin", "is empty"), ("optimizer.bin", "is empty"),
+     ("pytorch_model-00001-of-00002.bin", "is empty")],
+)  # fmt: skip
+def test_an_empty_file_of_unknown_kind_is_no_damage(tmp_path: Path, name: str, problem: str) -> None:
+    """Seen: thirteen checkpoints in a row judged damaged, because each had an empty .bin of some extension."""
+    (tmp_path / name).touch()
+    assert check_file(tmp_path / name) == problem
