@@ -23,7 +23,7 @@ from podwatch.daemon.paths import RunPaths
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.sensing import Senses
 from podwatch.daemon.wandb_ids import WandbIds
-from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.claims import Pod
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.policy import Policies
@@ -52,7 +52,7 @@ from podwatch.sensors.training import TrainingSensor
 from podwatch.sensors.xid import XidInbox
 from podwatch.stores.credentials import Credentials, credentials_from_environment
 from podwatch.stores.open import open_store, same_filesystem
-from podwatch.sync.doors import RunIdentity
+from podwatch.sync.doors import OwnSets, RunIdentity
 from podwatch.sync.fetch_process import FetchProcess
 from podwatch.sync.job import keys_for
 from podwatch.sync.restore import FetchPace, Restorer
@@ -256,13 +256,16 @@ def build(
             config_digest=_digest(current.last_start.config_digests) if current and current.last_start else "",
         )
 
+    def owns(found: CheckpointSet) -> bool:
+        return recovery.owns(found)
+
     refused = _refuse_store(settings, same_disk_store)
     syncer, door = None, None
     if settings.sync.store and not refused:
         syncer = Syncer(
             settings=settings,
             identity=identity,
-            catalogue=catalogue,
+            catalogue=OwnSets(catalogue, owns),
             journal=journal,
             clock=clock,
             credentials=lambda: credentials_for(current()),

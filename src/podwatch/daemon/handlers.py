@@ -140,7 +140,8 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
             raise HostError("no store is configured", where="sync.store", fix='set it, for example "b2://my-bucket"')
         step = _step(params)
         task = asyncio.create_task(parts.syncer.sync_now(step))
-        if params.get("wait"):
+        await asyncio.sleep(0)  # what cannot be sent at all is refused in the first step of the task
+        if params.get("wait") or task.done():
             await task
             state = parts.syncer.state
             return {"message": f"step {state.last_step} is in the store", "step": state.last_step}

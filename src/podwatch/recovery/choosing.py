@@ -12,6 +12,7 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.run import RunRecord
 from podwatch.journal import Journal
 from podwatch.judgement.choose import Choice, RemoteSave, awaited, choose, other_world
+from podwatch.judgement.ownership import Ownership
 from podwatch.recovery import memory as memory_module
 from podwatch.recovery.memory import Memory
 from podwatch.recovery.state import Phase, Tools
@@ -59,6 +60,8 @@ class Choosing:
         self.show = show
         self.restoring: int | None = None
         self.failed_fetches = 0
+        self.fetched: frozenset[tuple[int, str]] = frozenset()
+        """(step, save_id) of what came from the store, as the journal knew it last."""
         self.writers_ended = False
         """The tree that wrote here was watched and has ended; nothing was started since."""
         self._followed = ""
@@ -70,26 +73,23 @@ class Choosing:
         await self.tools.blocking(self.tools.record.save, record)
 
     async def ours(self) -> tuple[list[CheckpointSet], list[CheckpointSet]]:
-        """(sets of this run, sets of nobody knows whom), after a fresh rescan.
-
-        Ours: saved since podwatch guards this directory, taken by a person, fetched from our store, or at or below
-        the step that we started from last (everything above it was set aside then).
-        """
-        tools = self.tools
+        """(sets of this run, sets of an unknown one), after a fresh rescan."""
         sets = await self._rescan()
-        record = tools.record.current
-        if self.memory.adopted or record is None:
-            return list(sets), []
-        stored = {(p.step, p.save_id) for p in await tools.journal.run(Journal.published)}
-        last = record.last_start.step if record.last_start is not None else None
-        ours = [
-            s
-            for s in sets
-            if s.changed_wall >= record.first_seen_wall
-            or (s.step, s.save_id) in stored
-            or (last is not None and s.step <= last)
-        ]
-        return ours, [s for s in sets if s not in ours]
+        published = await self.tools.journal.run(Journal.published)
+        self.fetched = frozenset((p.step, p.save_id) for p in published if p.restored)
+        return [s for s in sets if self.owns(s)], [s for s in sets if not self.owns(s)]
+
+    def owns(self, found: CheckpointSet) -> bool:
+        """Does this set belong to the run? False before the record was read."""
+        record = self.tools.record.current
+        if record is None:
+            return False
+        return Ownership(
+            record.first_seen_wall,
+            record.last_start.step if record.last_start is not None else None,
+            self.fetched,
+            self.memory.adopted,
+        ).owns(found)
 
     async def choose(
         self, *, wanted: int | None = None, fresh: bool = False, below: int | None = None, wait: bool = True

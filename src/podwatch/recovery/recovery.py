@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
+from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
@@ -154,6 +155,10 @@ class Recovery(Wishes):
         if self.memory.history.gave_up:
             return "restarting was given up; checkpoints are guarded"
         return "nothing is running: starting training"
+
+    def owns(self, found: CheckpointSet) -> bool:
+        """Does this checkpoint belong to the run? What does not is not uploaded either."""
+        return self.procedure.owns(found)
 
     async def _record(self, adopt_existing: bool) -> None:
         tools = self.tools

@@ -1,6 +1,6 @@
 """What this room needs from others, as types: so that a test can hand in something small and real."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +18,20 @@ class SetSource(Protocol):
     def contents(self, step: int) -> SetContents:
         """Blocking. Raises PodwatchError or OSError when the step is gone."""
         ...
+
+
+class OwnSets:
+    """The sets of this run only: what another run left here is not this run's backup."""
+
+    def __init__(self, source: SetSource, owns: Callable[[CheckpointSet], bool]) -> None:
+        self._source, self._owns = source, owns
+
+    @property
+    def sets(self) -> tuple[CheckpointSet, ...]:
+        return tuple(s for s in self._source.sets if self._owns(s))
+
+    def contents(self, step: int) -> SetContents:
+        return self._source.contents(step)
 
 
 @dataclass(frozen=True, slots=True)
