@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -119,6 +120,39 @@ def test_a_checkpoint_named_in_an_error_counts_as_loaded() -> None:
     assert not names_checkpoint(("Saving checkpoint step_40",), 40)
     first = fail(succeeded(RestartHistory(), 0.0, POLICY), 1.0, lines=lines)
     assert fail(first.history, 2.0, lines=lines).step_back
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "torch.AcceleratorError: CUDA error: unspecified launch failure",
+        "NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.",
+        "CUDA error: uncorrectable ECC error encountered",
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251",
+        "[E821 12:00:00.1 ProcessGroupNCCL.cpp:616] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.",
+    ],
+)
+def test_a_machine_fault_never_blames_the_checkpoint(line: str) -> None:
+    """Seen: 180 -> 175 -> 170 for an NCCL error, called "did not load", and the store's pointer followed."""
+    history = succeeded(RestartHistory(), 0.0, POLICY)
+    for n in range(6):
+        decision = fail(history, 10.0 * n, loaded=True, lines=("loaded checkpoints/step_40", line, "exit 1"))
+        assert not decision.step_back
+        history = decision.history
+    assert history.failed_loads == ()
+
+
+def test_a_programs_own_assertion_on_the_gpu_is_no_machine_fault() -> None:
+    lines = ("RuntimeError: CUDA error: device-side assert triggered",)
+    first = fail(succeeded(RestartHistory(), 0.0, POLICY), 1.0, loaded=True, lines=lines)
+    assert fail(first.history, 2.0, loaded=True, lines=lines).step_back
+
+
+def test_the_reason_for_a_step_back_says_what_was_seen() -> None:
+    first = fail(succeeded(RestartHistory(), 0.0, POLICY), 1.0, loaded=True)
+    assert "was loaded, and training ended again before a new step" in fail(first.history, 2.0, loaded=True).reason
 
 
 def test_stepping_back_stops_when_every_checkpoint_fails_alike() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from podwatch.daemon.viewing import recovery_view
 from podwatch.domain.event import EventName
-from podwatch.domain.finding import FindingKind
+from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.intent import IntentKind
 from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.reading import observed
@@ -394,6 +394,22 @@ async def test_step_back_after_two_proven_failed_loads_opens_a_new_line(world: W
     assert (record.lineage.parent, record.lineage.parent_step) == (old.id, 10)
     kept = quarantine.listing(podwatch.workspace)
     assert kept[-1]["steps"] == {"15": "complete"}
+    (finding,) = podwatch.recovery.findings()
+    assert finding.kind is FindingKind.STEPPED_BACK
+    assert f"Step 15 is kept in quarantine {kept[-1]['id']}" in finding.summary
+    await podwatch.leave()
+
+
+async def test_an_xid_while_it_loads_is_no_reason_to_step_back(world: World) -> None:
+    podwatch = await running(world)
+    world.lines = [LOAD_ERROR]
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    for _ in range(3):
+        podwatch.see(finding=Finding(FindingKind.GPU_FAULT, Severity.WARNING, "GPU 1: XID 79", 0.0, subject="gpu1"))
+        podwatch.see(finding=death())
+        await podwatch.until(Phase.CONFIRMING)
+        assert world.plans[-1].step == 15
     await podwatch.leave()
 
 
@@ -418,7 +434,7 @@ async def test_resumed_wrong_is_stopped_and_never_chosen_again(world: World) -> 
     assert 15 in podwatch.recovery.state.protect
     assert any(f.kind is FindingKind.RESUMED_WRONG for f in podwatch.recovery.findings())
     podwatch.see(11)
-    assert podwatch.recovery.findings() == ()
+    assert [f.kind for f in podwatch.recovery.findings()] == [FindingKind.STEPPED_BACK]
     await podwatch.leave()
 
 

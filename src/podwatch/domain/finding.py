@@ -30,6 +30,8 @@ class FindingKind(StrEnum):
     GAVE_UP = "gave-up"
     BLOCKED = "blocked"
     RESUMED_WRONG = "resumed-wrong"
+    STEPPED_BACK = "stepped-back"
+    """Training continues from an older checkpoint than the newest complete one, which failed to load."""
     RESUME_UNCONFIRMED = "resume-unconfirmed"
     """No step number could be read since the resume, within the start-up patience."""
     CONFIG_STALE = "config-stale"

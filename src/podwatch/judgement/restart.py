@@ -20,8 +20,8 @@ volume that comes back, and only count and time give up.
 
 **Step back** needs ``resume_attempts`` *proven* failed loads of the same step: the trainer had loaded (or its error
 names the checkpoint) and made no step. A start that never loaded says nothing about the checkpoint; nor does an
-inference engine that died. When two different steps in one streak have been left like this, the checkpoints are not
-what is wrong, and stepping back stops.
+inference engine that died, nor a machine that failed (CUDA error, XID, ECC, GPU lost, NCCL, no memory). When two
+different steps in one streak have been left like this, the checkpoints are not what is wrong, and stepping back stops.
 
 After giving up, one try every ``retry_after_give_up_seconds``. Times are seconds of any one clock that the caller
 keeps to.
@@ -57,9 +57,28 @@ _DETERMINISTIC: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"command not found|No module named ", "the command or one of its modules is not installed"),
     )
 )
+_MACHINE_FAULT: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), meaning)
+    for pattern, meaning in (
+        # Not "device-side assert": that is an index out of range in the program, and fails in the same way anywhere.
+        (r"CUDA (?:driver )?error: (?!device-side assert)|cudaError(?!Assert)", "a CUDA error"),
+        (r"CUBLAS_STATUS_|CUDNN_STATUS_", "a CUDA error"),
+        (r"an illegal memory access was encountered|unspecified launch failure", "a CUDA error"),
+        (r"\bXid\b", "an XID"),
+        (r"uncorrectable ECC|ECC error", "an ECC error"),
+        (r"GPU (?:is lost|has fallen off the bus)|fallen off the bus|NVML: Unknown Error", "a lost GPU"),
+        (r"nccl(?:System|Internal|Remote|UnhandledCuda)Error|DistBackendError|NCCL (?:error|timeout|watchdog)"
+         r"|Watchdog caught collective operation timeout", "an NCCL error"),
+        (r"CUDA out of memory|torch(?:\.cuda)?\.OutOfMemoryError", "no GPU memory"),
+    )
+)  # fmt: skip
 _LOAD_ERROR = re.compile(
     r"error|exception|corrupt|truncated|cannot|could not|fail|unexpected|missing key|size mismatch", re.IGNORECASE
 )
+MACHINE_FAULTS = frozenset({FindingKind.GPU_FAULT, FindingKind.GPU_LOST, FindingKind.OUT_OF_MEMORY})
+"""Findings that name the machine while a start runs."""
+MACHINE_RULES = frozenset({"nccl", "cuda-out-of-memory"})
+"""Log rules that do. A rule for CUDA errors also matches a program's own assertion: the last lines tell them apart."""
 _LOAD_FAILURE_KINDS = frozenset({FindingKind.TRAINER_EXITED, FindingKind.HANG, FindingKind.RESUMED_WRONG})
 """Kinds of failure that can come from a checkpoint. An engine that died or a GPU that was lost cannot."""
 
@@ -89,6 +108,8 @@ class Failure:
     resumed_from: int | None
     last_lines: tuple[str, ...] = ()
     needs_person: str = ""
+    machine_fault: str = ""
+    """What a sensor saw of the machine at that time (XID, ECC, GPU lost); empty if nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +247,7 @@ def _decide(
     delay = _backoff(history.streak_count, policy, jitter)
     reason = f"failure {history.streak_count} of this streak"
     if step_back:
-        reason += f"; step {failure.resumed_from} did not load, going back"
+        reason += f"; {_why_back(failure)}"
     return Decision(Action.WAIT if delay > 0 else Action.START, delay, step_back, reason, history)
 
 
@@ -253,9 +274,31 @@ def _proven_failed_load(failure: Failure) -> int | None:
         return None
     if failure.kind not in _LOAD_FAILURE_KINDS:
         return None
+    if failure.kind is not FindingKind.RESUMED_WRONG and fault_of_machine(failure):
+        return None
     if failure.loaded or failure.kind is FindingKind.RESUMED_WRONG:
         return step
     return step if names_checkpoint(failure.last_lines, step) else None
+
+
+def _why_back(failure: Failure) -> str:
+    step = failure.resumed_from
+    if failure.kind is FindingKind.RESUMED_WRONG:
+        return f"the resume from step {step} did not continue that step"
+    if failure.loaded:
+        return f"step {step} was loaded, and training ended again before a new step"
+    return f"loading step {step} failed again"
+
+
+def fault_of_machine(failure: Failure) -> str:
+    """The machine's part in this failure, in words; empty if nothing shows one. It never blames a checkpoint."""
+    if failure.machine_fault:
+        return failure.machine_fault
+    for line in reversed(failure.last_lines[-LOG_LINES_KEPT:]):
+        for pattern, meaning in _MACHINE_FAULT:
+            if pattern.search(line):
+                return meaning
+    return ""
 
 
 def names_checkpoint(lines: Iterable[str], step: int) -> bool:

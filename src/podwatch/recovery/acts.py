@@ -142,6 +142,7 @@ class Acts(Yielding):
             resumed_from=attempt.resumed_from if attempt is not None else None,
             last_lines=lines,
             needs_person=needs_person,
+            machine_fault=self.machine_fault,
         )
         decision = after_failure(memory.history, failure, tools.policies.restart, tools.jitter())
         memory.history, memory.counted = decision.history, start_id
@@ -150,7 +151,8 @@ class Acts(Yielding):
             memory.below = failure.resumed_from
             tools.say(
                 EventName.STEPPED_BACK,
-                f"step {failure.resumed_from} is left alone: {decision.reason}",
+                f"podwatch resumes from a checkpoint below step {failure.resumed_from}: {decision.reason}. Step"
+                f" {failure.resumed_from} is moved to quarantine; `podwatch quarantine list` shows it",
                 Severity.WARNING,
                 step=failure.resumed_from,
             )
@@ -302,8 +304,24 @@ class Acts(Yielding):
         attempt.incident_id, attempt.step_at_death = incident_id, step_at_death
         self.clear(FindingKind.BLOCKED, FindingKind.FOREIGN_CHECKPOINTS, FindingKind.RESUME_UNCONFIRMED)
         self.unconfirmed = False
+        self._say_stepped_back(choice)
         self.watch(handle, attempt)
         self._show(Phase.CONFIRMING, f"started from step {choice.step}" if choice.step is not None else "started fresh")
+
+    def _say_stepped_back(self, choice: Choice) -> None:
+        """Where the checkpoint is that was skipped, for as long as training runs from the older one."""
+        below, number = self.memory.below, self.procedure.quarantine_number
+        self.clear(FindingKind.STEPPED_BACK)
+        if below is None or choice.step is None or number is None:
+            return
+        self.note(
+            FindingKind.STEPPED_BACK,
+            Severity.WARNING,
+            f"resuming from step {below} failed, so training continues from step {choice.step}. Step {below} is kept"
+            f" in quarantine {number}",
+            f"nothing, or return to it: `podwatch stop-training`, `podwatch quarantine return {number}`,"
+            f" `podwatch start --step {below}`",
+        )
 
     async def _choose(self) -> Choice | None:
         """None when a person has to decide (and is told so)."""

@@ -45,6 +45,8 @@ class Core:
         self.chosen: int | None = None
         """What the start under way is made from: nobody may remove it, also where it is not the newest."""
         self.unconfirmed_above: int | None = None
+        self.machine_fault = ""
+        """What a sensor saw of the machine while this start ran: then its failure blames no checkpoint."""
         self.unconfirmed = False
         self.snapshots: deque[Snapshot] = deque(maxlen=3)
         self._phase = Phase.IDLE
@@ -271,6 +273,7 @@ class Core:
     def watch(self, handle: TrainerHandle, attempt: Attempt) -> None:
         self.handle, self.attempt = handle, attempt
         self.procedure.writers_ended = False
+        self.machine_fault = ""
         self.tools.track(handle)
 
     def forget(self) -> None:

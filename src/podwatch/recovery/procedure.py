@@ -53,6 +53,8 @@ class Procedure(Choosing):
         """Seconds until GPUs and ports were free, before the start that is made now."""
         self.stuck: tuple[str, ...] = ()
         """What even SIGKILL did not end, in words: nothing is started beside it."""
+        self.quarantine_number: int | None = None
+        """Where the last start moved what was ahead of it; None where nothing was."""
 
     # -- stop ---------------------------------------------------------------------------------------------------------
 
@@ -227,7 +229,7 @@ class Procedure(Choosing):
         intent = await tools.journal.run(Journal.open_intent, IntentKind.QUARANTINE, data)
         moved = await tools.blocking(quarantine.carry_out, tools.workspace, intent, self.roots())
         await tools.journal.run(Journal.settle, intent.id, IntentState.DONE, f"{moved} moved")
-        number = quarantine.number_of(intent)
+        number = self.quarantine_number = quarantine.number_of(intent)
         tools.say(
             EventName.QUARANTINED,
             f"set aside {len(paths)} entries: {why}; `podwatch quarantine return {number}` puts them back",
@@ -248,6 +250,7 @@ class Procedure(Choosing):
         before = newest_step(tools.catalogue.sets)
         ahead = await tools.blocking(tools.layout.ahead_of, step)
         trackers = await tools.blocking(tools.layout.trackers, step)
+        self.quarantine_number = None
         fresh_or_from = "a fresh start" if step is None else f"a start from step {step}"
         await self.set_aside(step, ahead, f"ahead of {fresh_or_from}")
         self.show(Phase.STARTING, fresh_or_from)

@@ -17,7 +17,7 @@ from podwatch.domain.snapshot import Desired, GpuSample, Snapshot
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.judgement.claims import Act, Decision
 from podwatch.judgement.confirm import ConfirmationState
-from podwatch.judgement.restart import succeeded
+from podwatch.judgement.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded
 from podwatch.recovery import memory as memory_module
 from podwatch.recovery import plan, quarantine
 from podwatch.recovery.procedure import Procedure
@@ -215,6 +215,7 @@ class Recovery(Wishes):
         sample = snapshot.trainer.value
         if self.handle is not None and sample is not None and sample.start_id == self.handle.start_id:
             self.hear_of_death(tuple(findings))
+            self._see_machine(findings)
         if not self.ready or self.handle is None:
             return self.look_out(snapshot)
         if self.must_yield():
@@ -243,6 +244,12 @@ class Recovery(Wishes):
                     "set [trainer] command",
                 )
         return self.look_out(snapshot)
+
+    def _see_machine(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            rule = finding.subject if finding.kind is FindingKind.LOG_RULE else ""
+            if finding.kind in MACHINE_FAULTS or rule in MACHINE_RULES:
+                self.machine_fault = finding.summary
 
     def _only_report(self, finding: Finding) -> None:
         mark = f"{self.handle.start_id if self.handle else ''}:{finding.key}"
