@@ -334,7 +334,8 @@ class LogRuleSettings(Section):
 
 class TrainingHealthSettings(Section):
     stop: bool = Field(False, description="stop training after the next save when a rule holds; else only warn")
-    plateau_steps: int = Field(50, ge=0, description="reward does not move for so many steps; 0: off")
+    plateau_steps: int = Field(200, ge=0, description="reward does not move for so many steps: a warning; 0: off")
+    plateau_stop_steps: int = Field(300, ge=0, description="with stop: so many steps without improvement end training")
     entropy_below: float | None = Field(0.05, description="a collapsed policy explores nothing any more")
     kl_above: float | None = Field(0.5, description="the policy has left its reference")
     grad_norm_above: float | None = Field(5.0, description="an exploding update")

@@ -69,6 +69,7 @@ def policies_from(settings: Settings, *, max_steps: int | None) -> Policies:
         training=TrainingPolicy(
             stop=health.stop,
             plateau_steps=health.plateau_steps or None,
+            plateau_stop_steps=health.plateau_stop_steps,
             entropy_below=health.entropy_below,
             kl_above=health.kl_above,
             grad_norm_above=health.grad_norm_above,

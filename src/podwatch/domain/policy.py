@@ -85,7 +85,10 @@ class TrainingPolicy:
     the next save; else they only warn. None switches a rule off."""
 
     stop: bool = False
-    plateau_steps: int | None = 50
+    plateau_steps: int | None = 200
+    """RL rewards move slowly: fewer steps call every plateau of a healthy run an end."""
+    plateau_stop_steps: int = 300
+    """Steps without improvement before ``stop`` acts on a plateau."""
     plateau_change: float = 0.01
     entropy_below: float | None = 0.05
     kl_above: float | None = 0.5

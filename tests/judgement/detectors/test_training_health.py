@@ -97,9 +97,36 @@ def test_a_flat_reward_is_a_plateau_and_a_moving_one_is_not() -> None:
     assert moving(desk, 40) == set()
     assert desk.see(10, reward=0.4) == set()
     assert desk.see(10, reward=0.4) == {"plateau"}
-    assert "20 steps" in desk.findings["plateau"].summary
+    assert "the reward has not moved for 2" in desk.findings["plateau"].summary
     assert moving(desk, 15) == set()
     assert Desk(TrainingPolicy(plateau_steps=None)).see(100, reward=0.4) == set()
+
+
+def noisy(step: int, trend: float) -> float:
+    """A reward around 1 with a scatter of 5 %, and a trend per step. Deterministic."""
+    return 1.0 + 0.05 * math.sin(12.9898 * step) * math.cos(78.233 * step) + trend * step
+
+
+@pytest.mark.parametrize(("trend", "plateau"), [(0.0, True), (-0.0002, False), (0.0002, False)])
+def test_a_reward_that_falls_or_rises_slowly_is_no_plateau(trend: float, plateau: bool) -> None:
+    """The change over the window is within the limit, and yet it is a trend: two percent in a hundred steps."""
+    desk = Desk(TrainingPolicy(plateau_change=0.05))
+    for _ in range(400):
+        desk.see(1, reward=noisy(desk.step, trend))
+    assert ("plateau" in desk.findings) is plateau
+
+
+def test_a_plateau_warns_at_200_steps_and_stops_training_at_300() -> None:
+    desk = Desk(TrainingPolicy(stop=True))
+    assert desk.see(199, reward=0.4) == set()
+    assert desk.see(1, reward=0.4) == {"plateau"}
+    assert desk.findings["plateau"].verdict is Verdict.NONE
+    desk.see(99, reward=0.4)
+    assert desk.findings["plateau"].verdict is Verdict.NONE
+    desk.see(1, reward=0.4)
+    assert "300 steps" in desk.findings["plateau"].summary
+    assert desk.findings["plateau"].verdict is Verdict.STOP
+    assert Desk(TrainingPolicy(stop=True)).see(250, reward=0.4) == {"plateau"}
 
 
 def test_rules_that_are_off() -> None:
@@ -122,7 +149,7 @@ def test_the_owner_may_ask_for_a_stop() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from(sorted(FINE)), st.floats(allow_nan=True)), max_size=60))
 def test_total_over_any_rows(rows: list[tuple[int, str, float]]) -> None:
-    desk = Desk(TrainingPolicy(stop=True, plateau_steps=3))
+    desk = Desk(TrainingPolicy(stop=True, plateau_steps=3, plateau_stop_steps=3))
     for step, name, value in rows:
         desk.window = [TrainingMetrics(step, 0.0, ((name, value),))]
         desk.turn()

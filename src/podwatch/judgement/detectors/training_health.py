@@ -5,6 +5,7 @@ after the next save, which keeps what was learned and stops the bill.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from statistics import fmean, pvariance
 
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import TrainingPolicy
@@ -15,6 +16,9 @@ from podwatch.judgement.learned import Learned
 NAMES = ("reward", "entropy", "kl", "grad_norm", "loss")
 REWARDS_KEPT = 500
 """The longest plateau that can be asked for."""
+TWO_SIGMA = 2.0
+"""Standard errors within which two means count as equal: one window in twenty of pure noise looks like a trend."""
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class TrainingHealthState:
     steps: tuple[tuple[str, int], ...] = ()
     rewards: tuple[float, ...] = ()
     flat_since: float | None = None
+    flat_steps: int = 0
+    """Steps without improvement: the window, and every step since it was flat first."""
     taken: tuple[TrainingMetrics, ...] = ()
 
 
@@ -112,33 +118,39 @@ def _take(state: TrainingHealthState, metrics: TrainingMetrics, policy: Training
             continue
         since = old.since if old.count else metrics.at
         streaks[rule] = Streak(old.count + 1, since, value, old.told or old.count + 1 >= policy.steps)
-    rewards, flat = state.rewards, state.flat_since
+    rewards, flat, flat_steps = state.rewards, state.flat_since, state.flat_steps
     if "reward" in fresh and math.isfinite(fresh["reward"]):
         rewards = (*rewards, fresh["reward"])[-min(policy.plateau_steps or 0, REWARDS_KEPT) :]
+        flat_steps += flat is not None
         if not policy.plateau_steps:
             rewards, flat = (), None
         elif len(rewards) >= min(policy.plateau_steps, REWARDS_KEPT) and _flat(rewards, policy.plateau_change):
-            flat = flat if flat is not None else metrics.at
+            if flat is None:
+                flat, flat_steps = metrics.at, len(rewards)
         elif flat is not None and not _flat(rewards, 2 * policy.plateau_change):
-            flat = None
+            flat, flat_steps = None, 0
     return replace(
         state,
         streaks=tuple(sorted(streaks.items())),
         steps=tuple(sorted(steps.items())),
         rewards=rewards,
         flat_since=flat,
+        flat_steps=flat_steps,
     )
 
 
 def _flat(rewards: tuple[float, ...], change: float) -> bool:
-    """Do the older and the newer half have the same mean, to ``change`` of the largest reward among them? Halves and
-    not ends, because single rewards are noise."""
+    """Do the older and the newer half have the same mean, to ``change`` of the largest reward among them, and to what
+    their own scatter explains (two standard errors)? Halves and not ends, because single rewards are noise. A reward
+    that falls or rises slowly and steadily is no plateau."""
     half = len(rewards) // 2
     if not half:
         return False
     older, newer = rewards[:half], rewards[-half:]
     scale = max(abs(r) for r in rewards)
-    return abs(sum(newer) / half - sum(older) / half) <= change * scale
+    difference = abs(fmean(newer) - fmean(older))
+    scatter = math.sqrt((pvariance(newer) + pvariance(older)) / half)
+    return difference <= change * scale and difference <= TWO_SIGMA * scatter + ROUNDING * scale
 
 
 def _findings(state: TrainingHealthState, policy: TrainingPolicy, at: float, stop: bool) -> Iterator[Finding]:
@@ -150,7 +162,8 @@ def _findings(state: TrainingHealthState, policy: TrainingPolicy, at: float, sto
             yield _finding(rule, summary, fix, streak.since, at, f"{streak.value:.4g}", stop)
     if state.flat_since is not None and state.rewards:
         mean = sum(state.rewards) / len(state.rewards)
-        summary = f"the reward has not moved for {len(state.rewards)} steps (mean {mean:.4g})"
+        summary = f"the reward has not moved for {state.flat_steps} steps (mean {mean:.4g})"
+        stop = stop and state.flat_steps >= policy.plateau_stop_steps
         fix = "it may have learned what these tasks can teach: harder tasks, or an end"
         yield _finding("plateau", summary, fix, state.flat_since, at, f"{mean:.4g}", stop)
 
