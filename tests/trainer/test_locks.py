@@ -133,8 +133,8 @@ async def test_a_hard_link_to_a_file_of_roots_is_no_lock_and_is_not_written(pod:
 
 
 @needs_root
-async def test_another_user_who_locks_what_an_old_keeper_left_blocks_no_start(pod: Pod, places: Places) -> None:
-    """772aae4 left its lock files with mode 0644: whoever can read a file can lock it. Afterwards nobody else can."""
+async def test_another_user_who_locks_a_file_of_roots_blocks_no_start(pod: Pod, places: Places) -> None:
+    """Whoever can read a file can lock it. Afterwards no other user can read it."""
     pod.output.mkdir()
     for name in names(pod.output):
         (places.old / name).write_bytes(json.dumps({"pid": 1}).encode())
@@ -333,7 +333,6 @@ async def test_no_second_trainer_beside_a_keeper_of_the_version_before(
     found = (await pod.launcher(**places.options).look()).handle
     assert found is not None
     assert found.start_id == old.start_id
-    readers = [(places.old / lock).open() for lock in names(pod.output)]  # what a keeper holds, others may have open
     for name in (pod.output, pod.root / "alias"):
         if name != pod.output:
             name.symlink_to(pod.output)
@@ -341,13 +340,25 @@ async def test_no_second_trainer_beside_a_keeper_of_the_version_before(
         there._output_dir = name  # by its inode alone
         with pytest.raises(Busy, match=f"kept by keeper {old.record.keeper.pid}"):
             await there.start(pod.script("exit 0", start_id="s2"))
-    for reader in readers:
-        reader.close()
     await found.stop(grace=20.0, save_grace=20.0, saving=lambda: False)
     await found.release()
     await pod.launcher(state=pod.root / "other", **places.options).start(pod.script("exec sleep 300", start_id="s3"))
     with as_of_772aae4(), pytest.raises(Busy, match="already kept"):
         await pod.launcher(**old_options).start(pod.script("exit 0", start_id="s4"))
+
+
+@needs_root
+async def test_what_a_keeper_holds_another_user_may_have_open(
+    pod: Pod, places: Places, as_of_772aae4: Callable[[], AbstractContextManager[None]]
+) -> None:
+    pod.output.mkdir()
+    with as_of_772aae4():
+        await pod.launcher(lock_dir=places.old).start(pod.script("exec sleep 300"))
+    for name in names(pod.output):
+        (places.old / name).chmod(0o644)
+    reading = strangers.staying(lambda: [os.open(places.old / name, os.O_RDONLY) for name in names(pod.output)])
+    with reading, pytest.raises(Busy, match="already kept"):
+        await pod.launcher(state=pod.root / "other", **places.options).start(pod.script("exit 0", start_id="s2"))
 
 
 @needs_root
