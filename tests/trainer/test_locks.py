@@ -105,9 +105,10 @@ async def test_what_another_user_puts_in_our_places_blocks_no_start(pod: Pod, pl
     target = places.closed / "precious"
     target.write_bytes(b"root's own")
     target.chmod(0o644)
+    spots = [places.open / places.name, *(places.old / name for name in names(pod.output))]
 
     def squat() -> None:
-        for path in [places.open / places.name, *(places.old / name for name in names(pod.output))]:
+        for path in spots:
             plant(kind, path, target)
 
     with strangers.staying(squat):
@@ -136,12 +137,13 @@ async def test_a_hard_link_to_a_file_of_roots_is_no_lock_and_is_not_written(pod:
 async def test_another_user_who_locks_a_file_of_roots_blocks_no_start(pod: Pod, places: Places) -> None:
     """Whoever can read a file can lock it. Afterwards no other user can read it."""
     pod.output.mkdir()
-    for name in names(pod.output):
-        (places.old / name).write_bytes(json.dumps({"pid": 1}).encode())
-        (places.old / name).chmod(0o644)
+    paths = [places.old / name for name in names(pod.output)]
+    for path in paths:
+        path.write_bytes(json.dumps({"pid": 1}).encode())
+        path.chmod(0o644)
 
     def lock_them() -> list[int]:
-        fds = [os.open(places.old / name, os.O_RDONLY) for name in names(pod.output)]
+        fds = [os.open(path, os.O_RDONLY) for path in paths]
         for fd in fds:
             fcntl.flock(fd, fcntl.LOCK_EX)
         return fds
@@ -149,8 +151,7 @@ async def test_another_user_who_locks_a_file_of_roots_blocks_no_start(pod: Pod, 
     with strangers.staying(lock_them) as stranger:
         handle = await pod.launcher(**places.options).start(pod.script("exec sleep 300"))
         assert any(f"process {stranger}" in warning for warning in handle.record.warnings)
-    for name in names(pod.output):
-        assert (places.old / name).stat().st_mode & 0o777 == 0o600
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
 
 
 @needs_root
@@ -159,10 +160,11 @@ async def test_a_lock_directory_that_was_open_to_all_is_closed_and_cleared(pod: 
     chosen = public / "locks"
     chosen.mkdir()
     chosen.chmod(0o1777)
+    spots = [chosen / name for name in names(pod.output)]
 
     def squat() -> None:
-        for name in names(pod.output):
-            plant("held", chosen / name, Path("/"))
+        for path in spots:
+            plant("held", path, Path("/"))
 
     with strangers.staying(squat):
         await pod.launcher(lock_dir=chosen).start(pod.script("exec sleep 300"))
@@ -354,9 +356,10 @@ async def test_what_a_keeper_holds_another_user_may_have_open(
     pod.output.mkdir()
     with as_of_772aae4():
         await pod.launcher(lock_dir=places.old).start(pod.script("exec sleep 300"))
-    for name in names(pod.output):
-        (places.old / name).chmod(0o644)
-    reading = strangers.staying(lambda: [os.open(places.old / name, os.O_RDONLY) for name in names(pod.output)])
+    paths = [places.old / name for name in names(pod.output)]
+    for path in paths:
+        path.chmod(0o644)
+    reading = strangers.staying(lambda: [os.open(path, os.O_RDONLY) for path in paths])
     with reading, pytest.raises(Busy, match="already kept"):
         await pod.launcher(state=pod.root / "other", **places.options).start(pod.script("exit 0", start_id="s2"))
 
