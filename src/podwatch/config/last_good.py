@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.config.loading import LoadedSettings, find_file, load_settings, load_text, read_trusted
+from podwatch.client.trusted import read_trusted
+from podwatch.config.loading import LoadedSettings, find_file, load_settings, load_text
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.remote import valid_run_id

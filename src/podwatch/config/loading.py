@@ -7,7 +7,6 @@ Order (DESIGN section 7): ``-c``, ``$PODWATCH_CONFIG``, ``./podwatch.toml``, ``/
 import json
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -25,6 +24,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from podwatch.client.trusted import read_trusted
 from podwatch.config.keys import (
     ENV_PREFIX,
     OPERATIONAL,
@@ -44,7 +44,6 @@ from podwatch.domain.errors import ConfigurationError
 Source = Literal["default", "file", "environment", "flag"]
 FILE_NAME = "podwatch.toml"
 ETC = Path("/etc/podwatch")
-_MAX_FILE = 1 << 20
 _AT = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
@@ -147,41 +146,6 @@ def find_file(path: Path | None, *, environ: Mapping[str, str], run: str = "") -
             raise ConfigurationError(f"cannot look for {place}: {error.strerror}", where=str(place.parent)) from error
         return place.absolute()
     return None
-
-
-def read_trusted(path: Path) -> str:
-    """The text of a file that only root or the caller could have written; everything in it decides what is run."""
-    try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ConfigurationError("the configuration is not a regular file", where=str(path))
-            if status.st_uid not in (0, os.geteuid()):
-                raise ConfigurationError(
-                    f"the configuration belongs to uid {status.st_uid}, who could make podwatch run anything",
-                    where=str(path),
-                    fix=f"chown {os.geteuid()} {path}",
-                )
-            if status.st_mode & 0o022:
-                raise ConfigurationError(
-                    f"the configuration can be written by others (mode {stat.S_IMODE(status.st_mode):04o})",
-                    where=str(path),
-                    fix=f"chmod go-w {path}",
-                )
-            raw = file.read(_MAX_FILE + 1)
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot read the configuration: {error.strerror}", where=str(path), fix="check its path and permissions"
-        ) from error
-    if len(raw) > _MAX_FILE:
-        raise ConfigurationError("the configuration is larger than 1 MiB", where=str(path), fix="is it the right file?")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise ConfigurationError(
-            "the configuration is not UTF-8", where=f"{path}:{line}", fix="save it as UTF-8"
-        ) from error
 
 
 def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
