@@ -25,6 +25,7 @@ from pydantic_settings import (
 )
 
 from podwatch.client.trusted import read_trusted
+from podwatch.config.directory import TYPED_IN, relative_to, resolved
 from podwatch.config.keys import (
     ENV_PREFIX,
     OPERATIONAL,
@@ -97,7 +98,8 @@ def load_text(
     inputs = _Inputs(flags=flags, variables=variables, data=data)
     token = _INPUTS.set(inputs)
     try:
-        loaded = _FromSources()
+        with relative_to(environ):
+            loaded = _FromSources()
     except ValidationError as error:
         where = Sources(
             path=path, lines=lines, file=flatten(data), environment=inputs.environment, flags=flatten(flags)
@@ -132,20 +134,31 @@ def search_path(environ: Mapping[str, str], run: str = "") -> tuple[Path, ...]:
 def find_file(path: Path | None, *, environ: Mapping[str, str], run: str = "") -> Path | None:
     """The file to use, absolute. A file that was named must exist; the usual places may be empty (None)."""
     if path is not None:
-        return _must_exist(path, "-c/--config")
+        return _must_exist(named_file(path, environ), "-c/--config")
     if run:
         return _must_exist(ETC / f"{run}.toml", f"--run {run}")
     if environ.get("PODWATCH_CONFIG"):
-        return _must_exist(Path(environ["PODWATCH_CONFIG"]), "PODWATCH_CONFIG")
-    for place in search_path({}):
+        return _must_exist(named_file(Path(environ["PODWATCH_CONFIG"]), environ), "PODWATCH_CONFIG")
+    for name in search_path({}):
+        place = named_file(name, environ)
         try:
             place.stat()
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
             raise ConfigurationError(f"cannot look for {place}: {error.strerror}", where=str(place.parent)) from error
-        return place.absolute()
+        return place
     return None
+
+
+def named_file(path: Path, environ: Mapping[str, str]) -> Path:
+    """Absolute, by the directory in which the command was typed. Raises ConfigurationError where that is gone."""
+    try:
+        return resolved(path, environ.get(TYPED_IN, ""))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the configuration {error}", where=str(path), fix="name it by its full path"
+        ) from error
 
 
 def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
@@ -312,7 +325,7 @@ def _must_exist(path: Path, named_by: str) -> Path:
             where=str(path),
             fix=f"correct the path, or write the file with `podwatch config init -o {path}`",
         )
-    return path.absolute()
+    return path
 
 
 def _warnings(settings: Settings, sources: Mapping[str, Source]) -> tuple[str, ...]:

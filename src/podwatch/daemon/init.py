@@ -150,6 +150,7 @@ class Init:
     # -- the loop
 
     def run(self) -> int:
+        os.chdir("/")  # the daemon imports nothing from where the command was typed, and no mount is kept busy
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
