@@ -155,6 +155,36 @@ async def test_another_user_who_locks_a_file_of_roots_blocks_no_start(pod: Pod, 
 
 
 @needs_root
+@pytest.mark.parametrize("ended", [False, True], ids=["held", "left"])
+async def test_another_user_who_owns_the_old_directory_cannot_give_a_lock_another_name(
+    pod: Pod, places: Places, ended: bool
+) -> None:
+    """He made it before the first podwatch did. The lock of one run, under the names of another, blocks no start."""
+    os.chown(places.old, strangers.UID, strangers.UID)
+    (pod.root / "another").mkdir()
+    other = Pod(pod.root / "another")
+    try:
+        other.output.mkdir()
+        pod.output.mkdir()
+        first = await other.launcher(**places.options).start(other.script("exec sleep 300"))
+        if ended:  # its trainer lives
+            os.kill(first.record.keeper.pid, 9)
+            eventually(lambda: not keeper.is_alive(first.record.keeper.pid, first.record.keeper.start_ticks))
+        renamed = list(zip(names(other.output), names(pod.output), strict=True))
+
+        def rename() -> None:
+            for mine, yours in renamed:
+                (places.old / mine).rename(places.old / yours)
+
+        assert strangers.as_stranger(rename) == 0
+        await pod.launcher(**places.options).start(pod.script("exec sleep 300"))
+    finally:
+        for made in other.launchers:
+            await made.close()
+        other.cleanup()
+
+
+@needs_root
 async def test_a_lock_directory_that_was_open_to_all_is_closed_and_cleared(pod: Pod, public: Path) -> None:
     pod.output.mkdir()
     chosen = public / "locks"

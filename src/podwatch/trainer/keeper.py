@@ -486,6 +486,14 @@ class LockDirectory:
                 os.close(fd)
         raise OSError(errno.EBUSY, "the lock file is replaced again and again", self.place(name))
 
+    def vouches(self, name: str, said: dict[str, Any]) -> bool:
+        """False where another user owns the directory, and has given the lock of another run this name."""
+        if self.owner in (0, os.geteuid()):
+            return True
+        record = read_json(os.path.join(str(said.get("directory", "")), "record.json")) or {}
+        known = record.get("start_id") == said.get("start_id") and isinstance(record.get("output_dir"), str)
+        return not known or name in (path_lock_name(record["output_dir"]), inode_lock_name(record["output_dir"]))
+
     def place(self, name: str) -> str:
         return os.path.join(self.path, name)
 
@@ -523,6 +531,9 @@ class LockDirectory:
             said = lock_info(fd)
             if not self.private and (stranger := HoldersOf(name, found).stranger(said)):
                 self.ignore(name, f"process {stranger}, which is neither root's nor ours, holds it")
+                return False
+            if not self.vouches(name, said):
+                self.ignore(name, f"uid {self.owner}, whose directory it is in, has renamed it")
                 return False
             raise LockHeldError(self.place(name), said) from None
         return True
@@ -921,10 +932,19 @@ class Keeper:
             self.warn(text)
         return -1 if fd is None else fd
 
+    def lock_infos(self) -> list[dict[str, Any]]:
+        found = [lock_info(self.locks["lock"])]
+        for directory in self.lock_dirs:
+            for place, fd in self.locks.items():
+                where, name = os.path.split(place)
+                if where == directory.path and directory.vouches(name, said := lock_info(fd)):
+                    found.append(said)
+        return found
+
     def refuse_beside_survivors(self) -> None:
         """A keeper that was killed freed its locks, but its trainer may live: the record and the locks name it."""
         here = (boot_id(), pid_namespace())
-        known = [read_json("record.json") or {}] + [lock_info(fd) for fd in self.locks.values()]
+        known = [read_json("record.json") or {}, *self.lock_infos()]
         start_ids, since = set(), 0
         left = []
         for record in known:
