@@ -43,6 +43,18 @@ def test_state_is_for_us_alone_and_runtime_is_readable(tmp_path: Path, before: i
         assert mode(paths.runtime) & 0o777 == 0o755
 
 
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_what_is_made_on_the_way_is_not_open_to_others_either(tmp_path: Path, umask: int) -> None:
+    """Who can write to a parent can put another directory in the place of ours."""
+    before = os.umask(umask)
+    try:
+        run_paths(tmp_path / "a" / "state", "run", {"PODWATCH_RUNTIME_DIR": str(tmp_path / "b" / "runtime")})
+    finally:
+        os.umask(before)
+    for made in ("a", "a/state", "b", "b/runtime", "b/runtime/run"):
+        assert mode(tmp_path / made) == 0o755
+
+
 @needs_root
 def test_another_users_directories_are_not_used(public: Path) -> None:
     public.chmod(0o1777)

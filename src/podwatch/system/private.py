@@ -17,8 +17,7 @@ def own_directory(path: Path, mode: int, *, fix: str = "") -> None:
     """
     try:
         if not path.is_dir():
-            path.mkdir(mode=mode, parents=True, exist_ok=True)
-            path.chmod(mode)  # whatever the umask: under systemd it is 0077, and status needs no privilege
+            _make(path, mode)
             return
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -39,6 +38,15 @@ def own_directory(path: Path, mode: int, *, fix: str = "") -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise HostError(f"cannot create the directory, {reason}", where=str(path), fix=fix) from error
+
+
+def _make(path: Path, mode: int) -> None:
+    """Whatever the umask: 0077 under systemd, where status needs no privilege; 0 in some containers."""
+    if not path.parent.exists():
+        _make(path.parent, 0o755)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode)
+        path.chmod(mode)
 
 
 def _shows_this_owner(directory: int, owner: int) -> bool:
