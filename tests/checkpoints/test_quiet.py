@@ -46,6 +46,20 @@ def test_capabilities_are_found_by_trying_and_leave_nothing(tmp_path: Path) -> N
 
 
 @needs_leases
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    """Some devices do something when they are opened. Seen by a FIFO: its writer waits for one who opens it."""
+    fifo = tmp_path / "model.bin"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=lambda: fifo.open("wb").close(), daemon=True)
+    writer.start()
+    assert held_open([fifo])[0] is Held.UNKNOWN
+    writer.join(0.5)
+    assert writer.is_alive()
+    os.close(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK))
+    writer.join()
+
+
+@needs_leases
 def test_a_writer_in_another_process_is_seen(tmp_path: Path) -> None:
     path, other = tmp_path / "model.bin", tmp_path / "done.bin"
     other.write_bytes(b"done")

@@ -40,6 +40,12 @@ def test_a_written_endpoint_is_read_back_and_alive(tmp_path):
     assert [p.name for p in directory.iterdir()] == ["endpoint.json"]
 
 
+def test_an_endpoint_that_is_no_file_holds_no_command_up(tmp_path):
+    (tmp_path / "one").mkdir()
+    os.mkfifo(tmp_path / "one" / "endpoint.json")
+    assert read_endpoint(tmp_path / "one") is None
+
+
 def test_a_pid_used_again_is_not_the_daemon():
     ticks = start_ticks(os.getpid())
     assert process_alive(os.getpid(), ticks)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.domain.event import EventName
 from podwatch.recovery import Phase
 from podwatch.system.clock import Clock
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
@@ -98,6 +99,17 @@ def script(world: World) -> Iterator[Path]:
     for pid in running_trainers(path):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_lock_directory_that_cannot_be_used_is_reported_and_training_starts(world: World, script: Path) -> None:
+    world.settings_extra = {"trainer": {"command": [sys.executable, str(script), str(world.output)], "stop_grace": 1}}
+    (world.root / "locks").write_text("in the way")
+    podwatch = life(world, world.root)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.CONFIRMING, seconds=30)
+    told = [event.message for event in world.events if event.name is EventName.START_WARNING]
+    assert any(f"cannot use {world.root / 'locks'} for the run lock" in text for text in told), told
+    await podwatch.die()
 
 
 async def test_death_crash_and_stop(world: World, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ class Handle:
         identity = identify(process.pid)
         assert identity is not None
         self.world, self.start_id, self.process, self.supervision = world, start_id, process, supervision
+        self.warnings: tuple[str, ...] = ()
         self.launcher: ProcessIdentity = identity
         self.started_wall = world.clock.wall()
         self.released = False

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import signal
+import stat
 import sys
 
 SECONDS = 1
@@ -20,11 +21,20 @@ SECONDS = 1
 def ask(path: str) -> str:
     """``no``, ``yes`` or ``unknown`` for one file. A file that vanished is held by nobody."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        # A path only, first: what is no file must not be opened (a FIFO's writer would be let through).
+        place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return "no"
     except OSError:
         return "unknown"
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            return "unknown"
+        fd = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return "unknown"
+    finally:
+        os.close(place)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

@@ -148,7 +148,7 @@ def quote(word: str | Path) -> str:
 def executable() -> list[str]:
     """The podwatch in use: its own script where there is one, so that the service survives an upgrade in place."""
     script = Path(sys.prefix, "bin", "podwatch")
-    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-m", "podwatch"]
+    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-P", "-m", "podwatch"]
 
 
 def _must_be_there(path: Path, what: str) -> None:

@@ -35,7 +35,7 @@ def command(where: Where, step: int | None, to: Path | None, all_parts: bool, as
     from podwatch.cli.offline import journal_path, load, require_store
     from podwatch.journal.journal import Journal
 
-    settings = load(where)
+    settings, to = load(where), to and to.absolute()  # the process that fetches works in /
     require_store(settings)
     if to is None:
         _refuse_beside_a_daemon(Where(where.config, settings.run_id))

@@ -126,7 +126,7 @@ def restore(where: Where, run_id: str, step: int | None, to: Path, as_json: bool
     from podwatch.cli.restoring import Showing
     from podwatch.journal.journal import Journal
 
-    settings, name = load(where), checked_run_id(run_id)
+    settings, name, to = load(where), checked_run_id(run_id), to.absolute()  # the process that fetches works in /
     store_url(settings)
     with tempfile.TemporaryDirectory(prefix="podwatch-restore-") as scratch:
         # A journal for this once: of another run this pod has none, and what lies below DIR speaks for itself.

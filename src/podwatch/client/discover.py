@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.client.endpoint import CONTROL, SNAPSHOT, Endpoint, read_document, read_endpoint
+from podwatch.client.trusted import read_trusted_bytes
 from podwatch.domain.errors import ConfigurationError, UsageError
 
 
@@ -128,23 +129,20 @@ def locate(run: str = "", config: str = "", environ: Mapping[str, str] = os.envi
 def read_hints(config: str, environ: Mapping[str, str] = os.environ) -> Hints:
     """run_id and state_dir from the file that ``-c`` or ``$PODWATCH_CONFIG`` names, and nothing else from it.
 
-    ConfigurationError when the named file cannot be read as TOML.
+    ConfigurationError when the named file cannot be read as TOML, or must not be trusted: it names the directory in
+    which the daemon's socket is looked for.
     """
     name = config or environ.get("PODWATCH_CONFIG", "")
     if not name:
         return NO_HINTS
     import tomllib
 
+    raw = read_trusted_bytes(Path(name))
     try:
-        with Path(name).open("rb") as file:
-            document = tomllib.load(file)
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot read the configuration: {error.strerror}", where=name, fix="check -c or $PODWATCH_CONFIG"
-        ) from error
+        document = tomllib.loads(raw.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        # podwatch itself goes on with its last good copy: those two lines are mostly still whole, and tell where it is
-        document = _two_lines(Path(name))
+        # podwatch itself continues with its last good copy: those two lines are mostly still whole, and say where
+        document = _two_lines(raw.decode(errors="replace"))
         if not document:
             raise ConfigurationError(
                 f"not valid TOML: {error}", where=name, fix="run `podwatch config validate`"
@@ -156,14 +154,10 @@ def read_hints(config: str, environ: Mapping[str, str] = os.environ) -> Hints:
     )
 
 
-def _two_lines(path: Path) -> dict[str, str]:
-    """run_id and state_dir from a file that is not TOML as a whole."""
+def _two_lines(text: str) -> dict[str, str]:
+    """run_id and state_dir from a text that is not TOML as a whole."""
     import re
 
-    try:
-        text = path.read_bytes().decode(errors="replace")
-    except OSError:
-        return {}
     return {name: value for name, _, value in re.findall(r"""(?m)^\s*(state_dir|run_id)\s*=\s*(["'])(.*?)\2""", text)}
 
 

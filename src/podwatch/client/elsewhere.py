@@ -27,10 +27,11 @@ def holder(run: str, environ: Mapping[str, str], hints: Hints, locks: Path = Pat
     held = _held(locks)
     for path in _lock_files(run, environ, hints):
         try:
-            pid = held.get(path.stat().st_ino, 0)
+            status = path.stat()
         except OSError:
             continue
-        if pid > 0 and Path(f"/proc/{pid}").exists():
+        pid = held.get(status.st_ino, 0)
+        if pid > 0 and _user_of(pid) in (0, os.geteuid(), status.st_uid):
             return Holder(pid, path, _runtime_of(pid))
     return None
 
@@ -66,6 +67,15 @@ def _held(locks: Path) -> dict[int, int]:
             if inode.isdigit():
                 found[int(inode)] = int(words[4])
     return found
+
+
+def _user_of(pid: int) -> int:
+    """Real user id; -1 where there is no such process. Another user's file can have the same inode number elsewhere."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("Uid:")))
+    except (OSError, ValueError, StopIteration):
+        return -1
 
 
 def _runtime_of(pid: int) -> str:

@@ -7,6 +7,7 @@ directory of its own that only the daemon's user may enter.
 import contextlib
 import json
 import os
+import stat
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,8 +76,9 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
 def read_document(path: Path, *, limit: int = 16 << 20) -> dict[str, Any] | None:
     """A JSON object from a file, or None when it is absent, unreadable, too big or broken."""
     try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would hold the command up
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(limit + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
         document = json.loads(data) if len(data) <= limit else None
     except (OSError, ValueError):
         return None

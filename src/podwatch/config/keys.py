@@ -24,6 +24,7 @@ OPERATIONAL = frozenset(
         "PODWATCH_START_ID",
         "PODWATCH_UNDER_INIT",
         "PODWATCH_TAKE_OVER",
+        "PODWATCH_DIRECTORY",
     }
 )
 """Names that begin like a setting but steer programs instead; exported to training or read by the command line."""

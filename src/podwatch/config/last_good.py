@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.config.loading import LoadedSettings, find_file, load_settings, load_text, read_trusted
+from podwatch.client.trusted import read_trusted
+from podwatch.config.loading import LoadedSettings, find_file, load_settings, load_text, named_file
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.remote import valid_run_id
@@ -90,11 +91,11 @@ def load_or_last_good(
 
 def _named(path: Path | None, environ: Mapping[str, str], run: str) -> Path | None:
     if path is not None:
-        return path.absolute()
+        return named_file(path, environ)
     try:
         return find_file(None, environ=environ, run=run)
     except ConfigurationError:
-        return Path(environ["PODWATCH_CONFIG"]).absolute() if environ.get("PODWATCH_CONFIG") else None
+        return named_file(Path(environ["PODWATCH_CONFIG"]), environ) if environ.get("PODWATCH_CONFIG") else None
 
 
 def _copies(path: Path, environ: Mapping[str, str], overrides: Mapping[str, object]) -> list[Path]:
@@ -110,7 +111,7 @@ def _copies(path: Path, environ: Mapping[str, str], overrides: Mapping[str, obje
         if value:
             told[name] = str(value)
     default = Settings.model_fields["state_dir"].default
-    places = [Path(told["state_dir"])] if "state_dir" in told else []
+    places = [named_file(Path(told["state_dir"]), environ)] if "state_dir" in told else []
     places.append(Path(default))
     found: list[Path] = []
     for place in dict.fromkeys(places):

@@ -7,7 +7,6 @@ Order (DESIGN section 7): ``-c``, ``$PODWATCH_CONFIG``, ``./podwatch.toml``, ``/
 import json
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -25,6 +24,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from podwatch.client.trusted import read_trusted
+from podwatch.config.directory import TYPED_IN, relative_to, resolved
 from podwatch.config.keys import (
     ENV_PREFIX,
     OPERATIONAL,
@@ -44,7 +45,6 @@ from podwatch.domain.errors import ConfigurationError
 Source = Literal["default", "file", "environment", "flag"]
 FILE_NAME = "podwatch.toml"
 ETC = Path("/etc/podwatch")
-_MAX_FILE = 1 << 20
 _AT = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
@@ -98,7 +98,8 @@ def load_text(
     inputs = _Inputs(flags=flags, variables=variables, data=data)
     token = _INPUTS.set(inputs)
     try:
-        loaded = _FromSources()
+        with relative_to(environ):
+            loaded = _FromSources()
     except ValidationError as error:
         where = Sources(
             path=path, lines=lines, file=flatten(data), environment=inputs.environment, flags=flatten(flags)
@@ -133,54 +134,30 @@ def search_path(environ: Mapping[str, str], run: str = "") -> tuple[Path, ...]:
 def find_file(path: Path | None, *, environ: Mapping[str, str], run: str = "") -> Path | None:
     """The file to use, absolute. A file that was named must exist; the usual places may be empty (None)."""
     if path is not None:
-        return _must_exist(path, "-c/--config")
+        return _must_exist(named_file(path, environ), "-c/--config")
     if run:
         return _must_exist(ETC / f"{run}.toml", f"--run {run}")
     if environ.get("PODWATCH_CONFIG"):
-        return _must_exist(Path(environ["PODWATCH_CONFIG"]), "PODWATCH_CONFIG")
-    for place in search_path({}):
+        return _must_exist(named_file(Path(environ["PODWATCH_CONFIG"]), environ), "PODWATCH_CONFIG")
+    for name in search_path({}):
+        place = named_file(name, environ)
         try:
             place.stat()
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
             raise ConfigurationError(f"cannot look for {place}: {error.strerror}", where=str(place.parent)) from error
-        return place.absolute()
+        return place
     return None
 
 
-def read_trusted(path: Path) -> str:
-    """The text of a file that only root or the caller could have written; everything in it decides what is run."""
+def named_file(path: Path, environ: Mapping[str, str]) -> Path:
+    """Absolute, by the directory in which the command was typed. Raises ConfigurationError where that is gone."""
     try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ConfigurationError("the configuration is not a regular file", where=str(path))
-            if status.st_uid not in (0, os.geteuid()):
-                raise ConfigurationError(
-                    f"the configuration belongs to uid {status.st_uid}, who could make podwatch run anything",
-                    where=str(path),
-                    fix=f"chown {os.geteuid()} {path}",
-                )
-            if status.st_mode & 0o022:
-                raise ConfigurationError(
-                    f"the configuration can be written by others (mode {stat.S_IMODE(status.st_mode):04o})",
-                    where=str(path),
-                    fix=f"chmod go-w {path}",
-                )
-            raw = file.read(_MAX_FILE + 1)
-    except OSError as error:
+        return resolved(path, environ.get(TYPED_IN, ""))
+    except ValueError as error:
         raise ConfigurationError(
-            f"cannot read the configuration: {error.strerror}", where=str(path), fix="check its path and permissions"
-        ) from error
-    if len(raw) > _MAX_FILE:
-        raise ConfigurationError("the configuration is larger than 1 MiB", where=str(path), fix="is it the right file?")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise ConfigurationError(
-            "the configuration is not UTF-8", where=f"{path}:{line}", fix="save it as UTF-8"
+            f"the configuration {error}", where=str(path), fix="name it by its full path"
         ) from error
 
 
@@ -348,7 +325,7 @@ def _must_exist(path: Path, named_by: str) -> Path:
             where=str(path),
             fix=f"correct the path, or write the file with `podwatch config init -o {path}`",
         )
-    return path.absolute()
+    return path
 
 
 def _warnings(settings: Settings, sources: Mapping[str, Source]) -> tuple[str, ...]:

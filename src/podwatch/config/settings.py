@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from podwatch.config.directory import resolved
 from podwatch.config.units import Duration, Ratio, Size
 from podwatch.domain.policy import GIB
 from podwatch.domain.remote import DEFAULT_PART_SIZE, valid_run_id
@@ -42,6 +43,12 @@ class Section(BaseModel):
     """Unknown keys are errors; a loaded section never changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _absolute(cls, value: object) -> object:
+        """A daemon works in ``/``: a path must not depend on where it is used."""
+        return resolved(value) if isinstance(value, Path) else value
 
 
 class TrainerSettings(Section):

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from podwatch.config.directory import move_to_root
 from podwatch.config.last_good import load_or_last_good
-from podwatch.config.loading import LoadedSettings, load_settings
+from podwatch.config.loading import LoadedSettings, load_settings, named_file
 from podwatch.daemon.paths import run_paths
 from podwatch.system.memory import few_arenas
 
@@ -29,8 +30,12 @@ def run_daemon(
     detach: bool = False,
     take_over: bool = False,
 ) -> int:
-    """Run until told to stop; returns the exit code. Raises PodwatchError for what cannot even start."""
+    """Run until told to stop; returns the exit code. Raises PodwatchError for what cannot even start.
+
+    From here on this process works in ``/``; relative paths keep their meaning (config/directory.py)."""
     few_arenas()
+    config_path = named_file(config_path, os.environ) if config_path is not None else None
+    move_to_root(os.environ)
     loaded = load_or_last_good(config_path, environ=os.environ, overrides=overrides, run=run_name)
     if (detach or os.getpid() == 1) and UNDER_INIT not in os.environ:
         from podwatch.daemon import init
@@ -65,9 +70,9 @@ async def _serve(
 def _own_command(
     config_path: Path | None, run_name: str, overrides: Mapping[str, object], adopt_existing: bool
 ) -> list[str]:
-    command = [sys.executable, "-m", "podwatch"]
+    command = [sys.executable, "-P", "-m", "podwatch"]
     if config_path is not None:
-        command += ["--config", str(config_path.absolute())]
+        command += ["--config", str(config_path)]
     if run_name:
         command += ["--run", run_name]
     command.append("run")

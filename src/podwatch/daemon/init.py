@@ -150,6 +150,7 @@ class Init:
     # -- the loop
 
     def run(self) -> int:
+        os.chdir("/")  # the daemon imports nothing from where the command was typed, and no mount is kept busy
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
@@ -179,12 +180,14 @@ class Init:
 
     def write_pid(self) -> None:
         """``init.pid`` is for people. One whose writer lives (it holds the lock) stays as it is: a second podwatch that
-        is refused must not leave the first without it. And what cannot be written is no reason not to guard."""
+        is refused must not leave the first without it. And what cannot be written is no reason not to guard. Mode 0600:
+        another user who could read it could lock it."""
         try:
-            fd = os.open(self.pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            fd = os.open(self.pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError:
             return
         try:
+            os.fchmod(fd, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)
             os.write(fd, f"{os.getpid()}\n".encode())

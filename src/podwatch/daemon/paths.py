@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.domain.errors import HostError, PermissionDenied
+from podwatch.domain.errors import HostError
+from podwatch.system.private import own_directory
 
 RECORDING = "recording"
 """Directory of the recording below a run's state."""
@@ -40,18 +41,22 @@ class RunPaths:
 
 
 def run_paths(state_dir: Path, run_id: str, environ: Mapping[str, str]) -> RunPaths:
-    """Make and return the directories. Raises PermissionDenied or HostError naming what to do."""
+    """Make the directories: the state's for us alone, the runtime's readable by all and writable by us alone.
+
+    Raises PermissionDenied or HostError naming what to do."""
     state = state_dir / run_id
-    _make(state, 0o700, "set state_dir to a directory on local disk that podwatch may write")
+    own_directory(state, 0o700, fix="set state_dir to a directory on local disk that podwatch may write")
+    reasons = []
     for root in _runtime_roots(state_dir, environ):
         runtime = root / run_id
         try:
-            _make(runtime, 0o755, "")
+            own_directory(runtime, 0o755)
             if os.access(runtime, os.W_OK):
                 return RunPaths(state, runtime)
-        except HostError:
-            continue
-    raise HostError("no runtime directory can be written", where=f"/run/podwatch, {state_dir}", fix="set state_dir")
+            reasons.append(f"{runtime}: not writable")
+        except HostError as error:
+            reasons.append(f"{runtime}: {error.what}")
+    raise HostError("no runtime directory can be written", where="; ".join(reasons), fix="set state_dir")
 
 
 def _runtime_roots(state_dir: Path, environ: Mapping[str, str]) -> list[Path]:
@@ -60,15 +65,3 @@ def _runtime_roots(state_dir: Path, environ: Mapping[str, str]) -> list[Path]:
         return [Path(explicit)]
     by_systemd = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
     return [Path(p) for p in (by_systemd, "/run/podwatch") if p] + [state_dir / "run"]
-
-
-def _make(path: Path, mode: int, fix: str) -> None:
-    try:
-        if not path.is_dir():
-            path.mkdir(mode=mode, parents=True, exist_ok=True)
-            path.chmod(mode)  # whatever the umask: under systemd it is 0077, and status needs no privilege
-    except PermissionError as error:
-        raise PermissionDenied("cannot create the directory", where=str(path), fix=fix) from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise HostError(f"cannot create the directory, {reason}", where=str(path), fix=fix) from error

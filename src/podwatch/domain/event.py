@@ -23,6 +23,7 @@ class EventName(StrEnum):
     TRAINER_ATTACHED = "trainer-attached"
     TRAINER_STARTING = "trainer-starting"
     TRAINER_STARTED = "trainer-started"
+    START_WARNING = "start-warning"
     TRAINER_CONFIRMED = "trainer-confirmed"
     TRAINER_EXITED = "trainer-exited"
     TRAINER_FINISHED = "trainer-finished"

@@ -322,6 +322,8 @@ class Procedure(Choosing):
             step=step,
             pid=handle.launcher.pid,
         )
+        for warning in handle.warnings:
+            tools.say(EventName.START_WARNING, warning, Severity.WARNING, start_id=handle.start_id)
         return handle, Attempt(handle.start_id, began, step, prepared.first_step)
 
     def _as_wanted(self, record: RunRecord) -> RunRecord:

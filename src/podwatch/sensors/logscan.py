@@ -184,7 +184,7 @@ def _ask_apart(rule: Compiled, item: FileNews, lines: list[bytes], off: dict[str
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _APART], input=question, capture_output=True, timeout=APART_SECONDS,
-            env={}, check=False,
+            env={}, cwd="/", check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         off[rule.rule.name] = f"its pattern took longer than {APART_SECONDS:g} s"

@@ -111,7 +111,7 @@ class Pod:
         """The real daemon with simulated GPUs, as a child in a session of its own. Its output goes to ``log``."""
         self.daemon = subprocess.Popen(
             [
-                *(sys.executable, "-m", "podwatch.simulation.daemon", "-c", str(self.config)),
+                *(sys.executable, "-P", "-m", "podwatch.simulation.daemon", "-c", str(self.config)),
                 *("--gpus", str(self.gpus)),
             ],
             stdin=subprocess.DEVNULL,

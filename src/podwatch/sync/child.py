@@ -5,20 +5,20 @@ when its standard input closes or its parent dies, and never publishes: manifest
 """
 
 import contextlib
-import fcntl
 import os
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
+from podwatch.domain.errors import Busy, IntegrityError, PodwatchError, RemoteError
 from podwatch.stores.calls import TOTAL
 from podwatch.stores.open import load, open_store
 from podwatch.sync.job import UploadJob
 from podwatch.sync.lines import Lines, job_line, leave
 from podwatch.sync.sending import Sending, SourceChanged
 from podwatch.system.dying import die_with_parent
+from podwatch.system.locks import FileLock
 
 
 def lower_priority(parent: int) -> None:
@@ -66,26 +66,19 @@ def main() -> int:
     if not line:
         return 1
     job, credentials = UploadJob.from_line(line)
-    with open(job.lock, "ab") as lock:  # noqa: PTH123
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            out.say(
-                "error",
-                kind="busy",
-                what="another upload of this run is at work",
-                where=job.lock,
-                fix="",
-                transient=True,
-            )
-            return 1
-        try:
-            most = max(job.connections, job.connections_max)
-            store = open_store(job.store, credentials, writer_id=job.writer_id, connections=most)
-            Sending(job, store, out.say, _Sent(out).add).run()
-        except BaseException as error:
+    lock = FileLock(Path(job.lock))
+    try:
+        lock.acquire(what="the upload of this run")
+        most = max(job.connections, job.connections_max)
+        store = open_store(job.store, credentials, writer_id=job.writer_id, connections=most)
+        Sending(job, store, out.say, _Sent(out).add).run()
+    except BaseException as error:
+        if isinstance(error, Busy) and not lock.held:
+            what = "another upload of this run is at work"
+            out.say("error", kind="busy", what=what, where=job.lock, fix="", transient=True)
+        else:
             out.say("error", **_explain(error), calls=TOTAL.snapshot())
-            return 1
+        return 1
     out.say("done", calls=TOTAL.snapshot())
     return 0
 

@@ -91,6 +91,7 @@ class Children:
         process = await asyncio.create_subprocess_exec(
             *prefix,
             sys.executable,
+            "-P",
             "-m",
             "podwatch.sync.child",
             str(os.getpid()),

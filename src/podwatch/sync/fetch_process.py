@@ -53,7 +53,7 @@ class FetchProcess:
         line = job.to_line(self._credentials())
         self._killed = False
         process = self._process = subprocess.Popen(
-            [sys.executable, "-m", "podwatch.sync.fetch_child", str(os.getpid())],
+            [sys.executable, "-P", "-m", "podwatch.sync.fetch_child", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -180,6 +180,9 @@ def _lock(directory: Path) -> int | None:
     except FileNotFoundError:
         return None  # the one before has just removed it
     try:
+        found = os.fstat(descriptor)
+        if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            os.fchmod(descriptor, 0o700)  # whoever can read a directory can lock it
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), directory.stat()):
             return descriptor

@@ -191,7 +191,7 @@ class Sender:
             finally:
                 await self._journal.run(Journal.together, writes)  # what came before a changed file, too
 
-        await self._worker.call(lambda: lock.parent.mkdir(parents=True, exist_ok=True))
+        await self._worker.call(lambda: lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700))
         credentials = await self._worker.call(self._credentials)
         self.running = Upload(job, self.children)
         try:

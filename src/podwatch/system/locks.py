@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from podwatch.domain.errors import Busy, PermissionDenied
 
 
 class FileLock:
-    """An exclusive flock on ``path``. Not inherited by children that exec. The file is never removed: removing it
-    would let two holders lock two different files of one name."""
+    """An exclusive flock on ``path``, a file of mode 0600 that root, we or the owner of its directory made. Not
+    inherited by children that exec. The file is never removed: removing it would let two holders lock two different
+    files of one name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -23,16 +25,10 @@ class FileLock:
         return self._fd is not None
 
     def acquire(self, *, what: str = "podwatch") -> None:
-        """Take it now. Raises Busy naming the holder, PermissionDenied when the file cannot be opened."""
+        """Take it now. Raises Busy naming the holder, PermissionDenied when the file cannot be opened or trusted."""
         if self._fd is not None:
             return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except PermissionError as error:
-            raise PermissionDenied(
-                f"may not open the lock of {what}", where=str(self.path), fix="run as the user that owns it"
-            ) from error
+        fd = self._open(what)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -48,6 +44,32 @@ class FileLock:
             os.ftruncate(fd, 0)
             info = {"pid": os.getpid(), "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:500]}
             os.pwrite(fd, json.dumps(info).encode(), 0)
+
+    def _open(self, what: str) -> int:
+        """What another user can read he can lock, and what he wrote must not be believed."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            owners = (0, os.geteuid(), self.path.parent.stat().st_uid)
+            fd = os.open(self.path, flags, 0o600)
+        except OSError as error:
+            raise PermissionDenied(
+                f"cannot open the lock of {what}: {error.strerror}",
+                where=str(self.path),
+                fix="run as the user that owns it, or remove it",
+            ) from error
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in owners:
+            os.close(fd)
+            raise PermissionDenied(
+                f"the lock of {what} is not a file of this user (uid {found.st_uid})",
+                where=str(self.path),
+                fix="remove it, and see who can write to its directory",
+            )
+        if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            with contextlib.suppress(OSError):
+                os.fchmod(fd, 0o600)
+        return fd
 
     def release(self) -> None:
         if self._fd is not None:

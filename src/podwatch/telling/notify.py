@@ -117,7 +117,7 @@ class UrlChannel:
 
     async def send(self, document: Mapping[str, Any]) -> None:
         order = {"url": self.url, "timeout": self.timeout, "notice": dict(document)}
-        argv = [sys.executable, "-m", "podwatch.telling.notify_child"]
+        argv = [sys.executable, "-P", "-m", "podwatch.telling.notify_child"]
         done = await run_child(
             argv,
             timeout=self.timeout + 5.0,  # its own deadline comes first, and says more

@@ -73,6 +73,8 @@ class TrainerHandle(Protocol):
     supervision: Supervision
     launcher: ProcessIdentity
     started_wall: float
+    warnings: tuple[str, ...]
+    """What could not be done as wanted when it was started."""
 
     async def exit_status(self) -> ExitStatus | None:
         """None while the launcher lives."""

@@ -48,6 +48,7 @@ class _Trainer(ABC):
     ) -> None:
         self.start_id = start_id
         self.supervision = supervision
+        self.warnings: tuple[str, ...] = ()
         self.launcher = launcher
         self.started_wall = started_wall
         self._local = local
@@ -151,7 +152,6 @@ class KeptTrainer(_Trainer):
         )
         self.record = record
         self.warnings = record.warnings
-        """What the keeper could not do as asked (open-file limit clamped, ...)."""
         self._client = KeeperClient(record.directory)
         self._gone_since: float | None = None
         self.keeper_lives()

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH101, PTH103, PTH104, PTH108, PTH109, PTH112, PTH114, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH108, PTH109, PTH115, PTH116, PTH118, PTH119, PTH120, PTH123, PTH208
 # pathlib would cost this process memory for as long as training lives.
 """The keeper: the tiny long-lived parent of one training run (DESIGN section 2, "The keeper").
 
@@ -38,6 +38,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 import warnings  # noqa: F401 - os.execvpe imports it: in the child, perhaps after the library was upgraded away
@@ -65,7 +66,7 @@ SURVIVOR_DEADLINE = 20.0
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # the real typing module would cost memory for as long as training lives
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any, NoReturn
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -419,48 +420,256 @@ def sockets_of(pid: int) -> list[int] | None:
 
 # --- locks -----------------------------------------------------------------------------------------------------------
 
+LOCK_PARENTS = ("/run/lock", "/run", "/run/user/{uid}", "/tmp")
+"""Each may hold a lock directory of ours. All of them are used: another user can take our name in a parent that is
+writable for all, and give it back later, but cannot keep two keepers of one uid apart in the other parents."""
+OLD_LOCK_DIRS = ("/run/lock/podwatch", "/tmp/podwatch-locks")
+"""Directories that were used before, the first of them writable for all. What a keeper holds there is respected, and
+their locks are taken as well; what another user puts there is ignored."""
+LOCK_ATTEMPTS = 16
 
-def lock_directory(chosen: str) -> str:
-    """Host-wide, so that two podwatches with different state directories meet here."""
-    for path in [chosen] if chosen else ["/run/lock/podwatch", "/tmp/podwatch-locks"]:
-        old = os.umask(0)
+
+class LockHeldError(Exception):
+    """Another keeper holds the lock, or may hold it: ``holder`` is what the file says."""
+
+    def __init__(self, path: str, holder: dict[str, Any]) -> None:
+        super().__init__(path)
+        self.path, self.holder = path, holder
+
+
+class LockDirectory:
+    """One directory with lock files. ``private``: it is ours, and no other user can enter it."""
+
+    def __init__(self, path: str, private: bool) -> None:
+        self.path, self.private = path, private
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self.owner = os.fstat(self.fd).st_uid
+        self.warnings: list[str] = []
+
+    def trusts(self, found: os.stat_result) -> bool:
+        """A regular file that only root or we could have written. A second name may make it some other file of ours."""
+        owners = (0, os.geteuid(), self.owner) if self.private else (0, os.geteuid())
+        closed = self.private or not found.st_mode & 0o022
+        return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid in owners and closed
+
+    def take(self, name: str) -> int | None:
+        """A descriptor that holds the lock ``name``; None where there is nothing to respect and nothing to take: a file
+        or a lock of another user. Raises LockHeldError, and OSError where no file can be made.
+
+        The file stays for good: removing it would let two keepers lock two files of one name.
+        """
+        for _ in range(LOCK_ATTEMPTS):
+            found = self.look(name)
+            if found is None:
+                self.create(name)
+            elif not self.trusts(found) and self.private:
+                self.remove(name, found)
+            elif not self.trusts(found):
+                self.ignore(name, f"it is not a regular file of root's or ours (uid {found.st_uid})")
+                return None
+            else:
+                fd = self.open(name)
+                if fd is None:  # root's own, and closed to us
+                    if HoldersOf(name, found).keeper:
+                        raise LockHeldError(self.place(name), {})
+                    return None
+                try:
+                    same = os.path.samestat(os.fstat(fd), found)
+                    if same and not self.lock(fd, name, found):
+                        os.close(fd)
+                        return None
+                    if same and (now := self.look(name)) is not None and os.path.samestat(now, found):
+                        return fd
+                except BaseException:
+                    os.close(fd)
+                    raise
+                os.close(fd)
+        raise OSError(errno.EBUSY, "the lock file is replaced again and again", self.place(name))
+
+    def vouches(self, name: str, said: dict[str, Any]) -> bool:
+        """False where another user owns the directory, and has given the lock of another run this name."""
+        if self.owner in (0, os.geteuid()):
+            return True
+        record = read_json(os.path.join(str(said.get("directory", "")), "record.json")) or {}
+        known = record.get("start_id") == said.get("start_id") and isinstance(record.get("output_dir"), str)
+        return not known or name in (path_lock_name(record["output_dir"]), inode_lock_name(record["output_dir"]))
+
+    def place(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def ignore(self, name: str, why: str) -> None:
+        self.warnings.append(f"the lock file {self.place(name)} is ignored: {why}")
+
+    def look(self, name: str) -> os.stat_result | None:
         try:
-            os.makedirs(path, 0o1777, exist_ok=True)
-        except OSError:
-            continue
-        finally:
-            os.umask(old)
-        if os.path.isdir(path) and not os.path.islink(path) and os.access(path, os.W_OK | os.X_OK):
-            return path
-    raise StartError("permission", "no directory for the run lock can be written", errno.EACCES, "/run/lock, /tmp")
-
-
-def take_lock(path: str) -> int:
-    """flock ``path``. The file stays for ever: removing it would let two holders lock two files of one name."""
-    flags = os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = None
-    for attempt in (os.O_RDWR, os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # another user's file: reading is enough to lock
-        try:
-            fd = os.open(path, attempt | flags, 0o644)
-            break
+            return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
-            continue
-        except PermissionError:
-            continue
-        except OSError as error:
-            raise StartError(
-                "permission", f"cannot open the run lock: {error.strerror}", error.errno or 0, path
-            ) from error
-    if fd is None:
-        raise StartError("permission", "may not open the run lock", errno.EACCES, path)
+            return None
+
+    def create(self, name: str) -> None:
+        try:
+            os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.fd))
+        except FileExistsError:
+            pass
+
+    def open(self, name: str) -> int | None:
+        """Called once the owner is known: to open another user's file may wait (a FIFO, a lease), or do something."""
+        for access in (os.O_RDWR, os.O_RDONLY):  # a file of root's: reading is enough to lock
+            try:
+                return os.open(name, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.fd)
+            except PermissionError:
+                continue
+        return None
+
+    def lock(self, fd: int, name: str, found: os.stat_result) -> bool:
+        """False where another user holds it: he can lock what he can read, so what is ours is closed to him."""
+        if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            os.fchmod(fd, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            said = lock_info(fd)
+            if not self.private and (stranger := HoldersOf(name, found).stranger(said)):
+                self.ignore(name, f"process {stranger}, which is neither root's nor ours, holds it")
+                return False
+            if not self.vouches(name, said):
+                self.ignore(name, f"uid {self.owner}, whose directory it is in, has renamed it")
+                return False
+            raise LockHeldError(self.place(name), said) from None
+        return True
+
+    def remove(self, name: str, foreign: os.stat_result) -> None:
+        """Move another user's file out of our own directory. If a keeper has just put its own there, that one stays."""
+        aside = f".{name}.{os.getpid()}"
+        os.rename(name, aside, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        moved = self.look(aside)
+        if moved is not None and not os.path.samestat(moved, foreign):
+            os.rename(aside, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        elif moved is not None and not stat.S_ISDIR(moved.st_mode):
+            os.unlink(aside, dir_fd=self.fd)
+
+
+def own_lock_directory(path: str) -> LockDirectory:
+    """Made, with mode 0700, if it does not exist. OSError where it cannot be, or is another user's, or a link."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = lock_info(fd)
-        os.close(fd)
-        who = f"keeper {holder.get('keeper')} (run {holder.get('run_id')})" if holder else "another keeper"
-        raise StartError("busy", f"training for this output directory is already kept by {who}", 0, path) from error
-    return fd
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    made = LockDirectory(path, private=True)
+    if made.owner != os.geteuid():
+        os.close(made.fd)
+        raise OSError(errno.EPERM, f"it belongs to uid {made.owner}", path)
+    if os.fstat(made.fd).st_mode & 0o077:
+        os.fchmod(made.fd, 0o700)
+    return made
+
+
+def lock_directories(spec: dict[str, Any]) -> tuple[list[LockDirectory], list[str]]:
+    """Host-wide, so that two podwatches with different state directories meet here; and what was wrong with others.
+
+    Raises StartError where there is none, and no other user is the reason. If one is, training starts all the same:
+    the lock in our own directory holds, and whoever trains is looked for before each start.
+    """
+    chosen, uid = spec["lock_dir"], os.geteuid()
+    parents = [parent.format(uid=uid) for parent in spec.get("lock_parents") or LOCK_PARENTS]
+    wanted = [chosen] if chosen else [f"{parent}/podwatch-locks-{uid}" for parent in parents]
+    if chosen:
+        os.makedirs(os.path.dirname(chosen), exist_ok=True)
+    found: list[LockDirectory] = []
+    said: list[str] = []
+    refused: list[str] = []
+    for path in wanted:
+        try:
+            found.append(own_lock_directory(path))
+        except OSError as error:
+            if os.path.lexists(path) or error.errno in (errno.ENOSPC, errno.EDQUOT):
+                said.append(f"cannot use {path} for the run lock: {error.strerror}; remove it")
+            refused.append(f"{path}: {error.strerror}")
+    if not found and not said:
+        text = "no directory for the run lock can be written: " + "; ".join(refused)
+        raise StartError("permission", text, errno.EACCES, wanted[0])
+    old = spec.get("old_lock_dirs")
+    if old is None:
+        old = [] if chosen else OLD_LOCK_DIRS
+        if not chosen and uid == 0:
+            meeting_place(old[0])
+    for path in old:
+        try:
+            found.append(LockDirectory(path, private=False))
+        except OSError:
+            continue  # there is none, or nothing that a keeper would have used
+    return found, said
+
+
+def meeting_place(path: str) -> None:
+    """Root makes the old directory, writable for itself alone: an older podwatch that is started later meets our locks
+    there, and so does another user's, who can see in /proc/locks that root's keeper holds them."""
+    old = os.umask(0o022)
+    try:
+        os.mkdir(path, 0o755)
+    except OSError:
+        pass
+    finally:
+        os.umask(old)
+
+
+class HoldersOf:
+    """The processes that hold the lock file, as far as they can be seen."""
+
+    def __init__(self, name: str, found: os.stat_result) -> None:
+        self.name, self.found = name, found
+        locked = self.lockers()
+        names = [name for name in os.listdir(PROC) if name.isdigit() and int(name) != os.getpid()]
+        living = [(int(name), status[3]) for name in names if (status := stat_of(int(name))) is not None]
+        self.uids = {pid: user_of(pid) for pid, _ in living}
+        """pid -> its user, or -1 if its user ids differ, as those of a set-uid program do."""
+        looked = READER.each(living, self.look)
+        self.here = [pid for pid, _ in living if pid in locked or looked.get(pid, (False, False))[0]]
+        """Those that locked it (a child may have inherited that lock) or have it open."""
+        trusted = [pid for pid, _ in living if self.uids[pid] in (0, os.geteuid())]
+        self.keeper = next((pid for pid in self.here if pid in trusted and looked.get(pid, (True, True))[1]), 0)
+        self.hidden = any(pid not in looked for pid in trusted)
+
+    def stranger(self, said: dict[str, Any]) -> int:
+        """The pid of another user's process that holds it; 0 where a keeper does, or may do: one that cannot be looked
+        into, or of another container."""
+        elsewhere = said.get("boot_id") == boot_id() and said.get("pid_namespace") not in (None, pid_namespace())
+        if self.keeper or self.hidden or elsewhere:
+            return 0
+        return next((pid for pid in self.here if self.uids[pid] not in (0, os.geteuid())), 0)
+
+    def lockers(self) -> set[int]:
+        """Devices are not compared: an overlay shows another one."""
+        inode = str(self.found.st_ino)
+        lines = (read_file(f"{PROC}/locks", 16 << 20) or b"").decode("ascii", "replace").splitlines()
+        found = [words for line in lines if len(words := line.split()) > 5 and words[1] == "FLOCK"]
+        return {int(w[4]) for w in found if w[4].isdigit() and w[5].rpartition(":")[2] == inode}
+
+    def look(self, pid: int) -> tuple[bool, bool]:
+        """(has the file open, is a keeper)."""
+        line = (read_file(f"{PROC}/{pid}/cmdline", 16_384) or b"").split(b"\0")
+        keeper = any(os.path.basename(word) in (b"keeper.py", b"keeper.pyc") for word in line)
+        try:
+            opened = any(self.is_it(f"{PROC}/{pid}/fd/{number}") for number in os.listdir(f"{PROC}/{pid}/fd"))
+        except OSError:
+            opened = False  # another user's: what it locked is known all the same
+        return opened, keeper
+
+    def is_it(self, link: str) -> bool:
+        """Only what has the name is looked at: a stat of any other file may hang."""
+        try:
+            return os.path.basename(os.readlink(link)) == self.name and os.path.samestat(os.stat(link), self.found)
+        except OSError:
+            return False
+
+
+def user_of(pid: int) -> int:
+    """The user id of a process; -1 where its real, effective and saved ones differ, or cannot be read."""
+    for line in (read_file(f"{PROC}/{pid}/status") or b"").splitlines():
+        if line.startswith(b"Uid:"):
+            ids = set(line.split()[1:4])
+            return int(ids.pop()) if len(ids) == 1 else -1
+    return -1
 
 
 def lock_info(fd: int) -> dict[str, Any]:
@@ -469,6 +678,11 @@ def lock_info(fd: int) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def names_a_trainer(record: dict[str, Any]) -> bool:
+    numbers = record.get("pid"), record.get("ticks")
+    return all(isinstance(number, int) for number in numbers) and isinstance(record.get("start_id"), str)
 
 
 def path_lock_name(output_dir: str) -> str:
@@ -587,8 +801,8 @@ class Keeper:
     def __init__(self, start_id: str) -> None:
         self.start_id = start_id
         self.spec: dict[str, Any] = {}
-        self.locks: dict[str, int] = {}  # path -> fd
-        self.lock_dir = ""
+        self.locks: dict[str, int] = {}  # path -> fd, -1 where there is nothing to take
+        self.lock_dirs: list[LockDirectory] = []
         self.log: Log
         self.warnings: list[str] = []
         self.child = 0
@@ -684,26 +898,57 @@ class Keeper:
                 return
 
     def take_locks(self) -> None:
-        """The directory's, the path's, and, once it exists, the inode's: two names of one directory meet there."""
-        self.locks["lock"] = take_lock("lock")
-        self.lock_dir = lock_directory(self.spec["lock_dir"])
-        self.take_output_locks()
+        """The state directory's, the path's, and, once it exists, the inode's: two names of one directory meet."""
+        state = LockDirectory(".", private=True)
+        self.locks["lock"] = fd = self.take_lock(state, "lock")
+        if fd < 0:
+            raise StartError("permission", "cannot open the run lock", errno.EACCES, os.path.join(os.getcwd(), "lock"))
+        self.lock_dirs, said = lock_directories(self.spec)
+        for text in said:
+            self.warn(text)
+        for place, fd in self.output_locks():
+            self.locks[place] = fd
 
-    def take_output_locks(self) -> None:
+    def output_locks(self) -> Iterator[tuple[str, int]]:
+        """Those that are still to be taken, each as it is taken. Raises StartError for one that is held."""
         output_dir = self.spec["output_dir"]
-        for name in (path_lock_name(output_dir), inode_lock_name(output_dir)):
-            path = name and os.path.join(self.lock_dir, name)
-            if path and path not in self.locks:
-                self.locks[path] = take_lock(path)
+        for directory in self.lock_dirs:
+            for name in (path_lock_name(output_dir), inode_lock_name(output_dir)):
+                if name and directory.place(name) not in self.locks:
+                    yield directory.place(name), self.take_lock(directory, name)
+
+    def take_lock(self, directory: LockDirectory, name: str) -> int:
+        try:
+            fd = directory.take(name)
+        except LockHeldError as held:
+            who = f"keeper {held.holder.get('keeper')} (run {held.holder.get('run_id')})" if held.holder else "a keeper"
+            raise StartError(
+                "busy", f"training for this output directory is already kept by {who}", 0, held.path
+            ) from held
+        except OSError as error:
+            fd = None
+            directory.warnings.append(f"cannot lock {directory.place(name)}: {error.strerror}")
+        for text in directory.warnings:
+            self.warn(text)
+        return -1 if fd is None else fd
+
+    def lock_infos(self) -> list[dict[str, Any]]:
+        found = [lock_info(self.locks["lock"])]
+        for directory in self.lock_dirs:
+            for place, fd in self.locks.items():
+                where, name = os.path.split(place)
+                if where == directory.path and directory.vouches(name, said := lock_info(fd)):
+                    found.append(said)
+        return found
 
     def refuse_beside_survivors(self) -> None:
         """A keeper that was killed freed its locks, but its trainer may live: the record and the locks name it."""
         here = (boot_id(), pid_namespace())
-        known = [read_json("record.json") or {}] + [lock_info(fd) for fd in self.locks.values()]
+        known = [read_json("record.json") or {}, *self.lock_infos()]
         start_ids, since = set(), 0
         left = []
         for record in known:
-            if (record.get("boot_id"), record.get("pid_namespace")) != here:
+            if (record.get("boot_id"), record.get("pid_namespace")) != here or not names_a_trainer(record):
                 continue
             start_ids.add(record["start_id"])
             since = min(since or record["ticks"], record["ticks"])
@@ -839,15 +1084,13 @@ class Keeper:
             self.log.tend()
         except OSError as error:
             self.warn(f"cannot rotate the log: {error.strerror}")
-        name = inode_lock_name(self.spec["output_dir"])
-        path = name and os.path.join(self.lock_dir, name)
-        if path and path not in self.locks:  # the trainer created (or replaced) its output directory
-            try:
-                self.locks[path] = take_lock(path)
-                self.write_lock_info(self.locks[path])
-            except StartError as error:
-                self.locks[path] = -1
-                self.warn(error.text)
+        try:
+            for place, fd in self.output_locks():  # the trainer created (or replaced) its output directory
+                self.locks[place] = fd
+                self.write_lock_info(fd)
+        except StartError as error:
+            self.locks[error.where] = -1
+            self.warn(error.text)
 
     def warn(self, text: str) -> None:
         if text not in self.warnings:

@@ -42,10 +42,15 @@ _REFUSED_ENDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class KeeperOptions:
-    """How a keeper behaves. ``grace`` is its own, for SIGTERM sent to the keeper (its unit is stopped); ``linger`` is
-    how long it stays after the tree's end when nobody releases it."""
+    """How a keeper behaves.
+
+    ``lock_dir``: one directory for the run lock instead of the usual ones, which are in ``lock_parents`` and, of older
+    versions, ``old_lock_dirs`` (None: as in keeper.py). ``grace`` is its own, for SIGTERM sent to the keeper (its unit
+    is stopped); ``linger`` is how long it stays after the tree's end when nobody releases it."""
 
     lock_dir: Path | None = None
+    lock_parents: tuple[Path, ...] | None = None
+    old_lock_dirs: tuple[Path, ...] | None = None
     grace: float = 30.0
     linger: float = 10.0
     log_limit: int = 64 << 20
@@ -220,6 +225,8 @@ class KeeperLauncher:
             "log_limit": self._options.log_limit,
             "log_count": self._options.log_count,
             "lock_dir": str(self._options.lock_dir or ""),
+            "lock_parents": _texts(self._options.lock_parents),
+            "old_lock_dirs": _texts(self._options.old_lock_dirs),
             "grace": self._options.grace,
             "linger": self._options.linger,
             "expires": self._clock.boottime() + 2 * _START_DEADLINE,
@@ -368,6 +375,10 @@ def _exec_error(plan: StartPlan, code: object, text: str) -> PodwatchError:
             fix='start it with its interpreter: ["bash", "script.sh"]',
         )
     return HostError(f"cannot execute {program}: {text}", where="trainer.command", fix="correct trainer.command")
+
+
+def _texts(paths: tuple[Path, ...] | None) -> list[str] | None:
+    return None if paths is None else [str(path) for path in paths]
 
 
 def _last_line(path: Path) -> str:

@@ -1,0 +1,101 @@
+"""Reading a configuration file that only root or the caller could have written: the daemon and every command use this.
+
+Checked is the file itself, after links were followed: a regular file of root's or the caller's that nobody else can
+write, or any regular file on a read-only mount (a Kubernetes ConfigMap, whose file is a link into a directory that is
+replaced as a whole). Not checked are the directories on the way and the links themselves: another user who owns the
+directory in which you type a command can choose *which* file of root's or yours is found there, but not what it says.
+On a FUSE mount the owner is what its server says, so that server must be root's or the caller's.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+from podwatch.domain.errors import ConfigurationError
+
+MAX_BYTES = 1 << 20
+
+
+def read_trusted(path: Path) -> str:
+    """Its text. Raises ConfigurationError where it cannot be read, or must not be trusted."""
+    raw = read_trusted_bytes(path)
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ConfigurationError(
+            "the configuration is not UTF-8", where=f"{path}:{line}", fix="save it as UTF-8"
+        ) from error
+
+
+def read_trusted_bytes(path: Path) -> bytes:
+    """Its content. Raises as ``read_trusted`` does; never waits for a FIFO."""
+    try:
+        # A path only, first: to open a device, or a file that another user holds a lease on, may already do something.
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            _check(path, place)
+            descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        finally:
+            os.close(place)
+        with os.fdopen(descriptor, "rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read the configuration: {error.strerror}", where=str(path), fix="check its path and permissions"
+        ) from error
+    if len(raw) > MAX_BYTES:
+        raise ConfigurationError("the configuration is larger than 1 MiB", where=str(path), fix="is it the right file?")
+    return raw
+
+
+def _check(path: Path, place: int) -> None:
+    status = os.fstat(place)
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigurationError("the configuration is not a regular file", where=str(path))
+    server = _fuse_user(place, status)
+    if server not in (0, os.geteuid()):
+        raise ConfigurationError(
+            f"the configuration is on a FUSE mount of uid {server}, who could make podwatch run anything",
+            where=str(path),
+            fix="copy it to a directory of yours",
+        )
+    if os.fstatvfs(place).f_flag & os.ST_RDONLY:
+        return
+    file = os.path.realpath(path) if path.is_symlink() else path
+    if status.st_uid not in (0, os.geteuid()):
+        raise ConfigurationError(
+            f"the configuration belongs to uid {status.st_uid}, who could make podwatch run anything",
+            where=str(path),
+            fix=f"chown {os.geteuid()} {file}",
+        )
+    if status.st_mode & 0o022:
+        raise ConfigurationError(
+            f"the configuration can be written by others (mode {stat.S_IMODE(status.st_mode):04o})",
+            where=str(path),
+            fix=f"chmod go-w {file}",
+        )
+
+
+def _fuse_user(place: int, status: os.stat_result) -> int:
+    """The uid of the FUSE server that shows this file; 0 where it is on another kind of file system."""
+    if os.major(status.st_dev) != 0:
+        return 0  # a disk
+    try:
+        info = Path(f"/proc/self/fdinfo/{place}").read_text()
+        mount = next(line.split()[1] for line in info.splitlines() if line.startswith("mnt_id:"))
+        mounts = Path("/proc/self/mountinfo").read_bytes().decode(errors="replace")
+    except (OSError, StopIteration):
+        return 0
+    return fuse_user(mount, mounts)
+
+
+def fuse_user(mount: str, mounts: str) -> int:
+    """The same for the number of a mount and the text of /proc/self/mountinfo."""
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = after.split()
+        if before.split()[0] == mount and len(fields) > 2 and fields[0].startswith("fuse"):
+            options = dict(option.partition("=")[::2] for option in fields[2].split(","))
+            return int(options.get("user_id", "0"))
+    return 0
