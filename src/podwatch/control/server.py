@@ -23,6 +23,7 @@ from podwatch.domain.errors import (
     PodwatchError,
     UsageError,
 )
+from podwatch.domain.secrets import scrub_all
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 READ_ONLY = frozenset({"status"})
@@ -131,7 +132,7 @@ class ControlServer:
                 self._on_error(method, error)
             what = f"{method} failed: {type(error).__name__}"
             return _refusal(request_id, InternalError(what, where="podwatch", fix="see its log, and report it"))
-        return {"id": request_id, "ok": True, "result": result}
+        return {"id": request_id, "ok": True, "result": scrub_all(result)}
 
     async def _call(self, method: str, params: dict[str, Any], uid: int | None) -> dict[str, Any]:
         if uid not in self._trusted and method not in READ_ONLY:

@@ -8,7 +8,7 @@ from pathlib import Path
 from podwatch.config.settings import Settings
 from podwatch.daemon.compose import Parts, credentials_for
 from podwatch.domain.event import Event, EventName
-from podwatch.evidence import secret_values
+from podwatch.domain.secrets import secret_values
 from podwatch.sensors.logs import Sources
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.open import open_store

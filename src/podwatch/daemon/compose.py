@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from podwatch.checkpoints.capabilities import Capabilities, probe
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.expected import command_digest
 from podwatch.checkpoints.layouts import Layout, make_layout
+from podwatch.checkpoints.layouts.argv import toml_documents
 from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
 from podwatch.daemon.emitting import Emitter
@@ -27,8 +29,8 @@ from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.claims import Pod
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.policy import Policies
+from podwatch.domain.secrets import register, scrub, scrub_argv
 from podwatch.domain.snapshot import Desired
-from podwatch.evidence import scrub
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.judgement.claims import Act, Decision
 from podwatch.judgement.learned import Learned
@@ -61,8 +63,7 @@ from podwatch.system.clock import Clock
 from podwatch.system.identity import boot_id, machine_id
 from podwatch.system.threads import Worker
 from podwatch.system.workspace import Workspace
-from podwatch.telling.logging import redactor
-from podwatch.trainer.environment import build_environment
+from podwatch.trainer.environment import build_environment, read_env_file
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 
 QUARANTINE_SECONDS = 7 * 86400.0
@@ -114,12 +115,21 @@ class Parts:
 
 
 def credentials_for(settings: Settings) -> Credentials | None:
-    """The store's key, read anew at each call, and registered so that no log line can show it."""
+    """The store's key, read again at each call; reading it makes it known to the scrubber."""
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    found = credentials_from_environment(os.environ, settings.trainer.env_file, Path(directory) if directory else None)
-    if found is not None:
-        redactor.register(found.key, found.key_id)
-    return found
+    return credentials_from_environment(os.environ, settings.trainer.env_file, Path(directory) if directory else None)
+
+
+def learn_secrets(settings: Settings) -> None:
+    """Read whatever holds secrets of this run, so that the scrubber knows them before anything is shown: a trainer that
+    was adopted logs them, too. What cannot be read is reported by those who need it. Blocks."""
+    trainer = settings.trainer
+    with suppress(PodwatchError, OSError):
+        if trainer.env_file is not None:
+            read_env_file(trainer.env_file)
+    with suppress(PodwatchError, OSError):
+        credentials_for(settings)
+    toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent)
 
 
 def build(
@@ -145,6 +155,7 @@ def build(
 
     ``same_disk_store`` allows a ``file://`` store beside the checkpoints: for the demo only. Blocks: probes the disk.
     """
+    learn_secrets(settings)
     trainer = settings.trainer
     layout = make_layout(settings)
     policies = policies_from(settings, max_steps=_target(layout, trainer.command))
@@ -185,7 +196,7 @@ def build(
     )
     disks = DisksSensor(lambda: _places(settings, catalogue), clock)
     forecast = Forecast(journal.sync.learned(SAVES), keep=lambda known: journal.post(Journal.learn, SAVES, known))
-    log_rules = LogRulesSensor(clock, policies.log_rules, trusted=SHIPPED, scrub=_shown)
+    log_rules = LogRulesSensor(clock, policies.log_rules, trusted=SHIPPED, scrub=scrub)
     health = settings.training
     training = TrainingSensor(
         clock, trainer.output_dir, metrics_file=health.metrics_file, metrics_url=health.metrics_url
@@ -240,6 +251,7 @@ def build(
     )
     record = RecordHolder(workspace.record)
     token = _remembered(journal.sync, "heartbeat.token")
+    register(token)
     writer_id = _remembered(journal.sync, "writer_id")
     wandb_ids = WandbIds(layout)
 
@@ -250,7 +262,7 @@ def build(
             lineage=current.lineage.id if current is not None else "",
             writer_id=writer_id,
             host=socket.gethostname(),
-            train_command=trainer.command,
+            train_command=scrub_argv(trainer.command),
             wandb=wandb_ids.now(current.wandb if current is not None else {}),
             layout=layout.name,
             config_digest=_digest(current.last_start.config_digests) if current and current.last_start else "",
@@ -355,11 +367,6 @@ def _places(settings: Settings, catalogue: Catalogue) -> dict[str, Path]:
         "state": settings.state_dir,
         **({p.name: Path(p.path) for p in newest.parts} if newest is not None else {}),
     }
-
-
-def _shown(text: str) -> str:
-    """A line of the trainer's log as it may be shown: without what we know to be secret, and what looks like it."""
-    return scrub(redactor.text(text))
 
 
 def make_restorer(

@@ -21,9 +21,9 @@ from urllib.parse import unquote, urlsplit
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.notice import NOTICE_SCHEMA_VERSION, Notice
+from podwatch.domain.secrets import register, scrub, scrub_all
 from podwatch.system.child import run_child, scrubbed_environment
 from podwatch.system.clock import either
-from podwatch.telling.logging import redactor
 
 QUEUE = 32
 """Notices that wait for one channel: more than an hour's worth; then the oldest that is not critical goes."""
@@ -72,7 +72,7 @@ def document_of(notice: Notice, *, run_id: str, host: str) -> dict[str, Any]:
         "unsent": notice.unsent,
         "fields": dict(notice.fields),
     }
-    cleaned: dict[str, Any] = redactor.clean(document)
+    cleaned: dict[str, Any] = scrub_all(document)
     return cleaned
 
 
@@ -262,7 +262,7 @@ def shown_url(url: str) -> str:
 def register_secrets(urls: Sequence[str]) -> None:
     """Whatever in these URLs could be a key is hidden wherever podwatch prints something."""
     for url in urls:
-        redactor.register(url, *secrets_in(url))
+        register(url, *secrets_in(url))
 
 
 def secrets_in(url: str) -> tuple[str, ...]:
@@ -278,7 +278,7 @@ def secrets_in(url: str) -> tuple[str, ...]:
 
 
 def _clean(text: str) -> str:
-    return redactor.text("".join(c if c.isprintable() else " " for c in text))[:300]
+    return scrub("".join(c if c.isprintable() else " " for c in text))[:300]
 
 
 def _last(lead: str, output: str) -> str:

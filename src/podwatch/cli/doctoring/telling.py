@@ -106,8 +106,8 @@ def _sent(channel: "Channel", run_id: str, close: Callable[[], Awaitable[None]] 
     try:
         asyncio.run(send())
     except NotSent as error:
-        from podwatch.telling.logging import redactor
+        from podwatch.domain.secrets import scrub
 
         fix = "nothing would be heard of a bad night; docs/notifications.md"
-        return Line("notify", "fail", f"{channel.name}: {redactor.text(str(error))}", fix)
+        return Line("notify", "fail", f"{channel.name}: {scrub(str(error))}", fix)
     return Line("notify", "ok", f"{channel.name}: a test notice was taken")
