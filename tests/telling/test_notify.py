@@ -18,7 +18,7 @@ import pytest
 
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.notice import Change, Notice, Topic
-from podwatch.domain.secrets import register, scrub
+from podwatch.domain.secrets import register, register_address, scrub
 from podwatch.system import procfs
 from podwatch.telling.notify import (
     QUEUE,
@@ -27,7 +27,6 @@ from podwatch.telling.notify import (
     NotSent,
     UrlChannel,
     document_of,
-    register_secrets,
     shown_url,
 )
 
@@ -191,7 +190,7 @@ async def no_sleep(seconds: float) -> None:
 
 
 async def test_it_is_tried_again_in_order_and_said_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    register_secrets(["https://x/token-4711-secret"])
+    register_address("https://x/token-4711-secret")
     pauses: list[float] = []
     going = asyncio.Event()
 
@@ -285,10 +284,11 @@ async def test_one_that_hangs_holds_up_neither_the_other_nor_the_end(tmp_path: P
 
 
 def test_secrets_in_urls_are_hidden_and_ordinary_words_are_not() -> None:
-    register_secrets(
-        ["https://hooks.example.com/services/T024BE7LD/abcDEF123456", "tgram://12345:AbC/99887766",
-         "https://me:pa55word@h/x", "ntfy://my-private-topic"]
-    )  # fmt: skip
+    for address in (
+        "https://hooks.example.com/services/T024BE7LD/abcDEF123456", "tgram://12345:AbC/99887766",
+         "https://me:pa55word@h/x", "ntfy://my-private-topic",
+    ):  # fmt: skip
+        register_address(address)
     for secret in ("T024BE7LD", "abcDEF123456", "99887766", "pa55word", "ntfy://my-private-topic"):
         assert secret not in scrub(f"failed for {secret}: services of hooks.example.com")
     assert scrub("services of hooks.example.com") == "services of hooks.example.com"

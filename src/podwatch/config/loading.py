@@ -40,7 +40,7 @@ from podwatch.config.problems import ConfigurationProblems, Problem, Sources, ex
 from podwatch.config.settings import Settings
 from podwatch.config.toml_lines import key_lines
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.secrets import register_argv, register_document, register_named
+from podwatch.domain.secrets import register_address, register_argv, register_document, register_named
 
 Source = Literal["default", "file", "environment", "flag"]
 FILE_NAME = "podwatch.toml"
@@ -132,6 +132,8 @@ def _learn_secrets(settings: Settings, environ: Mapping[str, str]) -> None:
     for command in (trainer.command, trainer.resume_args, *trainer.start_before, *trainer.stop_also):
         register_argv(command)
     register_argv(settings.notify.command)
+    for url in settings.notify.urls:
+        register_address(url)
     register_document(settings.model_dump(mode="json"))
 
 

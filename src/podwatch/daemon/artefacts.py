@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from podwatch.config.settings import Settings
-from podwatch.daemon.compose import Parts, credentials_for
+from podwatch.daemon.compose import Parts
+from podwatch.daemon.known_secrets import credentials_for
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.secrets import secret_values
 from podwatch.sensors.logs import Sources

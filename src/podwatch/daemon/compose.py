@@ -5,7 +5,6 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,12 +14,12 @@ from podwatch.checkpoints.capabilities import Capabilities, probe
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.expected import command_digest
 from podwatch.checkpoints.layouts import Layout, make_layout
-from podwatch.checkpoints.layouts.argv import toml_documents
 from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.fetching import StoreDoor
 from podwatch.daemon.forecast import SAVES, Forecast
+from podwatch.daemon.known_secrets import credentials_for, learn_secrets
 from podwatch.daemon.paths import RunPaths
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.sensing import Senses
@@ -52,7 +51,6 @@ from podwatch.sensors.progress import ProgressSensor
 from podwatch.sensors.servers import ServerFinder
 from podwatch.sensors.training import TrainingSensor
 from podwatch.sensors.xid import XidInbox
-from podwatch.stores.credentials import Credentials, credentials_from_environment
 from podwatch.stores.open import open_store, same_filesystem
 from podwatch.sync.doors import RunIdentity
 from podwatch.sync.fetch_process import FetchProcess
@@ -63,7 +61,7 @@ from podwatch.system.clock import Clock
 from podwatch.system.identity import boot_id, machine_id
 from podwatch.system.threads import Worker
 from podwatch.system.workspace import Workspace
-from podwatch.trainer.environment import build_environment, read_env_file
+from podwatch.trainer.environment import build_environment
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 
 QUARANTINE_SECONDS = 7 * 86400.0
@@ -112,24 +110,6 @@ class Parts:
     files: Worker
     removals: Worker
     token: str
-
-
-def credentials_for(settings: Settings) -> Credentials | None:
-    """The store's key, read again at each call; reading it makes it known to the scrubber."""
-    directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    return credentials_from_environment(os.environ, settings.trainer.env_file, Path(directory) if directory else None)
-
-
-def learn_secrets(settings: Settings) -> None:
-    """Read whatever holds secrets of this run, so that the scrubber knows them before anything is shown: a trainer that
-    was adopted logs them, too. What cannot be read is reported by those who need it. Blocks."""
-    trainer = settings.trainer
-    with suppress(PodwatchError, OSError):
-        if trainer.env_file is not None:
-            read_env_file(trainer.env_file)
-    with suppress(PodwatchError, OSError):
-        credentials_for(settings)
-    toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent)
 
 
 def build(

@@ -2,8 +2,9 @@
 
 from podwatch.config.loading import changes_needing_restart
 from podwatch.daemon.artefacts import TELLING
-from podwatch.daemon.compose import LEARNED, learn_secrets
+from podwatch.daemon.compose import LEARNED
 from podwatch.daemon.core import Core
+from podwatch.daemon.known_secrets import learn_secrets
 from podwatch.daemon.own_findings import backup_findings, config_findings, store_refused_finding
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.reloading import waits_for_restart

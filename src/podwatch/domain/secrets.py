@@ -127,6 +127,18 @@ def register_named(values: Mapping[str, str], *, all_of_it: bool = False) -> Non
             register(value)
 
 
+def register_address(url: str) -> None:
+    """A notification address: most of them are keys. The whole, user and password, and every long word with a digit in
+    it, but for the host of a web address: a word without one would blank out ordinary text ("webhooks")."""
+    scheme, _, rest = url.partition("://")
+    place, _, path = rest.partition("/")
+    user, at, host = place.rpartition("@")
+    searched = f"{'' if scheme in ('http', 'https') else host}/{path}"
+    words = [word for word in re.split(r"[/?&=:,#]", searched) if any(c.isdigit() for c in word)]
+    words += user.split(":") if at else []
+    register(url, *words, *(unquote(word) for word in words))
+
+
 def register_argv(argv: Sequence[str]) -> None:
     """What stands behind a telling flag of a command."""
     for item, shown in zip(argv, scrub_argv(argv), strict=True):
