@@ -11,6 +11,7 @@ import pytest
 from podwatch.client.http import fetch_status
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
+from podwatch.domain.secrets import register
 from podwatch.telling import server as serving
 from podwatch.telling.http import HttpServer
 from podwatch.telling.server import bind
@@ -300,3 +301,11 @@ async def test_an_idle_server_does_not_wake_the_loop(rig):
     finally:
         loop._run_once = original
     assert turns <= 4
+
+
+async def test_no_text_answer_shows_a_secret(rig):
+    register("planted-value-1")
+    rig.alive = (False, "no turn since planted-value-1")
+    rig.usable = (False, ["store refuses the key", "https://me:planted2@h refuses"])
+    for path in ("/livez", "/readyz"):
+        assert b"planted" not in (await rig.get(path))[1]

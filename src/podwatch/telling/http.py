@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from podwatch.domain.event import Event
+from podwatch.domain.secrets import scrub
 from podwatch.telling.documents import SCHEMA_VERSION, event_document
 from podwatch.telling.server import CONNECTION_SECONDS, HEAD_SECONDS, LoopServer, bind, make_server, refused_scope
 from podwatch.telling.status import build_status
@@ -231,7 +232,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 def _text(ok: bool, reasons: list[str], *, word: str = "") -> Response:
     lines = [word or ("ok" if ok else "not ok"), *reasons]
-    body = "".join(f"{line}\n" for line in lines)
+    body = "".join(f"{scrub(line)}\n" for line in lines)
     return Response(body, status_code=200 if ok else 503, media_type="text/plain", headers=_HEADERS)
 
 
