@@ -5,6 +5,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from podwatch.domain import secrets
+
 # The same cases each time: a gate must not be green today and red tomorrow. HYPOTHESIS_PROFILE=random (or long, with
 # `make fuzz`) looks for new ones.
 # No deadline: that would be one of the wall clock, on a machine that does other things as well.
@@ -41,6 +43,7 @@ SLOW = (
     "tests/e2e/test_pause_and_observe.py",
     "tests/e2e/test_poisoned_directory.py",
     "tests/e2e/test_preempt.py",
+    "tests/e2e/test_secrets.py",
     "tests/e2e/test_service_manager.py",
     "tests/e2e/test_start_before_stop_also.py",
     "tests/e2e/test_two_pods.py",
@@ -91,3 +94,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_report_header(config: pytest.Config) -> str:
     return "the slow tests are left out (make test-slow)" if config.option.markexpr == "not slow" else ""
+
+
+@pytest.fixture(autouse=True)
+def no_known_secrets() -> None:
+    """What one test made known to the scrubber is ordinary text in the next one."""
+    secrets.forget()

@@ -1,7 +1,7 @@
 """What the daemon keeps of a command line."""
 
-from podwatch.daemon.recording import mask
 from podwatch.domain.policy import DetectionPolicy
+from podwatch.domain.secrets import scrub
 from podwatch.judgement.signals import summarise
 from tests.support.pods.tree import ENGINE
 
@@ -11,7 +11,7 @@ def test_secrets_go_and_what_detectors_read_stays() -> None:
 
     key = "sk-" + "a1" * 20
     command = f"vllm serve --api-key {key} --enable-sleep-mode --gpu-memory-utilization 0.4 HF_TOKEN=hf_{'b' * 30}"
-    kept = mask(command)
+    kept = scrub(command)
     assert key not in kept
     assert "hf_b" not in kept
     tree = summarise([replace(ENGINE, command=kept)], DetectionPolicy(inference_gpus=(0,)))

@@ -15,6 +15,7 @@ from podwatch.domain.errors import HostError, InternalError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.intent import IntentKind, IntentState
+from podwatch.domain.secrets import MASK, register
 from podwatch.journal import Journal, PublishedSave, UploadedObject
 from podwatch.journal import journal as journal_module
 from podwatch.journal.schema import SCHEMA_VERSION
@@ -279,3 +280,23 @@ def test_writes_that_go_together_are_all_there_or_none(tmp_path: Path) -> None:
     assert set(journal.objects(1, "s")) == {"a", "b"}
     journal.save_object(1, "s", obj("d"))  # and the next write stands alone again
     assert set(journal.objects(1, "s")) == {"a", "b", "d"}
+
+
+def test_no_secret_reaches_the_disk_and_none_of_an_older_journal_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal = Journal.open(path)
+    register("planted-value-1")
+    told = "planted-value-1 WANDB_API_KEY=planted2"
+    journal.add_event(Event(EventName.PRUNED, 1.0, told, fields={"why": told}))
+    incident = journal.open_incident("hang", told, f'[{{"value": "{told}"}}]')
+    assert journal.update_incident(incident.id, resolution=told, closed_wall=2.0).resolution.count(MASK) == 2
+    intent = journal.open_intent(IntentKind.STOP, {})
+    journal.settle(intent.id, IntentState.FAILED, told)
+    assert not any(b"planted" in file.read_bytes() for file in tmp_path.iterdir())
+    # As versions before wrote them.
+    with sqlite3.connect(path) as older:
+        older.execute("UPDATE events SET message = ?, fields = ?", (told, f'{{"why": "{told}"}}'))
+        older.execute("UPDATE incidents SET summary = ?, evidence = ?, resolution = ?", (told, told, told))
+    older.close()
+    assert "planted" not in repr([journal.events(), journal.incidents()])
+    journal.close()

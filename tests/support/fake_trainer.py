@@ -3,7 +3,8 @@
 Standard library only, so that it starts fast. It misbehaves when told to, by ``<control>/orders.json``, which is read
 at every step: ``{"exit": 1}`` (with ``"at": N`` only from step N on), ``{"hang": true}``, ``{"finish": true}`` (finish
 line now), ``{"step_seconds": 0.5}``, ``{"wait": true}`` (it stands between two steps until there is another order, and
-tells so by ``<control>/waits``). An order with ``"once": true`` is removed before it is carried out.
+tells so by ``<control>/waits``), ``{"say": ["line"]}`` (printed at each step, before an exit). An order with
+``"once": true`` is removed before it is carried out.
 
 Each trainer and each engine takes a lock for its whole life. One that finds it taken writes to ``<control>/double``:
 two trainers were alive at once, however short (promise 4).
@@ -41,6 +42,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--start-seconds", type=float, default=0.0)
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--broadcast-size", type=int, help="as --size")
+    parser.add_argument("--wandb.api-key", dest="wandb_key", help="not used: a secret in a command line")
+    parser.add_argument("--x-token", dest="token", help="the same")
+    parser.add_argument("overrides", nargs="*", help="not used: @ FILE.toml, ++key=value")
     parser.add_argument("--trainer.wandb.id", dest="wandb_trainer")
     parser.add_argument("--orchestrator.wandb.id", dest="wandb_orchestrator")
     return parser.parse_args(argv)
@@ -113,6 +117,8 @@ def main() -> int:
         if order.get("hang"):
             while True:
                 time.sleep(60)
+        for line in order.get("say", ()):
+            print(line, flush=True)
         if "exit" in order:
             return int(order["exit"])
         if order.get("finish"):

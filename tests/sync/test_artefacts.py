@@ -19,7 +19,7 @@ from podwatch.sensors.logs import Sources
 from podwatch.stores.base import ObjectStore
 from podwatch.sync import artefacts as room
 from podwatch.sync.artefacts import Artefacts, ArtefactSources
-from podwatch.sync.artefacts_read import MOST_LOGS, Artefact, LogEnds, bundles, configs, line_scrubber, plain_name
+from podwatch.sync.artefacts_read import MOST_LOGS, Artefact, LogEnds, bundles, configs, plain_name, scrubber
 from tests.sync.conftest import World
 
 SECRET = "s3cr3t-value-of-this-pod"
@@ -351,23 +351,23 @@ def test_a_file_that_looks_like_a_key_is_no_configuration(tmp_path: Path) -> Non
         (tmp_path / name).write_bytes(b"x" * (2 << 20) if name == "big" else b"a = 1")
         (tmp_path / name).chmod(mode)
     (tmp_path / "binary").write_bytes(b"\0\1")
-    found = configs([str(tmp_path / n) for n in (*names, "binary", "absent")], line_scrubber(frozenset()))
+    found = configs([str(tmp_path / n) for n in (*names, "binary", "absent")], scrubber(frozenset()))
     assert [a.name.partition("-")[2] for a in found] == ["rl.toml"]
 
 
 def test_bundles_that_are_no_bundles(tmp_path: Path) -> None:
-    assert bundles(tmp_path / "absent", lambda _: False, 0.0, line_scrubber(frozenset())) == []
+    assert bundles(tmp_path / "absent", lambda _: False, 0.0, scrubber(frozenset())) == []
     (tmp_path / ".3.partial").mkdir()
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to("/etc")
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "link").symlink_to("/etc/passwd")
-    (found,) = bundles(tmp_path, lambda _: False, 0.0, line_scrubber(frozenset()))
+    (found,) = bundles(tmp_path, lambda _: False, 0.0, scrubber(frozenset()))
     assert found.name.endswith("-7.tar.gz")
     with tarfile.open(fileobj=io.BytesIO(found.data)) as archive:
         assert archive.getnames() == []
-    assert bundles(tmp_path, lambda _: True, 0.0, line_scrubber(frozenset())) == []
-    assert bundles(tmp_path, lambda _: False, time.time() + 60, line_scrubber(frozenset())) == []
+    assert bundles(tmp_path, lambda _: True, 0.0, scrubber(frozenset())) == []
+    assert bundles(tmp_path, lambda _: False, time.time() + 60, scrubber(frozenset())) == []
 
 
 @given(st.text(max_size=300))

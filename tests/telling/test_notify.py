@@ -18,8 +18,8 @@ import pytest
 
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.notice import Change, Notice, Topic
+from podwatch.domain.secrets import register, register_address, scrub
 from podwatch.system import procfs
-from podwatch.telling import logging as log
 from podwatch.telling.notify import (
     QUEUE,
     CommandChannel,
@@ -27,17 +27,12 @@ from podwatch.telling.notify import (
     NotSent,
     UrlChannel,
     document_of,
-    register_secrets,
     shown_url,
 )
-from podwatch.telling.redaction import Redactor
 
 
 @pytest.fixture(autouse=True)
-def own_redactor(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Redactor()
-    monkeypatch.setattr(log, "redactor", made)
-    monkeypatch.setattr("podwatch.telling.notify.redactor", made)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -195,7 +190,7 @@ async def no_sleep(seconds: float) -> None:
 
 
 async def test_it_is_tried_again_in_order_and_said_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    register_secrets(["https://x/token-4711-secret"])
+    register_address("https://x/token-4711-secret")
     pauses: list[float] = []
     going = asyncio.Event()
 
@@ -215,7 +210,7 @@ async def test_it_is_tried_again_in_order_and_said_meanwhile(monkeypatch: pytest
         FindingKind.NOTIFY_FAILING, Severity.WARNING, "flaky",
     )  # fmt: skip
     assert "token-4711-secret" not in finding.summary
-    assert "[hidden]" in finding.summary
+    assert "[removed]" in finding.summary
     going.set()
     while len(channel.got) < 2:
         await asyncio.sleep(0.001)
@@ -289,21 +284,21 @@ async def test_one_that_hangs_holds_up_neither_the_other_nor_the_end(tmp_path: P
 
 
 def test_secrets_in_urls_are_hidden_and_ordinary_words_are_not() -> None:
-    register_secrets(
-        ["https://hooks.example.com/services/T024BE7LD/abcDEF123456", "tgram://12345:AbC/99887766",
-         "https://me:pa55word@h/x", "ntfy://my-private-topic"]
-    )  # fmt: skip
-    redact = log.redactor.text
+    for address in (
+        "https://hooks.example.com/services/T024BE7LD/abcDEF123456", "tgram://12345:AbC/99887766",
+         "https://me:pa55word@h/x", "ntfy://my-private-topic",
+    ):  # fmt: skip
+        register_address(address)
     for secret in ("T024BE7LD", "abcDEF123456", "99887766", "pa55word", "ntfy://my-private-topic"):
-        assert secret not in redact(f"failed for {secret}: services of hooks.example.com")
-    assert redact("services of hooks.example.com") == "services of hooks.example.com"
+        assert secret not in scrub(f"failed for {secret}: services of hooks.example.com")
+    assert scrub("services of hooks.example.com") == "services of hooks.example.com"
     assert shown_url("https://me:pw@hooks.example.com:8443/T1/x?y=z") == "https://hooks.example.com:8443/..."
     assert shown_url("tgram://12345:AbC/1") == "tgram://..."
     assert shown_url("http://[broken/x") == "http://..."
 
 
 def test_a_secret_in_a_finding_does_not_leave() -> None:
-    log.redactor.register("K005verysecret")
+    register("K005verysecret")
     document = notice(text="b2 said: K005verysecret is wrong", fields={"key": "K005verysecret"}, unsent=3)
     assert "K005verysecret" not in json.dumps(document)
     assert "3 more were held back" in document["text"]

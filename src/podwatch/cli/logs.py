@@ -1,5 +1,6 @@
-"""``podwatch logs``: the trainer's output."""
+"""``podwatch logs``: the trainer's output, without secrets: it is read over shoulders and pasted into issues."""
 
+import contextlib
 import os
 import sys
 import time
@@ -10,7 +11,8 @@ import click
 
 from podwatch.cli.common import Where, common
 from podwatch.client.ask import ask_status
-from podwatch.domain.errors import HostError, PermissionDenied
+from podwatch.domain.errors import HostError, PermissionDenied, PodwatchError
+from podwatch.domain.secrets import scrub
 
 _BLOCK = 1 << 16
 POLL_SECONDS = 0.5
@@ -21,18 +23,24 @@ POLL_SECONDS = 0.5
 @click.option("-f", "--follow", is_flag=True, help="Go on as it grows, through rotations, until Ctrl-C.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=50, show_default=True, help="Last lines first.")
 def command(where: Where, follow: bool, lines: int) -> None:
-    """Print the end of the log that holds the trainer's stdout and stderr."""
+    """Print the end of the log that holds the trainer's stdout and stderr. Secrets are removed; the file has them."""
     document = ask_status(where.run, where.config)
     name = str((document.get("training") or {}).get("log_path") or "")
     if not name:
         raise HostError("no log file is known", fix="start podwatch; a trainer it only watches keeps its own log")
     path = Path(name)
     file = _open(path)
+    _learn_secrets(where)
     try:
         _last_lines(file, lines)
+        held = b""
+        """A line that is being written: half a secret would not be recognised."""
         while follow:
-            if not _copy(file):
-                sys.stdout.flush()
+            block = file.read(_BLOCK)
+            whole, newline, rest = (held + block).rpartition(b"\n")
+            held = rest if block and len(rest) < _BLOCK else b""
+            _write(whole + newline if held else whole + newline + rest)
+            if not block:
                 time.sleep(POLL_SECONDS)
                 file = _reopened(file, path)
     except KeyboardInterrupt:
@@ -65,18 +73,24 @@ def _last_lines(file: BinaryIO, lines: int) -> None:
     _write(b"".join(kept[-lines:] if lines else []))
 
 
-def _copy(file: BinaryIO) -> bool:
-    block = file.read(_BLOCK)
-    _write(block)
-    return bool(block)
+def _learn_secrets(where: Where) -> None:
+    """The values that the configuration and its files hold, as far as this user may read them."""
+    from podwatch.config.loading import load_settings
+    from podwatch.daemon.known_secrets import learn_secrets
+
+    with contextlib.suppress(PodwatchError):
+        named = Path(where.config) if where.config else None
+        learn_secrets(load_settings(named, environ=os.environ, run=where.run).settings)
 
 
 def _write(data: bytes) -> None:
-    """Raw to a pipe; to a terminal without what could move the cursor."""
+    """Without secrets; to a terminal also without what could move the cursor. Other bytes as they are."""
+    if not data:
+        return
+    text = scrub(data.decode("utf-8", "surrogateescape"))
     if sys.stdout.isatty():
-        text = data.decode("utf-8", "replace")
-        data = "".join(c if c.isprintable() or c in "\n\t" else "" for c in text).encode()
-    sys.stdout.buffer.write(data)
+        text = "".join(c if c.isprintable() or c in "\n\t" else "" for c in text)
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
     sys.stdout.flush()
 
 

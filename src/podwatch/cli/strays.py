@@ -19,7 +19,7 @@ from podwatch.client.times import ago, gib
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PermissionDenied
 from podwatch.domain.process import ProcessIdentity
-from podwatch.evidence import scrub
+from podwatch.domain.secrets import scrub_argv
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.system.identity import boot_id, from_here, is_alive, open_pidfd, pid_namespace, send_signal
@@ -96,7 +96,7 @@ def look(settings: Settings, *, attached: int = 0) -> Found:
         whose, leftover = _whose(pid, status.session, record, settings.run_id)
         identity = ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace())
         strays.append(
-            Stray(identity, _user(pid), _started(identity), scrub(" ".join(argv))[:500],
+            Stray(identity, _user(pid), _started(identity), " ".join(scrub_argv(argv))[:500],
                   tuple(sorted(use.gpus)), use.context, whose, leftover)
         )  # fmt: skip
     return Found(tuple(sorted(strays, key=lambda s: s.identity.pid)), unseen, _devices(wanted))

@@ -11,6 +11,8 @@ from pydantic.fields import FieldInfo
 from podwatch.config.keys import env_name, looks_secret, walk
 from podwatch.config.settings import Settings
 from podwatch.config.units import exact_size, format_duration, format_ratio, parse_duration, parse_ratio, parse_size
+from podwatch.domain.secrets import MASK as REMOVED
+from podwatch.domain.secrets import scrub, scrub_argv
 
 MASK = "***"
 _SECTION_NOTES = {
@@ -69,30 +71,29 @@ def _entry(model: BaseModel) -> dict[str, object]:
 def masked(key: str, value: object) -> object:
     """What may be shown of a value: names yes, secrets no (promise 11)."""
     if isinstance(value, Mapping):
-        return {name: MASK if looks_secret(str(name), str(text)) else text for name, text in value.items()}
-    if isinstance(value, str) and looks_secret("", value):
-        return MASK
+        return {
+            name: MASK if looks_secret(str(name), str(text)) else masked(f"{key}.{name}", text)
+            for name, text in value.items()
+        }
+    if isinstance(value, str):
+        return MASK if looks_secret("", value) else scrub(value).replace(REMOVED, MASK)
     if key == "notify.urls" and isinstance(value, Sequence):
         return [f"{str(url).partition(':')[0]}://{MASK}" for url in value]
     if key.endswith("command") and isinstance(value, Sequence) and not isinstance(value, str):
         return mask_argv([str(argument) for argument in value])
+    if isinstance(value, list | tuple):
+        return [mask_argv(item) if _is_argv(item) else masked(key, item) for item in value]
     return value
 
 
+def _is_argv(value: object) -> bool:
+    """One command of a list of commands."""
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+
+
 def mask_argv(argv: Sequence[str]) -> list[str]:
-    """argv with the values of ``--api-key X``, ``--api-key=X`` and ``API_KEY=X`` hidden."""
-    shown: list[str] = []
-    hide_next = False
-    for argument in argv:
-        name, equals, value = argument.partition("=")
-        if hide_next and not argument.startswith("-"):
-            shown.append(MASK)
-        elif equals and looks_secret(name.lstrip("-")):
-            shown.append(f"{name}={MASK}")
-        else:
-            shown.append(MASK if looks_secret("", value or argument) else argument)
-        hide_next = argument.startswith("-") and not equals and looks_secret(argument.lstrip("-"))
-    return shown
+    """argv with the values of ``--api-key X``, ``--api-key=X``, ``API_KEY=X`` and the like hidden."""
+    return list(scrub_argv(argv, MASK))
 
 
 def to_toml(value: object) -> str:

@@ -41,6 +41,7 @@ from podwatch.config.problems import ConfigurationProblems, Problem, Sources, ex
 from podwatch.config.settings import Settings
 from podwatch.config.toml_lines import key_lines
 from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.secrets import register_address, register_argv, register_document, register_named
 
 Source = Literal["default", "file", "environment", "flag"]
 FILE_NAME = "podwatch.toml"
@@ -120,7 +121,21 @@ def load_text(
     sources |= dict.fromkeys(flatten(data), "file")
     sources |= dict.fromkeys(inputs.environment, "environment")
     sources |= dict.fromkeys(flatten(flags), "flag")
+    _learn_secrets(settings, environ)
     return LoadedSettings(settings, path, sources, _warnings(settings, sources), text)
+
+
+def _learn_secrets(settings: Settings, environ: Mapping[str, str]) -> None:
+    """What the configuration and the environment hold of secrets is known to the scrubber from here on."""
+    register_named(environ)
+    trainer = settings.trainer
+    register_named(trainer.env)
+    for command in (trainer.command, trainer.resume_args, *trainer.start_before, *trainer.stop_also):
+        register_argv(command)
+    register_argv(settings.notify.command)
+    for url in settings.notify.urls:
+        register_address(url)
+    register_document(settings.model_dump(mode="json"))
 
 
 def search_path(environ: Mapping[str, str], run: str = "") -> tuple[Path, ...]:

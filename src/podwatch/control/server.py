@@ -23,12 +23,16 @@ from podwatch.domain.errors import (
     PodwatchError,
     UsageError,
 )
+from podwatch.domain.secrets import scrub_all
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 READ_ONLY = frozenset({"status"})
 """What every local user may ask, should they reach the socket at all."""
 MAX_LINE = 64 << 10
 MAX_CONNECTIONS = 32
+ACCEPT_AT_ONCE = 8
+"""A connection must live until its first line is read, which is two rounds of accepting later."""
+BACKLOG = 256
 IDLE_SECONDS = 30.0
 _SAFE_PATH = 100
 
@@ -56,12 +60,18 @@ class ControlServer:
         self._on_error = on_error
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._idle: dict[asyncio.StreamWriter, None] = {}
+        """Connections that wait for a request or for their client to read, the oldest first."""
+        self._open: set[asyncio.StreamWriter] = set()
         self._calls: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def start(self) -> None:
         """Raises HostError or PermissionDenied when the socket cannot be made."""
         listener = _listen(self._path)
-        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_LINE)
+        self._server = await asyncio.start_unix_server(
+            self._accept, sock=listener, limit=MAX_LINE, backlog=ACCEPT_AT_ONCE
+        )
+        listener.listen(BACKLOG)  # asyncio takes one number for what waits in the kernel and for what it accepts
 
     async def stop(self, *, grace: float = 2.0) -> None:
         """Stop listening, wait ``grace`` seconds for calls under way, then cancel them. Safe to call twice."""
@@ -84,19 +94,33 @@ class ControlServer:
         if task is not None:
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
+        self._open.add(writer)
+        self._waits(writer)
         try:
-            if len(self._connections) <= MAX_CONNECTIONS:
+            if len(self._open) <= MAX_CONNECTIONS:
                 await self._serve(reader, writer)
-        except (ConnectionError, asyncio.CancelledError):
+        except (ConnectionError, TimeoutError, asyncio.CancelledError):
             pass
         finally:
+            self._idle.pop(writer, None)
+            self._open.discard(writer)
             writer.close()
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await writer.wait_closed()
 
+    def _waits(self, writer: asyncio.StreamWriter) -> None:
+        """Whoever asks nothing makes room for the next client: an operator's `stop-training` must get in."""
+        self._idle[writer] = None
+        while len(self._open) > MAX_CONNECTIONS and len(self._idle) > 1:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            self._open.discard(oldest)
+            oldest.transport.abort()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         uid = _peer_uid(writer.get_extra_info("socket"))
         while True:
+            self._waits(writer)
             try:
                 async with asyncio.timeout(self._idle_seconds):
                     line = await reader.readline()
@@ -107,7 +131,10 @@ class ControlServer:
                 return
             if not line:
                 return
-            await _send(writer, await self._answer(line, uid))
+            self._idle.pop(writer, None)
+            answer = await self._answer(line, uid)
+            self._waits(writer)
+            await _send(writer, answer)
 
     async def _answer(self, line: bytes, uid: int | None) -> dict[str, Any]:
         request_id: object = None
@@ -131,7 +158,7 @@ class ControlServer:
                 self._on_error(method, error)
             what = f"{method} failed: {type(error).__name__}"
             return _refusal(request_id, InternalError(what, where="podwatch", fix="see its log, and report it"))
-        return {"id": request_id, "ok": True, "result": result}
+        return {"id": request_id, "ok": True, "result": scrub_all(result)}
 
     async def _call(self, method: str, params: dict[str, Any], uid: int | None) -> dict[str, Any]:
         if uid not in self._trusted and method not in READ_ONLY:
@@ -211,7 +238,7 @@ def _bind(path: Path) -> socket.socket:
         listener.bind(str(path) if short else f"/proc/self/fd/{directory}/{path.name}")
         # Nobody else can be inside the 0700 directory meanwhile; a umask would hit every thread of the process.
         path.chmod(0o600)
-        listener.listen(64)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except BaseException:
         listener.close()

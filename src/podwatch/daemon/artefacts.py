@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from podwatch.config.settings import Settings
-from podwatch.daemon.compose import Parts, credentials_for
+from podwatch.daemon.compose import Parts
+from podwatch.daemon.known_secrets import credentials_for
 from podwatch.domain.event import Event, EventName
-from podwatch.evidence import secret_values
+from podwatch.domain.secrets import secret_values
 from podwatch.sensors.logs import Sources
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.open import open_store

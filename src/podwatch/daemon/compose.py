@@ -19,6 +19,7 @@ from podwatch.config.settings import Settings
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.fetching import StoreDoor
 from podwatch.daemon.forecast import SAVES, Forecast
+from podwatch.daemon.known_secrets import credentials_for, learn_secrets
 from podwatch.daemon.paths import RunPaths
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.sensing import Senses
@@ -27,8 +28,8 @@ from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.claims import Pod
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.policy import Policies
+from podwatch.domain.secrets import register, scrub, scrub_argv
 from podwatch.domain.snapshot import Desired
-from podwatch.evidence import scrub
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.judgement.claims import Act, Decision
 from podwatch.judgement.learned import Learned
@@ -50,7 +51,6 @@ from podwatch.sensors.progress import ProgressSensor
 from podwatch.sensors.servers import ServerFinder
 from podwatch.sensors.training import TrainingSensor
 from podwatch.sensors.xid import XidInbox
-from podwatch.stores.credentials import Credentials, credentials_from_environment
 from podwatch.stores.open import open_store, same_filesystem
 from podwatch.sync.doors import OwnSets, RunIdentity
 from podwatch.sync.fetch_process import FetchProcess
@@ -61,7 +61,6 @@ from podwatch.system.clock import Clock
 from podwatch.system.identity import boot_id, machine_id
 from podwatch.system.threads import Worker
 from podwatch.system.workspace import Workspace
-from podwatch.telling.logging import redactor
 from podwatch.trainer.environment import build_environment
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 
@@ -113,15 +112,6 @@ class Parts:
     token: str
 
 
-def credentials_for(settings: Settings) -> Credentials | None:
-    """The store's key, read anew at each call, and registered so that no log line can show it."""
-    directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    found = credentials_from_environment(os.environ, settings.trainer.env_file, Path(directory) if directory else None)
-    if found is not None:
-        redactor.register(found.key, found.key_id)
-    return found
-
-
 def build(
     settings: Settings,
     paths: RunPaths,
@@ -145,6 +135,7 @@ def build(
 
     ``same_disk_store`` allows a ``file://`` store beside the checkpoints: for the demo only. Blocks: probes the disk.
     """
+    learn_secrets(settings)
     trainer = settings.trainer
     layout = make_layout(settings)
     policies = policies_from(settings, max_steps=_target(layout, trainer.command))
@@ -185,7 +176,7 @@ def build(
     )
     disks = DisksSensor(lambda: _places(settings, catalogue), clock)
     forecast = Forecast(journal.sync.learned(SAVES), keep=lambda known: journal.post(Journal.learn, SAVES, known))
-    log_rules = LogRulesSensor(clock, policies.log_rules, trusted=SHIPPED, scrub=_shown)
+    log_rules = LogRulesSensor(clock, policies.log_rules, trusted=SHIPPED, scrub=scrub)
     health = settings.training
     training = TrainingSensor(
         clock, trainer.output_dir, metrics_file=health.metrics_file, metrics_url=health.metrics_url
@@ -240,6 +231,7 @@ def build(
     )
     record = RecordHolder(workspace.record)
     token = _remembered(journal.sync, "heartbeat.token")
+    register(token)
     writer_id = _remembered(journal.sync, "writer_id")
     wandb_ids = WandbIds(layout)
 
@@ -250,7 +242,7 @@ def build(
             lineage=current.lineage.id if current is not None else "",
             writer_id=writer_id,
             host=socket.gethostname(),
-            train_command=trainer.command,
+            train_command=scrub_argv(trainer.command),
             wandb=wandb_ids.now(current.wandb if current is not None else {}),
             layout=layout.name,
             config_digest=_digest(current.last_start.config_digests) if current and current.last_start else "",
@@ -359,11 +351,6 @@ def _places(settings: Settings, catalogue: Catalogue) -> dict[str, Path]:
         "state": settings.state_dir,
         **({p.name: Path(p.path) for p in newest.parts} if newest is not None else {}),
     }
-
-
-def _shown(text: str) -> str:
-    """A line of the trainer's log as it may be shown: without what we know to be secret, and what looks like it."""
-    return scrub(redactor.text(text))
 
 
 def make_restorer(

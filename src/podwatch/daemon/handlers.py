@@ -161,7 +161,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         if handle is not None and await handle.exit_status() is None:
             raise Busy("training is running", where="quarantine", fix="`podwatch stop-training` first")
         roots = tuple(p for p in (parts.settings.trainer.output_dir, parts.settings.trainer.checkpoint_dir) if p)
-        back = await parts.removals.call(quarantine.give_back, parts.workspace, int(params["id"]), roots)
+        back = await parts.removals.call(quarantine.give_back, parts.workspace, _whole(params, "id", None), roots)
         rounds.guarding.wake()
         return {"message": f"{len(back)} entries are back", "paths": [str(p) for p in back]}
 
@@ -173,18 +173,18 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
     async def events(params: dict[str, Any]) -> dict[str, Any]:
         found = await parts.journal.run(
             Journal.events,
-            after_id=int(params.get("after_id") or 0),
+            after_id=_whole(params, "after_id", 0),
             since_wall=float(params.get("since_wall") or 0.0),
-            limit=min(int(params.get("limit") or 1000), 10_000),
+            limit=min(_whole(params, "limit", 1000), 10_000),
         )
         return {"events": [event_document(e) for e in found]}
 
     async def incidents(params: dict[str, Any]) -> dict[str, Any]:
         wanted = params.get("id")
         if wanted is None:
-            found = await parts.journal.run(Journal.incidents, int(params.get("limit") or 50))
+            found = await parts.journal.run(Journal.incidents, min(_whole(params, "limit", 50), 10_000))
         else:
-            one = await parts.journal.run(Journal.incident, int(wanted))
+            one = await parts.journal.run(Journal.incident, _whole(params, "id", None))
             if one is None:
                 raise UsageError(f"there is no incident {wanted}", fix="podwatch incidents lists them")
             found = [one]
@@ -230,6 +230,16 @@ def _step(params: Mapping[str, Any]) -> int | None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise UsageError("a step is a whole number, 0 or more", where=f"step {value!r}")
+    return value
+
+
+def _whole(params: Mapping[str, Any], name: str, default: int | None) -> int:
+    """A row number or a count that SQLite can hold. UsageError for anything else."""
+    value = params.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise UsageError(f"Invalid value for {name} (expected a whole number, 0 or more)", where="control socket")
     return value
 
 

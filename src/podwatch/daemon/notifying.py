@@ -13,6 +13,7 @@ from podwatch.config.settings import NotifySettings, Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.event import Event
 from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.secrets import register_address
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.system.clock import Clock
@@ -134,8 +135,11 @@ def policy_from(settings: NotifySettings) -> "NoticePolicy":
 def all_urls(settings: NotifySettings) -> tuple[str, ...]:
     """Those in the configuration and those in ``urls_file``. Raises ConfigurationError for a file that cannot be used.
 
-    Blocks."""
-    return (*settings.urls, *(read_urls(settings.urls_file) if settings.urls_file is not None else ()))
+    They are known to the scrubber from then on. Blocks."""
+    urls = (*settings.urls, *(read_urls(settings.urls_file) if settings.urls_file is not None else ()))
+    for url in urls:
+        register_address(url)
+    return urls
 
 
 def read_urls(path: Path) -> tuple[str, ...]:
@@ -155,9 +159,8 @@ def read_urls(path: Path) -> tuple[str, ...]:
 
 
 def channels_of(settings: NotifySettings, urls: Sequence[str]) -> "tuple[Channel, ...]":
-    from podwatch.telling.notify import CommandChannel, UrlChannel, register_secrets
+    from podwatch.telling.notify import CommandChannel, UrlChannel
 
-    register_secrets(urls)
     by_command = (CommandChannel(settings.command, settings.timeout),) if settings.command else ()
     return (*by_command, *(UrlChannel(url, settings.timeout) for url in urls))
 

@@ -6,17 +6,10 @@ from collections.abc import Callable
 from podwatch.daemon.compose import Parts
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.evidence import scrub
+from podwatch.domain.secrets import scrub
 from podwatch.journal.recording import Recorder
 from podwatch.journal.recording_format import Header
 from podwatch.judgement.learned import Learned
-from podwatch.telling.logging import redactor
-
-
-def mask(text: str) -> str:
-    """Nothing that is, or looks like, a secret reaches the disk (promise 11). Detectors read command lines, too: the
-    flags they look for stay."""
-    return redactor.text(scrub(text))
 
 
 def make_recorder(parts: Parts, learned: Callable[[], Learned]) -> Recorder | None:
@@ -41,4 +34,4 @@ def make_recorder(parts: Parts, learned: Callable[[], Learned]) -> Recorder | No
         event = Event(EventName.RECORDING_CHANGED, parts.clock.wall(), text, severity)
         loop.call_soon_threadsafe(parts.emit, event)
 
-    return Recorder(parts.paths.recording, header, max_size=settings.record.max_size, mask=mask, complain=tell)
+    return Recorder(parts.paths.recording, header, max_size=settings.record.max_size, mask=scrub, complain=tell)

@@ -4,6 +4,7 @@ from podwatch.config.loading import changes_needing_restart
 from podwatch.daemon.artefacts import TELLING
 from podwatch.daemon.compose import LEARNED
 from podwatch.daemon.core import Core
+from podwatch.daemon.known_secrets import learn_secrets
 from podwatch.daemon.own_findings import backup_findings, config_findings, store_refused_finding
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.reloading import waits_for_restart
@@ -31,6 +32,7 @@ class Turning(Core):
     def _reload(self) -> str:
         try:
             new = self._load_again()
+            learn_secrets(new.settings)
             if blocked := changes_needing_restart(self.loaded.settings, new.settings):
                 raise ConfigurationError(
                     f"{', '.join(blocked)} cannot change while podwatch runs",

@@ -6,6 +6,8 @@ three explicit so that no raise site can forget one.
 
 from enum import IntEnum
 
+from podwatch.domain.secrets import scrub
+
 
 class ExitCode(IntEnum):
     """Process exit codes (DESIGN section 7). ``status`` uses 0-3; every other command the rest."""
@@ -27,16 +29,17 @@ class PodwatchError(Exception):
     """Base of everything podwatch raises on purpose.
 
     ``what`` is one clear line without a full stop; ``where`` names the file, key, URL or device; ``fix`` tells the
-    person what to do. ``str()`` joins them as ``what (where): fix``.
+    person what to do. ``str()`` joins them as ``what (where): fix``. They hold no secret: they are
+    scrubbed here.
     """
 
     exit_code: ExitCode = ExitCode.FAILED
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
-        self.what = what
-        self.where = where
-        self.fix = fix
-        super().__init__(what)
+        self.what = scrub(what)
+        self.where = scrub(where)
+        self.fix = scrub(fix)
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         text = f"{self.what} ({self.where})" if self.where else self.what

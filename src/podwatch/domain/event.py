@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from podwatch.domain.finding import Severity
+from podwatch.domain.secrets import scrub, scrub_field
 
 
 class EventName(StrEnum):
@@ -64,7 +65,8 @@ class EventName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. ``fields`` are JSON-safe scalars; ``id`` is the journal row (0 until stored)."""
+    """One thing that happened. ``fields`` are JSON-safe scalars; ``id`` is the journal row (0 until stored).
+    Neither message nor fields hold a secret: they are scrubbed here."""
 
     name: EventName
     wall: float
@@ -73,10 +75,15 @@ class Event:
     fields: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     id: int = 0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", scrub(self.message))
+        object.__setattr__(self, "fields", {name: scrub_field(name, value) for name, value in self.fields.items()})
+
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One failure of the run and what was done about it. ``resolution`` is empty while it is open."""
+    """One failure of the run and what was done about it. ``resolution`` is empty while it is open.
+    Its text is scrubbed here."""
 
     id: int
     kind: str
@@ -90,3 +97,7 @@ class Incident:
     resolution: str = ""
     resumed_step: int | None = None
     lost_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("summary", "evidence", "resolution"):
+            object.__setattr__(self, name, scrub(getattr(self, name)))

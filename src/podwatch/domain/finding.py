@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from podwatch.domain.secrets import scrub
+
 
 class Severity(StrEnum):
     INFO = "info"
@@ -90,10 +92,14 @@ class Evidence:
     agreement: Agreement
     window_seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", scrub(self.value))
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One judgement. ``since`` is the monotonic second at which the condition began."""
+    """One judgement. ``since`` is the monotonic second at which the condition began. Its text holds no secret: it is
+    scrubbed here, whoever makes it (promise 11)."""
 
     kind: FindingKind
     severity: Severity
@@ -105,6 +111,10 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     subject: str = ""
     """What it is about: ``gpu0``, ``step 40``; distinguishes findings of one kind."""
+
+    def __post_init__(self) -> None:
+        for name in ("summary", "suggestion", "subject"):
+            object.__setattr__(self, name, scrub(getattr(self, name)))
 
     @property
     def key(self) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from podwatch.domain.finding import Severity
+from podwatch.domain.secrets import scrub, scrub_field
 
 NOTICE_SCHEMA_VERSION = 1
 
@@ -35,7 +36,8 @@ class Change(StrEnum):
 class Notice:
     """``key`` is the same for the opening, the reminders and the closing of one thing. ``wall`` is epoch seconds.
 
-    ``unsent`` is how many notices before this one were held back because there were too many.
+    ``unsent`` is how many notices before this one were held back because there were too many. Its text is
+    scrubbed here.
     """
 
     topic: Topic
@@ -47,3 +49,8 @@ class Notice:
     wall: float
     unsent: int = 0
     fields: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("title", "text", "key"):
+            object.__setattr__(self, name, scrub(getattr(self, name)))
+        object.__setattr__(self, "fields", {name: scrub_field(name, value) for name, value in self.fields.items()})

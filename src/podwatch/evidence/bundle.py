@@ -8,9 +8,9 @@ from typing import Final
 
 from podwatch.domain.finding import Finding
 from podwatch.domain.process import ProcessSample
+from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Snapshot
 from podwatch.evidence.plain import plain
-from podwatch.evidence.scrub import scrub
 
 KEEP: Final = 30
 """Bundles; the oldest goes first. With MAX_BYTES that is at most 30 MiB of state."""
@@ -92,8 +92,10 @@ def _processes(tree: Sequence[ProcessSample]) -> str:
 def _tail(lines: Sequence[str], budget: int, secrets: frozenset[str]) -> str:
     """The newest lines that fit, oldest first. Scrubbed before they are cut: half a key is no longer recognised."""
     kept: list[str] = []
-    for line in reversed(list(lines)[-MAX_LINES:]):
-        clean = scrub(line.rstrip("\n"), secrets)[:MAX_LINE]
+    # Together: a secret may be split over lines, a private key always is.
+    text = scrub("\n".join(line.rstrip("\n") for line in list(lines)[-MAX_LINES:]), secrets)
+    for line in reversed(text.split("\n") if text else []):
+        clean = line[:MAX_LINE]
         budget -= len(clean.encode(errors="replace")) + 1
         if budget < 0:
             break

@@ -19,6 +19,7 @@ from podwatch.domain.errors import HostError, InternalError, PermissionDenied
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Severity
 from podwatch.domain.intent import Intent, IntentKind, IntentState
+from podwatch.domain.secrets import scrub
 from podwatch.journal import room, schema
 from podwatch.journal.opening import OWN, connect, host_error, move_aside, prepare
 from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
@@ -150,7 +151,7 @@ class Journal:
         """Idempotent. Raises HostError if it cannot be written; the intent then stays open and is looked at again."""
         self._write(
             "UPDATE intents SET state = ?, note = ?, settled_wall = ? WHERE id = ?",
-            (str(state), note, self._wall(), intent_id),
+            (str(state), scrub(note), self._wall(), intent_id),
         )
 
     def open_intents(self, kind: IntentKind | None = None) -> list[Intent]:
@@ -171,12 +172,12 @@ class Journal:
 
     def open_incident(self, kind: str, summary: str, evidence: str = "") -> Incident:
         """``evidence`` is JSON. Id 0 means that it could not be stored."""
-        now = self._wall()
+        made = Incident(id=0, kind=kind, opened_wall=self._wall(), summary=summary, evidence=evidence)
         number = self._tell(
             "INSERT INTO incidents (kind, opened_wall, summary, evidence) VALUES (?, ?, ?, ?)",
-            (kind, now, summary, evidence),
+            (kind, made.opened_wall, made.summary, made.evidence),
         )
-        return Incident(id=number, kind=kind, opened_wall=now, summary=summary, evidence=evidence)
+        return replace(made, id=number)
 
     def update_incident(self, incident_id: int, /, **changes: object) -> Incident:
         """Change any of summary, evidence, bundle, closed_wall, resolution, resumed_step, lost_steps."""
@@ -184,6 +185,7 @@ class Journal:
         if unknown:
             raise InternalError(f"an incident has no field {sorted(unknown)[0]!r}", fix="report this as a bug")
         if changes and incident_id:
+            changes = {name: scrub(value) if isinstance(value, str) else value for name, value in changes.items()}
             columns = ", ".join(f"{name} = ?" for name in changes)
             self._tell(f"UPDATE incidents SET {columns} WHERE id = ?", (*changes.values(), incident_id))  # noqa: S608
         return self.incident(incident_id) or replace(

@@ -18,6 +18,8 @@ from podwatch.domain.snapshot import Desired
 SPARE_BYTES: Final = 16_384
 """A record is 1-4 KiB; the rest is for long commands."""
 MAX_BYTES: Final = 1 << 20
+MODE: Final = 0o600
+"""The command in it is scrubbed; what a secret looks like in a trainer of your own is not always known."""
 
 
 def load_run_record(path: Path) -> RunRecord | None:
@@ -57,8 +59,9 @@ def save_run_record(path: Path, record: RunRecord) -> None:
     spare = path.with_name(path.name + ".spare")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
         try:
+            os.fchmod(descriptor, MODE)  # a spare of an older podwatch was open to all
             _write_all(descriptor, data)
             os.ftruncate(descriptor, len(data))
             os.fsync(descriptor)
@@ -95,7 +98,7 @@ def _sync_directory(directory: Path) -> None:
 def _make_spare(spare: Path) -> None:
     """Best effort: without a spare the next save needs free space, that is all."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
         try:
             os.posix_fallocate(descriptor, 0, SPARE_BYTES)
         finally:

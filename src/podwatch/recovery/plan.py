@@ -12,8 +12,8 @@ from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import StartRecord
+from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.wandb import given_in, identity
-from podwatch.evidence import scrub
 from podwatch.trainer.base import StartPlan
 
 MAX_DIGEST_BYTES = 1 << 20
@@ -78,7 +78,7 @@ def prepare(
     record = StartRecord(
         start_id=plan.start_id,
         wall=wall,
-        argv=tuple(scrub(argument) for argument in plan.argv),
+        argv=scrub_argv(plan.argv),
         cwd=plan.cwd,
         user=plan.user,
         step=step,

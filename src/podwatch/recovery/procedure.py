@@ -13,8 +13,8 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.intent import IntentKind, IntentState
 from podwatch.domain.run import Lineage, RunRecord
+from podwatch.domain.secrets import scrub, scrub_argv, secret_values
 from podwatch.domain.wandb import FROM_STORE
-from podwatch.evidence import scrub, secret_values
 from podwatch.journal import Journal, PublishedSave
 from podwatch.judgement.choose import Choice
 from podwatch.recovery import litter, plan, quarantine, release
@@ -133,7 +133,7 @@ class Procedure(Choosing):
                 last = (done.output.strip().splitlines() or [""])[-1][:200]
                 how = f"{STOP_ALSO_DEADLINE:.0f} s were not enough" if done.timed_out else f"ended with {done.code}"
                 said = f"{how}: {scrub(last)}"
-            text = f"trainer.stop_also: {scrub(shlex.join(command))[:200]} {said}"
+            text = f"trainer.stop_also: {shlex.join(scrub_argv(command))[:200]} {said}"
             tools.say(EventName.TRAINER_STOPPING, text, Severity.WARNING)
 
     async def clear_litter(self) -> None:
@@ -281,7 +281,7 @@ class Procedure(Choosing):
         if prepared.removed:
             tools.say(
                 EventName.TRAINER_STARTING,
-                "resume flags in the configured command were taken out: " + " ".join(prepared.removed),
+                "resume flags in the configured command were taken out: " + " ".join(scrub_argv(prepared.removed)),
                 Severity.WARNING,
             )
         tools.say(

@@ -7,8 +7,8 @@ from podwatch.checkpoints.layouts import tracker_files
 from podwatch.domain.errors import Busy, PodwatchError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.evidence import scrub
 from podwatch.judgement.restart import RestartHistory
 from podwatch.recovery import plan, yielding
 from podwatch.recovery.acts import Acts
@@ -175,10 +175,10 @@ class Wishes(Acts):
             "rejected": [{"step": n, "reason": why} for n, why in choice.rejected],
             "set_aside": [str(path) for path in ahead],
             "trackers_set_right": [str(path) for path in wrong],
-            "argv": [scrub(argument) for argument in prepared.plan.argv],
-            "removed_flags": list(prepared.removed),
-            "start_before": [scrub(shlex.join(command)) for command in tools.settings.trainer.start_before],
-            "stop_also": [scrub(shlex.join(command)) for command in tools.settings.trainer.stop_also],
+            "argv": list(scrub_argv(prepared.plan.argv)),
+            "removed_flags": list(scrub_argv(prepared.removed)),
+            "start_before": [shlex.join(scrub_argv(command)) for command in tools.settings.trainer.start_before],
+            "stop_also": [shlex.join(scrub_argv(command)) for command in tools.settings.trainer.stop_also],
             "cwd": prepared.plan.cwd,
             "user": prepared.plan.user,
             "environment_names": list(prepared.record.environment_names),

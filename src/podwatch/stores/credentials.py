@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from podwatch.domain.errors import ConfigurationError, PermissionDenied
+from podwatch.domain.secrets import register, url_secrets
 
 KEY_ID, KEY, ENDPOINT = "B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT"
 """The b2 tool's names."""
@@ -27,7 +28,7 @@ def credentials_from_environment(
     """Key and endpoint from (in this order) systemd's CREDENTIALS_DIRECTORY, an env file, the environment.
 
     A file that others can read is refused with PermissionDenied: a secret everyone can read is none. None if there is
-    no key anywhere; half a key is a ConfigurationError.
+    no key anywhere; half a key is a ConfigurationError. What is found is known to the scrubber from then on.
     """
     values: dict[str, str] = {n: env[n] for n in (KEY_ID, KEY, ENDPOINT) if env.get(n)}
     if env_file is not None and env_file.exists():
@@ -39,6 +40,7 @@ def credentials_from_environment(
                     values[name] = (directory / spelling).read_text().strip()
                 except OSError:
                     continue
+    register(values.get(KEY_ID, ""), values.get(KEY, ""), *url_secrets(values.get(ENDPOINT, "")))
     if KEY_ID not in values and KEY not in values:
         return None
     for name in (KEY_ID, KEY):

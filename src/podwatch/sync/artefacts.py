@@ -129,7 +129,7 @@ class Artefacts:
     def _round(self, urgent: bool) -> None:
         sources = self._sources
         secrets = sources.secrets()
-        clean = reading.line_scrubber(secrets)
+        clean = reading.scrubber(secrets)
         opened = self._opened or self._look()
         found = reading.configs(sources.configs(), clean)
         incidents, since = self._keys.artefacts("incidents"), self._wall() - KEEP_SECONDS

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.evidence import scrub
+from podwatch.domain.secrets import scrub
 from podwatch.sensors.logs import Sources, find
 
 MOST_LOGS = 8
@@ -50,9 +50,9 @@ class Artefact:
         return hashlib.blake2b(self.data, digest_size=16).digest()
 
 
-def line_scrubber(secrets: frozenset[str]) -> Scrub:
-    """Line by line: one expression over a whole log would hold up the sensing loop."""
-    return lambda text: "".join(scrub(line, secrets) for line in text.splitlines(keepends=True))
+def scrubber(secrets: frozenset[str]) -> Scrub:
+    """What takes these out, and whatever else is a secret. Text as a whole: a private key has several lines."""
+    return lambda text: scrub(text, secrets)
 
 
 def looks_like_a_key(name: str) -> bool:
@@ -101,7 +101,7 @@ class LogEnds:
         """``host`` is in the name: the next pod's logs do not take this one's place."""
         if secrets != self._secrets:
             self._known, self._secrets = {}, secrets
-        clean = line_scrubber(secrets)
+        clean = scrubber(secrets)
         ordered = sorted(find(sources), key=lambda pair: _mtime(pair[0]), reverse=True)[:MOST_LOGS]
         self._known = {path: self._known[path] for path, _ in ordered if path in self._known}
         found = []

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from podwatch.domain.errors import Busy, PermissionDenied
+from podwatch.domain.secrets import scrub_argv
 
 
 class FileLock:
@@ -42,7 +43,7 @@ class FileLock:
         # Who holds it is a courtesy: on a full disk the lock holds all the same.
         with contextlib.suppress(OSError):
             os.ftruncate(fd, 0)
-            info = {"pid": os.getpid(), "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:500]}
+            info = {"pid": os.getpid(), "command": " ".join(scrub_argv([Path(sys.argv[0]).name, *sys.argv[1:]]))[:500]}
             os.pwrite(fd, json.dumps(info).encode(), 0)
 
     def _open(self, what: str) -> int:

@@ -10,7 +10,7 @@ import hmac
 import ipaddress
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -21,8 +21,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from podwatch.domain.event import Event
+from podwatch.domain.secrets import scrub
 from podwatch.telling.documents import SCHEMA_VERSION, event_document
-from podwatch.telling.server import CONNECTION_SECONDS, HEAD_SECONDS, LoopServer, bind, make_server
+from podwatch.telling.server import CONNECTION_SECONDS, HEAD_SECONDS, LoopServer, bind, make_server, refused_scope
 from podwatch.telling.status import build_status
 from podwatch.telling.view import DaemonView
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 MAX_EVENTS = 1000
+MAX_NUMBER = 2**63 - 1
+"""The largest row number of SQLite."""
+_DIGITS = len(str(MAX_NUMBER))
 _ROLE = re.compile(r"^[a-z]{1,32}$")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -130,11 +134,11 @@ def make_app(
 
     async def list_events(request: Request) -> Response:
         try:
-            after = int(request.query_params.get("after_id", "0"))
-            limit = int(request.query_params.get("limit", "100"))
-        except ValueError:
-            return _json({"error": "after_id and limit must be integers"}, 400)
-        found = events(max(0, after), max(1, min(limit, MAX_EVENTS)))
+            after = whole_number(request.query_params.getlist("after_id"), "after_id", 0)
+            limit = whole_number(request.query_params.getlist("limit"), "limit", 100)
+        except ValueError as error:
+            return _json({"error": str(error)}, 400)
+        found = events(after, max(1, min(limit, MAX_EVENTS)))
         listed = await found if isinstance(found, Awaitable) else found
         return _json({"schema_version": SCHEMA_VERSION, "events": [event_document(e) for e in listed]})
 
@@ -161,14 +165,31 @@ def make_app(
     return HostCheck(app, _host_rule(host, allowed_hosts))
 
 
+def whole_number(given: Sequence[str], name: str, default: int) -> int:
+    """One parameter of a query. ValueError for what SQLite could not hold, and for more than one."""
+    if not given:
+        return default
+    if len(given) > 1:
+        raise ValueError(f"Invalid value for {name}: it is given {len(given)} times (expected once)")
+    text = given[0]
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS and int(text) <= MAX_NUMBER):
+        raise ValueError(f"Invalid value for {name} (expected a whole number from 0 to {MAX_NUMBER})")
+    return int(text)
+
+
 class HostCheck:
-    """Refuses requests for names that are not ours with 421. A request without Host never comes from a browser."""
+    """Refuses requests beyond the limits, and with 421 those for names that are not ours. A request without Host never
+    comes from a browser."""
 
     def __init__(self, app: ASGIApp, allowed: Callable[[str], bool]) -> None:
         self._app, self._allowed = app, allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            if status := refused_scope(scope):
+                refusal = Response(status_code=status, headers={"Connection": "close"})
+                await refusal(scope, receive, send)
+                return
             for name, value in scope["headers"]:
                 if name == b"host" and not self._allowed(_hostname(value.decode("latin-1"))):
                     await _json({"error": "this name is not served here"}, 421)(scope, receive, send)
@@ -211,7 +232,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 def _text(ok: bool, reasons: list[str], *, word: str = "") -> Response:
     lines = [word or ("ok" if ok else "not ok"), *reasons]
-    body = "".join(f"{line}\n" for line in lines)
+    body = "".join(f"{scrub(line)}\n" for line in lines)
     return Response(body, status_code=200 if ok else 503, media_type="text/plain", headers=_HEADERS)
 
 

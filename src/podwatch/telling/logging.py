@@ -13,17 +13,14 @@ from typing import Any, Literal, TextIO
 
 from podwatch.domain.event import Event
 from podwatch.domain.finding import Severity
+from podwatch.domain.secrets import scrub_all
 from podwatch.telling.plain_structlog import EventDict, WrappedLogger, structlog
-from podwatch.telling.redaction import Redactor
 from podwatch.telling.sink import JOURNAL_SOCKET, JournalTarget, Sink, StreamTarget, under_journal
 
 Format = Literal["auto", "console", "json", "journal"]
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 _BY_SEVERITY = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "critical"}
 _FIELD = re.compile(r"[^A-Z0-9_]")
-
-redactor = Redactor()
-"""The process-wide one: credentials are registered here as soon as they are read."""
 
 
 class Logging:
@@ -98,7 +95,7 @@ def _choose(form: Format, stream: TextIO, environ: Mapping[str, str]) -> str:
 
 
 def _redact(logger: WrappedLogger, method: str, event_dict: EventDict) -> EventDict:
-    cleaned: dict[str, Any] = redactor.clean(dict(event_dict))
+    cleaned: dict[str, Any] = scrub_all(dict(event_dict))
     return cleaned
 
 

@@ -12,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from podwatch.domain.reading import SensorState
+from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Health
 from podwatch.telling.status import build_status, training_state
 from podwatch.telling.view import DaemonView
@@ -139,7 +140,7 @@ def _gpus(view: DaemonView) -> Iterable[Metric]:
 def _inference(view: DaemonView) -> Iterable[Metric]:
     up = GaugeMetricFamily("podwatch_inference_up", "1 while the server's health is ok", labels=["url"])
     for server in view.snapshot.inference.value or ():
-        up.add_metric([server.url], float(server.health is Health.OK))
+        up.add_metric([scrub(server.url)], float(server.health is Health.OK))
     yield up
 
 

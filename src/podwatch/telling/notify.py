@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -16,14 +15,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.notice import NOTICE_SCHEMA_VERSION, Notice
+from podwatch.domain.secrets import scrub, scrub_all
 from podwatch.system.child import run_child, scrubbed_environment
 from podwatch.system.clock import either
-from podwatch.telling.logging import redactor
 
 QUEUE = 32
 """Notices that wait for one channel: more than an hour's worth; then the oldest that is not critical goes."""
@@ -34,8 +33,6 @@ HURRY_PAUSE = 0.2
 """Seconds, instead of these, once podwatch is about to leave."""
 FAILING_AFTER = 2
 """Attempts in a row: one lost packet is no finding."""
-MIN_SECRET = 6
-"""Characters, as in redaction.py."""
 
 
 class NotSent(Exception):  # noqa: N818
@@ -72,7 +69,7 @@ def document_of(notice: Notice, *, run_id: str, host: str) -> dict[str, Any]:
         "unsent": notice.unsent,
         "fields": dict(notice.fields),
     }
-    cleaned: dict[str, Any] = redactor.clean(document)
+    cleaned: dict[str, Any] = scrub_all(document)
     return cleaned
 
 
@@ -259,26 +256,8 @@ def shown_url(url: str) -> str:
     return f"{scheme}://{host}{port}/..."
 
 
-def register_secrets(urls: Sequence[str]) -> None:
-    """Whatever in these URLs could be a key is hidden wherever podwatch prints something."""
-    for url in urls:
-        redactor.register(url, *secrets_in(url))
-
-
-def secrets_in(url: str) -> tuple[str, ...]:
-    """User and password, and every long word with a digit in it, but for the host of a web address. A word without one
-    would blank out ordinary text ("webhooks"); the URL as a whole is hidden in any case."""
-    scheme, _, rest = url.partition("://")
-    place, _, path = rest.partition("/")
-    user, at, host = place.rpartition("@")
-    searched = f"{'' if scheme in ('http', 'https') else host}/{path}"
-    words = [w for w in re.split(r"[/?&=:,#]", searched) if len(w) >= MIN_SECRET and any(c.isdigit() for c in w)]
-    words += [w for w in user.split(":") if at and len(w) >= MIN_SECRET]
-    return tuple(dict.fromkeys(text for word in words for text in (word, unquote(word))))
-
-
 def _clean(text: str) -> str:
-    return redactor.text("".join(c if c.isprintable() else " " for c in text))[:300]
+    return scrub("".join(c if c.isprintable() else " " for c in text))[:300]
 
 
 def _last(lead: str, output: str) -> str:

@@ -1,56 +1,174 @@
 """uvicorn inside the daemon's own loop: no signal handling of its own, no polling, bounded connections.
 
-uvicorn has no limit on how long a client may take to send its request head (only keep-alive is timed), and its main
-loop wakes ten times a second; both are put right here.
+uvicorn has no limit on how long a client may take to send its request head (only keep-alive is timed), its limit on the
+size of a head holds only for a head that arrives in pieces, connections that ask nothing keep out those that do, and
+its main loop wakes ten times a second. All four are changed here.
 """
 
 import asyncio
 import contextlib
 import errno
+import http
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
 
+import h11
 import uvicorn
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from podwatch.domain.errors import HostError, PermissionDenied
 
 HEAD_SECONDS = 5.0
-"""A client on loopback sends its request head within milliseconds."""
+"""A client on loopback sends its request head within milliseconds. Also how long a connection may wait for its next."""
 CONNECTION_SECONDS = 30.0
-"""No answer of ours takes long; whoever reads slower than this is dropped."""
+"""No answer of ours takes long; a client that reads slower than this is dropped."""
 MAX_HEAD_BYTES = 16 << 10
+MAX_LINE_BYTES = 4 << 10
+MAX_HEADERS = 64
+MAX_BODY_BYTES = 64 << 10
+"""Nothing we serve reads a body; a heartbeat may carry a small one."""
 MAX_CONNECTIONS = 64
+MAX_IDLE = 48
+"""Connections that wait for a request; the other slots are for those that have asked."""
+MAX_REQUESTS = 1000
+"""Of one connection, which may send them all at once."""
+ACCEPT_AT_ONCE = 16
+"""A connection must live until its first bytes are read, which is two rounds of accepting later: less than MAX_IDLE."""
+BACKLOG = 512
 PORT_TRIES = 20
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+
+
+class Crowd:
+    """The open connections of one server. A new one always gets in: the oldest that asks nothing makes room for it."""
+
+    def __init__(self) -> None:
+        self.idle: dict[BoundedProtocol, None] = {}
+        self.busy: dict[BoundedProtocol, None] = {}
+
+    def wait(self, connection: "BoundedProtocol") -> None:
+        """It waits for a request."""
+        self.busy.pop(connection, None)
+        self.idle[connection] = None
+        while len(self.idle) > MAX_IDLE or (self.idle and len(self.idle) + len(self.busy) > MAX_CONNECTIONS):
+            self._drop(next(iter(self.idle)))
+        while len(self.busy) > MAX_CONNECTIONS:
+            self._drop(next(iter(self.busy)))
+
+    def ask(self, connection: "BoundedProtocol") -> None:
+        if connection in self.idle:
+            del self.idle[connection]
+            self.busy[connection] = None
+
+    def leave(self, connection: "BoundedProtocol") -> None:
+        self.idle.pop(connection, None)
+        self.busy.pop(connection, None)
+
+    def _drop(self, connection: "BoundedProtocol") -> None:
+        self.leave(connection)
+        connection.transport.abort()
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 with a deadline on the request head and one on the whole connection."""
+    """HTTP/1.1 with hard limits on head and body, a deadline on each request head and one on the whole connection."""
 
+    crowd: Crowd
     head_seconds = HEAD_SECONDS
     connection_seconds = CONNECTION_SECONDS
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._asked = False
-        self._timers = [
-            self.loop.call_later(self.head_seconds, self._expire_head),
-            self.loop.call_later(self.connection_seconds, transport.abort),
-        ]
+        self._head: bytearray | None = None
+        """What has come of the head that is waited for; None while a request is under way."""
+        self._body_left = MAX_BODY_BYTES
+        self._requests = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._timer = self.loop.call_later(self.connection_seconds, transport.abort)
+        self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in self._timers:
-            timer.cancel()
+        self.crowd.leave(self)
+        self._timer.cancel()
+        self._stop_head_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._head is None:
+            self._body_left -= len(data)
+            if self._body_left < 0:
+                self.transport.abort()
+                return
+        else:
+            self._head += data
+            if status := _refused_head(self._head):
+                self._refuse(status)
+                return
         super().data_received(data)
-        self._asked = self._asked or bool(self.scope)
 
-    def _expire_head(self) -> None:
-        if not self._asked and not self.transport.is_closing():
-            self.transport.abort()
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._asked()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._await_head()
+
+    def _asked(self) -> None:
+        self._head, self._body_left = None, MAX_BODY_BYTES
+        self._stop_head_timer()
+        self._requests += 1
+        if self._requests >= MAX_REQUESTS:
+            self.cycle.keep_alive = False
+        self.crowd.ask(self)
+
+    def _await_head(self) -> None:
+        self._stop_head_timer()
+        self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
+        # The rest of a body that nothing has read may still come: it is no head.
+        self._head = bytearray() if self.conn.their_state is h11.IDLE else None
+        self.crowd.wait(self)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, status: int) -> None:
+        text = f"{status} {http.HTTPStatus(status).phrase}"
+        fields = ["Connection: close", "Content-Type: text/plain", f"Content-Length: {len(text) + 1}"]
+        self.transport.write("\r\n".join([f"HTTP/1.1 {text}", *fields, "", f"{text}\n"]).encode())
+        self.transport.close()
+
+
+def _refused_head(data: bytearray) -> int:
+    """The status that refuses what has come of a head so far; 0 while it is within the limits."""
+    end = _HEAD_END.search(data)
+    size = end.end() if end else len(data)
+    line = data.find(b"\n", 0, size)
+    if (line if line >= 0 else size) > MAX_LINE_BYTES:
+        return 414
+    return 431 if size > MAX_HEAD_BYTES or data.count(b"\n", 0, size) > MAX_HEADERS + 2 else 0
+
+
+def refused_scope(scope: Scope) -> int:
+    """The same for a request that was read: of several that came at once only the first was measured before."""
+    headers = scope["headers"]
+    if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_LINE_BYTES:
+        return 414
+    if len(headers) > MAX_HEADERS or sum(len(n) + len(v) + 4 for n, v in headers) > MAX_HEAD_BYTES:
+        return 431
+    for name, value in headers:
+        if name == b"content-length" and (not value.isdigit() or len(value) > 9 or int(value) > MAX_BODY_BYTES):
+            return 413
+    return 0
 
 
 class LoopServer(uvicorn.Server):
@@ -67,6 +185,8 @@ class LoopServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # asyncio takes one number for what waits in the kernel and for what it accepts
         self.listening.set()
 
     async def main_loop(self) -> None:
@@ -82,9 +202,8 @@ def make_server(
     app: Any, *, head_seconds: float = HEAD_SECONDS, connection_seconds: float = CONNECTION_SECONDS
 ) -> LoopServer:
     """A server for ``app``; both limits in seconds."""
-    protocol = type(
-        "Protocol", (BoundedProtocol,), {"head_seconds": head_seconds, "connection_seconds": connection_seconds}
-    )
+    limits = {"crowd": Crowd(), "head_seconds": head_seconds, "connection_seconds": connection_seconds}
+    protocol = type("Protocol", (BoundedProtocol,), limits)
     return LoopServer(
         uvicorn.Config(
             app,
@@ -98,7 +217,8 @@ def make_server(
             proxy_headers=False,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=1,
-            limit_concurrency=MAX_CONNECTIONS,
+            log_level="error",  # a warning for each bad request would let any user fill the log
+            backlog=ACCEPT_AT_ONCE,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
     )
@@ -122,7 +242,7 @@ def bind(host: str, port: int) -> socket.socket:
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listener.bind((address[0], candidate))
-            listener.listen(128)
+            listener.listen(BACKLOG)
             listener.setblocking(False)
             return listener
         except PermissionError as error:

@@ -7,6 +7,7 @@ from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.finding import FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus
 from podwatch.domain.reading import SensorState
+from podwatch.domain.secrets import scrub_all
 from podwatch.domain.snapshot import Desired, DiskSample, ProgressSample, TrainerSample
 from podwatch.telling.documents import (
     SCHEMA_VERSION,
@@ -38,7 +39,13 @@ STEP_LATE_SECONDS = 10.0
 
 
 def build_status(view: DaemonView) -> dict[str, Any]:
-    """The whole document. Pure: the same view gives the same document."""
+    """The whole document, scrubbed: details of sensors and of recovery are no findings. Pure: the same view gives the
+    same document."""
+    document: dict[str, Any] = scrub_all(_document(view))
+    return document
+
+
+def _document(view: DaemonView) -> dict[str, Any]:
     trainer = view.snapshot.trainer.value
     training = _training(view, trainer)
     reasons = _reasons(view)

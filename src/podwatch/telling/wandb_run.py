@@ -12,9 +12,9 @@ from typing import Any
 
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.secrets import register, scrub
 from podwatch.system.child import scrubbed_environment
 from podwatch.system.clock import Clock
-from podwatch.telling.logging import redactor
 from podwatch.telling.notify import NotSent
 from podwatch.telling.view import DaemonView
 
@@ -77,7 +77,7 @@ class WandbRun:
         self.why = ""
         self.where = ""
         """The run's address, or ``offline``."""
-        redactor.register(plan.environment(os.environ).get("WANDB_API_KEY", ""))
+        register(plan.environment(os.environ).get("WANDB_API_KEY", ""))
 
     @property
     def pid(self) -> int | None:
@@ -240,7 +240,7 @@ def project_from(environment: Mapping[str, str], flags: str | None, documents: S
 
 
 def _shown(text: str) -> str:
-    return redactor.text("".join(c if c.isprintable() else " " for c in text))[:300]
+    return scrub("".join(c if c.isprintable() else " " for c in text))[:300]
 
 
 async def _drain(stream: asyncio.StreamReader, tail: bytearray) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.secrets import register_named
 from podwatch.system.child import scrubbed_environment
 from podwatch.system.files import read_small
 
@@ -58,7 +59,8 @@ def build_environment(
 def read_env_file(path: Path) -> dict[str, str]:
     """NAME=value lines; blank lines, ``#`` comments, an ``export`` prefix and quotes are understood; nothing is
     expanded. The file must belong to root or to us and be closed to others: it holds secrets, and policies written by
-    a model run on this machine. Raises ConfigurationError; values never appear in its text."""
+    a model run on this machine. Raises ConfigurationError; values never appear in its text.
+    What is read is known to the scrubber from then on."""
     try:
         status = path.stat()
         if status.st_uid not in (0, os.geteuid()):
@@ -82,7 +84,9 @@ def read_env_file(path: Path) -> dict[str, str]:
         raise ConfigurationError(
             "the environment file is not UTF-8 text", where=str(path), fix="save it as UTF-8"
         ) from error
-    return parse_env(text, where=str(path))
+    values = parse_env(text, where=str(path))
+    register_named(values, all_of_it=True)
+    return values
 
 
 def parse_env(text: str, *, where: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.layouts.base import ResumeCommand
+from podwatch.domain.secrets import register_document
 
 PLACEHOLDERS = ("{step}", "{checkpoint}", "{resume_args}")
 _TRUTH = frozenset({"true", "false", "1", "0", "yes", "no"})
@@ -157,6 +158,7 @@ def toml_documents(command: Sequence[str], cwd: Path | None) -> list[Mapping[str
         try:
             if path.stat().st_size <= _TOML_LIMIT:
                 documents.append(tomllib.loads(path.read_text(encoding="utf-8")))
+                register_document(documents[-1])
         except (OSError, ValueError):
             continue
     return documents

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.secrets import scrub
 
 T = TypeVar("T")
 Sets = Callable[[], tuple[CheckpointSet, ...]]
@@ -18,12 +19,16 @@ DEADLINE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One result. ``level`` is ok, warn or fail; ``fix`` is empty for ok."""
+    """One result. ``level`` is ok, warn or fail; ``fix`` is empty for ok. Its text is scrubbed here."""
 
     name: str
     level: str
     text: str
     fix: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("text", "fix"):
+            object.__setattr__(self, name, scrub(getattr(self, name)))
 
 
 def in_time(function: Callable[[], T], *, seconds: float = DEADLINE_SECONDS) -> T:

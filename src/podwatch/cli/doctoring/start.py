@@ -15,7 +15,7 @@ from podwatch.cli.doctoring.common import Line, Sets, in_time
 from podwatch.client.times import span
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
-from podwatch.evidence import scrub
+from podwatch.domain.secrets import scrub_argv
 from podwatch.trainer.environment import build_environment
 
 SERVICE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -217,7 +217,7 @@ def _resume(settings: Settings, found: Layout, step: int | None) -> Iterator[Lin
         # what refuses without any checkpoint may need one to look at
         yield Line("resume", "warn" if step is None else "fail", f"{about}: {error.what}", error.fix)
         return
-    yield Line("resume", "ok", f"{about}: {scrub(shlex.join(made.argv))}")
+    yield Line("resume", "ok", f"{about}: {shlex.join(scrub_argv(made.argv))}")
     if trainer.resume_args == "none":
         yield Line(
             "resume", "warn", "resume_args is none: the command must find the step by itself", "see PODWATCH_STEP"

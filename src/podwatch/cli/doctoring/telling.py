@@ -22,14 +22,13 @@ _WEB = ("http", "https")
 def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
     """Each channel: can it work; with ``send``, one notice, and what came back."""
     from podwatch.daemon.notifying import all_urls, channels_of
-    from podwatch.telling.notify import register_secrets, shown_url
+    from podwatch.telling.notify import shown_url
 
     chosen = settings.notify
     if not (chosen.command or chosen.urls or chosen.urls_file):
         yield Line("notify", "warn" if send else "ok", "nobody is told: [notify] is empty", "see docs/notifications.md")
         return
     urls = all_urls(chosen)
-    register_secrets(urls)
     if send:
         for channel in channels_of(chosen, urls):
             yield _sent(channel, settings.run_id)
@@ -106,8 +105,8 @@ def _sent(channel: "Channel", run_id: str, close: Callable[[], Awaitable[None]] 
     try:
         asyncio.run(send())
     except NotSent as error:
-        from podwatch.telling.logging import redactor
+        from podwatch.domain.secrets import scrub
 
         fix = "nothing would be heard of a bad night; docs/notifications.md"
-        return Line("notify", "fail", f"{channel.name}: {redactor.text(str(error))}", fix)
+        return Line("notify", "fail", f"{channel.name}: {scrub(str(error))}", fix)
     return Line("notify", "ok", f"{channel.name}: a test notice was taken")

@@ -1,0 +1,41 @@
+"""Reads whatever holds secrets of a run, so that the scrubber knows them before anything is shown."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from podwatch.checkpoints.layouts.argv import toml_documents
+from podwatch.config.settings import Settings
+from podwatch.daemon.notifying import all_urls
+from podwatch.domain.errors import PodwatchError
+from podwatch.stores.credentials import Credentials, credentials_from_environment
+from podwatch.trainer.environment import read_env_file
+
+
+def learn_secrets(settings: Settings) -> None:
+    """A trainer that was adopted logs its secrets, too, and this podwatch has read none of its files yet. What cannot
+    be read is reported by the parts that need it. Blocks."""
+    trainer = settings.trainer
+    with _unless_unreadable():
+        if trainer.env_file is not None:
+            read_env_file(trainer.env_file)
+    with _unless_unreadable():
+        credentials_for(settings)
+    with _unless_unreadable():
+        all_urls(settings.notify)
+    toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent)
+
+
+def credentials_for(settings: Settings) -> Credentials | None:
+    """The store's key, read again at each call; reading it makes it known to the scrubber."""
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    return credentials_from_environment(os.environ, settings.trainer.env_file, Path(directory) if directory else None)
+
+
+@contextmanager
+def _unless_unreadable() -> Iterator[None]:
+    try:
+        yield
+    except (PodwatchError, OSError):
+        return

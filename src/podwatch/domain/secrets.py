@@ -1,0 +1,496 @@
+"""The one scrubber: takes secrets out of text before it is kept or shown (promise 11).
+
+Findings, evidence, events, incidents, notices and errors scrub their own text when they are created, so that no site
+that makes one can forget it. Two nets: values that podwatch *knows* (``register``, called where a secret is read), and
+shapes that look like a secret. A shape may take out something harmless; that is better than to keep a key.
+
+Covered, for known values of at least 8 characters: the value itself, percent-encoded, JSON-, repr- or shell-escaped,
+in hexadecimal, in base64 at any alignment, and split by line breaks (with indentation) or terminal colours. For values
+that are not known: names (``api_key=...``, ``--x-token ...``, headers), URLs with a password, private key blocks and
+the key formats of the usual services. Not covered: an unknown secret under an ordinary name without a known format, and
+one that is encrypted, compressed, or split by other text.
+
+Process-wide state: the known values only grow. Adding is atomic, and a reader that finds more values than it prepared
+for prepares again, so no lock is needed.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import quote, quote_plus, unquote, urlsplit
+
+MASK: Final = "[removed]"
+MIN_SECRET: Final = 8
+"""Characters. A shorter value would be found inside ordinary words; beside a telling name it is removed anyway."""
+_BLOCK = 1 << 15
+"""Characters: 20 ms."""
+_CACHED_TEXT = 512
+"""Characters. What is longer is scrubbed again each time: the cache stays below 1 MiB."""
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[a-z]+|[0-9]+")
+_ALWAYS = re.compile(
+    r"passwords?|passwd|passphrase|pwd|secrets?|apikeys?|credentials?|authorization|authtoken|accesstoken|accesskey"
+    r"|privatekey|secretkey"
+)
+_WEAK = frozenset({"key", "keys", "token", "auth", "cookie", "cookies"})
+_QUALIFIES = re.compile(
+    r"api|access|secret|private|application|app|account|auth|encrypt|encryption|sign|signing|ssh|service|wandb|openai"
+    r"|anthropic|hf|huggingface|hub|aws|b2|s3|x|master|license|deploy|storage|shared|gpg|pgp|webhook|bot|slack|discord"
+    r"|telegram|github|gitlab|gh|bearer|refresh|session|security|personal|user|jwt|oauth|admin|http|client|server"
+    r"|heartbeat|vllm|runpod|vast|lambda|docker|registry|neptune|comet|mlflow|swanlab|clearml|database|db"
+)
+_AFTER = frozenset({"value", "header", "base64", "b64", "plain", "text", "raw"})
+
+
+def name_strength(name: str) -> int:
+    """2: values under this name are secret; 1: they may be (``key``, ``token``); 0: no. Underscores, dots, dashes and
+    capitals separate words: ``wandb.api-key``, ``HF_TOKEN``, ``apiKey``; ``tokenizer`` and ``max_tokens`` are none."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    while words and (words[-1].isdigit() or words[-1] in _AFTER):
+        words.pop()
+    if len(words) >= 2 and words[-1] == "id" and words[-2] == "key":
+        words.pop()
+    if not words:
+        return 0
+    last = words[-1]
+    if _ALWAYS.fullmatch(last):
+        return 2
+    if last not in _WEAK:
+        return 0
+    qualified = len(words) > 1 and bool(_QUALIFIES.fullmatch(words[-2]) or (name.isupper() and last != "keys"))
+    return 2 if qualified else 1
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+_NOTHING = re.compile(r"(?i)true|false|yes|no|on|off|none|null|nil|undefined|empty|default|auto|[0-9]{1,5}|[-+0-9.e]+|")
+_PLACEHOLDER = re.compile(r"\$\{?[A-Za-z_][A-Za-z0-9_]*\}?|[<{].*|[*.•xX]+|\[removed\]?.*", re.S)
+_PATH = re.compile(r"(?:~|\.{1,2})?/.*|[A-Za-z]:\\.*", re.S)
+_IDENTIFIERS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{0,20}://")
+_CHANGES = re.compile(r"(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
+
+
+def _nothing(value: str) -> bool:
+    """No secret under any name: a switch, a small number, a reference to a variable, a mask."""
+    return bool(_NOTHING.fullmatch(value) or _PLACEHOLDER.fullmatch(value))
+
+
+def _looks_random(value: str) -> bool:
+    """A stretch of ten letters and digits that change often: no word, no path, no word with a number."""
+    if "/" in value or _IDENTIFIERS.fullmatch(value):
+        return False
+    return any(len(part) >= 10 and len(_CHANGES.findall(part)) >= 2 for part in re.split(r"[^A-Za-z0-9]", value))
+
+
+def _ordinary(value: str) -> bool:
+    """Would ruin messages if it were removed everywhere: a path, a URL, a number, dotted names."""
+    return bool(_nothing(value) or _PATH.fullmatch(value) or _URL.match(value) or _IDENTIFIERS.fullmatch(value))
+
+
+# -- known values -----------------------------------------------------------------------------------------------------
+
+_known: dict[str, None] = {}
+_prepared: tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]] = (0, (), (), ())
+"""How many known values this was made of; their forms as text, longest first; the raw ones; base64 cores."""
+
+
+def forget() -> None:
+    """Know no value any more: for tests, which share a process."""
+    global _prepared
+    _known.clear()
+    _prepared = (0, (), (), ())
+    _scrubbed.cache_clear()
+
+
+def register(*values: str) -> None:
+    """These are secret wherever they occur from now on. Values shorter than 8 characters are ignored: found under a
+    telling name only. Of a value of several lines (a private key) each long line counts."""
+    for value in values:
+        for part in {value.strip(), *(line.strip() for line in value.splitlines() if len(line.strip()) >= 16)}:
+            if len(part) >= MIN_SECRET and MASK not in part:
+                _known.setdefault(part)
+
+
+def register_named(values: Mapping[str, str], *, all_of_it: bool = False) -> None:
+    """The secret ones among variables, by their names, and passwords in URLs. ``all_of_it``: they come from a file that
+    is there for secrets, so that a value that looks random is one under any name but that of an identifier."""
+    register(*secret_values(values))
+    for name, value in values.items():
+        register(*url_secrets(value))
+        if all_of_it and len(value) >= 16 and not name.upper().endswith("_ID") and _looks_random(value):
+            register(value)
+
+
+def register_address(url: str) -> None:
+    """A notification address: most of them are keys. The whole, user and password, and every long word with a digit in
+    it, but for the host of a web address: a word without one would blank out ordinary text ("webhooks")."""
+    scheme, _, rest = url.partition("://")
+    place, _, path = rest.partition("/")
+    user, at, host = place.rpartition("@")
+    searched = f"{'' if scheme in ('http', 'https') else host}/{path}"
+    words = [word for word in re.split(r"[/?&=:,#]", searched) if any(c.isdigit() for c in word)]
+    words += user.split(":") if at else []
+    register(url, *words, *(unquote(word) for word in words))
+
+
+def register_argv(argv: Sequence[str]) -> None:
+    """What stands behind a telling flag of a command."""
+    for item, shown in zip(argv, scrub_argv(argv), strict=True):
+        register(*url_secrets(item))
+        if item == shown:
+            continue
+        value = item if shown == MASK else item.partition("=")[2] if shown.endswith(f"={MASK}") else ""
+        if not _ordinary(value):
+            register(value)
+
+
+def register_document(value: object, name: str = "") -> None:
+    """The secret ones in a configuration: strings under telling names, and passwords in URLs."""
+    match value:
+        case str():
+            register_named({name: value})
+        case Mapping():
+            for key, item in value.items():
+                register_document(item, f"{name}.{key}")
+        case list() | tuple():
+            for item in value:
+                register_document(item, name)
+
+
+def secret_values(environment: Mapping[str, str]) -> frozenset[str]:
+    """The values of an environment whose names say that they are secret, ordinary words and paths excepted."""
+    return frozenset(
+        value
+        for name, value in environment.items()
+        if len(value) >= MIN_SECRET
+        and not _ordinary(value)
+        and ((strength := name_strength(name)) == 2 or (strength == 1 and _looks_random(value)))
+    )
+
+
+def url_secrets(url: str) -> frozenset[str]:
+    """The password of ``scheme://user:password@host`` and secret query values, as written and decoded."""
+    if "://" not in url or ("@" not in url and "?" not in url):
+        return frozenset()
+    try:
+        parts = urlsplit(url)
+        password, query = parts.password or "", parts.query
+    except ValueError:
+        return frozenset()
+    pairs = (pair.partition("=") for pair in query.split("&"))
+    found = {password, *(value for name, _, value in pairs if name_strength(name) == 2 and not _nothing(value))}
+    return frozenset(form for value in found if value for form in (value, unquote(value)))
+
+
+def _forms(value: str) -> set[str]:
+    """The value as it is written inside other formats."""
+    escaped = json.dumps(value)[1:-1]
+    forms = {
+        value,
+        quote(value, safe=""),
+        quote(value),
+        quote_plus(value),
+        escaped,
+        json.dumps(escaped)[1:-1],
+        escaped.replace("/", "\\/"),
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        repr(value)[1:-1],
+        value.replace("'", "'\"'\"'"),
+        _bytes(value).hex(),
+    }
+    forms |= {re.sub(r"%[0-9A-F]{2}", lambda m: m[0].lower(), form) for form in forms if "%" in form}
+    return forms
+
+
+def _cores(value: str) -> set[str]:
+    """What base64 shows of the value at each of its three alignments, whatever stands before and after it."""
+    data, cores = _bytes(value), set[str]()
+    for offset, first in ((0, 0), (1, 2), (2, 3)):
+        encoded = base64.b64encode(b"\0" * offset + data).decode()
+        core = encoded[first : 8 * (offset + len(data)) // 6]
+        cores |= {core, core.replace("+", "-").replace("/", "_")}
+    return cores
+
+
+def _bytes(value: str) -> bytes:
+    return value.encode("utf-8", "surrogateescape")
+
+
+def _prepare() -> tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Everything to look for, made again when values were added."""
+    global _prepared
+    if _prepared[0] != len(_known):
+        _prepared = _made_of(tuple(_known))
+    return _prepared
+
+
+def _made_of(values: tuple[str, ...]) -> tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    forms: set[str] = set()
+    cores: set[str] = set()
+    for value in values:
+        forms |= _forms(value)
+        cores |= _cores(value)
+    longest = tuple(sorted((f for f in forms if len(f) >= MIN_SECRET), key=len, reverse=True))
+    return len(values), longest, tuple(sorted(values, key=len, reverse=True)), tuple(sorted(cores))
+
+
+_BREAKS = tuple(
+    re.compile(rf"(?:\x1b\[[0-9;?]*+[A-Za-z]|(?:(?<![ \t])[ \t]++)?(?:(?<!\\)\\++[rn]|[\r\n])[ \t{frame}]*+)+")
+    for frame in ("", "|>│┃")
+)
+"""Line breaks with the indentation around them, without and with the frame that a console draws; colours."""
+
+
+def _without_known(text: str, forms: Sequence[str], raw: Sequence[str], cores: Sequence[str]) -> str:
+    for form in forms:
+        if form in text:
+            text = text.replace(form, MASK)
+    for core in cores:
+        if core in text:
+            text = re.sub(rf"[A-Za-z0-9+/_\-]*{re.escape(core)}[A-Za-z0-9+/_\-]*={{0,2}}", MASK, text)
+    for breaks in _BREAKS if raw else ():
+        if breaks.search(text):
+            text = _without_split(text, raw, breaks)
+    return text
+
+
+def _without_split(text: str, raw: Sequence[str], breaks: re.Pattern[str]) -> str:
+    """Known values with line breaks or colours inside: looked for without these, removed with them."""
+    pieces: list[tuple[int, int]] = []
+    """Where each stretch between two breaks begins: in the joined text, in the text."""
+    joined, at, length = [], 0, 0
+    for found in breaks.finditer(text):
+        pieces.append((length, at))
+        joined.append(text[at : found.start()])
+        length += found.start() - at
+        at = found.end()
+    pieces.append((length, at))
+    squeezed = "".join([*joined, text[at:]])
+    spans = []
+    for value in raw:
+        start = squeezed.find(value)
+        while start >= 0:
+            spans.append((_original(pieces, start), _original(pieces, start + len(value) - 1) + 1))
+            start = squeezed.find(value, start + len(value))
+    for begin, end in sorted(_merged(spans), reverse=True):
+        text = f"{text[:begin]}{MASK}{text[end:]}"
+    return text
+
+
+def _original(pieces: Sequence[tuple[int, int]], offset: int) -> int:
+    before = [piece for piece in pieces if piece[0] <= offset]
+    return before[-1][1] + offset - before[-1][0]
+
+
+def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if merged and begin < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+# -- shapes -----------------------------------------------------------------------------------------------------------
+
+_SHAPES = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"(?:hf|gsk|xai|r8|npm|rpa|pypi)[_\-][A-Za-z0-9_\-]{16,}|api_org_[A-Za-z0-9]{16,}"
+    r"|(?:sk|pk|rk)[-_][A-Za-z0-9_\-]{16,}|nvapi-[A-Za-z0-9_\-]{16,}"
+    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_\-]{16,}|dckr_pat_[A-Za-z0-9_\-]{16,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"
+    r"|xox[abeoprs]-[A-Za-z0-9\-]{10,}|AIza[A-Za-z0-9_\-]{35}|ya29\.[A-Za-z0-9_\-]{20,}|SG\.[A-Za-z0-9_\-.]{30,}"
+    r"|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}(?:\.[A-Za-z0-9_\-]*)?"
+    r"|[0-9]{8,10}:[A-Za-z0-9_\-]{35}(?![A-Za-z0-9_\-])"  # Telegram
+    r"|AGE-SECRET-KEY-1[A-Z0-9]{50,}"
+    # W&B: exactly 40 hex digits, also with its newer prefix. A commit or a digest that says so is none
+    r"|wandb_v1_[A-Za-z0-9_]{20,}"
+    r"|(?<!commit )(?<!commit/)(?<!snapshots/)(?<!revision )(?<!revision=)(?<!sha1 )(?<!sha1=)(?<!sha1:)(?<!sha1: )"
+    r"[0-9a-fA-F]{40}(?![0-9A-Za-z])"
+    # B2 application keys: K + 3 digits + 27 of base64; key ids: 25 hex digits
+    r"|(?<![+/])K[0-9]{3}[A-Za-z0-9+/]{27}(?![A-Za-z0-9+/])|00[0-9a-f]{23}(?![0-9A-Za-z])"
+    r")"
+)
+_HINT = re.compile(
+    r"(?i)key|token|secret|passw|passphrase|pwd|credential|auth|bearer|basic\s|cookie|/heartbeat/|://|-----|-u\b|--user"
+)
+_PEM = re.compile(
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----(?:(?:(?!-----)[\s\S]){0,16384}-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*"
+    r"-----|[A-Za-z0-9+/=\s\\|>]{0,16384})"
+)
+_PEM_END = re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----")
+_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]{0,20}://)(?:[^/\s:@\"']*:[^/\s\"']+|[^/\s:@\"']{16,})@")
+_WEBHOOK = re.compile(
+    r"(?P<where>hooks\.slack\.com/(?:services|workflows)/|discord(?:app)?\.com/api/webhooks/|api\.telegram\.org/bot"
+    r"|/heartbeat/)[^\s\"'?#,)\]]+"
+)
+_HEADER = re.compile(
+    r"(?i)(?P<name>(?<![A-Za-z0-9])(?:proxy-|x-)?authorization|(?<![A-Za-z0-9])(?:set-)?cookie)"
+    r"(?P<between>\\*[\"']?\s*[:=]\s*\\*[\"']?)(?P<value>[^\s\"'\\\[][^\"'\\\r\n}]*)"
+)
+_SCHEME = re.compile(r"(?i)(?<![A-Za-z0-9])(?P<scheme>Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{8,}")
+_NAME = r"(?P<name>[A-Za-z0-9_.\-]++)"
+_VALUE = re.compile(r"(?<=\")(?:[^\"\\\n]|\\[^\"'\n])*+|(?<=')(?:[^'\\\n]|\\[^\"'\n])*+|[^\s,;&\"'}\])\\]++")
+# A name is taken whole or not at all: tried from each of its letters, a long one would cost minutes.
+_NAMED = re.compile(rf"(?<![A-Za-z0-9_.\-]){_NAME}\\*[\"']?\s*+(?:=>|:=|[=:])\s*+\\*[\"']?")
+_FLAG = re.compile(rf"(?<![A-Za-z0-9_.\-])(?=--?[A-Za-z]){_NAME}\s++(?!-)[\"']?")
+_CURL_USER = re.compile(r"(?P<flag>(?<!\S)(?:-u|--user|--proxy-user)[ =]+[\"']?)(?P<user>[^\s:\"'/]+:)[^\s\"']+")
+
+
+_QUERY = re.compile(r"(?<=[?&;])(?P<name>[A-Za-z0-9_.\-]++)(?P<between>=)(?P<value>[^&\s\"'#;]++)")
+
+
+def _hidden_in_text(name: str, value: str) -> bool:
+    strength = name_strength(name)
+    return strength > 0 and not _nothing(value) and (strength == 2 or _looks_random(value))
+
+
+def _without_values(text: str, before: re.Pattern[str], hidden: Callable[[str, str], bool]) -> str:
+    """What follows ``before`` (which ends where a value begins), where ``hidden(name, value)``. A value that stays may
+    hold a name and a value itself."""
+    kept, done, at = [], 0, 0
+    while found := before.search(text, at):
+        at = found.end()
+        if name_strength(found["name"]) and (value := _VALUE.match(text, at)) and hidden(found["name"], value[0]):
+            kept += [text[done:at], MASK]
+            done = at = value.end()
+    return "".join([*kept, text[done:]]) if kept else text
+
+
+def _queried(found: re.Match[str]) -> str:
+    hidden = name_strength(found["name"]) and not _nothing(found["value"])
+    return f"{found['name']}={MASK}" if hidden else found[0]
+
+
+def _without_pem(text: str) -> str:
+    """Private keys, and the rest of one whose first lines were cut off."""
+    text = _PEM.sub(MASK, text)
+    for end in reversed(list(_PEM_END.finditer(text))):
+        begin = end.start()
+        for line in reversed(re.split(r"(?<=\n)|(?<=\\n)", text[max(0, begin - 4096) : begin])):
+            if not re.fullmatch(r"[ \t|>]*[A-Za-z0-9+/=]*[ \t]*(?:\r|\\r)?(?:\n|\\n)?", line):
+                break
+            begin -= len(line)
+        text = f"{text[:begin]}{MASK}{text[end.end() :]}"
+    return text
+
+
+def _without_shapes(text: str) -> str:
+    """In blocks of whole lines: one expression over a whole log would hold the interpreter, and the sensing loop. A
+    private key that is cut by this is known by either end."""
+    if len(text) <= _BLOCK:
+        return _block_without_shapes(text)
+    blocks, at = [], 0
+    while at < len(text):
+        end = text.rfind("\n", at, at + _BLOCK) + 1 or at + _BLOCK
+        blocks.append(_block_without_shapes(text[at:end]))
+        at = end
+    return "".join(blocks)
+
+
+def _block_without_shapes(text: str) -> str:
+    if _HINT.search(text):
+        if "PRIVATE KEY" in text:
+            text = _without_pem(text)
+        if "://" in text:
+            text = _USERINFO.sub(rf"\g<scheme>{MASK}@", text)
+        text = _WEBHOOK.sub(rf"\g<where>{MASK}", text)
+        text = _HEADER.sub(rf"\g<name>\g<between>{MASK}", text)
+        text = _SCHEME.sub(rf"\g<scheme> {MASK}", text)
+        text = _CURL_USER.sub(rf"\g<flag>\g<user>{MASK}", text)
+        text = _QUERY.sub(_queried, text)
+        text = _without_values(text, _NAMED, _hidden_in_text)
+        text = _without_values(text, _FLAG, _hides)
+    return _SHAPES.sub(MASK, text)
+
+
+# -- what is called ---------------------------------------------------------------------------------------------------
+
+
+def scrub(text: str, secrets: Iterable[str] = ()) -> str:
+    """``text`` with everything that is, or looks like, a secret replaced by ``[removed]``. Idempotent. ``secrets`` are
+    removed beside what is registered."""
+    count, forms, raw, cores = _prepare()
+    given = frozenset(s for s in secrets if len(s) >= MIN_SECRET and s not in _known)
+    if given:
+        _, more, more_raw, more_cores = _given(given)
+        text = _without_known(text, more, more_raw, more_cores)
+    if len(text) <= _CACHED_TEXT:
+        return _scrubbed(text, count)
+    return _without_shapes(_without_known(text, forms, raw, cores))
+
+
+@lru_cache(maxsize=512)
+def _scrubbed(text: str, count: int) -> str:
+    """``count`` of known values: what was scrubbed when fewer were known is scrubbed again. Most findings say the same
+    at each turn."""
+    _, forms, raw, cores = _prepare()
+    clean = _without_shapes(_without_known(text, forms, raw, cores))
+    return text if clean == text else clean
+
+
+@lru_cache(maxsize=4)
+def _given(values: frozenset[str]) -> tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    return _made_of(tuple(values))
+
+
+def scrub_all(value: Any) -> Any:
+    """The same shape with every string scrubbed, keys included, and values under telling keys removed. What is not
+    plain data becomes its scrubbed text."""
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case str():
+            return scrub(value)
+        case Mapping():
+            return {scrub(str(k)): scrub_field(str(k), v) for k, v in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [scrub_all(v) for v in value]
+    return scrub(str(value))
+
+
+def scrub_field(name: str, value: Any) -> Any:
+    """One value under its name."""
+    if isinstance(value, str) and name_strength(name) == 2 and not _nothing(value):
+        return MASK
+    return scrub_all(value)
+
+
+_IS_FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_.\-]*(?:=.*)?|-[A-Za-z]", re.S)
+_USER_FLAGS = frozenset({"-u", "--user", "--proxy-user"})
+
+
+def scrub_argv(argv: Sequence[str], mask: str = MASK) -> tuple[str, ...]:
+    """A command as it may be shown: ``--x-key S``, ``--x-key=S``, ``KEY=S``, ``++wandb.key=S``, ``-u user:S``. The same
+    number of items. Never for a command that is executed or compared."""
+    shown: list[str] = []
+    before = ""
+    for item in argv:
+        name, equals, value = item.partition("=")
+        if before and not _IS_FLAG.fullmatch(item) and _hides(before, item):
+            shown.append(mask)
+        elif before in _USER_FLAGS and ":" in item and "/" not in item:
+            shown.append(f"{item.partition(':')[0]}:{mask}")
+        elif equals and not re.search(r"\s", name) and _hides(name, value):
+            shown.append(f"{name}={mask}")
+        else:
+            shown.append(scrub(item) if mask == MASK else scrub(item).replace(MASK, mask))
+        before = item if item.startswith(("-", "+")) and not equals else ""
+    return tuple(shown)
+
+
+def _hides(name: str, value: str) -> bool:
+    """Of a command rather too much than too little: it is only shown."""
+    strength = name_strength(name)
+    if not strength or _nothing(value):
+        return False
+    if strength == 2 or name.isupper() or name.lower().endswith("token"):
+        return True
+    return len(value) >= MIN_SECRET and not _ordinary(value)

@@ -1,0 +1,425 @@
+"""No secret survives scrubbing, whatever form it takes; ordinary text does."""
+
+import base64
+import json
+import shlex
+import string
+import time
+import urllib.parse
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from podwatch.domain import secrets
+from podwatch.domain.errors import HostError
+from podwatch.domain.event import Event, EventName, Incident
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
+from podwatch.domain.notice import Change, Notice, Topic
+from podwatch.domain.secrets import (
+    MASK,
+    name_strength,
+    register,
+    register_argv,
+    register_document,
+    register_named,
+    scrub,
+    scrub_all,
+    scrub_argv,
+    secret_values,
+)
+
+HEX = "0123456789abcdef"
+ALNUM = string.ascii_letters + string.digits
+KEYED = st.text(ALNUM, min_size=20, max_size=40)
+
+SHAPED = st.one_of(
+    st.text(HEX, min_size=40, max_size=40),
+    KEYED.map(lambda s: "hf_" + s),
+    st.text(ALNUM + "-_", min_size=20, max_size=48).map(lambda s: "sk-" + s),
+    KEYED.map(lambda s: "ghp_" + s),
+    KEYED.map(lambda s: "github_pat_" + s),
+    KEYED.map(lambda s: "wandb_v1_" + s),
+    KEYED.map(lambda s: "glpat-" + s),
+    KEYED.map(lambda s: "xoxb-" + s),
+    KEYED.map(lambda s: "rpa_" + s),
+    KEYED.map(lambda s: f"eyJ{s}.{s}.{s}"),
+    st.text(string.ascii_uppercase + string.digits, min_size=16, max_size=16).map(lambda s: "AKIA" + s),
+    st.text(ALNUM, min_size=27, max_size=27).map(lambda s: "K005" + s),
+    st.text(HEX, min_size=23, max_size=23).map(lambda s: "00" + s),
+)
+AROUND = st.text(st.characters(codec="utf-8", exclude_characters=ALNUM + "_-+/="), max_size=20)
+
+
+@settings(max_examples=150)
+@given(SHAPED, AROUND, AROUND)
+def test_secrets_are_known_by_their_shape(secret: str, before: str, after: str) -> None:
+    assert secret not in scrub(before + secret + after)
+
+
+NAMES = st.sampled_from(
+    ["WANDB_API_KEY", "B2_APPLICATION_KEY", "HF_TOKEN", "MY_SECRET", "db_password", "apiKey", "OPENAI_API_KEY_2",
+     "wandb.api-key", "x-api-key", "model.wandb.key", "AWS_SECRET_ACCESS_KEY"]
+)  # fmt: skip
+VALUES = st.text(ALNUM + "!#$%*+-./:<>?@^_~", min_size=1, max_size=40)
+FORMS = ["{n}={v}", "export {n}='{v}'", '"{n}": "{v}"', "--{n} x{v}", "--{n}={v}", "++{n}={v}", "{n}: {v}", "{n} = {v}",
+         '{{\\"{n}\\": \\"{v}\\"}}', "curl -H '{n}: {v}'", "https://h/x?{n}={v}&z=1", '{n}="{v}']  # fmt: skip
+
+
+@settings(max_examples=200)
+@given(NAMES, VALUES, st.sampled_from(FORMS))
+def test_secrets_are_known_by_their_name(name: str, value: str, form: str) -> None:
+    marker = "Zq" + value + "qZ"
+    assert marker not in scrub(form.format(n=name, v=marker))
+
+
+def encoded(secret: str) -> dict[str, str]:
+    data = secret.encode()
+    return {
+        "plain": secret,
+        "url": urllib.parse.quote(secret, safe=""),
+        "form": urllib.parse.quote_plus(secret),
+        "json": json.dumps({"a": secret}),
+        "json in json": json.dumps(json.dumps({"a": secret})),
+        "repr": repr([secret]),
+        "shell": shlex.quote(secret),
+        "hex": data.hex(),
+        **{
+            f"base64 after {n} bytes": coder(b"x" * n + data + b"y" * n).decode()
+            for n in range(4)
+            for coder in (base64.b64encode, base64.urlsafe_b64encode)
+        },
+        "split": secret[: len(secret) // 2] + "\n" + secret[len(secret) // 2 :],
+        "split and indented": secret[: len(secret) // 3] + " \r\n   " + secret[len(secret) // 3 :],
+        "split and escaped": secret[: len(secret) // 2] + "\\n" + secret[len(secret) // 2 :],
+        "coloured": secret[:3] + "\x1b[31m" + secret[3:],
+    }
+
+
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    st.text(
+        st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_categories=("Cc", "Cs", "Zs")),
+        min_size=8,
+        max_size=40,
+    )
+)
+def test_a_known_value_is_found_in_every_form(secret: str) -> None:
+    secrets.forget()
+    register(secret)
+    for form, text in encoded(secret).items():
+        cleaned = scrub(f"it said ({text}) and went on")
+        assert text not in cleaned, form
+        assert secret not in cleaned.replace("\n", "").replace("\\n", ""), form
+        assert MASK in cleaned, form
+        assert cleaned.startswith("it said (") or MASK in cleaned[:20]
+
+
+def test_base64_leaves_no_more_than_a_byte_at_each_end() -> None:
+    register("planted-s3cret-value-0001")
+    for n in range(6):
+        text = base64.b64encode(b"u" * n + b"planted-s3cret-value-0001" + b"v" * n).decode()
+        assert scrub(f"Basic: {text};") == f"Basic: {MASK};"
+
+
+@settings(max_examples=80)
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=8, max_size=40),
+    st.text(max_size=60),
+    st.text(max_size=60),
+)
+def test_given_values_are_removed_wherever_they_stand(secret: str, before: str, after: str) -> None:
+    cleaned = scrub(before + secret + after, [secret])
+    assert secret not in cleaned or secret in MASK
+
+
+TRICKY = st.lists(
+    st.sampled_from(
+        ["api_key", "=", ": ", '"', "'", "\\", "\n", " ", "--token", "value", "[removed]", "https://", "u:p@", "?", "&",
+         "Authorization", "Bearer ", "abcdefgh1234", "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----",
+         "MIIabc", "x", "]", "}", "password", "-u ", "0" * 40]
+    ),
+    max_size=14,
+).map("".join)  # fmt: skip
+
+
+@settings(max_examples=400)
+@given(st.one_of(st.text(max_size=200), TRICKY))
+def test_scrubbing_twice_changes_nothing(text: str) -> None:
+    once = scrub(text)
+    assert scrub(once) == once
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12:30:01 SUCCESS Step 80 | Time: 183.22s | Loss: 0.1 | Reward: 0.4",
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "/app/outputs/checkpoints/step_40/trainer/__0_0.distcp",
+        "uv run rl @ /root/config.toml --ckpt --ckpt.interval 5 --ckpt.resume-step 40",
+        "0123456789abcdef" * 4,
+        "KeyError: 'model.layers.0.mlp.gate_proj.weight'",
+        "Missing key(s) in state_dict: model.layers.0.self_attn.q_proj.weight",
+        "step 80 of 200, tokens: 512, max_tokens=4096, pad_token_id=151643, eos_token: <|im_end|>",
+        "tokenizer=Qwen/Qwen3-8B tokenizer_path: /root/models/Qwen3 TOKENIZERS_PARALLELISM=false",
+        '{"password": true, "api_key": null, "token": ""}',
+        "set B2_APPLICATION_KEY in the environment, or api_key = ${WANDB_API_KEY}",
+        '"key": "silent-death:gpu0"',
+        "http://127.0.0.1:8000/health refuses connections",
+        "models--Qwen--Qwen3-8B/snapshots/0060bc56d46589041c1048efd1a397421b1142b5/config.json",
+        "commit 0060bc56d46589041c1048efd1a397421b1142b5",
+        "sort_key=reward, primary key: step 00000040, cache_key=checkpoint-40-trainer",
+        "podwatch check -u root; ps -u trainer",
+    ],
+)
+def test_ordinary_lines_stay(text: str) -> None:
+    assert scrub(text) == text
+
+
+@pytest.mark.parametrize("value", ["true", "1", "/root", "gpu0", "7", "abcdefg", "no", ""])
+def test_short_values_do_not_ruin_messages(value: str) -> None:
+    register(value)
+    register_named({"MY_SECRET": value, "WANDB_API_KEY": value}, all_of_it=True)
+    text = f"GPU gpu0 of /root/x is true and 17 of abcdefgh: {value}."
+    assert scrub(text) == text
+    assert scrub(f"password={value}x9!") == f"password={MASK}"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "/root/.secrets/key.json",
+        "http://127.0.0.1:8000",
+        "disabled.by.default",
+        "12345678",
+        "${OTHER_VARIABLE}",
+        "$HF_TOKEN",
+    ],
+)
+def test_paths_addresses_and_numbers_are_ordinary_even_under_a_telling_name(value: str) -> None:
+    register_named({"API_KEY": value, "SSH_KEY": value}, all_of_it=True)
+    assert scrub(f"cannot read {value} today") == f"cannot read {value} today"
+
+
+def test_what_an_environment_tells() -> None:
+    assert secret_values({"HF_TOKEN": "abcdefgh", "HOME": "/root/home", "KEY": "x"}) == {"abcdefgh"}
+    run, plain = "q1w2e3r4t5z6u7i8o9", "q1w2e3r4t5z6u7i8o9p0"
+    register_named({"WANDB_PROJECT": "night-run-of-august", "WANDB_RUN_ID": run, "PLAIN": plain}, all_of_it=True)
+    assert scrub("project night-run-of-august, run q1w2e3r4t5z6u7i8o9, q1w2e3r4t5z6u7i8o9p0") == (
+        f"project night-run-of-august, run q1w2e3r4t5z6u7i8o9, {MASK}"
+    )
+    register_named({"DATABASE": "postgres://me:aPassw0rdOfMine@db/x"})
+    assert scrub("login with aPassw0rdOfMine failed") == f"login with {MASK} failed"
+
+
+def test_what_a_document_tells() -> None:
+    register_document(
+        {
+            "wandb": {"api_key": "Planted-Document-Key", "project": "my-project-x"},
+            "list": [{"hf_token": "Planted2Token"}],
+        }
+    )
+    assert scrub("Planted-Document-Key my-project-x Planted2Token") == f"{MASK} my-project-x {MASK}"
+
+
+@pytest.mark.parametrize(
+    ("name", "strength"),
+    [
+        ("WANDB_API_KEY", 2), ("apiKey", 2), ("--wandb.api-key", 2), ("++wandb.key", 2), ("x-key", 2), ("HF_TOKEN", 2),
+        ("B2_APPLICATION_KEY_ID", 2), ("password", 2), ("client_secret", 2), ("key", 1), ("token", 1), ("sort_key", 1),
+        ("tokenizer", 0), ("max_tokens", 0), ("pad_token_id", 0), ("KeyError", 0), ("keyboard", 0), ("monkey", 0),
+        ("secret_path", 0), ("api_key_file", 0), ("", 0), ("_", 0), ("7", 0),
+    ],
+)  # fmt: skip
+def test_names(name: str, strength: int) -> None:
+    assert name_strength(name) == strength
+
+
+def test_urls_and_headers() -> None:
+    for text in (
+        "https://user:pa55word@example.com/x",
+        "https://user:pa55word@with@ats@example.com/x",
+        "redis://:pa55word@h:1/0",
+        "https://pa55wordpa55word@github.com/x",
+        "Authorization: Basic pa55wordpa55",
+        "authorization: Custom pa55word, more",
+        "{'Authorization': 'Token pa55word'}",
+        "Cookie: session=pa55word; a=b",
+        "curl -u me:pa55word https://h",
+        "https://hooks.slack.com/services/T0/B0/pa55word",
+        "https://discord.com/api/webhooks/1/pa55word",
+        "https://h/x?signature=1&access_token=pa55word#f",
+        "GET /heartbeat/pa55word/trainer",
+    ):
+        assert "pa55word" not in scrub(text), text
+
+
+KEY_LINES = [
+    "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC" * 2,
+    "BKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj" * 2,
+    "MzEfYyjiWA4R4/M2bS1+fWIcPm15j9==",
+]
+
+
+@pytest.mark.parametrize("join", ["\n", "\r\n", "\\n", "\n    ", "\n| "])
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("last", [4, 5])
+def test_private_keys_whole_or_cut(join: str, first: int, last: int) -> None:
+    lines = ["-----BEGIN RSA PRIVATE KEY-----", *KEY_LINES, "-----END RSA PRIVATE KEY-----"]
+    shown = lines[first:last]
+    if first and last == 4:
+        return  # neither end is there: nothing says that it is a key
+    cleaned = scrub("before: " + join + join.join(shown) + join + "after, all of it")
+    assert not any(line in cleaned for line in KEY_LINES)
+    assert cleaned.startswith("before: ")
+    assert cleaned.endswith(", all of it")
+
+
+def test_a_private_key_that_is_known_is_found_line_by_line() -> None:
+    register("-----BEGIN PRIVATE KEY-----\n" + "\n".join(KEY_LINES) + "\n-----END PRIVATE KEY-----")
+    for line in KEY_LINES:
+        assert scrub(f"x {line} y") == f"x {MASK} y"
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+PLANTED = st.text(ALNUM + "!#%*+./:?@^~ ", min_size=8, max_size=30).map(lambda s: f"Zq{s}qZ")
+HIDING = st.sampled_from(
+    [("--wandb.api-key", "{}"), ("--x-key={}",), ("HF_TOKEN={}",), ("KEY={}",), ("wandb.api_key={}",),
+     ("++wandb.key={}",), ("-H", "Authorization: Bearer {}"), ("--header", "X-Api-Key: {}"),
+     ("--password", "{}"), ("--token", "{}"), ("+trainer.logger.wandb_api_key={}",), ("--hub_token", "{}"),
+     ("--auth-token={}",), ("-u", "me:{}")]
+)  # fmt: skip
+HARMLESS = st.sampled_from(
+    [
+        "python",
+        "train.py",
+        "--ckpt",
+        "--seed",
+        "7",
+        "--max-tokens",
+        "4096",
+        "@",
+        "run.toml",
+        "--output-dir",
+        "/out",
+        "--tokenizer",
+        "Qwen/Qwen3",
+    ]
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(HARMLESS, max_size=4), HIDING, PLANTED, st.lists(HARMLESS, max_size=4))
+def test_argv_is_scrubbed_as_a_list(before: list[str], form: tuple[str, ...], planted: str, after: list[str]) -> None:
+    items = [item.format(planted) for item in form]
+    if "-u" in items and "/" in planted:
+        return  # a path on the other side of a colon
+    # What may take the planted value as its own value must not stand directly before it.
+    argv = [*before, *items, *after]
+    shown = scrub_argv(argv)
+    assert len(shown) == len(argv)
+    assert planted not in "\0".join(shown)
+    assert planted.strip() not in shlex.join(shown)
+    assert list(shown[: len(before)]) == before
+    assert list(shown[len(argv) - len(after) :]) == after
+
+
+def test_argv_without_secrets_is_what_it_was() -> None:
+    argv = ("torchrun", "--nproc-per-node", "8", "train.py", "--max-tokens", "4096", "--tokenizer", "x/y", "--sort-key",
+            "reward",            "--api-key-file", "/root/k", "--api-key", "--verbose", "a=b")  # fmt: skip
+    assert scrub_argv(argv) == argv
+
+
+def test_the_values_of_a_command_are_known_from_then_on() -> None:
+    register_argv(
+        [
+            "train",
+            "--wandb.api-key",
+            "Planted Argv Value",
+            "++x.token=Planted-Too-99",
+            "--seed",
+            "12345678",
+            "http://a:Pl4ntedUrl@h",
+        ]
+    )
+    assert scrub("Planted Argv Value, Planted-Too-99, Pl4ntedUrl, 12345678") == f"{MASK}, {MASK}, {MASK}, 12345678"
+
+
+# -- nothing that is made can forget it -------------------------------------------------------------------------------
+
+
+def test_whatever_is_told_is_scrubbed_when_it_is_made() -> None:
+    register("planted-value-1")
+    leak = "planted-value-1 WANDB_API_KEY=x1y2"
+    made: list[object] = [
+        Finding(
+            FindingKind.GAVE_UP,
+            Severity.CRITICAL,
+            leak,
+            0.0,
+            leak,
+            subject=leak,
+            evidence=(Evidence("s", leak, Agreement.AGREES),),
+        ),
+        Event(EventName.GAVE_UP, 0.0, leak, fields={"text": leak, "api_key": "x1y2", "step": 4}),
+        Incident(1, "hang", 0.0, leak, json.dumps([{"value": leak}]), resolution=leak),
+        Notice(Topic.GAVE_UP, Change.OPENED, Severity.CRITICAL, leak, leak, leak, 0.0, fields={"text": leak}),
+    ]
+    error = HostError(leak, where=leak, fix=leak)
+    made += [vars(error), str(error), repr(error)]
+    for thing in made:
+        assert "planted" not in repr(thing)
+        assert "x1y2" not in repr(thing)
+    incident = made[2]
+    assert isinstance(incident, Incident)
+    assert json.loads(incident.evidence) == [{"value": f"{MASK} WANDB_API_KEY={MASK}"}]
+
+
+def test_documents_are_scrubbed_by_key_and_by_value() -> None:
+    register("planted-value-1")
+    document = {
+        "api_key": "abc",
+        "a": ["planted-value-1", {"b": "--token x1y2"}],
+        "n": 3,
+        "planted-value-1": None,
+        "ok": True,
+    }
+    assert scrub_all(document) == {
+        "api_key": MASK,
+        "a": [MASK, {"b": f"--token {MASK}"}],
+        "n": 3,
+        MASK: None,
+        "ok": True,
+    }
+
+
+def test_a_value_registered_later_is_found_in_a_text_that_was_scrubbed_before() -> None:
+    text = "the value is planted-value-1"
+    assert scrub(text) == text
+    register("planted-value-1")
+    assert scrub(text) == f"the value is {MASK}"
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a", "a-", "key", "api_key=", "-", "key: ", "://", " ", "--key ", "\\", "-----BEGIN PRIVATE KEY-----",
+     "-----END PRIVATE KEY-----\n", "A" * 20 + "\n", "authorization: ", "a@://", "key='", "basic  ", "?a", "-u ", "x\n",
+     "\x1b[",     "[ ", "a:/", "eyJ", "%41", "Cookie: ", '\\"', "key = "],
+)  # fmt: skip
+@pytest.mark.parametrize("end", ["", "key", "\napi_key=x -----END PRIVATE KEY-----"])
+def test_no_text_takes_long(unit: str, end: str) -> None:
+    """Time grows with the length, not with its square: of the processor, at most 40 times for 8 times the text."""
+    register("planted-value-1")
+
+    def seconds(length: int) -> float:
+        text = unit * (length // len(unit)) + end
+        best = float("inf")
+        for _ in range(2):
+            began = time.process_time()
+            scrub(text)
+            best = min(best, time.process_time() - began)
+        return best
+
+    small, large = seconds(5_000), seconds(40_000)
+    assert large < max(40 * small, 0.25)
