@@ -2,8 +2,8 @@
 
 Run by path, as ``python -I -S -E nvml_trial_child.py LIBRARY SECONDS DESCRIPTOR``: standard library only, no podwatch
 import. It writes one line per stage to DESCRIPTOR: ``loading``; then ``absent TEXT`` (the loader's message), or
-``loaded`` and ``answered CODE`` (what ``nvmlInit`` returned). ``nvmlInit`` initializes no GPU, so it is cheap even where
-the driver keeps no GPU initialized.
+``loaded`` and ``answered CODE`` (what ``nvmlInit`` returned). ``nvmlInit`` initializes no GPU, so it is cheap where the
+driver keeps none initialized.
 """
 
 import ctypes

@@ -26,8 +26,7 @@ def read_gpus(seconds: float = DEADLINE_SECONDS) -> list[Gpu]:
 
     samples = in_time(lambda: look_once(seconds / 2), seconds=seconds)
     return [
-        Gpu(gpu.index, gpu.name, gpu.memory_used_bytes or 0, gpu.memory_total_bytes or 0, gpu.detail)
-        for gpu in samples
+        Gpu(gpu.index, gpu.name, gpu.memory_used_bytes or 0, gpu.memory_total_bytes or 0, gpu.detail) for gpu in samples
     ]
 
 
