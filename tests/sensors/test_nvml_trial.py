@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -136,6 +137,17 @@ def test_a_child_that_cannot_be_killed_stays_the_only_one(outside: NvmlWorld, mo
     trial._wait = trial._deadline = PATIENT
     outside.loading("crash")
     assert "tries again within" in str(refused(trial)), "a new child, with a verdict of its own"
+
+
+def test_a_process_that_the_library_starts_holds_nothing_up(outside: NvmlWorld) -> None:
+    """As nvidia-modprobe: it inherits the pipe, and may stay."""
+    outside.loading("fork")
+    began = time.monotonic()
+    TrialLoad(wait=PATIENT, deadline=PATIENT).check()
+    assert time.monotonic() - began < 20, "not until the other one ends"
+    for pid in trials():
+        if str(outside.path) == procfs.environment_value(pid, "NVML_STANDIN"):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_threads_that_look_at_once_share_one_child(outside: NvmlWorld) -> None:

@@ -28,6 +28,8 @@ DEADLINE = 10.0
 """Seconds until the child counts as hung. It needs 0.1 s; the rest is for a pod whose cores are all busy."""
 _REAP = 0.5
 """Seconds to wait for the end of a child that was killed. In uninterruptible sleep it does not end."""
+_LOOK = 0.2
+"""Seconds between two looks whether the child has ended."""
 _CHILD = Path(__file__).with_name("nvml_trial_child.py")
 _RETRY = f"podwatch loads it in a child process first and tries again within {REOPEN_MAX:.0f} s"
 _HANG_FIX = "look at dmesg; if nvidia-smi hangs too, reboot or replace the pod"
@@ -70,14 +72,17 @@ class _Child:
         until = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self.stages, select.POLLIN)
-        while (left := until - time.monotonic()) >= 0:
-            if not poll.poll(left * 1000):
-                break
-            chunk = os.read(self.stages, 4096)
-            if not chunk:
-                return self._reaped(max(left, _REAP))
-            self.text += chunk.decode(errors="replace")
-        return self.process.poll() is not None
+        while True:
+            left = until - time.monotonic()
+            if poll.poll(max(0.0, min(left, _LOOK)) * 1000):
+                chunk = os.read(self.stages, 4096)
+                if not chunk:
+                    return self._reaped(max(left, _REAP))
+                self.text += chunk.decode(errors="replace")
+            elif self.process.poll() is not None:  # a process that the library started may keep the pipe open
+                return True
+            elif left <= 0:
+                return False
 
     def kill(self) -> bool:
         """SIGKILL for the child; whether it has ended. Waits at most ``_REAP`` seconds."""
@@ -102,12 +107,20 @@ class _Child:
 
     @property
     def file(self) -> str:
-        """The library's file where the living child has it mapped: several may be installed."""
-        try:
-            maps = Path(f"/proc/{self.process.pid}/maps").read_text(errors="replace").splitlines()
-        except OSError:
-            return ""
-        return next((f" ({path})" for line in maps if "/libnvidia-ml.so" in (path := line[73:].strip())), "")
+        """The library's file where the living child has it mapped: several may be installed. Waits ``_REAP`` seconds at
+        most, because a process that hangs in the kernel may hold up those who read its maps."""
+        found: list[str] = []
+
+        def read() -> None:
+            with contextlib.suppress(OSError):
+                for line in Path(f"/proc/{self.process.pid}/maps").read_text(errors="replace").splitlines():
+                    if "/libnvidia-ml.so" in (path := line[73:].strip()):
+                        found.append(path)
+
+        reader = threading.Thread(target=read, name="podwatch-gpu-maps", daemon=True)
+        reader.start()
+        reader.join(_REAP)
+        return f" ({found[0]})" if found else ""
 
 
 class TrialLoad:

@@ -4,8 +4,8 @@
  * world while the program under test runs. One "key value" per line; see NvmlWorld in __init__.py, which writes it.
  * A call that "hangs" sleeps in the kernel until the file no longer says so.
  *
- * "load hang", "load abort", "load crash" and "load exit" happen in the library's constructor: while it is being loaded.
- * "init_do" is the same for nvmlInit.
+ * "load hang", "load abort", "load crash", "load exit" and "load fork" (a process that stays) happen in the library's
+ * constructor, that is while it is being loaded. "init_do" does the same in nvmlInit, but for the hang.
  *
  * -DOLD_DRIVER leaves out what drivers before 510 do not have: memory info version 2 and nvmlDeviceGetTemperatureV.
  */
@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7,
@@ -121,6 +122,7 @@ static void misbehave(const char *how) {
     if (!strcmp(how, "abort")) abort();
     if (!strcmp(how, "crash")) raise(SIGSEGV);
     if (!strcmp(how, "exit")) exit(7);
+    if (!strcmp(how, "fork") && fork() == 0) { alarm(30); pause(); _exit(0); }
 }
 
 __attribute__((constructor)) static void loaded(void) {
