@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import time
 import urllib.request
 from pathlib import Path
@@ -86,5 +87,11 @@ def test_commands_that_look_at_the_gpus_end_and_explain(rig: Rig, how: str, tmp_
     assert WORDS[how] in checked.stdout, checked.stdout + checked.stderr
     cleaned = daemon.command("clean", "--gpu", "--dry-run")
     assert WORDS[how] in cleaned.stdout, cleaned.stdout + cleaned.stderr
-    proposed = daemon.command("config", "init", "--force", "-o", str(tmp_path / "new.toml"))
-    assert WORDS[how] in proposed.stdout + proposed.stderr
+    # Named by its pid: other tests may train on this machine meanwhile, and several trainers are refused.
+    with subprocess.Popen(["sleep", "600"], cwd=tmp_path) as trainer:
+        try:
+            where = ("--pid", str(trainer.pid), "-o", str(tmp_path / "new.toml"))
+            proposed = daemon.command("config", "init", "--force", *where)
+        finally:
+            trainer.kill()
+    assert WORDS[how] in proposed.stdout + proposed.stderr, proposed.stdout + proposed.stderr
