@@ -1,5 +1,7 @@
 # podwatch on top of a trainer's image, in an environment of its own (never in the trainer's site-packages):
 #     docker build -t my-run --build-arg BASE=<the trainer's image> .
+# Every package is installed in the version and with the hash of config/*.lock (`make lock` renews them): the same source
+# gives the same image. An image whose Python is not 3.11 to 3.13 gets one from uv, which is not in those files.
 # As PID 1 it reaps, passes a preemption's SIGTERM on in time, and restarts its own daemon if that should die.
 ARG BASE=python:3.12-slim-bookworm
 FROM ${BASE}
@@ -15,8 +17,15 @@ RUN set -eu; \
     if ! python3 -c 'import venv, ensurepip' 2>/dev/null; then \
         apt-get update && apt-get install --yes --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*; \
     fi; \
-    sh /tmp/podwatch/tools/make-venv /opt/podwatch; \
-    /opt/podwatch/bin/pip install --quiet --no-cache-dir --disable-pip-version-check /tmp/podwatch; \
+    install() { venv=$1; shift; "$venv/bin/pip" install --quiet --no-cache-dir --disable-pip-version-check "$@"; }; \
+    cd /tmp/podwatch; \
+    sh tools/make-venv /opt/podwatch; \
+    sh tools/make-venv build; \
+    install build --require-hashes --only-binary :all: -r config/build.lock; \
+    build/bin/pip wheel --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation -w dist .; \
+    install /opt/podwatch --require-hashes --only-binary :all: -r config/requirements.lock; \
+    install /opt/podwatch --no-index --no-deps dist/podwatch-*.whl; \
+    cd /; \
     ln -s /opt/podwatch/bin/podwatch /usr/local/bin/podwatch; \
     rm -rf /tmp/podwatch; \
     podwatch --version

@@ -11,8 +11,11 @@ CRASH    := $(or $(N),100)
 # to set up.
 PARALLEL := -n 3 --dist loadfile
 
+# One file for every supported Python, on Linux; the wheels of both processors are among the hashes.
+LOCK     := --quiet --universal --python-version 3.11 --generate-hashes --no-build --custom-compile-command 'make lock'
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-pythons test-torch test-disk test-systemd test-container test-gpu test-clients test-ray test-telling crash chaos fuzz lint bench clean
+.PHONY: help setup demo test test-slow test-pythons test-torch test-disk test-systemd test-container test-gpu test-clients test-ray test-telling crash chaos fuzz lint lock bench clean
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -94,6 +97,13 @@ crash: $(STAMP)  ## kill -9 at N random points (default 100): make crash N=1000
 
 lint: $(LINT)    ## ruff, mypy --strict, import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+lock:            ## config/requirements.lock and build.lock, which the Dockerfile installs; ARGS=--upgrade for newer versions
+	@test -x .venv-lock/bin/uv || { sh tools/make-venv .venv-lock && \
+	    .venv-lock/bin/pip install --quiet --disable-pip-version-check uv; }
+	@.venv-lock/bin/uv pip compile $(LOCK) pyproject.toml --output-file config/requirements.lock $(ARGS)
+	@sed -n '/^\[build-system\]/,/^$$/ s/^requires = \["\(.*\)"\]$$/\1/p' pyproject.toml | \
+	    .venv-lock/bin/uv pip compile $(LOCK) - --output-file config/build.lock $(ARGS)
 
 bench: $(STAMP)  ## every benchmark, as ratios (benchmarks/README.md); ARGS=--quick
 	@missed=; for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b $(ARGS) || missed="$$missed $$b"; done; \

@@ -45,6 +45,7 @@ SLOW = (
     "tests/e2e/test_preempt.py",
     "tests/e2e/test_secrets.py",
     "tests/e2e/test_service_manager.py",
+    "tests/e2e/test_sick_driver.py",
     "tests/e2e/test_start_before_stop_also.py",
     "tests/e2e/test_two_pods.py",
     "tests/e2e/test_wandb_identity.py",

@@ -81,28 +81,17 @@ class Trainer:
 
 def find_gpus() -> tuple[tuple[Gpu, ...], str]:
     """The GPUs, and a sentence when there are none to see."""
-    import pynvml
+    from podwatch.cli.doctoring.common import DEADLINE_SECONDS, in_time
+    from podwatch.sensors.gpu import ReaderUnavailable
+    from podwatch.sensors.nvml import look_once
 
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
+        samples = in_time(lambda: look_once(DEADLINE_SECONDS / 2))
+    except ReaderUnavailable as error:
         return (), f"no GPU seen: {error}"
-    try:
-        found = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            try:
-                memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-                used: int | None = int(memory.used)
-                total: int | None = int(memory.total)
-            except pynvml.NVMLError:
-                used = total = None
-            found.append(Gpu(index, str(pynvml.nvmlDeviceGetName(handle)), used, total))
-        return tuple(found), "" if found else "no GPU seen: NVML lists no device"
-    except pynvml.NVMLError as error:
-        return (), f"GPUs cannot be read: {error}"
-    finally:
-        pynvml.nvmlShutdown()
+    except TimeoutError as error:
+        return (), f"GPUs cannot be read: the driver hangs ({error})"
+    return tuple(Gpu(g.index, g.name, g.memory_used_bytes, g.memory_total_bytes) for g in samples), ""
 
 
 def layout_of(argv: Sequence[str]) -> str:

@@ -178,17 +178,11 @@ def _env_lines(secrets: Mapping[str, str]) -> str:
 
 def _write(path: Path, text: str, mode: int) -> None:
     from podwatch.domain.errors import HostError
+    from podwatch.system.files import atomic_write
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(text)
-        temporary.replace(path)
+        atomic_write(path, text, mode)
     except OSError as error:
         raise HostError(
             f"cannot write: {error.strerror}", where=str(path), fix="choose another place with -o"
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -27,6 +27,10 @@ BOOTED = Path("/run/systemd/system")
 """Exists exactly where systemd is the running init (sd_booted(3))."""
 
 
+RESTART_STEPS_SINCE = 254
+"""The systemd that knows RestartSteps= and RestartMaxDelaySec=."""
+
+
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -48,7 +52,7 @@ def command(where: Where, dry_run: bool) -> None:
     if not dry_run:
         _require_systemd()
     settings, config = _load(where)
-    plan = plan_install(settings, config, executable(), name=where.run)
+    plan = plan_install(settings, config, executable(), name=where.run, systemd=systemd_version())
     if dry_run:
         _show(plan)
         return
@@ -62,8 +66,9 @@ def command(where: Where, dry_run: bool) -> None:
 # -- what to write
 
 
-def plan_install(settings: "Settings", config: Path, command: list[str], *, name: str = "") -> Plan:
-    """Everything that is to be written, from the configuration alone. ``name`` makes an instance, podwatch@NAME.
+def plan_install(settings: "Settings", config: Path, command: list[str], *, name: str = "", systemd: int = 0) -> Plan:
+    """Everything that is to be written, from the configuration alone. ``name`` makes an instance, podwatch@NAME;
+    ``systemd`` is the version of the one that will read it, 0 where it is unknown.
 
     Raises ConfigurationError or HostError for what would make the service fail at its first start.
     """
@@ -89,6 +94,8 @@ def plan_install(settings: "Settings", config: Path, command: list[str], *, name
         "[Service]",
         f"ReadWritePaths={' '.join(quote(p) for p in writable)}",
     ]
+    if systemd >= RESTART_STEPS_SINCE:  # an older one warns of an unknown setting at every reload
+        dropin += ["RestartSteps=6", "RestartMaxDelaySec=1min"]
     if not usual:
         dropin += ["ExecStart=", f"ExecStart={exec_line([*command, '--config', str(config), 'run'])}"]
     files = (
@@ -143,6 +150,15 @@ def quote(word: str | Path) -> str:
         raise ConfigurationError(f"a path with control characters cannot stand in a unit: {text!r}", fix="rename it")
     text = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{text}"' if any(c in " '\"\\;" for c in text) or not text else text
+
+
+def systemd_version() -> int:
+    """Of this machine's systemd; 0 where there is none or it does not say."""
+    try:
+        done = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False)
+        return int(done.stdout.split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def executable() -> list[str]:

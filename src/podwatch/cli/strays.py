@@ -50,11 +50,13 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``unseen``: processes that may not be looked into, so nobody knows. ``devices``: used bytes by NVML index."""
+    """``unseen``: processes that may not be looked into, so nobody knows. ``devices``: used bytes by NVML index;
+    ``blind``: why there are none."""
 
     strays: tuple[Stray, ...]
     unseen: int = 0
     devices: Mapping[int, int] | None = None
+    blind: str = ""
 
     def to_dict(self, ended: Mapping[Stray, str]) -> dict[str, Any]:
         from podwatch.client.times import rfc3339
@@ -99,7 +101,7 @@ def look(settings: Settings, *, attached: int = 0) -> Found:
             Stray(identity, _user(pid), _started(identity), " ".join(scrub_argv(argv))[:500],
                   tuple(sorted(use.gpus)), use.context, whose, leftover)
         )  # fmt: skip
-    return Found(tuple(sorted(strays, key=lambda s: s.identity.pid)), unseen, _devices(wanted))
+    return Found(tuple(sorted(strays, key=lambda s: s.identity.pid)), unseen, *_devices(wanted))
 
 
 def _tree(record: KeeperRecord | None, attached: int) -> set[int]:
@@ -145,16 +147,16 @@ def _started(identity: ProcessIdentity) -> float:
     return time.time() - identity.age(SystemClock().boottime())
 
 
-def _devices(wanted: Iterable[int]) -> dict[int, int] | None:
-    """None where NVML does not answer."""
-    from podwatch.cli.doctoring.common import in_time
+def _devices(wanted: Iterable[int]) -> tuple[dict[int, int] | None, str]:
+    """Bytes in use by GPU; None and the reason where they cannot be read."""
     from podwatch.cli.doctoring.gpus import read_gpus
 
     chosen = set(wanted)
     try:
-        return {g.index: g.used for g in in_time(read_gpus, seconds=5.0) if not chosen or g.index in chosen}
-    except Exception:
-        return None
+        found = read_gpus(10.0)
+    except Exception as error:
+        return None, str(error)
+    return {gpu.index: gpu.used for gpu in found if not gpu.problem and (not chosen or gpu.index in chosen)}, ""
 
 
 def line(stray: Stray) -> str:
@@ -167,6 +169,8 @@ def line(stray: Stray) -> str:
 def describe(found: Found) -> list[str]:
     lines = [line(stray) for stray in found.strays] or ["nothing else is on this run's GPUs"]
     lines += [f"GPU {index}: {gib(used)} used" for index, used in sorted((found.devices or {}).items())]
+    if found.blind:
+        lines.append(f"the GPUs' memory cannot be read: {found.blind}")
     if found.unseen:
         some = f"{found.unseen} process" + ("" if found.unseen == 1 else "es")
         lines.append(f"{some} may not be looked into: run as root, in a container with CAP_SYS_PTRACE, to see all")

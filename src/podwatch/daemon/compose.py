@@ -44,6 +44,7 @@ from podwatch.sensors.host import HostSensor
 from podwatch.sensors.inference import InferenceSensor
 from podwatch.sensors.logrules import LogRulesSensor
 from podwatch.sensors.nvml import NvmlReader
+from podwatch.sensors.nvml_trial import WAIT, TrialLoad
 from podwatch.sensors.pings import PingInbox
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import POLL as PROGRESS_POLL
@@ -166,7 +167,9 @@ def build(
     inbox = PingInbox(clock)
     poll = settings.gpu.poll
     xids = XidInbox(clock)
-    gpus = GpuSensor(gpu_reader or NvmlReader(xids), clock, poll=poll, deadline=settings.gpu.deadline)
+    trial = TrialLoad(wait=min(WAIT, 0.6 * settings.gpu.deadline))
+    reader = gpu_reader or NvmlReader(xids, trial)
+    gpus = GpuSensor(reader, clock, poll=poll, deadline=settings.gpu.deadline)
     disk = DiskSensor(
         trainer.checkpoint_dir or trainer.output_dir,
         clock,

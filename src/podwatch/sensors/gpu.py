@@ -97,8 +97,10 @@ class GpuSensor:
         now = self._clock.monotonic()
         if isinstance(result, ReaderUnavailable):
             self._opened = False
-            self._reopen_at = now + self._reopen_delay
-            self._reopen_delay = min(self._reopen_delay * 2, REOPEN_MAX)
+            self._reopen_at = now
+            if result.state is not SensorState.PENDING:  # pending: opening continues at the next look
+                self._reopen_at += self._reopen_delay
+                self._reopen_delay = min(self._reopen_delay * 2, REOPEN_MAX)
             self._failure = unobserved(result.state, now, str(result))
         elif result is not None:
             self._opened = True

@@ -13,13 +13,11 @@ from podwatch.domain.reading import SensorState
 from podwatch.domain.snapshot import GpuSample, GpuState
 from podwatch.sensors.gpu import ReaderUnavailable
 from podwatch.sensors.nvml_health import DeviceHealth, XidEvents, pci_addresses
+from podwatch.sensors.nvml_trial import ABSENT_FIX, TrialLoad, load_here
 from podwatch.sensors.xid import XidInbox
 
 T = TypeVar("T")
 
-_NO_LIBRARY_FIX = (
-    "install the NVIDIA driver, or give the container its GPUs (--gpus all, NVIDIA_DRIVER_CAPABILITIES with 'utility')"
-)
 _NO_PERMISSION_FIX = (
     "let podwatch's user read /dev/nvidiactl and /dev/nvidia*; in a systemd unit: DeviceAllow=char-nvidia* rw"
 )
@@ -38,14 +36,16 @@ class _Device:
 
 
 class NvmlReader:
-    """Reads every device NVML shows. ``pynvml`` is imported by the thread that opens, never earlier.
+    """Reads every device NVML shows. ``pynvml`` is imported by the thread that opens, never earlier, and NVIDIA's
+    library is loaded only after ``trial`` has loaded it in a child process.
 
     Memory comes from ``nvmlDeviceGetMemoryInfo_v2`` where the driver has it, because its ``used`` leaves the driver's
     own reserved memory out; else from version 1. XIDs that the driver reports go into ``xids``.
     """
 
-    def __init__(self, xids: XidInbox | None = None) -> None:
+    def __init__(self, xids: XidInbox | None = None, trial: TrialLoad | None = None) -> None:
         self._nvml: Any = None
+        self._trial = trial or TrialLoad()
         self._devices: tuple[_Device, ...] = ()
         self._health: dict[int, DeviceHealth] = {}
         self._xids = xids
@@ -54,6 +54,8 @@ class NvmlReader:
         self._plain_memory: set[int] = set()  # devices that know only version 1 of the memory call
 
     def open(self) -> None:
+        self._trial.check()
+        load_here()
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError as error:
@@ -198,7 +200,7 @@ class NvmlReader:
     def _library_failure(nvml: Any, error: Any) -> ReaderUnavailable:
         value = error.value
         if value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return ReaderUnavailable(SensorState.ABSENT, "libnvidia-ml.so.1 was not found", _NO_LIBRARY_FIX)
+            return ReaderUnavailable(SensorState.ABSENT, "libnvidia-ml.so.1 was not found", ABSENT_FIX)
         if value == nvml.NVML_ERROR_DRIVER_NOT_LOADED:
             return ReaderUnavailable(
                 SensorState.ABSENT, "the NVIDIA driver is not loaded", "load it (nvidia-smi must work), or reboot"
@@ -209,6 +211,17 @@ class NvmlReader:
             return ReaderUnavailable(
                 SensorState.BLIND,
                 "the NVIDIA library and the loaded driver have different versions",
-                "reboot, or start the container again",
+                "restart podwatch if the driver was upgraded while it ran; else reboot, or start the container again",
             )
         return ReaderUnavailable(SensorState.BLIND, f"NVML failed: {error}", "see whether nvidia-smi works")
+
+
+def look_once(seconds: float) -> tuple[GpuSample, ...]:
+    """All devices, for a command that looks once. Blocks: at most ``seconds`` while the library loads, and as long as a
+    call of the driver hangs. Raises ReaderUnavailable."""
+    reader = NvmlReader(trial=TrialLoad(wait=seconds, deadline=seconds))
+    reader.open()
+    try:
+        return reader.read()
+    finally:
+        reader.close()

@@ -1,5 +1,6 @@
 """What the demo prints: one line per thing that happens, readable without colours."""
 
+import contextlib
 import os
 import sys
 import time
@@ -12,16 +13,18 @@ STYLES = {"demo": "bold cyan", "fault": "bold magenta", "bad": "bold red", "warn
 
 
 class Screen:
-    """Lines with the wall-clock time and the seconds since the start. Colours only on a terminal without NO_COLOR."""
+    """Lines with the wall-clock time and the seconds since the start. Colours only on a terminal without NO_COLOR, and
+    where rich is installed (``podwatch[demo]``)."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
         self._began = time.monotonic()
         self._console = None
         if self._out.isatty() and not os.environ.get("NO_COLOR"):
-            from rich.console import Console
+            with contextlib.suppress(ImportError):
+                from rich.console import Console
 
-            self._console = Console(file=self._out, highlight=False, soft_wrap=True)
+                self._console = Console(file=self._out, highlight=False, soft_wrap=True)
 
     @property
     def elapsed(self) -> float:

@@ -122,13 +122,17 @@ def sync_dir(path: str = ".") -> None:
         os.close(fd)
 
 
+def write_all(fd: int, data: bytes) -> None:
+    """On a disk that is nearly full a write takes what fits and reports no error; the next one does."""
+    while data:
+        data = data[os.write(fd, data) :]
+
+
 def write_atomic(name: str, value: dict[str, Any]) -> None:
     tmp = f".{name}.{os.getpid()}.tmp"
     fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        data = json.dumps(value).encode()
-        while data:
-            data = data[os.write(fd, data) :]
+        write_all(fd, json.dumps(value).encode())
         os.fsync(fd)
     except OSError:
         os.unlink(tmp)
@@ -994,7 +998,7 @@ class Keeper:
         for name, size in ((f".exit-{self.start_id}.tmp", EXIT_SPACE), (f".executed-{self.start_id}.tmp", 0)):
             fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                os.write(fd, b" " * size)
+                write_all(fd, b" " * size)
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -1133,7 +1137,7 @@ class Keeper:
         try:
             fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.pwrite(fd, json.dumps(value).encode().ljust(EXIT_SPACE), 0)
+                write_all(fd, json.dumps(value).encode().ljust(EXIT_SPACE))
                 os.fsync(fd)
             finally:
                 os.close(fd)

@@ -1,16 +1,16 @@
 """Starting, finding and adopting trainers through keepers (DESIGN section 2, "The keeper" and "Supervise")."""
 
+import contextlib
 import errno
 import json
 import os
-import py_compile
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
 from podwatch.domain.process import ProcessIdentity
@@ -20,7 +20,7 @@ from podwatch.system.files import atomic_write, read_small
 from podwatch.system.identity import from_here, is_alive
 from podwatch.system.patience import patiently
 from podwatch.system.threads import Worker
-from podwatch.trainer import find, tree
+from podwatch.trainer import find, keeper_program, tree
 from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
 from podwatch.trainer.environment import for_training
 from podwatch.trainer.handle import AttachedTrainer, KeptTrainer, started_wall
@@ -29,8 +29,6 @@ from podwatch.trainer.records import KeeperRecord, read_exit, read_record, read_
 
 T = TypeVar("T")
 
-_KEEPER_SOURCE = Path(__file__).with_name("keeper.py")
-_UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 _CALL_DEADLINE = 30.0
 _START_DEADLINE = 30.0
 """Lock, record, fork and exec take milliseconds; a disk that cannot fsync for this long cannot run training either."""
@@ -124,7 +122,9 @@ class KeeperLauncher:
         self._gpus = gpus
         self._systemd = runs_as_service(environ) if use_systemd is None else use_systemd
         self._python = python or getattr(sys, "_base_executable", "") or sys.executable
-        self._same_python = python is None
+        self._compiled = python is None
+        """Whether to run the compiled keeper; not after one that ended without an answer."""
+        self._program_note = ""
         self._options = options
         self._worker = Worker("trainer")
 
@@ -234,15 +234,8 @@ class KeeperLauncher:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._directory.chmod(0o700)
-            program = self._directory / "keeper.py"
-            source = _KEEPER_SOURCE.read_bytes()
-            if not program.exists() or program.read_bytes() != source:
-                atomic_write(program, source)
-            if self._same_python:
-                # Compiled beforehand: parsing its source would cost the keeper 2 MiB for as long as training lives.
-                compiled = self._directory / "keeper.pyc"
-                py_compile.compile(str(program), str(compiled), doraise=True, invalidation_mode=_UNCHECKED)
-                program = compiled
+            keeper_program.remove_unfinished(self._directory)
+            program, self._program_note = keeper_program.place(self._directory, compiled=self._compiled)
             for stale in self._directory.glob("spec-*.json"):
                 stale.unlink(missing_ok=True)  # a start that was asked for by a podwatch that is gone
             atomic_write(self._directory / "wanted", plan.start_id)
@@ -257,7 +250,10 @@ class KeeperLauncher:
 
     def _spawn(self, keeper: list[str], nofile: int) -> "subprocess.Popen[bytes]":
         environment = scrubbed_environment(os.environ, keep_python=False)
-        with (self._directory / "keeper.log").open("ab") as log:
+        with _keeper_log(self._directory / "keeper.log") as log:
+            if self._program_note:
+                with contextlib.suppress(OSError):
+                    log.write(f"podwatch: {self._program_note}\n".encode())
             if self._systemd:
                 unit = own_unit(_cgroups())
                 argv = systemd_argv(self._run_id, self._directory, keeper, self._options, nofile, unit)
@@ -295,6 +291,7 @@ class KeeperLauncher:
                 said = await self._call(_last_line, self._directory / "keeper.log")
                 if ended and self._systemd and "already loaded" in said:
                     raise Busy(f"training of run {self._run_id} is already kept by a unit: {said}", fix="stop it first")
+                self._compiled = self._compiled and not ended
                 what = "the keeper ended without a word" if ended else "the keeper did not answer in time"
                 raise HostError(f"{what}: {said}" if said else what, where=str(self._directory))
             ended = process.returncode is not None and (not self._systemd or process.returncode != 0)
@@ -387,6 +384,14 @@ def _last_line(path: Path) -> str:
     except OSError:
         return ""
     return lines[-1][:300] if lines else ""
+
+
+def _keeper_log(path: Path) -> BinaryIO:
+    """What the keeper prints; on a disk that cannot hold even its name, nowhere."""
+    try:
+        return path.open("ab", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("ab", buffering=0)
 
 
 def _cgroups() -> str:

@@ -102,6 +102,7 @@ class NvmlWorld:
         self._init = 0
         self._hang = 0
         self._init_hang = 0
+        self._load = self._init_do = ""
         self._xids: list[tuple[int, int]] = []
         self._gpus = [
             _Gpu(f"GPU-00000000-0000-0000-0000-{index:012d}", f"{name} {index}", total, minor=index)
@@ -146,6 +147,16 @@ class NvmlWorld:
 
     def hang_init(self, on: bool = True) -> None:
         self._init_hang = int(on)
+        self._write()
+
+    def loading(self, how: str) -> None:
+        """What the library does while it is loaded: hang (until this changes), abort, crash, exit; "": nothing."""
+        self._load = how
+        self._write()
+
+    def initializing(self, how: str) -> None:
+        """What nvmlInit does: abort, crash, exit; "": nothing."""
+        self._init_do = how
         self._write()
 
     def lost(self, index: int, on: bool = True) -> None:
@@ -200,6 +211,8 @@ class NvmlWorld:
         lines = [
             f"init {self._init}",
             f"init_hang {self._init_hang}",
+            f"load {self._load}",
+            f"init_do {self._init_do}",
             f"hang {self._hang}",
             f"driver {self._driver}",
             f"devices {len(self._gpus)}",

@@ -4,8 +4,12 @@
  * world while the program under test runs. One "key value" per line; see NvmlWorld in __init__.py, which writes it.
  * A call that "hangs" sleeps in the kernel until the file no longer says so.
  *
+ * "load hang", "load abort", "load crash", "load exit" and "load fork" (a process that stays) happen in the library's
+ * constructor, that is while it is being loaded. "init_do" does the same in nvmlInit, but for the hang.
+ *
  * -DOLD_DRIVER leaves out what drivers before 510 do not have: memory info version 2 and nvmlDeviceGetTemperatureV.
  */
+#include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -13,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7,
@@ -35,7 +40,7 @@ typedef struct { int gpu; unsigned long long code; } xid_t;
 typedef struct {
     int init, hang, init_hang, devices, xids;
     xid_t xid[MAX_XIDS]; /* all that ever happened, oldest first */
-    char driver[80];
+    char driver[80], load[16], init_do[16];
     gpu_t gpu[MAX_GPUS];
 } world_t;
 typedef struct { unsigned long long total, free, used; } memory_t;
@@ -99,6 +104,8 @@ static int load(world_t *world) {
             xid_t *xid = &world->xid[world->xids];
             if (sscanf(value, "%d %llu", &xid->gpu, &xid->code) == 2) world->xids++;
         }
+        else if (!strcmp(line, "load")) text(world->load, sizeof world->load, value);
+        else if (!strcmp(line, "init_do")) text(world->init_do, sizeof world->init_do, value);
         else if (!strcmp(line, "driver")) text(world->driver, sizeof world->driver, value);
     }
     fclose(file);
@@ -109,6 +116,19 @@ static int load(world_t *world) {
 static void nap(void) {
     struct timespec rest = {0, 10 * 1000 * 1000};
     nanosleep(&rest, NULL);
+}
+
+static void misbehave(const char *how) {
+    if (!strcmp(how, "abort")) abort();
+    if (!strcmp(how, "crash")) raise(SIGSEGV);
+    if (!strcmp(how, "exit")) exit(7);
+    if (!strcmp(how, "fork") && fork() == 0) { alarm(30); pause(); _exit(0); }
+}
+
+__attribute__((constructor)) static void loaded(void) {
+    world_t world;
+    while (load(&world) && !strcmp(world.load, "hang")) nap();
+    misbehave(world.load);
 }
 
 /* The state of the world for a call on the library as a whole, after any hang. */
@@ -158,6 +178,7 @@ int nvmlInitWithFlags(unsigned flags) {
         if (!load(&world)) return DRIVER_NOT_LOADED;
         if (world.init_hang) nap();
     } while (world.init_hang);
+    misbehave(world.init_do);
     if (world.init != SUCCESS) return world.init;
     atomic_fetch_add(&started, 1);
     return SUCCESS;

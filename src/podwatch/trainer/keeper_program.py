@@ -1,0 +1,84 @@
+"""The keeper's program in the state directory: written whole, verified before use, replaced only by a whole one.
+
+An upgrade of podwatch must not pull the keeper's code away, so each start runs a copy (DESIGN section 2, "The keeper").
+The interpreter reads a program once, at its start. So where the disk has no room for a copy, the keeper runs from the
+installed file: an upgrade in the milliseconds before the interpreter has read it fails that start, which is tried
+again; afterwards nothing depends on the file.
+
+Compiled beforehand, because parsing the source costs the keeper 2 MiB for as long as training lives. ``py_compile``
+wrote half a file on a full disk and reported success.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import marshal
+from pathlib import Path
+
+from podwatch.system.files import atomic_write, read_small
+
+SOURCE = Path(__file__).with_name("keeper.py")
+_UNCHECKED_HASH = 1
+"""Flags of PEP 552: named by a hash of the source, which Python does not compare."""
+_SEAL = b"podwatch keeper sha256 "
+"""Python ignores what follows the code object. Here it is a checksum of everything before it."""
+
+
+def place(directory: Path, *, compiled: bool) -> tuple[Path, str]:
+    """The program to run, and why it is not the usual one (empty when it is). Blocks.
+
+    ``compiled``: the keeper runs under the very interpreter that runs us. Raises OSError only where the installed
+    source cannot be read.
+    """
+    source = read_small(SOURCE)
+    problems: list[str] = []
+    for target in [directory / f"{SOURCE.stem}.pyc"] * compiled + [directory / SOURCE.name]:
+        if not _holds(target, source):
+            try:
+                atomic_write(target, sealed(source) if target.suffix == ".pyc" else source)
+            except OSError as error:
+                problems.append(f"cannot write {target}: {error.strerror}")
+                continue
+            if not _holds(target, source):
+                problems.append(f"{target} does not hold what was written to it")
+                continue
+        return target, "; ".join(problems)
+    return SOURCE, "; ".join(problems)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Delete what a podwatch that was killed while it wrote left here: on a full disk that is the room we need."""
+    for pattern in (f".{SOURCE.stem}.py*.tmp", ".wanted.*.tmp", ".spec-*.tmp"):
+        for path in directory.glob(pattern):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def sealed(source: bytes) -> bytes:
+    """The compiled program, with its checksum."""
+    code = compile(source, SOURCE.name, "exec", dont_inherit=True, optimize=0)
+    data = _header(source) + marshal.dumps(code)
+    return data + _SEAL + hashlib.sha256(data).digest()
+
+
+def is_whole(data: bytes, source: bytes) -> bool:
+    """Whether ``data`` is the complete compiled form of ``source`` for this interpreter."""
+    end = len(data) - len(_SEAL) - hashlib.sha256().digest_size
+    return (
+        end > 0
+        and data.startswith(_header(source))
+        and data[end : end + len(_SEAL)] == _SEAL
+        and data[end + len(_SEAL) :] == hashlib.sha256(data[:end]).digest()
+    )
+
+
+def _header(source: bytes) -> bytes:
+    return importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH.to_bytes(4, "little") + importlib.util.source_hash(source)
+
+
+def _holds(path: Path, source: bytes) -> bool:
+    try:
+        found = read_small(path)
+    except OSError:
+        return False
+    return is_whole(found, source) if path.suffix == ".pyc" else found == source

@@ -1,0 +1,97 @@
+"""A libnvidia-ml that hangs, aborts or crashes while it is loaded: podwatch stays alive, reports it, and recovers."""
+
+import json
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podwatch.sensors.nvml_trial import DEADLINE
+from podwatch.system import procfs
+from tests.support.asking import status
+from tests.support.daemon import DaemonProcess
+from tests.support.rig import Rig
+
+WORDS = {"hang": "hangs while loading", "abort": "(SIGABRT)", "crash": "(SIGSEGV)", "exit": "(exit status 7)"}
+
+
+def livez(daemon: DaemonProcess) -> int:
+    url = json.loads(next(daemon.runtime.glob("*/endpoint.json")).read_text())["http_url"]
+    with urllib.request.urlopen(url + "/livez", timeout=10) as answer:
+        code: int = answer.status
+        return code
+
+
+def gpus(daemon: DaemonProcess) -> dict[str, Any]:
+    found: dict[str, Any] = next(s for s in status(daemon)["sensors"] if s["name"] == "gpus")
+    return found
+
+
+def trials_of(pid: int) -> list[int]:
+    return [
+        child for child in procfs.descendants(pid)
+        if any("nvml_trial_child" in word for word in procfs.command(child))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["hang", "abort", "crash", "exit"])
+def test_a_library_that_cannot_be_loaded_blinds_and_no_more(rig: Rig, how: str) -> None:
+    rig.world.loading(how)
+    daemon = rig.daemon().start()
+    assert daemon.process is not None
+    daemon.wait_for(daemon.status, 20, "an answer")
+    daemon.wait_for(lambda: gpus(daemon)["state"] == "blind", DEADLINE + 10, "blind")
+    detail = gpus(daemon)["detail"]
+    assert "libnvidia-ml.so.1" in detail
+    assert WORDS[how] in detail
+    assert "tries again" in detail
+    assert livez(daemon) == 200
+    daemon.wait_event("daemon-started", 30)
+    for _ in range(20):
+        assert len(trials_of(daemon.process.pid)) <= 1
+        time.sleep(0.05)
+    assert livez(daemon) == 200
+    rig.world.loading("")
+    daemon.wait_for(lambda: gpus(daemon)["state"] == "ok", 90, "the GPUs are read")
+    daemon.wait_for(lambda: not trials_of(daemon.process.pid), 10, "no trial is left")
+    began = time.monotonic()
+    assert daemon.stop(signal.SIGTERM) == 0
+    assert time.monotonic() - began < 30
+
+
+def test_a_stop_is_prompt_while_the_library_hangs(rig: Rig) -> None:
+    rig.world.loading("hang")
+    daemon = rig.daemon().start()
+    assert daemon.process is not None
+    daemon.wait_event("daemon-started", 40)
+    (trial,) = daemon.wait_for(lambda: trials_of(daemon.process.pid), 40, "a trial runs")
+    began = time.monotonic()
+    assert daemon.stop(signal.SIGTERM, timeout=60) == 0
+    assert time.monotonic() - began < 30
+    # It ends when its own alarm rings, though nothing is left that would kill it.
+    end = time.monotonic() + 3 * (DEADLINE + 10)
+    while Path(f"/proc/{trial}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("how", ["hang", "abort"])
+def test_commands_that_look_at_the_gpus_end_and_explain(rig: Rig, how: str, tmp_path: Path) -> None:
+    rig.world.loading(how)
+    daemon = rig.daemon()
+    checked = daemon.command("check")
+    assert WORDS[how] in checked.stdout, checked.stdout + checked.stderr
+    cleaned = daemon.command("clean", "--gpu", "--dry-run")
+    assert WORDS[how] in cleaned.stdout, cleaned.stdout + cleaned.stderr
+    # Named by its pid: other tests may train on this machine meanwhile, and several trainers are refused.
+    with subprocess.Popen(["sleep", "600"], cwd=tmp_path) as trainer:
+        try:
+            where = ("--pid", str(trainer.pid), "-o", str(tmp_path / "new.toml"))
+            proposed = daemon.command("config", "init", "--force", *where)
+        finally:
+            trainer.kill()
+    assert WORDS[how] in proposed.stdout + proposed.stderr, proposed.stdout + proposed.stderr
