@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from podwatch.system import procfs
 from podwatch.trainer import naming
 from podwatch.trainer.base import Candidate
-from podwatch.trainer.interactive import barred, find_interactive, of_users
+from podwatch.trainer.interactive import barred, children_of, find_interactive, of_users, starter
 from podwatch.trainer.processes import Process, read
 from podwatch.trainer.roles import looks_like_reader, looks_like_trainer, program, script_of
 
@@ -109,6 +109,8 @@ class _Pod:
         self.all = tuple(processes)
         self.by_pid = {p.pid: p for p in self.all}
         self.interactive = find_interactive(self.all)
+        below = children_of(self.all)
+        self.starters = frozenset(p.pid for p in self.all if starter(p, below.get(p.pid, ())))
         self.barred = barred(self.all, run.users)
         self.ours = frozenset(p.pid for p in self.all if any(q.ours for q in (p, *self._above(p))))
 
@@ -130,7 +132,7 @@ class _Pod:
             of_users(process, self.run.users)
             and process.pid not in self.ours
             and process.pid not in self.interactive
-            and not process.above_us
+            and process.pid not in self.starters
             and not tool(process)
         )
 

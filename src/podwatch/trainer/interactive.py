@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Final, TypeAlias
 
-from podwatch.domain.process import ProcessIdentity
+from podwatch.domain.process import ProcessIdentity, ProcessRole
 from podwatch.trainer.processes import Process
-from podwatch.trainer.roles import program, script_of
+from podwatch.trainer.roles import classify, program
 
 _POSIX: Final = frozenset(
     {
@@ -122,10 +122,12 @@ _STARTERS: Final = TERMINALS | frozenset(
 )  # fmt: skip
 _MODULES: Final = frozenset({"jupyterlab", "notebook", "jupyter_server", "jupyter", "jupyterhub", "podwatch", "marimo"})
 """The same, as ``python -m NAME``."""
-ProcessKey: TypeAlias = tuple[ProcessIdentity, tuple[str, ...]]
-"""A process and the command that it runs."""
 _CUT: Final = 15
 """The kernel cuts a process's name to this many characters."""
+_STARTERS_CUT: Final = _STARTERS | {name[:_CUT] for name in _STARTERS if len(name) > _CUT}
+_TERMINALS_CUT: Final = TERMINALS | {name[:_CUT] for name in TERMINALS if len(name) > _CUT}
+ProcessKey: TypeAlias = tuple[ProcessIdentity, tuple[str, ...]]
+"""A process and the command that it runs."""
 
 
 def shell_of(process: Process) -> str:
@@ -135,7 +137,8 @@ def shell_of(process: Process) -> str:
     exe = _base(process.exe)
     for name in (exe, process.name.lstrip("-"), _base(first).lstrip("-")):
         if name == "busybox":
-            return "sh" if _base(first).lstrip("-") in ("sh", "ash") else ""
+            applet = process.argv[1] if _base(first) == "busybox" and len(process.argv) > 1 else _base(first)
+            return "sh" if applet.lstrip("-") in ("sh", "ash", "hush") else ""
         if name in SHELLS and not (exe and name != exe and _runs_scripts(exe)):
             return name
     scripted, _ = program(process.argv)
@@ -149,7 +152,7 @@ def _runs_scripts(exe: str) -> bool:
 
 def has_script(shell: str, argv: tuple[str, ...]) -> bool:
     """Whether this shell runs a script or a ``-c`` command and ends with it: it reads no commands from a terminal."""
-    words = argv[1:]
+    words = argv[2:] if argv and _base(argv[0]) == "busybox" else argv[1:]
     if shell == "xonsh" and (name := next((n for n, w in enumerate(argv) if _base(w).startswith("xonsh")), None)):
         words = argv[name + 1 :]
     if shell in ("pwsh", "powershell"):
@@ -202,10 +205,11 @@ def interactive(process: Process, children: Iterable[Process] = ()) -> bool:
         return False
     if process.name in _SCREENFUL or name in _SCREENFUL:
         return True
-    trains = process.launcher_like or bool(process.cuda) or bool(process.writes)
-    if not trains and process.session == process.pid and not _has_file(process, arguments):
+    titled = classify(process.name, process.argv) is not ProcessRole.OTHER
+    trains = titled or bool(process.cuda) or bool(process.writes)
+    python = _is_python(process)
+    if not (trains or python) and process.session == process.pid and not _has_argument(process.argv):
         return True
-    python = _base(process.exe).startswith("python") or _base(process.argv[0] if process.argv else "") == "python"
     return not process.launcher_like and _manages_jobs(process, children, several=not (trains or python))
 
 
@@ -215,7 +219,7 @@ def starter(process: Process, children: Iterable[Process] = ()) -> bool:
     trainer."""
     if process.above_us or interactive(process, children):
         return True
-    if _named(process, _STARTERS) or program(process.argv)[0] in _MODULES:
+    if _named(process, _STARTERS_CUT) or program(process.argv)[0] in _MODULES:
         return True
     shell = shell_of(process)
     return bool(shell) and not has_script(shell, process.argv) and not _reads_a_file(process)
@@ -223,12 +227,12 @@ def starter(process: Process, children: Iterable[Process] = ()) -> bool:
 
 def terminal_server(process: Process) -> bool:
     """tmux, sshd, Jupyter, an editor's server: it serves terminals."""
-    return _named(process, TERMINALS) or program(process.argv)[0] in _MODULES - {"podwatch"}
+    return _named(process, _TERMINALS_CUT) or program(process.argv)[0] in _MODULES - {"podwatch"}
 
 
 def is_server_name(name: str) -> bool:
     """The same by the kernel's name alone: cheap, and good enough to ask more closely."""
-    return name.split(":")[0].lower() in _SERVER_NAMES
+    return name.split(":")[0].lower() in _TERMINALS_CUT
 
 
 def find_interactive(processes: Iterable[Process]) -> frozenset[int]:
@@ -333,13 +337,10 @@ def _reads_a_file(process: Process) -> bool:
 
 
 def _repl(process: Process, name: str, arguments: tuple[str, ...]) -> bool:
-    first = _base(process.argv[0] if process.argv else "").lstrip("-")
     exe = _base(process.exe)
-    if re.fullmatch(r"(python|pypy)[\d.]*t?", first) or (not first and exe.startswith("python")):
-        short = [w for w in process.argv[1:] if re.fullmatch(r"-[a-zA-Z]+", w)]
-        options = [w for w in short if not w.startswith(("-c", "-m", "-W", "-X"))]
-        before = process.argv[1 : _first_file(process.argv)]
-        if any("i" in w for w in options if w in before):
+    if _is_python(process):
+        options = process.argv[1 : _first_file(process.argv) + 1]
+        if any(re.match(r"-[a-bd-ln-zA-VY-Z]*i", word) for word in options):
             return True
         if name in _REPLS:
             return _prompts(process, name, arguments)
@@ -372,11 +373,15 @@ def _first_file(argv: tuple[str, ...]) -> int:
     return len(argv)
 
 
-def _has_file(process: Process, arguments: tuple[str, ...]) -> bool:
+def _is_python(process: Process) -> bool:
+    """By its first argument; a title (``setproctitle``) is none."""
+    first = _base(process.argv[0] if process.argv else "").lstrip("-")
+    return re.fullmatch(r"(python|pypy)[\d.]*t?", first) is not None
+
+
+def _has_argument(argv: tuple[str, ...]) -> bool:
     """Whether it was given something to run: an argument that is neither an option nor the value of one."""
-    if script_of(process.argv):
-        return True
-    words = process.argv[1:]
+    words = argv[1:]
     return any(
         not word.startswith("-") and not (n and words[n - 1].startswith("-") and "=" not in words[n - 1])
         for n, word in enumerate(words)
@@ -387,11 +392,7 @@ def _named(process: Process, names: frozenset[str]) -> bool:
     first = process.argv[0] if process.argv else ""
     said = {process.name.lstrip("-").split(":")[0], process.name.lstrip("-").lower(), _base(process.exe)}
     said |= {program(process.argv)[0], _base(first).split(":")[0].lstrip("-")}
-    cut = {name[:_CUT] for name in names}
-    return any(name in names or (len(name) == _CUT and name in cut) for name in said if name)
-
-
-_SERVER_NAMES: Final = frozenset(name[:_CUT] for name in TERMINALS)
+    return any(name in names for name in said if name)
 
 
 def _base(path: str) -> str:
