@@ -78,6 +78,7 @@ SLOW = (
     "tests/trainer/test_crash.py",
     "tests/trainer/test_hung_reads.py",
     "tests/trainer/test_survivors.py",
+    "tests/trainer/test_terminals.py",
 )
 """Files that mostly wait for real processes, or try very many cases: together as long as all the others."""
 

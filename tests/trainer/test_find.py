@@ -282,9 +282,7 @@ async def test_a_real_launcher_is_found_attached_and_stopped(pod: Pod) -> None:
     launcher = pod.launcher()
     with (
         subprocess.Popen(["setsid", str(script)], cwd="/") as person,
-        subprocess.Popen(
-            ["tail", "-f", str(save)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as tail,
+        subprocess.Popen(["tail", "-f", str(save)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as tail,
     ):
         try:
             eventually(lambda: save.exists() and save.read_text() == "up\n")
