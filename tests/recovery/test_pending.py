@@ -4,14 +4,17 @@ is asked in the end (DESIGN section 2, "Supervise")."""
 import asyncio
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
 from podwatch.domain.errors import Busy, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
+from podwatch.domain.intent import IntentKind
 from podwatch.domain.snapshot import Desired
-from podwatch.recovery import Phase
+from podwatch.journal import Journal
+from podwatch.recovery import Phase, quarantine
 from podwatch.recovery.cleaning import request_clean
 from podwatch.trainer.base import Candidate
 from tests.recovery.test_restart import running
@@ -60,7 +63,11 @@ async def test_nothing_is_started_and_nothing_moved_while_it_loads(world: World)
     assert severity is Severity.WARNING
     assert f"pid {candidate.launcher.pid}: python train.py" in text
     assert AWAITS in text
-    for command in (f"start --attach {candidate.launcher.pid}", f"start --beside {candidate.launcher.pid}", "stop-training"):
+    for command in (
+        f"start --attach {candidate.launcher.pid}",
+        f"start --beside {candidate.launcher.pid}",
+        "stop-training",
+    ):
         assert command in fix
     assert not podwatch.recovery.state.acting, "it only waits"
     await podwatch.leave()
@@ -136,8 +143,6 @@ async def test_an_operator_may_say_that_it_is_no_training_and_it_stays_said(worl
 
 async def test_a_terminal_is_never_attached_to(world: World) -> None:
     podwatch, candidate = await waiting(world)
-    from dataclasses import replace
-
     world.pending[:] = [replace(candidate, attachable=False)]
     with pytest.raises(UsageError, match="is no trainer of this run"):
         await podwatch.recovery.request_start(attach=candidate.launcher.pid)
@@ -164,13 +169,10 @@ async def test_clean_moves_nothing_beside_it(world: World) -> None:
 
 async def test_an_interrupted_quarantine_is_left_as_it_is_beside_it(world: World) -> None:
     """The files that were to be moved may be what this process has written since."""
-    from podwatch.domain.intent import IntentKind
-    from podwatch.journal import Journal
-
     world.save(5)
     first = Podwatch(world)
     path = world.output / "checkpoints" / "step_5"
-    data = {"step": 0, "number": 1, "entries": [[str(path), "checkpoints/step_5"]], "steps": {}, "lineage": "", "wall": 1.0}
+    data = quarantine.plan((path,), step=0, steps={5: "complete"}, lineage="", wall=1.0, number=1)
     await first.journal.run(Journal.open_intent, IntentKind.QUARANTINE, data)
     await first.die()
     candidate = world.person_starts(awaits=AWAITS)
