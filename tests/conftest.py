@@ -30,6 +30,7 @@ SLOW = (
     "tests/daemon/test_init.py",
     "tests/e2e/test_artefacts.py",
     "tests/e2e/test_bad_input.py",
+    "tests/e2e/test_beside.py",
     "tests/e2e/test_by_hand.py",
     "tests/e2e/test_checkpoints.py",
     "tests/e2e/test_disk_at_proportions.py",
