@@ -320,3 +320,49 @@ def test_terminals_are_read_as_they_are(desk: Desk) -> None:
         assert shell.foreground in {job.group for job in jobs}
         assert shell.exe.endswith("bash")
         assert shell.users == (os.geteuid(), os.geteuid())
+
+
+# --- under a keeper ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["stop", "keeper is told", "keeper was killed"])
+async def test_a_terminal_that_the_training_command_opened_stays_with_its_operator(pod: Pod, how: str) -> None:
+    """``start.sh`` starts tmux, and an operator works in it when training is restarted."""
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed (apt-get install tmux)")
+    socket = pod.root / "tmux"
+    words = f"tmux -S {socket} -f /dev/null"
+    opened = f"{words} new-session -d -s x 'bash --norc'"
+    window = f"{words} new-window -d -t x \"sh -c 'sleep 982; true'\""
+    text = f"{opened}; {window}; sleep 981; true"
+    launcher = pod.launcher()
+    try:
+        handle = await launcher.start(pod.script(text))
+        eventually(lambda: socket.exists() and len(panes(str(socket))) == 2)
+        shell = min(pid for pid, _ in panes(str(socket)))
+        eventually(lambda: procfs.command(shell)[:1] == ("bash",))
+        eventually(lambda: len(commands(pod, "sleep")) == 2)
+        assert shell not in [p.identity.pid for p in (await handle.tree()).value or ()]
+        if how == "keeper is told":
+            os.kill(handle.record.keeper.pid, signal.SIGTERM)
+            eventually(lambda: not handle.keeper_lives())
+        else:
+            if how == "keeper was killed":
+                os.kill(handle.record.keeper.pid, signal.SIGKILL)
+                eventually(lambda: not handle.keeper_lives())
+            report = await handle.stop(grace=0.2, save_grace=0.2, saving=lambda: False)
+            assert report.survivors == ()
+            await handle.release()
+        eventually(lambda: commands(pod, "sleep") == [])
+        assert [pid for pid, _ in panes(str(socket))] == [shell]
+        again = await pod.launcher().start(pod.script("sleep 980", start_id="s2"))
+        assert await again.exit_status() is None, "the terminal that was left does not hold the next start up"
+        await again.stop(grace=0.2, save_grace=0.2, saving=lambda: False)
+        await again.release()
+        assert [pid for pid, _ in panes(str(socket))] == [shell]
+    finally:
+        subprocess.run([*words.split(), "kill-server"], check=False, capture_output=True)
+
+
+def commands(pod: Pod, name: str) -> list[int]:
+    return [pid for pid in pod.members() if procfs.command(pid)[:1] == (name,)]
