@@ -32,6 +32,7 @@ SLOW = (
     "tests/daemon/test_init.py",
     "tests/e2e/test_artefacts.py",
     "tests/e2e/test_bad_input.py",
+    "tests/e2e/test_beside.py",
     "tests/e2e/test_by_hand.py",
     "tests/e2e/test_checkpoints.py",
     "tests/e2e/test_disk_at_proportions.py",
@@ -83,6 +84,7 @@ SLOW = (
     "tests/trainer/test_crash.py",
     "tests/trainer/test_hung_reads.py",
     "tests/trainer/test_survivors.py",
+    "tests/trainer/test_terminals.py",
 )
 """Files that mostly wait for real processes, or try very many cases: together as long as all the others."""
 

@@ -13,13 +13,14 @@ from tests.support.rig import TRAINER, Rig, alive
 
 
 def start_by_hand(rig: Rig) -> None:
-    """As from a shell that is gone: prime-rl's launcher by its name, its output in a file below output_dir."""
+    """As from a shell that is gone: prime-rl's launcher by its name, with a file of a checkpoint open for writing."""
     launcher = rig.root / "rl"
     launcher.write_text(f"#!{sys.executable} -S\nimport runpy\nrunpy.run_path({str(TRAINER)!r}, run_name='__main__')\n")
     launcher.chmod(0o755)
     (rig.output / "logs").mkdir(parents=True, exist_ok=True)
+    (rig.output / "checkpoints").mkdir(exist_ok=True)
     words = shlex.join([str(launcher), *rig.command()[3:]])
-    script = f"setsid {words} >> {rig.output}/logs/rl.log 2>&1 < /dev/null &"
+    script = f"setsid {words} >> {rig.output}/logs/rl.log 2>&1 < /dev/null 9> {rig.output}/checkpoints/.step_0.part &"
     subprocess.run(["sh", "-c", script], check=True, cwd=rig.output.parent)
 
 

@@ -112,13 +112,15 @@ class WorldLauncher:
             handle = None
         if handle is not None:
             handle.point = self.killer.point
-        return Look(handle, tuple(self.world.candidates))
+        living = [c for c in self.world.pending if self.world.foreign[c.launcher.pid].poll() is None]
+        return Look(handle, tuple(self.world.candidates), pending=tuple(living))
 
     async def attach(self, candidate: Candidate) -> Handle:
         process = self.world.foreign[candidate.launcher.pid]
         handle = Handle(self.world, candidate.start_id, process, Supervision.ATTACH)
         handle.point = self.killer.point
         self.world.candidates = [c for c in self.world.candidates if c is not candidate]
+        self.world.pending = [c for c in self.world.pending if c is not candidate]
         return handle
 
     async def start(self, plan: StartPlan) -> Handle:
@@ -291,6 +293,7 @@ class World:
     clock: AutoClock = field(default_factory=AutoClock)
     kept: Handle | None = None
     candidates: list[Candidate] = field(default_factory=list)
+    pending: list[Candidate] = field(default_factory=list)
     foreign: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     plans: list[StartPlan] = field(default_factory=list)
@@ -314,14 +317,14 @@ class World:
         self.kept = Handle(self, start_id, process, Supervision.KEEPER)
         return self.kept
 
-    def person_starts(self, *, of_run: bool = True, age: float = 0.0) -> Candidate:
+    def person_starts(self, *, of_run: bool = True, age: float = 0.0, awaits: str = "") -> Candidate:
         process = subprocess.Popen(["/bin/sh", "-c", "sleep 1000"], start_new_session=True)
         self.processes.append(process)
         identity = identify(process.pid)
         assert identity is not None
-        candidate = Candidate(identity, "python train.py", "holds gpu0", of_run=of_run, age=age)
+        candidate = Candidate(identity, "python train.py", "holds gpu0", of_run=of_run, age=age, awaits=awaits)
         self.foreign[process.pid] = process
-        self.candidates.append(candidate)
+        (self.pending if awaits else self.candidates).append(candidate)
         return candidate
 
     def alive(self) -> list[int]:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,8 @@ from podwatch.domain.process import ProcessIdentity, ProcessRole
 from podwatch.domain.snapshot import Supervision
 from podwatch.system import procfs
 from podwatch.trainer import find
-from podwatch.trainer.find import Process, judge
+from podwatch.trainer.base import Candidate
+from podwatch.trainer.find import Judged, Process, Run, judge
 from podwatch.trainer.roles import classify, program
 from tests.support.pod import Pod, eventually
 
@@ -25,11 +27,23 @@ def proc(pid: int, parent: int, line: str, **more: object) -> Process:
 
 
 INIT = proc(1, 0, "/sbin/init")
-SHELL = proc(10, 1, "-bash", name="bash")
+SHELL = proc(10, 1, "-bash", name="bash", tty=34816, session=10, group=10)
 
 
-def pids(*processes: Process, gpus: frozenset[int] = frozenset()) -> list[int]:
-    return [c.launcher.pid for c in judge([INIT, SHELL, *processes], output_dir=OUT, gpus=gpus)]
+def judged(*processes: Process, **run: Any) -> Judged:
+    return judge([INIT, SHELL, *processes], Run(OUT, **run))
+
+
+def pids(*processes: Process, **run: Any) -> list[int]:
+    return [c.launcher.pid for c in judged(*processes, **run).candidates]
+
+
+def pending(*processes: Process, **run: Any) -> list[int]:
+    return [c.launcher.pid for c in judged(*processes, **run).pending]
+
+
+def alone(*processes: Process) -> tuple[Candidate, ...]:
+    return judge(processes, Run(OUT)).candidates
 
 
 def test_a_cuda_context_anywhere_in_the_tree_names_its_top() -> None:
@@ -42,7 +56,7 @@ def test_a_cuda_context_anywhere_in_the_tree_names_its_top() -> None:
     assert pids(*tree) == [20]
     assert pids(*tree, gpus=frozenset({0, 1})) == [20]
     assert pids(*tree, gpus=frozenset({5})) == []
-    candidate = judge([INIT, SHELL, *tree], output_dir=OUT, gpus=frozenset())[0]
+    candidate = judged(*tree).candidates[0]
     assert candidate.command == "uv run rl @ x.toml"
     assert "CUDA context on /dev/nvidia0" in candidate.reason
 
@@ -57,13 +71,13 @@ def test_a_trainer_without_a_parent_here_is_found() -> None:
     assert pids(proc(20, 0, "python a.py", cuda=True)) == [20]
     assert pids(proc(20, 0, "sh -c train"), proc(21, 20, "python a.py", cuda=True)) == [20]
     assert pids(proc(20, 0, "bash", name="bash"), proc(21, 20, "python a.py", cuda=True)) == [21]
-    found = judge([proc(1, 0, "python a.py", cuda=True)], output_dir=OUT, gpus=frozenset())
+    found = alone(proc(1, 0, "python a.py", cuda=True))
     assert [c.launcher.pid for c in found] == [1]
     workers = (proc(7, 1, "python a.py", cuda=True), proc(8, 1, "python a.py", cuda=True))
-    found = judge([proc(1, 0, "torchrun a.py", name="torchrun"), *workers], output_dir=OUT, gpus=frozenset())
+    found = alone(proc(1, 0, "torchrun a.py", name="torchrun"), *workers)
     assert [(c.launcher.pid, c.holds_gpu) for c in found] == [(1, True)]
     for entry in ("/sbin/init", "bash /start.sh", "sleep infinity"):
-        assert judge([proc(1, 0, entry)], output_dir=OUT, gpus=frozenset()) == ()
+        assert alone(proc(1, 0, entry)) == ()
 
 
 @pytest.mark.parametrize("cuda", [None, False])
@@ -94,35 +108,101 @@ def test_readers_and_tools_never_count(line: str) -> None:
         assert pids(proc(20, 10, line, cuda=True)) == []
 
 
+SAVE = OUT + "/checkpoints/step_5/trainer/__0_0.distcp"
+
+
 @pytest.mark.parametrize(
-    ("line", "more", "expected"),
+    ("line", "more"),
     [
-        ("torchrun train.py --output-dir /app/outputs", {}, True),
-        ("torchrun train.py --output-dir=outputs", {"cwd": "/app"}, True),
-        ("accelerate launch train.py --out ./outputs/run1", {"cwd": "/app"}, True),
-        ("uv run rl @ c.toml", {"cwd": OUT}, True),
-        ("uv run rl @ c.toml", {"cwd": "/app"}, False),
-        ("uv run rl @ c.toml", {"cwd": "/app", "writes": (OUT + "/logs/rl.log",)}, True),
-        ("torchrun train.py --output-dir /app/outputs-2", {"cwd": "/app"}, False),
-        ("python eval.py --output-dir /app/outputs", {"cwd": "/app"}, False),
-        ("python copy.py", {"writes": (OUT + "/x",)}, False),
+        ("torchrun train.py --output-dir /app/outputs", {"cwd": OUT}),
+        ("accelerate launch train.py", {"cwd": OUT, "writes": (OUT + "/logs/train.log",)}),
+        ("uv run rl @ c.toml", {"cwd": OUT, "writes": (OUT + "/logs/rl.log",)}),
+        ("python train.py --output_dir /app/outputs", {"names_run": "its command says so"}),
     ],
 )
-def test_launchers_count_when_they_hold_the_output(line: str, more: dict[str, object], expected: bool) -> None:
-    assert pids(proc(20, 10, line, **more)) == ([20] if expected else [])
+def test_names_arguments_directory_and_logs_make_a_reason_to_wait_and_no_trainer(
+    line: str, more: dict[str, object]
+) -> None:
+    process = proc(20, 10, line, **more)
+    assert pids(process) == []
+    assert pending(process) == [20]
+    (found,) = judged(process).pending
+    assert found.awaits == "a CUDA context or an open checkpoint"
+    assert pids(replace(process, cuda=True)) == [20]
+    assert pids(replace(process, writes=(SAVE,))) == [20], "it has a checkpoint open for writing"
+    assert pending(replace(process, cuda=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "more"),
+    [
+        ("torchrun train.py --output-dir /app/outputs-2", {"cwd": "/app"}),
+        ("uv run rl @ c.toml", {"cwd": "/app"}),
+        ("torchrun eval.py", {"cwd": OUT}),
+        ("python copy.py", {"writes": (OUT + "/x",)}),
+        ("python merge.py", {"writes": (SAVE,)}),
+        ("torchrun sleep", {"cwd": OUT, "exe": "/usr/bin/sleep", "name": "sleep"}),
+        ("torchrun sleep", {"cwd": OUT, "exe": "/usr/bin/bash", "name": "bash"}),
+        ("rsync -a /app/outputs x:", {"cwd": OUT, "writes": (SAVE,)}),
+    ],
+)
+def test_what_is_neither(line: str, more: dict[str, object]) -> None:
+    process = proc(20, 10, line, **more)
+    assert judged(process) == Judged()
+
+
+def test_another_users_process_is_nothing_whatever_it_holds() -> None:
+    users = frozenset({0, 1000})
+    strong: dict[str, Any] = {"cuda": True, "writes": (SAVE,), "cwd": OUT, "names_run": "its command is this run's"}
+    for theirs in ((1001, 1001), (1001, 0), (0, 1001), ()):
+        assert judged(proc(20, 10, "torchrun train.py", users=theirs, **strong), users=users) == Judged()
+    for ours in ((0, 0), (1000, 1000), (0, 1000)):
+        assert pids(proc(20, 10, "torchrun train.py", users=ours, **strong), users=users) == [20]
+
+
+def test_an_evaluation_that_holds_a_gpu_is_asked_about_and_never_attached_to() -> None:
+    for tree in (
+        (proc(20, 10, "torchrun eval.py", cwd=OUT), proc(21, 20, "python -u eval.py", cuda=True)),
+        (proc(20, 10, "python -m lm_eval --model hf"), proc(21, 20, "python -m lm_eval", cuda=True)),
+        (proc(20, 10, "bash run_benchmark.sh"), proc(21, 20, "python a.py", cuda=True)),
+    ):
+        assert (pids(*tree), pending(*tree)) == ([], [20])
+        (found,) = judged(*tree).pending
+        assert found.awaits == "its end"
+        assert "looks like an evaluation" in found.reason
+    for line in ("python train_and_eval.py", "python sft.py", "python main.py", "VLLM::EngineCore"):
+        assert pids(proc(20, 10, line, cuda=True)) == [20]
+    assert pids(proc(20, 10, "torchrun eval.py", writes=(SAVE,))) == [20], "what writes checkpoints is no evaluation"
+
+
+def test_nothing_interactive_is_a_trainer_but_one_that_writes_checkpoints_is_asked_about() -> None:
+    kernel = proc(20, 10, "python -m ipykernel_launcher -f k.json", cuda=True, cwd=OUT)
+    assert judged(kernel) == Judged()
+    writing = replace(kernel, writes=(SAVE,))
+    assert (pids(writing), pending(writing)) == ([], [20])
+    assert not judged(writing).pending[0].attachable
+    below = proc(21, 20, "python train.py", cuda=True)
+    assert pids(kernel, below) == [21], "the trainer that was started in it is a tree of its own"
 
 
 def test_a_child_of_a_launcher_that_writes_counts_and_our_own_tree_does_not() -> None:
     rl = proc(20, 10, "rl @ c.toml", cwd="/app")
-    assert pids(rl, proc(21, 20, "python worker.py", writes=(OUT + "/logs/x",))) == [20]
+    worker = proc(21, 20, "python worker.py", writes=(OUT + "/logs/x",))
+    assert (pids(rl, worker), pending(rl, worker)) == ([], [20])
+    assert pids(rl, replace(worker, writes=(SAVE,))) == [20]
     ours = proc(20, 10, "rl @ c.toml", cwd=OUT, ours=True)
-    assert pids(ours, proc(21, 20, "python worker.py", cuda=True)) == []
+    assert judged(ours, proc(21, 20, "python worker.py", cuda=True)) == Judged()
+
+
+def test_podwatchs_own_ancestors_are_never_part_of_a_tree() -> None:
+    script = proc(20, 10, "bash job.sh", above_us=True)
+    trainer = proc(21, 20, "torchrun train.py", cuda=True)
+    assert pids(script, trainer) == [21]
 
 
 def test_only_what_works_in_output_dir_is_said_to_be_of_the_run() -> None:
     def found(*processes: Process) -> list[tuple[int, bool, bool]]:
-        judged = judge([INIT, SHELL, *processes], output_dir=OUT, gpus=frozenset())
-        return [(c.launcher.pid, c.holds_gpu, c.of_run) for c in judged]
+        return [(c.launcher.pid, c.holds_gpu, c.of_run) for c in judged(*processes).candidates]
 
     trainer = (
         proc(20, 10, "bash train.sh"),
@@ -131,11 +211,15 @@ def test_only_what_works_in_output_dir_is_said_to_be_of_the_run() -> None:
     )
     assert found(*trainer) == [(20, True, True)]
     assert found(*reversed(trainer)) == [(20, True, True)]
-    evaluation = proc(20, 10, "python eval.py", cuda=True, writes=(OUT + "/eval.log",))
-    assert found(evaluation) == [(20, True, False)], "its output was sent to a file there: no training"
-    assert found(proc(20, 10, "python notebook.py", cuda=True, cwd="/app")) == [(20, True, False)]
-    assert found(proc(20, 10, "python eval.py --ckpt /app/outputs/step_5", cuda=True)) == [(20, True, False)]
-    assert found(proc(20, 10, "uv run rl @ c.toml", cwd=OUT)) == [(20, False, True)]
+    other = proc(20, 10, "python own.py", cuda=True, writes=(OUT + "/own.log",))
+    assert found(other) == [(20, True, False)], "its output was sent to a file there: no training"
+    assert found(proc(20, 10, "uv run rl @ c.toml", cwd=OUT, cuda=True)) == [(20, True, True)]
+
+
+def test_a_checkpoint_directory_elsewhere_counts() -> None:
+    process = proc(20, 10, "torchrun train.py", writes=("/ckpt/some/file",))
+    assert pids(process) == []
+    assert pids(process, checkpoint_dir="/ckpt") == [20]
 
 
 def test_who_holds_a_gpu_is_named_our_own_trees_too() -> None:
@@ -186,35 +270,34 @@ def test_program_takes_wrappers_off() -> None:
 
 
 async def test_a_real_launcher_is_found_attached_and_stopped(pod: Pod) -> None:
-    """A script named ``rl`` that a person started, writing under output_dir."""
-    pod.output.mkdir()
+    """A script named ``rl`` that a person started, with a file of a checkpoint open for writing."""
+    (pod.output / "checkpoints" / "step_5").mkdir(parents=True)
+    save = pod.output / "checkpoints" / "step_5" / "rl.bin"
     script = pod.root / "rl"
     script.write_text(
-        f"#!{sys.executable} -S\nimport subprocess, time\nlog = open({str(pod.output / 'rl.log')!r}, 'w')\n"
+        f"#!{sys.executable} -S\nimport subprocess, time\nlog = open({str(save)!r}, 'w')\n"
         "subprocess.Popen(['sleep', '88'])\nprint('up', file=log, flush=True)\ntime.sleep(88)\n"
     )
     script.chmod(0o755)
     launcher = pod.launcher()
     with (
         subprocess.Popen(["setsid", str(script)], cwd="/") as person,
-        subprocess.Popen(
-            ["tail", "-f", str(pod.output / "rl.log")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as tail,
+        subprocess.Popen(["tail", "-f", str(save)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as tail,
     ):
         try:
-            eventually(lambda: (pod.output / "rl.log").exists() and (pod.output / "rl.log").read_text() == "up\n")
+            eventually(lambda: save.exists() and save.read_text() == "up\n")
             # "up" is said once the child is there; it has its own name and command a moment later
             eventually(lambda: [procfs.command(p)[:1] for p in procfs.children(person.pid)] == [("sleep",)])
             # This test is podwatch here, and its children are never candidates: look as another process would.
-            found = find.judge(find.gather(pod.output, own_pid=tail.pid), output_dir=str(pod.output), gpus=frozenset())
-            mine = [c for c in found if "writes" in c.reason]
+            run = Run(str(pod.output))
+            found = find.judge(find.gather(run, own_pid=tail.pid), run)
+            mine = [c for c in found.candidates if "writes" in c.reason]
             assert len(mine) == 1, found
             assert (await launcher.look()).candidates == ()
-            candidate = mine[0]
-            writer = next(p for p in find.gather(pod.output, own_pid=tail.pid) if p.writes)
-            handle = await launcher.attach(replace(candidate, launcher=writer.identity))
+            assert mine[0].launcher.pid == person.pid, "the test above it is no part of the tree"
+            handle = await launcher.attach(mine[0])
             assert handle.supervision is Supervision.ATTACH
-            assert handle.start_id == f"attach-{person.pid}-{writer.identity.start_ticks}"
+            assert handle.start_id == f"attach-{person.pid}-{mine[0].launcher.start_ticks}"
             assert await handle.exit_status() is None
             tree = (await handle.tree()).value
             assert tree is not None

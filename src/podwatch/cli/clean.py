@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -79,10 +78,10 @@ def _running(settings: "Settings") -> str:
     record = read_record(settings.state_dir / settings.run_id / "keeper")
     if record is not None and is_alive(record.launcher):
         return f"training is running (pid {record.launcher.pid})"
-    output = Path(os.path.realpath(settings.trainer.output_dir))
-    gpus = frozenset((*settings.gpu.inference, *settings.gpu.trainer))
-    found = find.judge(find.gather(output, own_pid=os.getpid()), output_dir=str(output), gpus=gpus)
-    return "; ".join(f"pid {c.launcher.pid} could be this run's training: {c.reason}" for c in found)
+    run = find.run_of(settings)
+    found = find.judge(find.gather(run, own_pid=os.getpid()), run)
+    seen = (*found.candidates, *found.pending)
+    return "; ".join(f"pid {c.launcher.pid} could be this run's training: {c.reason}" for c in seen)
 
 
 def _describe(plan: dict[str, Any]) -> list[str]:
@@ -163,7 +162,7 @@ def _chosen(found: "tuple[Stray, ...]", *, yes: bool, as_json: bool) -> "list[St
         return []
     from podwatch.cli.strays import line
 
-    return [s for s in found if click.confirm(f"{clean(line(s))}\nEnd it?", err=True)]
+    return [s for s in found if not s.interactive and click.confirm(f"{clean(line(s))}\nEnd it?", err=True)]
 
 
 def _attached(where: Where) -> int:

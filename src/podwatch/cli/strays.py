@@ -10,7 +10,7 @@ import pwd
 import select
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,11 @@ from podwatch.domain.secrets import scrub_argv
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.system.identity import boot_id, from_here, is_alive, open_pidfd, pid_namespace, send_signal
-from podwatch.trainer.records import KeeperRecord, read_record
+from podwatch.trainer import tree
+from podwatch.trainer.find import users_of
+from podwatch.trainer.interactive import find_interactive, terminal_server
+from podwatch.trainer.processes import read
+from podwatch.trainer.records import KeeperRecord, read_end, read_record
 
 TERM_SECONDS, KILL_SECONDS = 10.0, 5.0
 STUCK = "still there after SIGKILL: stuck in the kernel; only a reboot helps"
@@ -43,6 +47,8 @@ class Stray:
     context: bool
     whose: str
     leftover: bool
+    interactive: bool = False
+    """A notebook, a REPL, a shell: listed, and never ended from here."""
 
     def __str__(self) -> str:
         return f"pid {self.identity.pid}"
@@ -66,7 +72,7 @@ class Found:
                 {
                     "pid": s.identity.pid, "user": s.user, "started_at": rfc3339(s.started_wall), "command": s.command,
                     "gpus": list(s.gpus), "context": s.context, "whose": s.whose, "leftover": s.leftover,
-                    "ended": ended.get(s),
+                    "ended": ended.get(s), "interactive": s.interactive,
                 }
                 for s in self.strays
             ],
@@ -80,6 +86,9 @@ def look(settings: Settings, *, attached: int = 0) -> Found:
     record = read_record(settings.state_dir / settings.run_id / "keeper")
     record = record if record is not None and from_here(record.keeper) else None
     ours = _tree(record, attached)
+    left = _left_in_session(record)
+    users = users_of(settings.trainer.user)
+    persons = _interactive()
     strays, unseen = [], 0
     wanted = {*settings.gpu.inference, *settings.gpu.trainer}
     for pid in procfs.all_pids():
@@ -95,11 +104,17 @@ def look(settings: Settings, *, attached: int = 0) -> Found:
             continue
         if wanted and use.gpus and not use.gpus & wanted:
             continue
-        whose, leftover = _whose(pid, status.session, record, settings.run_id)
         identity = ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace())
+        whose, leftover = _whose(identity, left, record, settings.run_id)
+        mine = users.issuperset(procfs.users(pid) or (-1,))
+        if identity in persons:
+            whose = f"interactive, so podwatch never ends it; {whose}"
+        elif leftover and not mine:
+            whose = f"{whose}, but of a user who does not train here"
+        leftover = leftover and mine and identity not in persons
         strays.append(
             Stray(identity, _user(pid), _started(identity), " ".join(scrub_argv(argv))[:500],
-                  tuple(sorted(use.gpus)), use.context, whose, leftover)
+                  tuple(sorted(use.gpus)), use.context, whose, leftover, identity in persons)
         )  # fmt: skip
     return Found(tuple(sorted(strays, key=lambda s: s.identity.pid)), unseen, *_devices(wanted))
 
@@ -114,8 +129,26 @@ def _tree(record: KeeperRecord | None, attached: int) -> set[int]:
     return {pid for root in roots for pid in (root, *procfs.descendants(root))}
 
 
-def _whose(pid: int, session: int, record: KeeperRecord | None, run_id: str) -> tuple[str, bool]:
+def _interactive() -> frozenset[ProcessIdentity]:
+    """Everything on this pod that an operator sits at, and the servers of their terminals."""
+    seen = [found for pid in procfs.all_pids() if (found := read(pid)) is not None]
+    pids = find_interactive(seen)
+    return frozenset(p.identity for p in seen if p.pid in pids or terminal_server(p))
+
+
+def _left_in_session(record: KeeperRecord | None) -> frozenset[ProcessIdentity]:
+    """What is in the sessions of this run's last start. Their numbers may be another process's by now."""
+    if record is None:
+        return frozenset()
+    ended = read_end(record.directory, record.start_id)
+    return frozenset((*tree.in_session(record.launcher, ended), *tree.in_session(record.keeper, ended)))
+
+
+def _whose(
+    identity: ProcessIdentity, left: Container[ProcessIdentity], record: KeeperRecord | None, run_id: str
+) -> tuple[str, bool]:
     """A marker that is there beats the session; a living trainer's own stray (re-parented) is no leftover."""
+    pid = identity.pid
     start = procfs.environment_value(pid, "PODWATCH_START_ID")
     run = procfs.environment_value(pid, "PODWATCH_RUN")
     living = record is not None and is_alive(record.launcher)
@@ -125,7 +158,7 @@ def _whose(pid: int, session: int, record: KeeperRecord | None, run_id: str) -> 
         if living and record is not None and start == record.start_id:
             return "of the training that runs", False
         return "left over from an earlier start of this run", True
-    if record is not None and session in (record.keeper.pid, record.launcher.pid):
+    if record is not None and identity in left:
         if living:
             return "of the training that runs", False
         return "left over: it is in the session of this run's last start", True
@@ -183,7 +216,11 @@ def end(strays: Sequence[Stray], *, term: float = TERM_SECONDS, kill: float = KI
     result: dict[Stray, str] = {}
     waiting: dict[Stray, int] = {}
     try:
+        persons = _interactive()
         for stray in strays:
+            if stray.identity in persons:
+                result[stray] = "is interactive: podwatch leaves it alone"
+                continue
             descriptor = open_pidfd(stray.identity)
             if descriptor is None:
                 result[stray] = "had ended already"

@@ -63,6 +63,7 @@ from podwatch.system.identity import boot_id, machine_id
 from podwatch.system.threads import Worker
 from podwatch.system.workspace import Workspace
 from podwatch.trainer.environment import build_environment
+from podwatch.trainer.find import run_of
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 
 QUARANTINE_SECONDS = 7 * 86400.0
@@ -161,7 +162,7 @@ def build(
         trainer.output_dir,
         settings.state_dir,
         clock,
-        gpus=frozenset(settings.gpu.inference) | frozenset(settings.gpu.trainer),
+        run=lambda: run_of(current()),
         options=KeeperOptions(grace=trainer.stop_grace),
     )
     inbox = PingInbox(clock)

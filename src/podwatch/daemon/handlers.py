@@ -55,10 +55,9 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         return daemon.status()
 
     async def start(params: dict[str, Any]) -> dict[str, Any]:
-        step, fresh, attach = _step(params), bool(params.get("fresh")), params.get("attach")
-        if attach is not None and type(attach) is not int:
-            raise UsageError("a process id is a whole number", where=f"--attach {attach!r}")
-        started = await parts.recovery.request_start(step=step, fresh=fresh, attach=attach)
+        step, fresh = _step(params), bool(params.get("fresh"))
+        attach, beside = _pid(params, "attach"), _pid(params, "beside")
+        started = await parts.recovery.request_start(step=step, fresh=fresh, attach=attach, beside=beside)
         found = [{"pid": c.launcher.pid, "command": c.command, "reason": c.reason} for c in started.choose_from]
         if found:
             return {"message": started.message, "needs_choice": True, "candidates": found}
@@ -222,6 +221,13 @@ def once_begun(handlers: Mapping[str, Handler], begun: asyncio.Event) -> Mapping
         return call
 
     return {name: handler if name in AT_ONCE else waiting(handler) for name, handler in handlers.items()}
+
+
+def _pid(params: dict[str, Any], name: str) -> int | None:
+    value = params.get(name)
+    if value is not None and type(value) is not int:
+        raise UsageError("a process id is a whole number", where=f"--{name} {value!r}")
+    return value
 
 
 def _step(params: Mapping[str, Any]) -> int | None:

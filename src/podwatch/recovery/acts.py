@@ -46,7 +46,8 @@ class Acts(Yielding):
             handle = look.handle
             if handle is None:  # an attached trainer, found again by its process
                 meant = (stop.data.get("pid"), stop.data.get("ticks"))
-                mine = [c for c in look.candidates if (c.launcher.pid, c.launcher.start_ticks) == meant]
+                seen = (*look.candidates, *look.pending)
+                mine = [c for c in seen if (c.launcher.pid, c.launcher.start_ticks) == meant]
                 handle = await launcher.attach(mine[0])
             await self.procedure.finish_stop(handle, stop.id, str(stop.data.get("why", "")))
             self.forget()
@@ -67,8 +68,8 @@ class Acts(Yielding):
                 Phase.FINISHED if finished else Phase.STOPPED,
                 "training has finished" if finished else "stopped on purpose; `podwatch start` starts it",
             )
-            await self.notice(look.candidates)
-        elif await self.take_over(look.candidates):
+            await self.notice(look)
+        elif await self.take_over(look):
             return
         elif settings.mode == "observe":
             self._show(Phase.OBSERVING, "mode observe: nothing is started")
@@ -94,7 +95,7 @@ class Acts(Yielding):
             look = await self.tools.launcher.look()
             if look.handle is not None:
                 return await self.adopt(look.handle)
-            if await self.take_over(look.candidates):
+            if await self.take_over(look):
                 return None
 
     # -- recover ------------------------------------------------------------------------------------------------------

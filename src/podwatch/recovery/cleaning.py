@@ -62,9 +62,13 @@ async def _refuse_while_running(recovery: Recovery, look: Look | None) -> None:
         raise Busy(
             f"training is running (pid {handle.launcher.pid})", where="clean", fix="`podwatch stop-training` first"
         )
-    if look is not None and look.candidates:
-        pids = ", ".join(f"{c.launcher.pid} ({c.reason})" for c in look.candidates)
-        raise Busy(f"a trainer that podwatch did not start is running: {pids}", where="clean", fix="stop it first")
+    if look is not None and (there := (*look.candidates, *look.pending)):
+        pids = ", ".join(f"{c.launcher.pid} ({c.reason})" for c in there)
+        raise Busy(
+            f"what may be this run's training is running, and podwatch did not start it: {pids}",
+            where="clean",
+            fix="stop it first",
+        )
 
 
 async def _clean(recovery: Recovery) -> Cleaned:

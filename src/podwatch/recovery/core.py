@@ -274,9 +274,12 @@ class Core:
         self.handle, self.attempt = handle, attempt
         self.procedure.writers_ended = False
         self.machine_fault = ""
+        self.memory.ended_wall = None
         self.tools.track(handle)
 
     def forget(self) -> None:
+        if self.handle is not None and self.memory.ended_wall is None:
+            self.memory.ended_wall = self.tools.clock.wall()
         self.handle, self.attempt = None, None
         self.tools.track(None)
         self._free_since = self.looked_out_at = self.tools.clock.monotonic()
@@ -291,7 +294,7 @@ class Core:
         stop: Intent | None = None
         for intent in await journal.run(Journal.open_intents):
             if intent.kind is IntentKind.STOP:
-                pids = {(c.launcher.pid, c.launcher.start_ticks) for c in look.candidates}
+                pids = {(c.launcher.pid, c.launcher.start_ticks) for c in (*look.candidates, *look.pending)}
                 meant = (intent.data.get("pid"), intent.data.get("ticks"))
                 if (start_id and intent.data.get("start_id") == start_id) or meant in pids:
                     stop = intent
@@ -308,7 +311,7 @@ class Core:
                 alive = found is not None and await found.exit_status() is None
                 if self.held():
                     continue  # it moves files: for a podwatch that may act
-                if alive or look.candidates:
+                if alive or look.candidates or look.pending:
                     # What lies there now may be what the living trainer has written since.
                     state, text = IntentState.DONE, "left as it was: a trainer is running"
                 else:

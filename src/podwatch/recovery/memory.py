@@ -37,6 +37,10 @@ class Memory:
     """A person took the sets that were here before podwatch (--adopt-existing)."""
     yielded: bool = False
     """This pod has lost the run and stopped its trainer: one that is attached to since then is a person's."""
+    ended_wall: float | None = None
+    """Epoch second at which our last trainer ended: what had been running before that is not its successor."""
+    ignored: tuple[str, ...] = ()
+    """Start ids of processes that an operator said are not this run's training (``podwatch start --beside PID``)."""
 
     def to_dict(self, clock: Clock) -> dict[str, object]:
         return {
@@ -55,6 +59,8 @@ class Memory:
             "next_try_wall": self.next_try_wall,
             "adopted": self.adopted,
             "yielded": self.yielded,
+            "ended_wall": self.ended_wall,
+            "ignored": list(self.ignored),
         }
 
 
@@ -78,6 +84,8 @@ def from_dict(data: Mapping[str, Any], clock: Clock) -> Memory:
         next_try_wall=data.get("next_try_wall"),
         adopted=bool(data.get("adopted", False)),
         yielded=bool(data.get("yielded", False)),
+        ended_wall=data.get("ended_wall") if same_boot else None,
+        ignored=tuple(str(name) for name in data.get("ignored") or ()) if same_boot else (),
     )
 
 

@@ -7,65 +7,108 @@ from podwatch.domain.errors import Busy, InternalError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
+from podwatch.evidence import scrub
+from podwatch.judgement.beside import Sifted, sift
 from podwatch.recovery.attempt import Attempt
 from podwatch.recovery.core import BLOCKED_POLL
 from podwatch.recovery.state import Phase
 from podwatch.recovery.stopping import Stopping
-from podwatch.trainer.base import Candidate, TrainerHandle
+from podwatch.trainer.base import Candidate, Look, TrainerHandle
 
 PERSON_POLL: Final = 15.0
 """Seconds between two looks for a person's own start while nothing of ours runs; one look reads all of /proc."""
-
-SEEN_LATE: Final = 30.0
-"""Seconds that the end of a trainer may be noticed after it happened: its person may have been quicker."""
 
 
 class Persons(Stopping):
     """Taking over, and the lookout: while nothing of ours runs and no act does, somebody still looks."""
 
-    async def take_over(self, candidates: Sequence[Candidate]) -> bool:
-        """Attach to the one trainer that a person started; wait while it is not clear which. False when nothing is
-        there, so that a start cannot join a second trainer to a first (promise 4)."""
+    async def take_over(self, look: Look) -> bool:
+        """Attach to the one trainer that an operator started; wait while it is not clear which, or whether one is about
+        to be. False when nothing is there, so that a start cannot join a second trainer to a first (promise 4)."""
         tools = self.tools
-        while tools.settings.trainer.supervise == "keeper" or len(candidates) != 1:
-            if not candidates:
+        while True:
+            if look.handle is not None:
+                await self.adopt(look.handle)
+                return True
+            there = self.sift(look)
+            if len(there.successors) == 1 and tools.settings.trainer.supervise != "keeper":
+                if await self.guard(there.successors[0]):
+                    return True
+                look = await tools.launcher.look()
+                continue
+            if not self._must_wait(there):
                 self.clear(FindingKind.AMBIGUOUS_TRAINERS)
                 return False
-            names = listed(candidates)
-            if len(candidates) > 1 and self._none_on_a_gpu(candidates):
-                # Whatever they are, they are not training (DESIGN section 2).
-                self.note(FindingKind.AMBIGUOUS_TRAINERS, Severity.WARNING, f"started beside: {names}")
-                return False
-            text = "several trainers could be this run's" if len(candidates) > 1 else "a trainer not started by us runs"
-            self._show(Phase.BLOCKED, f"{text}: {names}")
-            self.note(
-                FindingKind.AMBIGUOUS_TRAINERS,
-                Severity.CRITICAL,
-                f"{text}: {names}",
-                "stop what does not belong here; podwatch then goes on by itself",
-            )
             await tools.clock.sleep(BLOCKED_POLL)
             look = await tools.launcher.look()
-            if look.handle is not None:
-                await self.adopt(look.handle)
-                return True
-            candidates = look.candidates
+
+    def sift(self, look: Look) -> Sifted[Candidate]:
+        """Which of those that were seen may be our next trainer; the tree of the one that is watched is none."""
+        memory, wall = self.memory, self.tools.clock.wall()
+        return sift(look.candidates, look.pending, ended=memory.ended_wall, wall=wall, ignored=memory.ignored)
+
+    def _must_wait(self, there: Sifted[Candidate]) -> bool:
+        """Whether nothing may be started beside these; it is then shown, with what the operator can do."""
+        if there.successors or there.rivals:
+            several = len(there.successors) > 1
+            text = "several trainers could be this run's" if several else "a trainer not started by us runs"
+            if not there.successors:
+                text = "a process that ran beside the trainer that ended works in its output_dir"
+            names = listed((*there.successors, *there.rivals))
+            fix = (
+                "`podwatch start --attach PID` guards one; stop what does not belong here, or say so with"
+                " `podwatch start --beside PID`; podwatch then continues"
+            )
+            self._show(Phase.BLOCKED, f"{text}: {names}")
+            self.clear(FindingKind.AMBIGUOUS_TRAINERS)
+            self.note(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL, f"{text}: {names}", fix)
+            return True
+        if not there.pending or self.tools.settings.mode == "observe":
+            return False
+        self._await(there.pending)
+        return True
+
+    def _await(self, pending: Sequence[Candidate]) -> None:
+        """Show what is awaited: until the patience of a start is over a warning, then a question."""
+        patience = self.tools.settings.trainer.startup_patience
+        names = listed(pending)
+        late = all(c.age >= patience for c in pending)
+        awaited = " or ".join(dict.fromkeys(c.awaits for c in pending))
+        if late:
+            text = (
+                f"Training is not running: {names}. After {min(c.age for c in pending) / 60:.0f} min podwatch still has"
+                f" not seen {awaited}, and starts no trainer beside it"
+            )
+        else:
+            left = max(0.0, patience - min(c.age for c in pending)) / 60
+            text = (
+                f"podwatch waits before it starts training: {names}. It waits for {awaited} (attaches then), or for its"
+                f" end (starts then); in {left:.0f} min it asks you"
+            )
+        pids = [str(c.launcher.pid) for c in pending if c.attachable] or [str(pending[0].launcher.pid)]
+        fix = (
+            f"if this is the run's training: `podwatch start --attach {pids[0]}`; if not: end it, or"
+            f" `podwatch start --beside {pids[0]}` starts training beside it; `podwatch stop-training` starts nothing"
+        )
+        self._show(Phase.BLOCKED, text)
+        self.clear(FindingKind.AMBIGUOUS_TRAINERS)
+        self.note(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL if late else Severity.WARNING, text, fix)
+
+    async def guard(self, candidate: Candidate) -> bool:
+        """Attach to this one; False when it has ended in the meantime."""
+        tools = self.tools
         self.clear(FindingKind.AMBIGUOUS_TRAINERS, FindingKind.BLOCKED)
         try:
-            handle = await tools.launcher.attach(candidates[0])
-        except Busy:  # it has ended in the meantime
-            look = await tools.launcher.look()
-            if look.handle is not None:
-                await self.adopt(look.handle)
-                return True
-            return await self.take_over(look.candidates)
+            handle = await tools.launcher.attach(candidate)
+        except Busy:
+            return False
         now = tools.clock.monotonic()
         self.watch(handle, Attempt(handle.start_id, now, known=False))
         tools.begin_start(now, handle.start_id)
         self._show(Phase.ATTACHED, f"watching pid {handle.launcher.pid}, which was started by someone else")
         tools.say(
             EventName.TRAINER_ATTACHED,
-            f"attached to pid {handle.launcher.pid}: {candidates[0].reason}",
+            f"attached to pid {handle.launcher.pid}: {candidate.reason}",
             start_id=handle.start_id,
             pid=handle.launcher.pid,
         )
@@ -78,30 +121,25 @@ class Persons(Stopping):
             )
         return True
 
-    def _none_on_a_gpu(self, candidates: Sequence[Candidate]) -> bool:
-        """Seen, not supposed: with a blind GPU sensor nobody knows (promises 3 and 4)."""
-        reading = self.tools.gpus.latest()
-        seen = reading.ok and bool(reading.value) and bool(self.memory.gpu_base)
-        free = self.procedure.free(self._free_since)
-        return seen and free.observed and free.free and not any(c.holds_gpu for c in candidates)
-
-    async def notice(self, candidates: Sequence[Candidate]) -> None:
+    async def notice(self, look: Look) -> None:
         """Training is not wanted (stopped, finished), and this is what runs here. Only a trainer of this very run, seen
         at work in output_dir and started since, says that its person wants it again: podwatch guards it from now on.
         Whatever else holds the GPUs (a notebook, an evaluation, what is left of the old run) is told and left alone: it
         would be "restarted" as training one day."""
         record, clock = self.tools.record.current, self.tools.clock
+        there = self.sift(look)
+        candidates = (*there.successors, *there.rivals)
         since = record.desired_wall if record is not None else 0.0
-        mine = [c for c in candidates if c.of_run and clock.wall() - c.age > since]
+        mine = [c for c in there.successors if c.of_run and clock.wall() - c.age > since]
         self.clear(FindingKind.AMBIGUOUS_TRAINERS)
         self.drop("beside")
-        pending = [c for c in candidates if record is not None and c.start_id == record.stop_of]
+        pending = [c for c in look.candidates if record is not None and c.start_id == record.stop_of]
         if pending:  # podwatch ended while it waited for the save, or before it had begun to stop it
-            if await self.take_over(pending):
+            if await self.guard(pending[0]):
                 await self.as_recorded()
         elif len(mine) == 1 and self.tools.settings.trainer.supervise != "keeper":
             before = self.desired
-            if await self.take_over(mine):
+            if await self.guard(mine[0]):
                 self.tools.say(
                     EventName.DESIRED_CHANGED,
                     f"training was {before}, and a person started it again (pid {mine[0].launcher.pid})",
@@ -160,26 +198,28 @@ class Persons(Stopping):
             if look.handle is not None and (old is None or look.handle.start_id != old.start_id):
                 return await self.carry_on()
             if old is not None:
-                return await self._again_by_hand(old, look.candidates)
+                return await self._again_by_hand(old, look)
             if self.desired is not Desired.RUNNING:
-                return await self.notice(look.candidates)
+                return await self.notice(look)
             self.clear(FindingKind.AMBIGUOUS_TRAINERS)
-            if len(look.candidates) == 1 and self.tools.settings.trainer.supervise != "keeper":
-                if await self.take_over(look.candidates):
+            there = self.sift(look)
+            if len(there.successors) == 1 and self.tools.settings.trainer.supervise != "keeper":
+                if await self.take_over(look):
                     self.memory.next_try_wall = None
                     self.clear(FindingKind.GAVE_UP, FindingKind.FOREIGN_CHECKPOINTS)
-            elif look.candidates:
-                self._ask(look.candidates)
+            elif there.successors:
+                self._ask(there.successors)
         finally:
             self.looking_out = False
         return None
 
-    async def _again_by_hand(self, old: TrainerHandle, candidates: Sequence[Candidate]) -> None:
+    async def _again_by_hand(self, old: TrainerHandle, look: Look) -> None:
         """What is left of the old tree is no new trainer, nor what ran beside it all the time."""
         status, wall = await old.exit_status(), self.tools.clock.wall()
         ended = status.at_wall if status is not None else wall
         left = {process.identity for process in (await old.tree()).value or ()} | {old.launcher}
-        fresh = [c for c in candidates if c.launcher not in left and wall - c.age > ended - SEEN_LATE]
+        there = sift(look.candidates, look.pending, ended=ended, wall=wall, ignored=self.memory.ignored)
+        fresh = [c for c in there.successors or there.pending if c.launcher not in left]
         if len(fresh) != 1 or self.tools.settings.trainer.supervise == "keeper":
             return
         self.tools.say(
@@ -187,11 +227,12 @@ class Persons(Stopping):
             f"the trainer that ended (pid {old.launcher.pid}) was started again by hand: no failure",
             start_id=old.start_id,
         )
+        self.memory.ended_wall = ended
         self.forget()
-        if not await self.take_over(fresh):
-            await self.carry_on()
+        if fresh[0].awaits or not await self.guard(fresh[0]):
+            await self.carry_on()  # one that only loads yet is waited for there
 
 
 def listed(candidates: Sequence[Candidate]) -> str:
-    """For a person to choose from."""
-    return "; ".join(f"pid {c.launcher.pid}: {c.command[:80]} ({c.reason})" for c in candidates)
+    """For an operator to choose from, without secrets."""
+    return "; ".join(f"pid {c.launcher.pid}: {scrub(c.command)[:80]} ({scrub(c.reason)})" for c in candidates)

@@ -97,6 +97,8 @@ class Procedure(Choosing):
                 Severity.CRITICAL,
             )
             await tools.clock.sleep(STUCK_RETRY)
+        ended = report.exit.at_wall if report.exit is not None else 0.0
+        self.memory.ended_wall = ended or tools.clock.wall()
         await self.stop_also()
         await handle.release()
         self.writers_ended = True

@@ -26,7 +26,7 @@ from podwatch.recovery.wishes import Wishes
 from podwatch.sensors.base import Sensor
 from podwatch.system.clock import Clock
 from podwatch.system.workspace import Workspace
-from podwatch.trainer.base import Launcher, TrainerHandle
+from podwatch.trainer.base import Candidate, Launcher, TrainerHandle
 
 REMEMBER_EVERY = 60.0
 """Seconds between two records of "a step was made": losing a minute of that only delays the end of a streak."""
@@ -135,10 +135,10 @@ class Recovery(Wishes):
             if self.desired is not Desired.RUNNING:
                 self.spawn(self.as_recorded)
             return
-        self.opening = self._opening(bool(look.handle), len(look.candidates))
+        self.opening = self._opening(bool(look.handle), len(look.candidates), look.pending)
         self.spawn(self.carry_on)
 
-    def _opening(self, half_stopped: bool, candidates: int) -> str:
+    def _opening(self, half_stopped: bool, candidates: int, pending: Sequence[Candidate] = ()) -> str:
         if half_stopped:
             return "an interrupted stop or start is being finished"
         beside = f" ({candidates} running that podwatch did not start: see `podwatch status`)" if candidates else ""
@@ -150,6 +150,8 @@ class Recovery(Wishes):
             return "a trainer that podwatch did not start is running: watching it"
         if candidates:
             return f"{candidates} running trainers could be this run's: see `podwatch status`"
+        if pending and not self.held():
+            return f"nothing is started yet beside pid {pending[0].launcher.pid}: {pending[0].reason}"
         if self.held():
             return f"nothing is running, and {self.held()}: nothing is started"
         if self.memory.history.gave_up:

@@ -14,7 +14,7 @@ from podwatch.recovery import plan, yielding
 from podwatch.recovery.acts import Acts
 from podwatch.recovery.choosing import NothingToResume
 from podwatch.recovery.persons import listed
-from podwatch.trainer.base import Candidate
+from podwatch.trainer.base import Candidate, Look
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,35 +28,59 @@ class Started:
 class Wishes(Acts):
     """The doors of `podwatch start`, `restart`, `stop-training` and `restart --dry-run`."""
 
-    async def request_start(self, step: int | None = None, fresh: bool = False, attach: int | None = None) -> Started:
+    async def request_start(
+        self, step: int | None = None, fresh: bool = False, attach: int | None = None, beside: int | None = None
+    ) -> Started:
         """Training is wanted from now on; returns once that is recorded. A trainer that a person started is taken over
-        and named, never joined by a second one; of several, ``attach`` (a pid) says which. Raises Busy while one is
-        watched already, UsageError when the step or the pid does not exist, ConfigurationError without a command."""
+        and named, never joined by a second one; of several, ``attach`` (a pid) says which. ``beside`` is the pid of a
+        process that is not this run's training, whatever it looks like: it is ignored from now on. Raises Busy while
+        one is watched already, UsageError when the step or the pid does not exist, ConfigurationError without a
+        command."""
         async with self.by_hand():
             if self.handle is not None and await self.handle.exit_status() is None:
                 raise Busy(
                     f"training is running already (pid {self.handle.launcher.pid})",
                     fix="`podwatch restart` starts it again, `podwatch stop-training` stops it",
                 )
-            there = await self._of_persons()
-            if there or attach is not None:
-                return await self._start_with(there, step, fresh, attach)
+            look = await self._of_persons()
+            if beside is not None:
+                look = await self._ignore(look, beside)
+            there = self.sift(look)
+            if there.successors or attach is not None:
+                return await self._start_with(look, step, fresh, attach)
             await self._want(step, fresh)
             self.spawn(lambda: self.restart_act("started by hand"))
+            if waits := (*there.rivals, *there.pending):
+                return Started(f"training is wanted; podwatch does not start it beside {listed(waits)}")
             return Started("training is wanted and will be started")
 
-    async def _of_persons(self) -> tuple[Candidate, ...]:
-        """Trainers that run here and are not watched. What is left of the one that is, does not count."""
+    async def _ignore(self, look: Look, pid: int) -> Look:
+        """Durable: this process is not this run's training."""
+        seen = (*look.candidates, *look.pending)
+        meant = [c for c in seen if c.launcher.pid == pid]
+        if not meant:
+            known = f"seen: {listed(seen)}" if seen else "podwatch waits for no process"
+            raise UsageError(f"podwatch does not wait for process {pid}", fix=known)
+        self.memory.ignored = (*self.memory.ignored[-15:], meant[0].start_id)
+        await self.procedure.remember()
+        return look
+
+    async def _of_persons(self) -> Look:
+        """What runs here and is not watched. What is left of the one that is, does not count."""
         look = await self.tools.launcher.look()
         if look.handle is not None:
-            return ()
+            return Look()
         old = self.handle
         left = {p.identity for p in (await old.tree()).value or ()} | {old.launcher} if old is not None else set()
-        return tuple(c for c in look.candidates if c.launcher not in left)
+        return Look(
+            candidates=tuple(c for c in look.candidates if c.launcher not in left),
+            pending=tuple(c for c in look.pending if c.launcher not in left),
+        )
 
-    async def _start_with(
-        self, there: tuple[Candidate, ...], step: int | None, fresh: bool, attach: int | None
-    ) -> Started:
+    async def _start_with(self, look: Look, step: int | None, fresh: bool, attach: int | None) -> Started:
+        there = self.sift(look).successors
+        if attach is not None:  # an operator's decision needs no proof, but a terminal is never a trainer
+            there = (*look.candidates, *(c for c in look.pending if c.attachable))
         chosen = there if attach is None else tuple(c for c in there if c.launcher.pid == attach)
         if not chosen:
             known = f"running: {listed(there)}" if there else "no trainer runs here; without --attach one is started"
@@ -71,6 +95,7 @@ class Wishes(Acts):
             raise Busy(said, where='[trainer] supervise = "keeper"', fix="stop it, or set supervise to auto")
         await self.interrupt()
         self._forgive(None, False)
+        self.memory.ignored = tuple(name for name in self.memory.ignored if name != one.start_id)
         await self.procedure.remember()
         await self.set_desired(Desired.RUNNING)
         self.spawn(lambda: self._attach_act(one))
@@ -79,7 +104,7 @@ class Wishes(Acts):
     async def _attach_act(self, one: Candidate) -> None:
         if self.handle is not None:
             self.forget()
-        if not await self.take_over((one,)):
+        if not await self.guard(one):
             await self.start_act()
 
     async def request_restart(self, step: int | None = None) -> None:

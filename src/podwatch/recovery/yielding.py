@@ -1,6 +1,7 @@
 """Who trains already, here or elsewhere: looked at before a start; and a pod that lost its run gives way (DESIGN
 section 4, "Two pods, one run")."""
 
+from dataclasses import replace
 from typing import Final
 
 from podwatch.domain.finding import FindingKind, Severity
@@ -84,4 +85,4 @@ class Yielding(Persons):
                 await self.adopt(look.handle)  # its end is judged once podwatch may act again
                 return True
             await self.procedure.stop_tree(look.handle, "an ended trainer was left over")
-        return await self.take_over(look.candidates)
+        return await self.take_over(replace(look, handle=None))

@@ -38,6 +38,8 @@ class ProcStat:
     session: int
     tty: int
     start_ticks: int
+    foreground: int = -1
+    """The process group that its terminal is given to; -1 without a terminal."""
 
 
 def parse_stat(text: str) -> ProcStat:
@@ -55,6 +57,7 @@ def parse_stat(text: str) -> ProcStat:
         session=int(rest[3]),
         tty=int(rest[4]),
         start_ticks=int(rest[19]),
+        foreground=int(rest[5]),
     )
 
 
@@ -133,6 +136,12 @@ def environment_value(pid: int, name: str) -> str | None:
     return None
 
 
+def environment_items(pid: int) -> list[tuple[str, str]]:
+    """Names and values, which may be secrets: for a comparison, never to be shown. Empty when denied or gone."""
+    items = (item.decode("utf-8", "replace").partition("=") for item in _environment(pid).split(b"\0") if item)
+    return [(name, value) for name, _, value in items]
+
+
 def _environment(pid: int) -> bytes:
     """Empty when denied or gone. A process in the middle of an exec shows neither environment nor command (up to 13 ms
     on two busy cores, measured): it is asked again. A kernel thread never does."""
@@ -163,6 +172,24 @@ def working_directory(pid: int) -> str | None:
         return os.readlink(f"{PROC}/{pid}/cwd")  # noqa: PTH115
     except OSError:
         return None
+
+
+def executable(pid: int) -> str:
+    """Path of the program that it really runs, whatever its argv says; empty when denied or gone."""
+    try:
+        return os.readlink(f"{PROC}/{pid}/exe").removesuffix(" (deleted)")  # noqa: PTH115
+    except OSError:
+        return ""
+
+
+def users(pid: int) -> tuple[int, int] | None:
+    """Real and effective user id; None when it is gone. Not the owner of ``/proc/PID``: that is root for every process
+    which must not be dumped."""
+    for line in (_read(f"{PROC}/{pid}/status") or b"").splitlines():
+        if line.startswith(b"Uid:"):
+            words = line.split()
+            return int(words[1]), int(words[2])
+    return None
 
 
 def open_files(pid: int) -> dict[int, str] | None:

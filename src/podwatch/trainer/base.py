@@ -36,7 +36,8 @@ class StartPlan:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A process tree that looks like this run's training, and why. ``holds_gpu``: a CUDA context was seen in it.
-    ``of_run``: it was also seen at work in output_dir; else it may be anything that uses the GPUs."""
+    ``of_run``: it was also seen at work in output_dir; else it may be anything that uses the GPUs. ``awaits``: it is
+    pending, no trainer yet, and this decides. ``attachable``: an operator may say that it is the trainer."""
 
     launcher: ProcessIdentity
     command: str
@@ -45,6 +46,8 @@ class Candidate:
     of_run: bool = False
     age: float = 0.0
     """Seconds since its launcher was started."""
+    awaits: str = ""
+    attachable: bool = True
 
     @property
     def start_id(self) -> str:
@@ -101,11 +104,13 @@ class TrainerHandle(Protocol):
 @dataclass(frozen=True, slots=True)
 class Look:
     """What is on this pod right now. ``handle`` is a living (or ended, not yet released) keeper of this run.
-    ``holders`` are all processes with a CUDA context on the run's GPUs, in words."""
+    ``holders`` are all processes with a CUDA context on the run's GPUs, in words. ``pending`` are no trainers, and no
+    trainer is started beside them: see ``Candidate.awaits``."""
 
     handle: TrainerHandle | None = None
     candidates: tuple[Candidate, ...] = ()
     holders: tuple[str, ...] = ()
+    pending: tuple[Candidate, ...] = ()
 
 
 class Launcher(Protocol):

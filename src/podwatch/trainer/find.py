@@ -1,21 +1,35 @@
-"""Candidates: trainers that someone else started (DESIGN section 2, "Supervise").
+"""Candidates: trainers that podwatch did not start (DESIGN section 2, "Supervise").
 
-A candidate is a process tree that holds a CUDA context on a configured GPU, or whose launcher is a training launcher
-and that holds a file under output_dir open for writing, or names output_dir in its command or working directory.
-Readers and tools never count. ``judge`` is pure; ``gather`` reads /proc and blocks.
+A candidate is a process tree of our user or of trainer.user that holds a CUDA context on a configured GPU, or that
+belongs to a launcher and holds a file of a checkpoint open for writing. Names, arguments and the working directory make
+none. Readers and tools never count, nor anything interactive (``interactive.py``), nor what podwatch started.
+
+Pending is what gives no reason to attach and none to start beside it either: a process that names the run and has
+neither a context nor an open checkpoint yet, or a GPU user that looks like an evaluation.
+
+The tree of a candidate is found from its own processes upward, never from a shell downward. ``judge`` is pure;
+``gather`` reads /proc and blocks.
 """
 
 import os
+import pwd
+import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from podwatch.domain.process import ProcessIdentity, ProcessRole
 from podwatch.system import procfs
-from podwatch.system.identity import boot_id, pid_namespace
+from podwatch.trainer import naming
 from podwatch.trainer.base import Candidate
-from podwatch.trainer.roles import SHELLS, classify, program
+from podwatch.trainer.interactive import barred, children_of, find_interactive, of_users, starter
+from podwatch.trainer.processes import Process, read
+from podwatch.trainer.roles import looks_like_reader, looks_like_trainer, program, script_of
+
+if TYPE_CHECKING:
+    from podwatch.config.settings import Settings
+
+__all__ = ["Judged", "Process", "Run", "gather", "holders", "judge", "run_of"]
 
 _TOOLS = frozenset(
     {
@@ -23,91 +37,173 @@ _TOOLS = frozenset(
         "tensorboard", "rsync", "scp", "rclone", "b2", "aws", "s5cmd", "wandb", "nvidia-smi", "nvtop", "nvitop",
         "gpustat", "dcgmi", "dcgm-exporter", "nv-hostengine", "nvidia-persiste", "nvidia-cuda-mps", "Xorg", "podwatch",
         "tar", "du", "find", "ls", "inotifywait", "git", "lsof", "strace", "py-spy", "gdb", "code-server",
-        "jupyter-lab", "jupyter", "tee",
+        "jupyter-lab", "jupyter", "tee", "cp", "mv", "rm", "ln", "sleep", "ssh", "curl", "wget", "pip", "make",
     }
 )  # fmt: skip
 """Programs that read, copy or show; by the name of what really runs (``python -m tensorboard.main`` -> below)."""
-_TOOL_MODULES = ("tensorboard", "wandb", "podwatch", "http.server", "nvitop", "gpustat", "py_spy")
-
-_BOUNDARIES = frozenset(
-    {
-        "systemd", "init", "sshd", "tmux", "screen", "login", "su", "sudo", "dockerd", "containerd", "containerd-shim",
-        "podman", "conmon", "runc", "tini", "dumb-init", "s6-supervise", "supervisord", "cron", "crond", "kubelet",
-        "code", "node", "jupyter-lab", "jupyter", "mosh-server", "zellij", "podwatch",
-    }
-)  # fmt: skip
-"""A tree ends below these: they start things, they are not training."""
-_LAUNCHER_ROLES = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessRole.ORCHESTRATOR})
+_TOOL_MODULES = ("tensorboard", "wandb", "podwatch", "http.server", "nvitop", "gpustat", "py_spy", "pip", "venv")
+_CHECKPOINT = re.compile(
+    r"(?i)(?:step|checkpoint|ckpt|iter|epoch|version|state)[a-z]*[-_=.]?\d|\.(?:ckpt|pth?|safetensors|distcp)(?:\W|$)"
+)
+"""A path below output_dir that is of a checkpoint, in any layout: the directory of a step, or a file of weights."""
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """What the judgement needs of one process. ``writes`` are files under output_dir open for writing; ``cuda`` is
-    None where it cannot be read; ``ours`` marks podwatch, its children, and trees of any keeper; ``age`` in seconds."""
+class Run:
+    """What a trainer of this run is recognised by. Paths are real paths. ``gpus`` empty: any GPU counts.
+    ``checkpoint_dir`` is set where checkpoints are not below output_dir. ``users`` may train here (None: anyone)."""
 
-    identity: ProcessIdentity
-    parent_pid: int
-    name: str
-    argv: tuple[str, ...]
-    cwd: str = ""
-    cuda: bool | None = None
+    output_dir: str
     gpus: frozenset[int] = frozenset()
-    writes: tuple[str, ...] = ()
-    ours: bool = False
-    age: float = 0.0
-
-    @property
-    def tool(self) -> bool:
-        running, _ = program(self.argv)
-        if self.name in _TOOLS or running in _TOOLS:
-            return True
-        return any(running == tool or running.startswith(tool + ".") for tool in _TOOL_MODULES)
-
-    @property
-    def boundary(self) -> bool:
-        """A tree ends below it. PID 1 adopts every orphan, so only a training launcher there is the top of one."""
-        return self.starter or (self.identity.pid == 1 and not self.launcher_like)
-
-    @property
-    def starter(self) -> bool:
-        """By its name. Not by its place: what ``docker exec`` starts has no parent here (0), and the entry point of an
-        image can be the trainer itself."""
-        if self.name.lstrip("-").split(":")[0] in _BOUNDARIES:
-            return True
-        # An interactive shell is a person's; ``bash train.sh`` is part of what it runs.
-        words = [word for word in self.argv[1:] if word not in ("-l", "-i", "--login", "-il", "-li")]
-        return self.name.lstrip("-") in SHELLS and not words
-
-    @property
-    def launcher_like(self) -> bool:
-        return not self.tool and classify(self.name, self.argv) in _LAUNCHER_ROLES
+    users: frozenset[int] | None = None
+    checkpoint_dir: str = ""
+    command: tuple[str, ...] = ()
+    cwd: str = ""
 
 
-def judge(processes: Iterable[Process], *, output_dir: str, gpus: frozenset[int]) -> tuple[Candidate, ...]:
-    """The candidates among ``processes``, one per tree, named by the tree's top. ``gpus`` empty: any GPU counts."""
-    by_pid = {process.identity.pid: process for process in processes}
-    theirs = [p for p in by_pid.values() if not (p.tool or p.starter or _any_ours(p, by_pid))]
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Both named by the top of their trees. ``pending`` carry what is awaited in ``awaits``."""
+
+    candidates: tuple[Candidate, ...] = ()
+    pending: tuple[Candidate, ...] = ()
+
+
+def run_of(settings: "Settings") -> Run:
+    """From the configuration. Blocks: resolves paths."""
+    trainer, gpu = settings.trainer, settings.gpu
+    return Run(
+        output_dir=os.path.realpath(trainer.output_dir),
+        gpus=frozenset((*gpu.inference, *gpu.trainer)),
+        users=users_of(trainer.user),
+        checkpoint_dir=os.path.realpath(trainer.checkpoint_dir) if trainer.checkpoint_dir is not None else "",
+        command=trainer.command,
+        cwd=os.path.realpath(trainer.cwd or trainer.output_dir.parent),
+    )
+
+
+def users_of(user: str) -> frozenset[int]:
+    """Who may be a trainer: our own user, and the one that training runs as."""
+    found = {os.geteuid()}
+    if user:
+        try:
+            found.add(pwd.getpwnam(user).pw_uid)
+        except KeyError:
+            if user.isdigit():
+                found.add(int(user))
+    return frozenset(found)
+
+
+def tool(process: Process) -> bool:
+    running, _ = program(process.argv)
+    if process.name in _TOOLS or running in _TOOLS:
+        return True
+    return any(running == name or running.startswith(name + ".") for name in _TOOL_MODULES)
+
+
+class _Pod:
+    """The processes of the pod, and what is derived from all of them."""
+
+    def __init__(self, processes: Iterable[Process], run: Run) -> None:
+        self.run = run
+        self.all = tuple(processes)
+        self.by_pid = {p.pid: p for p in self.all}
+        self.interactive = find_interactive(self.all)
+        below = children_of(self.all)
+        self.starters = frozenset(p.pid for p in self.all if starter(p, below.get(p.pid, ())))
+        self.barred = barred(self.all, run.users)
+        self.ours = frozenset(p.pid for p in self.all if any(q.ours for q in (p, *self._above(p))))
+
+    def stops(self, process: Process) -> bool:
+        """Whether a tree ends below it. PID 1 adopts every orphan, so only a training launcher there is its top."""
+        return process.pid in self.barred or (process.pid == 1 and not process.launcher_like)
+
+    def chain(self, process: Process) -> list[Process]:
+        """The process, then its parents up to the top of its tree."""
+        found = [process]
+        parent = self.by_pid.get(process.parent_pid)
+        while parent is not None and parent not in found and not self.stops(parent):
+            found.append(parent)
+            parent = self.by_pid.get(parent.parent_pid)
+        return found
+
+    def counts(self, process: Process) -> bool:
+        return (
+            of_users(process, self.run.users)
+            and process.pid not in self.ours
+            and process.pid not in self.interactive
+            and process.pid not in self.starters
+            and not tool(process)
+        )
+
+    def _above(self, process: Process) -> list[Process]:
+        found: list[Process] = []
+        parent = self.by_pid.get(process.parent_pid)
+        while parent is not None and parent not in found and parent.pid != 1:
+            found.append(parent)
+            parent = self.by_pid.get(parent.parent_pid)
+        return found
+
+
+def judge(processes: Iterable[Process], run: Run) -> Judged:
+    """What trains here, or may be about to, that podwatch did not start; one entry per tree, in the order of pids."""
+    pod = _Pod(processes, run)
     found: dict[int, Candidate] = {}
+    waiting: dict[int, Candidate] = {}
     at_work: set[int] = set()
-    for process in theirs:
-        top = _top(process, by_pid)
-        work = _work(process, by_pid, output_dir)
-        if work:  # what only writes there may be an evaluation with its output sent to a file
-            at_work.add(top.identity.pid)
-        reason = _cuda(process, gpus) or work
-        known = found.get(top.identity.pid)
-        if reason and (known is None or (process.cuda and not known.holds_gpu)):
-            text = " ".join(top.argv) or top.name
-            found[top.identity.pid] = Candidate(top.identity, text, reason, holds_gpu=bool(process.cuda), age=top.age)
-    return tuple(replace(found[pid], of_run=pid in at_work) for pid in sorted(found))
+    for process in pod.all:
+        if not pod.counts(process):
+            if (asks := _live_writer(process, pod)) is not None:
+                waiting.setdefault(asks.launcher.pid, asks)
+            continue
+        chain = pod.chain(process)
+        top = chain[-1]
+        tie = _tie(process, chain, run)
+        if tie:  # what only writes there may be an evaluation with its output sent to a file
+            at_work.add(top.pid)
+        context, writes = _context(process, run.gpus), _saves(process, chain, run)
+        if not (context or writes):
+            if tie:
+                waiting.setdefault(top.pid, _candidate(top, tie, awaits=_CONTEXT))
+        elif not writes and any(looks_like_reader(p.argv) for p in chain) and not _trains(chain):
+            reason = f"{context}, but {script_of(process.argv) or process.name} looks like an evaluation"
+            waiting.setdefault(top.pid, replace(_candidate(top, reason, awaits=_END), holds_gpu=True))
+        else:
+            known = found.get(top.pid)
+            if known is None or (context and not known.holds_gpu):
+                found[top.pid] = _candidate(top, context or writes, holds_gpu=bool(context))
+    return Judged(
+        tuple(replace(found[pid], of_run=pid in at_work) for pid in sorted(found)),
+        tuple(replace(waiting[pid], of_run=pid in at_work) for pid in sorted(waiting) if pid not in found),
+    )
+
+
+_CONTEXT = "a CUDA context or an open checkpoint"
+_END = "its end"
+
+
+def _candidate(top: Process, reason: str, *, awaits: str = "", holds_gpu: bool = False) -> Candidate:
+    text = " ".join(top.argv) or top.name
+    return Candidate(top.identity, text, reason, holds_gpu=holds_gpu, age=top.age, awaits=awaits)
+
+
+def _live_writer(process: Process, pod: _Pod) -> Candidate | None:
+    """A notebook or a REPL that writes this run's checkpoints: never a trainer, and no reason to start beside it."""
+    if process.pid not in pod.interactive or process.pid in pod.ours or not of_users(process, pod.run.users):
+        return None
+    written = _checkpoint_files(process, pod.run)
+    if not written or tool(process):
+        return None
+    reason = f"process {process.pid} ({process.name}) is interactive and writes {written[0]}"
+    return replace(_candidate(process, reason, awaits=_END), attachable=False)
 
 
 def holders(processes: Iterable[Process], *, gpus: frozenset[int], own_pid: int) -> tuple[str, ...]:
     """Every process that holds a CUDA context on these GPUs, in words, our own trees included: who is in the way."""
     return tuple(
-        f"pid {p.identity.pid} ({p.name}) has a context on {_devices(p)}"
+        f"pid {p.pid} ({p.name}) has a context on {_devices(p)}"
         for p in processes
-        if p.identity.pid != own_pid and _cuda(p, gpus)
+        if p.pid != own_pid and _context(p, gpus)
     )
 
 
@@ -115,81 +211,118 @@ def _devices(process: Process) -> str:
     return ", ".join(f"/dev/nvidia{n}" for n in sorted(process.gpus)) or "a GPU"
 
 
-def _cuda(process: Process, gpus: frozenset[int]) -> str:
+def _context(process: Process, gpus: frozenset[int]) -> str:
     if process.cuda and (not gpus or not process.gpus or process.gpus & gpus):
-        return f"process {process.identity.pid} ({process.name}) holds a CUDA context on {_devices(process)}"
+        return f"process {process.pid} ({process.name}) holds a CUDA context on {_devices(process)}"
     return ""
 
 
-def _work(process: Process, by_pid: Mapping[int, Process], output_dir: str) -> str:
-    """A launcher, or what runs below one, at work in output_dir."""
-    launchers = [p for p in (process, *_ancestors(process, by_pid)) if p.launcher_like]
-    if not launchers:
+def _saves(process: Process, chain: Sequence[Process], run: Run) -> str:
+    """A launcher, or what runs below one, that has a file of a checkpoint open for writing."""
+    written = _checkpoint_files(process, run)
+    if written and any(p.launcher_like or p.names_run for p in chain):
+        return f"process {process.pid} ({process.name}) writes {written[0]}"
+    return ""
+
+
+def _checkpoint_files(process: Process, run: Run) -> list[str]:
+    return [path for path in process.writes if _of_checkpoint(path, run)]
+
+
+def _of_checkpoint(path: str, run: Run) -> bool:
+    if run.checkpoint_dir and _below(path, run.checkpoint_dir):
+        return True
+    return _below(path, run.output_dir) and bool(_CHECKPOINT.search(path[len(run.output_dir) :]))
+
+
+def _tie(process: Process, chain: Sequence[Process], run: Run) -> str:
+    """What makes it likely that it is this run's training, or will be; empty where nothing does. The working directory
+    of a launcher counts only here, where it makes no candidate."""
+    if _reads_only(chain):
+        return ""
+    if process.names_run and not tool(process):
+        return process.names_run
+    if not any(p.launcher_like for p in chain):
         return ""
     if process.writes:
-        return f"process {process.identity.pid} ({process.name}) writes {process.writes[0]}"
-    if process.launcher_like:
-        if _below(process.cwd, output_dir):
-            return f"{process.name} runs in {process.cwd}"
-        for word in process.argv:
-            _, _, value = word.rpartition("=")
-            named = "/" in value or value == os.path.basename(output_dir)  # noqa: PTH119
-            path = os.path.normpath(os.path.join(process.cwd or "/", value))  # noqa: PTH118
-            if named and _below(path, output_dir):
-                return f"its command names {output_dir}"
+        return f"process {process.pid} ({process.name}) writes {process.writes[0]}"
+    if process.launcher_like and _below(process.cwd, run.output_dir):
+        return f"{process.name} runs in {process.cwd}"
     return ""
+
+
+def _reads_only(chain: Sequence[Process]) -> bool:
+    return any(looks_like_reader(p.argv) for p in chain) and not _trains(chain)
+
+
+def _trains(chain: Sequence[Process]) -> bool:
+    """Some title in this chain is that of prime-rl or of an engine: no script's name says otherwise."""
+    return any("::" in p.name or "::" in " ".join(p.argv[:1]) for p in chain)
 
 
 def _below(path: str, root: str) -> bool:
     return bool(path) and (path == root or path.startswith(root.rstrip("/") + "/"))
 
 
-def _ancestors(process: Process, by_pid: Mapping[int, Process]) -> list[Process]:
-    chain: list[Process] = []
-    parent = by_pid.get(process.parent_pid)
-    while parent is not None and not parent.boundary and parent not in chain:
-        chain.append(parent)
-        parent = by_pid.get(parent.parent_pid)
-    return chain
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _top(process: Process, by_pid: Mapping[int, Process]) -> Process:
-    return ([process, *_ancestors(process, by_pid)])[-1]
-
-
-def _any_ours(process: Process, by_pid: Mapping[int, Process]) -> bool:
-    return any(p.ours for p in (process, *_ancestors(process, by_pid)))
-
-
-def gather(output_dir: Path, *, own_pid: int) -> list[Process]:
+def gather(run: Run, *, own_pid: int) -> list[Process]:
     """Read every process of the pod. Those that carry a keeper's marker, and podwatch's own tree, are ``ours``."""
-    root = os.path.realpath(output_dir)
+    roots = tuple(root for root in (run.output_dir, run.checkpoint_dir) if root)
     own = {own_pid, *procfs.descendants(own_pid)}
+    above = _ancestors(own_pid)
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    target = naming.Target(run.output_dir, naming.resolved)
     result: list[Process] = []
     for pid in procfs.all_pids():
-        status = procfs.read_stat(pid)
-        argv = procfs.command(pid)
-        if status is not None and procfs.hangs(pid):
-            argv = argv or (status.name,)  # stuck in the kernel: its name and what it holds open still tell
-        if status is None or status.state in "ZXx" or (not argv and pid != 1):
-            continue  # gone, ended, or a kernel thread
-        links = procfs.open_files(pid)
-        use = None if links is None else procfs.cuda_use_of(links.values())
-        inside = {fd: target for fd, target in (links or {}).items() if _below(target, root)}
-        identity = ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace())
-        result.append(
-            Process(
-                identity=identity,
-                parent_pid=status.parent_pid,
-                name=status.name,
-                argv=argv,
-                cwd=procfs.working_directory(pid) or "",
-                cuda=None if use is None else use.context,
-                gpus=frozenset() if use is None else use.gpus,
-                writes=tuple(procfs.open_for_writing(pid, inside)),
-                ours=pid in own or procfs.environment_value(pid, "PODWATCH_START_ID") is not None,
-                age=identity.age(now),
-            )
+        found = read(pid)
+        if found is None:
+            continue
+        inside = {fd: path for fd, path in found.links.items() if any(_below(path, root) for root in roots)}
+        ours = pid in own or procfs.environment_value(pid, "PODWATCH_START_ID") is not None
+        process = replace(
+            found,
+            writes=tuple(procfs.open_for_writing(pid, inside)),
+            ours=ours,
+            above_us=pid in above,
+            age=found.identity.age(now),
+            links={},
         )
+        if not ours and of_users(process, run.users):
+            process = replace(process, names_run=_names_run(process, run, target))
+        result.append(process)
     return result
+
+
+def _names_run(process: Process, run: Run, target: naming.Target) -> str:
+    """In words; empty where it does not, and for programs that train nothing."""
+    if not _may_train(process):
+        return ""
+    argv, cwd = process.argv, process.cwd
+    if run.command and naming.repeats(argv, cwd, run.command, run.cwd):
+        return "its command is this run's"
+    if said := naming.in_argv(argv, cwd, target) or naming.in_files(argv, cwd, target):
+        return said
+    # A variable is inherited by everything that is started from the same shell.
+    trains = process.launcher_like or looks_like_trainer(argv) or script_of(argv) == script_of(run.command)
+    return naming.in_environment(procfs.environment_items(process.pid), cwd, target) if trains else ""
+
+
+def _may_train(process: Process) -> bool:
+    """Python programs, known launchers, and shell scripts whose command names something to run."""
+    if tool(process) or looks_like_reader(process.argv):
+        return False
+    if process.launcher_like:
+        return True
+    exe = process.exe.rpartition("/")[2] or (process.argv[0].rpartition("/")[2] if process.argv else "")
+    return exe.startswith(("python", "pypy")) and bool(script_of(process.argv))
+
+
+def _ancestors(pid: int) -> Collection[int]:
+    found: list[int] = []
+    status = procfs.read_stat(pid)
+    while status is not None and status.parent_pid not in (0, *found):
+        found.append(status.parent_pid)
+        status = procfs.read_stat(status.parent_pid)
+    return found

@@ -2,7 +2,7 @@
 
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from podwatch.domain.errors import Busy
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
@@ -14,7 +14,9 @@ from podwatch.system.identity import is_alive
 from podwatch.system.patience import patiently
 from podwatch.system.threads import Worker
 from podwatch.trainer.base import StopReport, attached_id
+from podwatch.trainer.interactive import is_server_name, served, spared
 from podwatch.trainer.keeper_client import KeeperClient, KeeperSilent
+from podwatch.trainer.processes import read
 from podwatch.trainer.records import KeeperRecord, read_end, read_exit, read_record, retire_record
 from podwatch.trainer.terminal import terminal_of
 from podwatch.trainer.tree import LocalTree, leads_session
@@ -146,6 +148,7 @@ class KeptTrainer(_Trainer):
                 keeper=record.keeper,
                 own_session=True,
                 ended=lambda: read_end(record.directory, record.start_id),
+                spare=served,
             ),
             worker=worker,
             clock=clock,
@@ -202,6 +205,8 @@ class KeptTrainer(_Trainer):
             except KeeperSilent:
                 pass
             else:
+                if any(is_server_name(sample.name) for sample in found):
+                    found = await self._worker.call(_without_terminals, found, timeout=_PROC_DEADLINE)
                 self._local.remember(sample.identity for sample in found)
                 return tuple(sorted(found, key=lambda sample: sample.identity != self.launcher))
         return await super()._living(sweep=sweep)
@@ -243,15 +248,29 @@ class KeptTrainer(_Trainer):
 
 
 class AttachedTrainer(_Trainer):
-    """A trainer that someone else started: its exit status stays unknown."""
+    """A trainer that podwatch did not start: its exit status stays unknown. ``users`` are those whose processes may be
+    signalled (None: any)."""
 
-    def __init__(self, launcher: ProcessIdentity, *, started_wall: float, worker: Worker, clock: Clock) -> None:
+    def __init__(
+        self,
+        launcher: ProcessIdentity,
+        *,
+        started_wall: float,
+        worker: Worker,
+        clock: Clock,
+        users: frozenset[int] | None = None,
+    ) -> None:
+        known = (launcher, procfs.command(launcher.pid))
         super().__init__(
             start_id=attached_id(launcher),
             supervision=Supervision.ATTACH,
             launcher=launcher,
             started_wall=started_wall,
-            local=LocalTree(launcher, own_session=leads_session(launcher)),
+            local=LocalTree(
+                launcher,
+                own_session=leads_session(launcher),
+                spare=lambda processes: spared(processes, users, known=known),
+            ),
             worker=worker,
             clock=clock,
         )
@@ -268,7 +287,7 @@ class AttachedTrainer(_Trainer):
         return self._typed
 
     async def exit_status(self) -> ExitStatus | None:
-        if is_alive(self.launcher):
+        if is_alive(self.launcher) and not self._local.turned:
             return None
         if self._ended_wall is None:
             self._ended_wall = self._clock.wall()
@@ -276,6 +295,12 @@ class AttachedTrainer(_Trainer):
 
     async def release(self) -> None:
         """Nothing is held."""
+
+
+def _without_terminals(samples: Sequence[ProcessSample]) -> tuple[ProcessSample, ...]:
+    """Blocks: reads /proc."""
+    apart = served([found for sample in samples if (found := read(sample.identity.pid)) is not None])
+    return tuple(sample for sample in samples if sample.identity.pid not in apart)
 
 
 def _local_sockets(pids: list[int]) -> dict[int, frozenset[int] | None]:

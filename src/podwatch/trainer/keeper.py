@@ -229,6 +229,49 @@ def descendants_of(pid: int) -> list[int]:
     return order
 
 
+TERMINAL_SERVERS = frozenset(
+    {"tmux", "tmate", "screen", "zellij", "dtach", "abduco", "sshd", "sshd-session", "dropbear", "mosh-server", "ttyd",
+     "gotty", "code-server", "jupyter", "jupyter-lab", "jupyter-noteboo", "jupyter-server", "jupyterhub",
+     "jupyterhub-sing", "marimo"}
+)  # fmt: skip
+"""By the kernel's names, which it cuts to 15 characters."""
+SHELLS = frozenset(
+    {"sh", "bash", "rbash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "csh", "tcsh", "nu", "pwsh", "xonsh", "elvish"}
+)
+SHELL_VALUES = frozenset({"--rcfile", "--init-file", "--config", "--init-command", "-o", "+o", "-O", "+O", "-C"})
+
+
+def operators(pids: list[int]) -> set[int]:
+    """Of these processes, an operator's terminals: a terminal server, and below it each shell that waits for commands
+    and each notebook kernel, with everything in them. They are never signalled and hold no start up, though the
+    training command started the server. Costs one read each where there is no server. The daemon judges more finely
+    (``interactive.served``)."""
+    seen = {pid: found for pid in pids if (found := stat_of(pid)) is not None and found[1] not in "ZXx"}
+    servers = {pid for pid, found in seen.items() if found[0].split(":")[0].lower() in TERMINAL_SERVERS}
+    apart: set[int] = set()
+    for pid in seen if servers else ():
+        chain = [pid]
+        while chain[-1] in seen and seen[chain[-1]][2] not in chain:
+            chain.append(seen[chain[-1]][2])
+        top = next((n for n, above in enumerate(chain) if above in servers), 0)
+        if any(awaits_commands(above) for above in chain[:top]):
+            apart.update((pid, *(above for above in chain if above in servers)))
+    return apart
+
+
+def awaits_commands(pid: int) -> bool:
+    """A shell on a terminal without a script and without ``-c``, or a notebook's kernel."""
+    words = (read_file(f"{PROC}/{pid}/cmdline") or b"").decode("utf-8", "replace").rstrip("\0").split("\0")
+    if any("ipykernel" in word for word in words[:4]):
+        return True
+    raw = (read_file(f"{PROC}/{pid}/stat") or b"").decode("utf-8", "replace")
+    if words[0].lstrip("-").rpartition("/")[2] not in SHELLS or raw[raw.rfind(")") + 2 :].split()[4:5] in ([], ["0"]):
+        return False
+    rest = [word for n, word in enumerate(words) if n and words[n - 1] not in SHELL_VALUES]
+    plain = all(word.startswith(("-", "+")) for word in rest)
+    return plain and not any("c" in word[1:] for word in rest if not word.startswith("--"))
+
+
 class Reader:
     """Looks into processes that may be stuck in the kernel.
 
@@ -964,6 +1007,7 @@ class Keeper:
         while True:
             known_by_mark, silent = marked(start_ids)
             left = sorted({*left, *known_by_mark})
+            left = sorted(set(left) - operators(left))
             if left:
                 text = "processes of an earlier start are still running: "
                 raise StartError("busy", text + ", ".join(map(str, left)))
@@ -1082,6 +1126,13 @@ class Keeper:
     def follow_stop(self) -> None:
         if self.stop_at is not None and time.monotonic() >= self.stop_at:
             self.signal_tree(signal.SIGKILL)
+            self.leave_operators()
+
+    def leave_operators(self) -> None:
+        """Where nothing but an operator's terminals is left, the tree has ended: they live on without a keeper."""
+        living = [pid for pid in descendants_of(os.getpid()) if (found := stat_of(pid)) and found[1] not in "ZXx"]
+        if living and self.exit is not None and operators(living).issuperset(living):
+            self.empty_since = self.empty_since or time.monotonic()
 
     def tend(self) -> None:
         try:
@@ -1158,8 +1209,10 @@ class Keeper:
 
     def signal_tree(self, number: int) -> int:
         sent = 0
-        for pid in descendants_of(os.getpid()):
-            found = stat_of(pid)
+        living = descendants_of(os.getpid())
+        apart = operators(living)
+        for pid in living:
+            found = stat_of(pid) if pid not in apart else None
             if found is not None and found[1] not in "ZXx":
                 sent += send_signal(pid, found[3], number)
         return sent
@@ -1241,6 +1294,7 @@ class Keeper:
             return {"sent": self.send(request)}
         if what == "release":
             self.reap()
+            self.leave_operators()
             if self.empty_since is None:
                 return {"ok": False, "error": "processes of the tree are still running"}
             if not self.released:
@@ -1281,7 +1335,8 @@ class Keeper:
         targets = request.get("targets")
         if targets is None:
             return self.signal_tree(number)
-        ours = set(descendants_of(os.getpid()))
+        living = descendants_of(os.getpid())
+        ours = set(living) - operators(living)
         return sum(send_signal(pid, ticks, number) for pid, ticks in targets if pid in ours)
 
 

@@ -23,6 +23,7 @@ from podwatch.system.threads import Worker
 from podwatch.trainer import find, keeper_program, tree
 from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
 from podwatch.trainer.environment import for_training
+from podwatch.trainer.find import Run, users_of
 from podwatch.trainer.handle import AttachedTrainer, KeptTrainer, started_wall
 from podwatch.trainer.keeper_client import KeeperClient, KeeperSilent
 from podwatch.trainer.records import KeeperRecord, read_exit, read_record, read_result
@@ -95,7 +96,8 @@ def systemd_argv(
 
 
 class KeeperLauncher:
-    """The Launcher of one run. ``gpus`` are the configured GPUs, for telling candidates; empty: any GPU.
+    """The Launcher of one run. ``run`` says what a trainer of it is recognised by, at each look; without it that is
+    any process of our user on one of ``gpus`` (empty: any GPU).
 
     ``python`` defaults to the base interpreter behind our virtual environment, so that removing the environment
     (an upgrade) does not touch a running keeper.
@@ -109,6 +111,7 @@ class KeeperLauncher:
         clock: Clock,
         *,
         gpus: frozenset[int] = frozenset(),
+        run: Callable[[], Run] | None = None,
         use_systemd: bool | None = None,
         python: str | None = None,
         options: KeeperOptions = KeeperOptions(),
@@ -119,7 +122,8 @@ class KeeperLauncher:
         self._directory = state_dir / run_id / "keeper"
         self._log = state_dir / run_id / "logs" / "train.log"
         self._clock = clock
-        self._gpus = gpus
+        default = Run(str(self._output_dir), gpus, users_of(""))
+        self._run = run or (lambda: default)
         self._systemd = runs_as_service(environ) if use_systemd is None else use_systemd
         self._python = python or getattr(sys, "_base_executable", "") or sys.executable
         self._compiled = python is None
@@ -173,10 +177,13 @@ class KeeperLauncher:
 
     def _survey(self) -> Look:
         """Blocks: reads every process of the pod."""
-        processes = find.gather(self._output_dir, own_pid=os.getpid())
+        run = self._run()
+        processes = find.gather(run, own_pid=os.getpid())
+        judged = find.judge(processes, run)
         return Look(
-            candidates=find.judge(processes, output_dir=str(self._output_dir), gpus=self._gpus),
-            holders=find.holders(processes, gpus=self._gpus, own_pid=os.getpid()),
+            candidates=judged.candidates,
+            holders=find.holders(processes, gpus=run.gpus, own_pid=os.getpid()),
+            pending=judged.pending,
         )
 
     async def attach(self, candidate: Candidate) -> AttachedTrainer:
@@ -188,6 +195,7 @@ class KeeperLauncher:
             started_wall=started_wall(candidate.launcher, self._clock),
             worker=self._worker,
             clock=self._clock,
+            users=self._run().users,
         )
 
     # -- starting

@@ -111,6 +111,62 @@ def program(argv: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     return "", ()
 
 
+_LAUNCHES_SCRIPTS = frozenset(
+    {"torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch",
+     "accelerate.commands.launch", "debugpy", "coverage", "viztracer", "nsys", "ipython", "ray", "mpirun", "mpiexec",
+     "srun", "horovodrun", "python", "uv"}
+)  # fmt: skip
+"""Programs that run a script or module among their own arguments."""
+
+
+def script_of(argv: Sequence[str]) -> str:
+    """The script or module that this command runs in the end: ``eval.py`` of ``torchrun --nproc 2 eval.py``,
+    ``train.sh`` of ``bash train.sh``. The program's own name where it runs none; empty for a bare interpreter."""
+    name, arguments = program(argv)
+    if name in SHELLS:
+        return next((_last(word) for word in arguments if not word.startswith("-")), "")
+    if name in _LAUNCHES_SCRIPTS:
+        for n, word in enumerate(arguments):
+            if word in ("-m", "--module") and n + 1 < len(arguments):
+                return arguments[n + 1]
+            if not word.startswith("-") and word.endswith((".py", ".sh")):
+                return _last(word)
+    return "" if _PYTHON.fullmatch(name) else name
+
+
+def runs_program(exe: str, argv: Sequence[str]) -> bool:
+    """Whether what the kernel runs (``exe``, empty where unknown) can be what argv says. Launchers are Python programs,
+    or uv, or a program of that name; after ``setproctitle`` argv names no program at all."""
+    base = _last(exe)
+    if not base or _PYTHON.match(base) or base in ("uv", "uvx", "pixi", "conda", "micromamba", "env"):
+        return True
+    return bool(argv) and base in (_last(argv[0]), program(argv)[0]) and base in _PROGRAMS
+
+
+_READS = re.compile(
+    r"(?:^|[^a-z])(?:eval|bench|infer|serve|generat|sampl|test|plot|monitor|watch|sync|upload|back_?up|clean|prune|"
+    r"convert|merg|export|view|dashboard|probe|inspect|analy[sz]|report|download|notebook|score|judge|chat|demo)",
+    re.IGNORECASE,
+)
+_TRAINS = re.compile(r"train|(?:^|[^a-z])(?:sft|grpo|ppo|dpo|rlhf|rloo|kto|rl|fine-?_?tun)", re.IGNORECASE)
+
+
+def looks_like_reader(argv: Sequence[str]) -> bool:
+    """Whether the script's name says that it reads what training made: ``eval.py``, ``lm_eval``, ``sync_to_hf.py``. A
+    name that speaks of training, as in ``train_and_eval.py``, does not."""
+    script = script_of(argv)
+    return bool(_READS.search(script)) and not _TRAINS.search(script)
+
+
+def looks_like_trainer(argv: Sequence[str]) -> bool:
+    """Whether the script's name speaks of training: ``train.py``, ``sft``, ``train_and_eval.py``."""
+    return bool(_TRAINS.search(script_of(argv)))
+
+
+def _last(path: str) -> str:
+    return PurePosixPath(path).name
+
+
 PORT_FLAGS = ("--port", "--server.port", "--inference.server.port")
 """vLLM and vllm-router; prime-rl's ``inference``."""
 

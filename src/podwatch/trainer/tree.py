@@ -3,12 +3,13 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 
 from podwatch.domain.errors import PermissionDenied
 from podwatch.domain.process import ProcessIdentity, ProcessSample
 from podwatch.system import procfs
 from podwatch.system.identity import boot_id, from_here, is_alive, pid_namespace, send_signal
+from podwatch.trainer.processes import Process, read
 from podwatch.trainer.roles import classify
 
 _ENDED = frozenset("ZXx")
@@ -85,7 +86,9 @@ class LocalTree:
 
     ``keeper`` is a living keeper: its descendants are ours, itself it is not. ``start_id`` adds what carries the
     marker, ``own_session`` what is in the session that the launcher opened: orphans of a keeper that was killed.
-    ``ended`` tells when the launcher ended (seconds since boot), where that was recorded.
+    ``ended`` tells when the launcher ended (seconds since boot), where that was recorded. ``spare`` gives the pids
+    among processes that are not the trainer's although they are below it: an operator's terminal. They are neither
+    listed nor signalled.
     """
 
     def __init__(
@@ -96,10 +99,14 @@ class LocalTree:
         keeper: ProcessIdentity | None = None,
         own_session: bool = False,
         ended: Callable[[], float | None] = lambda: None,
+        spare: Callable[[Collection[Process]], frozenset[int]] = lambda _: frozenset(),
     ) -> None:
         self._launcher = launcher
         self._own_session = own_session
         self._recorded_end = ended
+        self._spare = spare
+        self._seen: frozenset[tuple[ProcessIdentity, int, str]] = frozenset()
+        self._spares: frozenset[int] = frozenset()
         self._missed_at: float | None = None
         self._start_id = start_id
         self._keeper = keeper
@@ -139,15 +146,36 @@ class LocalTree:
         if self._keeper is not None and from_here(self._keeper):
             pids.discard(self._keeper.pid)
         samples = [found for pid in sorted(pids) if (found := sample(pid)) is not None]
+        spared = self._spared(samples, fresh=sweep)
+        samples = [found for found in samples if found.identity.pid not in spared]
+        self._known.difference_update([identity for identity in self._known if identity.pid in spared])
         self._known.update(found.identity for found in samples)
         return tuple(sorted(samples, key=lambda found: found.identity != self._launcher))
 
+    def _spared(self, samples: Collection[ProcessSample], *, fresh: bool) -> frozenset[int]:
+        """Without ``fresh`` judged again only when a process came, went or became another program: this is asked every
+        two seconds."""
+        seen = frozenset((found.identity, found.parent_pid, found.command) for found in samples)
+        if fresh or seen != self._seen:
+            self._spares = self._spare([found for p in samples if (found := read(p.identity.pid)) is not None])
+            self._seen = seen
+        return self._spares
+
+    @property
+    def turned(self) -> bool:
+        """Whether the launcher became an operator's shell (``uv run rl; exec bash``), as last seen: training ended."""
+        return self._launcher.pid in self._spares
+
     def signal(self, identities: Iterable[ProcessIdentity], number: int) -> int:
         """Send by pidfd, ticks compared; how many got it. One that may not be signalled does not stop the others;
-        PermissionDenied is raised when none could be."""
+        PermissionDenied is raised when none could be. What became interactive in the meantime gets nothing."""
         sent = 0
         denied: PermissionDenied | None = None
-        for identity in identities:
+        targets = list(identities)
+        spared = self._spare([found for identity in targets if (found := read(identity.pid)) is not None])
+        for identity in targets:
+            if identity.pid in spared:
+                continue
             try:
                 sent += send_signal(identity, number)
             except PermissionDenied as error:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from podwatch.cli.doctoring.common import Line, Sets, in_time
 from podwatch.config.settings import Settings
@@ -13,7 +12,6 @@ from podwatch.system import procfs
 from podwatch.system.identity import is_alive
 from podwatch.system.workspace import Workspace
 from podwatch.trainer import find
-from podwatch.trainer.base import Candidate
 from podwatch.trainer.records import read_record
 
 SHOWN = 4
@@ -24,19 +22,19 @@ def running(settings: Settings) -> str:
     record = read_record(settings.state_dir / settings.run_id / "keeper")
     if record is not None and is_alive(record.launcher):
         return f"training is running under its keeper (pid {record.launcher.pid})"
-    found = candidates(settings)
+    found = candidates(settings).candidates
     return f"a trainer that podwatch did not start is running (pid {found[0].launcher.pid})" if len(found) == 1 else ""
 
 
-def candidates(settings: Settings) -> tuple[Candidate, ...]:
-    output = Path(os.path.realpath(settings.trainer.output_dir))
-    gpus = frozenset((*settings.gpu.inference, *settings.gpu.trainer))
-    return find.judge(find.gather(output, own_pid=os.getpid()), output_dir=str(output), gpus=gpus)
+def candidates(settings: Settings) -> find.Judged:
+    run = find.run_of(settings)
+    return find.judge(find.gather(run, own_pid=os.getpid()), run)
 
 
 def supervise(settings: Settings, now: str) -> Iterator[Line]:
     mode = settings.trainer.supervise
-    several = () if "keeper" in now else candidates(settings)
+    seen = find.Judged() if "keeper" in now else candidates(settings)
+    several = seen.candidates
     if len(several) > 1:
         listed = "; ".join(f"pid {c.launcher.pid}: {c.reason}" for c in several)
         yield Line("supervise", "fail", f"several trainers could be this run's: {listed}", "stop what does not belong")
@@ -46,6 +44,10 @@ def supervise(settings: Settings, now: str) -> Iterator[Line]:
         )
     elif now:
         yield Line("supervise", "ok", f"{mode}: {now}; podwatch would watch it")
+    elif seen.pending:
+        listed = "; ".join(f"pid {c.launcher.pid}: {c.reason}" for c in seen.pending)
+        text = f"{mode}: podwatch starts nothing beside what may be this run's training: {listed}"
+        yield Line("supervise", "warn", text, "`podwatch start --attach PID`, or `--beside PID` if it is not")
     else:
         waits = "waits for a trainer that a person starts" if mode == "attach" else "starts training itself"
         yield Line("supervise", "ok", f"{mode}: nothing is running; podwatch {waits}")

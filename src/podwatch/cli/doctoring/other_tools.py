@@ -44,7 +44,7 @@ def other_tools(settings: Settings) -> Iterator[Line]:
     store = settings.sync.store or ""
     bucket = store.removeprefix("b2://").partition("/")[0] if store.startswith("b2://") else ""
     ours = Ours(tuple(sorted({str(output), os.path.realpath(output)})), bucket)
-    found = in_time(lambda: [*_running(ours), *_scheduled(ours)])
+    found = in_time(lambda: [*_running(ours, find.run_of(settings)), *_scheduled(ours)])
     if not found:
         yield Line("other tools", "ok", "nothing else seems to send or delete this run's files")
         return
@@ -57,8 +57,8 @@ def other_tools(settings: Settings) -> Iterator[Line]:
     yield Line("other tools", "warn", f"looks like another tool on this run's files: {listed}", fix)
 
 
-def _running(ours: Ours) -> Iterator[str]:
-    for process in find.gather(Path(ours.output_dirs[-1]), own_pid=os.getpid()):
+def _running(ours: Ours, run: find.Run) -> Iterator[str]:
+    for process in find.gather(run, own_pid=os.getpid()):
         if process.ours or process.cuda or process.launcher_like:
             continue
         if name := meddles(process.argv, process.cwd or "/", ours, _text):
