@@ -35,6 +35,7 @@ SLOW = (
     "tests/e2e/test_disk_at_proportions.py",
     "tests/e2e/test_families.py",
     "tests/e2e/test_full_disk.py",
+    "tests/e2e/test_interrupts.py",
     "tests/e2e/test_life_judged.py",
     "tests/e2e/test_more_families.py",
     "tests/e2e/test_notified.py",
