@@ -58,8 +58,9 @@ class CheckpointSet:
 
     ``save_id`` identifies this very save (derived from paths, sizes, mtimes and the DCP save id): a step written
     again after a rollback has another. It is empty until the set is complete. ``reason`` says why a set is not
-    complete. ``changed_wall`` is the newest mtime in epoch seconds. ``resumable`` means complete and all required parts
-    present.
+    complete. ``began_wall`` and ``changed_wall`` are the oldest and the newest mtime in epoch seconds. ``resumable``
+    means complete and all required parts present. ``held`` says why a complete set is held back: it is not published,
+    and not resumed from unless the operator names it.
     """
 
     step: int
@@ -71,6 +72,8 @@ class CheckpointSet:
     changed_wall: float
     save_id: str = ""
     reason: str = ""
+    began_wall: float = 0.0
+    held: str = ""
 
     @property
     def complete(self) -> bool:
@@ -78,5 +81,10 @@ class CheckpointSet:
 
 
 def newest_complete(sets: "tuple[CheckpointSet, ...] | list[CheckpointSet]") -> CheckpointSet | None:
-    """The complete set with the highest step, or None."""
+    """The complete set with the highest step that is not held back, or None."""
+    return max((s for s in sets if s.complete and not s.held), key=lambda s: s.step, default=None)
+
+
+def newest_whole(sets: "tuple[CheckpointSet, ...] | list[CheckpointSet]") -> CheckpointSet | None:
+    """The complete set with the highest step, held back or not, or None: what must stay on the disk."""
     return max((s for s in sets if s.complete), key=lambda s: s.step, default=None)

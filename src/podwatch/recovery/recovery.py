@@ -17,6 +17,7 @@ from podwatch.journal import AsyncJournal, Journal
 from podwatch.judgement.claims import Act, Decision
 from podwatch.judgement.confirm import ConfirmationState
 from podwatch.judgement.restart import succeeded
+from podwatch.judgement.two_writers import ALONE, Beside
 from podwatch.recovery import memory as memory_module
 from podwatch.recovery import plan, quarantine
 from podwatch.recovery.procedure import Procedure
@@ -61,6 +62,7 @@ class Recovery(Wishes):
         ports: Callable[[], tuple[int, ...]] = tuple,
         standing: Callable[[], Decision] = lambda: Decision(Act.HOLD),
         jitter: Callable[[], float] = random.random,
+        beside: Callable[[], Beside] = lambda: ALONE,
     ) -> None:
         super().__init__(
             Tools(
@@ -83,6 +85,7 @@ class Recovery(Wishes):
                 ports=ports,
                 standing=standing,
                 jitter=jitter,
+                beside=beside,
             )
         )
         self.opening = ""
@@ -188,6 +191,11 @@ class Recovery(Wishes):
 
     # -- the sensing loop ---------------------------------------------------------------------------------------------
 
+    @property
+    def asks_whose(self) -> bool:
+        """A start is to be confirmed by a save or a file, and it is not known yet that no other process wrote it."""
+        return self._phase is Phase.CONFIRMING and self.attempt is not None and bool(self.attempt.unproven)
+
     def findings(self) -> tuple[Finding, ...]:
         """What recovery itself has to say."""
         stuck = self.procedure.stuck if self.acting else ()
@@ -256,7 +264,7 @@ class Recovery(Wishes):
         if sample is not None and sample.start_id not in ("", attempt.start_id):
             return
         gpus = (*settings.gpu.inference, *settings.gpu.trainer)
-        if attempt.see(snapshot, self.memory.gpu_base, gpus):
+        if attempt.see(snapshot, self.memory.gpu_base, gpus, self.tools.beside()):
             self._step_made()
         if self._phase is Phase.CONFIRMING and self.ready:
             self._confirm(snapshot)

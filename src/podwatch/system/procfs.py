@@ -38,6 +38,8 @@ class ProcStat:
     session: int
     tty: int
     start_ticks: int
+    cpu_ticks: int = 0
+    """Of CPU that it used so far: one that has not used any since the last look has done nothing."""
 
 
 def parse_stat(text: str) -> ProcStat:
@@ -55,6 +57,7 @@ def parse_stat(text: str) -> ProcStat:
         session=int(rest[3]),
         tty=int(rest[4]),
         start_ticks=int(rest[19]),
+        cpu_ticks=int(rest[11]) + int(rest[12]),
     )
 
 

@@ -1,0 +1,239 @@
+"""Processes beside our trainer that write, or may write, into its output_dir (promise 4).
+
+``judge`` is pure; ``Others.look`` reads /proc and blocks. It is cheap: a process that used no CPU since the last look has
+opened nothing, so that of most processes of a pod only the stat line is read.
+"""
+
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from podwatch.domain.process import ProcessIdentity, ProcessRole
+from podwatch.system import procfs
+from podwatch.system.identity import boot_id, pid_namespace
+from podwatch.trainer.find import Process
+from podwatch.trainer.roles import SHELLS, classify, program
+
+_READERS = ("eval", "lm_eval", "lm-eval", "vllm", "inference", "serve", "generate", "sample", "plot", "convert", "merge",
+            "export", "predict", "test", "pytest")  # fmt: skip
+"""Programs and scripts whose name begins so read checkpoints."""
+_READING_FLAGS = frozenset(
+    {"--help", "-h", "--version", "--dry-run", "--dry_run", "--eval-only", "--eval_only", "--evaluate", "--test-only",
+     "--test_only", "--validate", "--predict", "--do_eval", "--do_predict"}
+)  # fmt: skip
+_COPIES = frozenset({"cp", "mv", "ln", "dd", "install", "unzip", "gzip", "pigz", "zstd", "sync", "chown", "chmod"})
+_STARTERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed",
+                       "accelerate.commands.launch"})  # fmt: skip
+_FILES = frozenset({".ckpt", ".pt", ".pth", ".bin", ".safetensors", ".distcp"})
+"""What a checkpoint that is one file ends with."""
+_LAUNCHERS = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER})
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What ``judge`` must know of our run. ``ours`` are the processes of our tree and its keeper, ``own`` is podwatch;
+    ``roots`` are the directories of step directories, ``users`` those whose trainers count: ours, and ``trainer.user``.
+    ``programs`` are what our tree runs (``program_of``)."""
+
+    output_dir: str
+    roots: tuple[str, ...]
+    ours: frozenset[ProcessIdentity]
+    users: frozenset[int]
+    own: frozenset[ProcessIdentity] = frozenset()
+    programs: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One process at one look. ``files`` are those below output_dir that it has open for writing."""
+
+    process: Process
+    uid: int
+    group: int
+    session: int
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A process that writes (``writes``), or at least may write, where our trainer does; ``reason`` says why."""
+
+    identity: ProcessIdentity
+    argv: tuple[str, ...]
+    reason: str
+    writes: bool
+    sure: bool = True
+    """False: what it is started as tells, and a look later it may be gone: ask twice."""
+
+
+def program_of(argv: tuple[str, ...] | list[str]) -> tuple[str, str]:
+    """What is run: the program, and the script or module that a launcher of others is given."""
+    name, arguments = program(argv)
+    if name in _STARTERS:
+        words = iter(arguments)
+        for word in words:
+            if word in ("-m", "--module"):
+                return name, next(words, "")
+            if word.endswith(".py"):
+                return name, PurePosixPath(word).name
+    return name, ""
+
+
+def names(argv: Iterable[str], cwd: str, output_dir: str) -> bool:
+    """Is output_dir itself (no path below it) a value in these arguments?"""
+    for word in argv:
+        value = word.rpartition("=")[2]
+        if "/" in value or value == PurePosixPath(output_dir).name:
+            if os.path.normpath(os.path.join(cwd or "/", value)) == output_dir:  # noqa: PTH118 - text, not the disk
+                return True
+    return False
+
+
+def reads_only(argv: tuple[str, ...]) -> bool:
+    """Evaluations, servers and conversions, by the name of what runs, or by a flag."""
+    if "--do_train" in argv:
+        return False
+    name, script = program_of(argv)
+    shown = (PurePosixPath(word).name.lower() for word in (name, script) if word)
+    return any(word.startswith(_READERS) for word in shown) or any(
+        word.partition("=")[0] in _READING_FLAGS for word in argv
+    )
+
+
+def in_checkpoint(path: str, roots: Iterable[str]) -> bool:
+    """Is this file part of a step: below ``root/step_40``, or ``root/step=40.ckpt`` itself?"""
+    for root in roots:
+        if path.startswith(root.rstrip("/") + "/"):
+            first, *rest = path[len(root.rstrip("/")) + 1 :].split("/")
+            if any(c.isdigit() for c in first) and (rest or PurePosixPath(first).suffix in _FILES):
+                return True
+    return False
+
+
+def judge(seen: Mapping[int, Seen], run: Run) -> tuple[Other, ...]:
+    """Everything beside ours that may write there, one per process tree. ``seen`` maps pids."""
+    found: dict[int, Other] = {}
+    pids = {identity.pid for identity in run.ours}
+    kin = run.ours | run.own
+    for pid, one in seen.items():
+        if one.group in pids or one.session in pids or _belongs(one.process, seen, kin):
+            continue  # also what was orphaned: a group and a session keep the number of the one of ours that led it
+        if (other := _judge(one, run)) is not None:
+            found[pid] = other
+    return tuple(found[pid] for pid in sorted(found) if not _below_another(pid, seen, found))
+
+
+def _judge(one: Seen, run: Run) -> Other | None:
+    process = one.process
+    name, _ = program_of(process.argv)
+    if process.tool or process.starter or name in _COPIES or name in SHELLS or not process.argv:
+        return None
+
+    def other(reason: str, *, writes: bool, sure: bool = True) -> Other:
+        return Other(process.identity, process.argv, reason, writes, sure)
+
+    saving = next((path for path in one.files if in_checkpoint(path, run.roots)), "")
+    if saving:
+        return other(f"it has {saving} open for writing", writes=True)
+    if one.uid not in run.users or reads_only(process.argv):
+        return None
+    named = names(process.argv, process.cwd, run.output_dir)
+    if named and process.cuda:
+        return other(f"it holds a CUDA context and its command names {run.output_dir}", writes=True)
+    role = classify(process.name, process.argv)
+    if named and program_of(process.argv) in run.programs:
+        return other(f"it runs the same program with {run.output_dir}", writes=True, sure=False)
+    if one.files and (role in _LAUNCHERS) and (named or "::" in process.argv[0]):
+        return other(f"it is a launcher that has {one.files[0]} open for writing", writes=True, sure=False)
+    return other(f"its command names {run.output_dir}", writes=False) if named else None
+
+
+def _belongs(process: Process, seen: Mapping[int, Seen], ours: Collection[ProcessIdentity]) -> bool:
+    passed = set[int]()
+    now: Process | None = process
+    while now is not None and now.identity.pid not in passed:
+        if now.identity in ours:
+            return True
+        passed.add(now.identity.pid)
+        parent = seen.get(now.parent_pid)
+        now = parent.process if parent is not None else None
+    return False
+
+
+def _below_another(pid: int, seen: Mapping[int, Seen], found: Mapping[int, Other]) -> bool:
+    """A worker of one that is found too and says at least as much."""
+    passed = {pid}
+    parent = seen[pid].process.parent_pid
+    while parent in seen and parent not in passed:
+        if parent in found and (found[parent].writes or not found[pid].writes):
+            return True
+        passed.add(parent)
+        parent = seen[parent].process.parent_pid
+    return False
+
+
+class Others:
+    """Looks again and again; keeps what it read of processes that have done nothing since."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[tuple[int, int, int], Seen]] = {}
+        self._unsure: frozenset[ProcessIdentity] = frozenset()
+
+    @property
+    def identities(self) -> frozenset[ProcessIdentity]:
+        """Every process that the last look saw."""
+        return frozenset(seen.process.identity for _, seen in self._known.values())
+
+    def look(self, run: Run, start_id: str = "") -> tuple[Other, ...]:
+        """Blocks. ``start_id``: what carries this marker in its environment is ours, wherever it hangs in the tree."""
+        seen: dict[int, Seen] = {}
+        known: dict[int, tuple[tuple[int, int, int], Seen]] = {}
+        for pid in procfs.all_pids():
+            status = procfs.read_stat(pid)
+            if status is None or status.state in "ZXx" or procfs.KTHREADD in (pid, status.parent_pid):
+                continue
+            mark = (status.start_ticks, status.cpu_ticks, status.parent_pid)
+            before = self._known.get(pid)
+            found = before[1] if before is not None and before[0] == mark else _read(pid, status, run.output_dir)
+            known[pid] = (mark, found)
+            seen[pid] = found
+        self._known = known
+        others = tuple(o for o in judge(seen, run) if not _marked(o, start_id))
+        unsure, self._unsure = self._unsure, frozenset(o.identity for o in others if not o.sure)
+        return tuple(
+            o if o.sure or o.identity in unsure else Other(o.identity, o.argv, o.reason, writes=False) for o in others
+        )
+
+
+def _marked(other: Other, start_id: str) -> bool:
+    return bool(start_id) and procfs.environment_value(other.identity.pid, "PODWATCH_START_ID") == start_id
+
+
+def _read(pid: int, status: procfs.ProcStat, output_dir: str) -> Seen:
+    links = procfs.open_files(pid)
+    use = None if links is None else procfs.cuda_use_of(links.values())
+    root = output_dir.rstrip("/") + "/"
+    inside = {fd: target for fd, target in (links or {}).items() if target.startswith(root)}
+    identity = ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace())
+    process = Process(
+        identity=identity,
+        parent_pid=status.parent_pid,
+        name=status.name,
+        argv=procfs.command(pid),
+        cwd=procfs.working_directory(pid) or "",
+        cuda=None if use is None else use.context,
+        gpus=frozenset() if use is None else use.gpus,
+        age=identity.age(time.clock_gettime(time.CLOCK_BOOTTIME)),
+    )
+    files = tuple(procfs.open_for_writing(pid, inside)) if inside else ()
+    return Seen(process, _uid(pid), status.group, status.session, files)
+
+
+def _uid(pid: int) -> int:
+    """-1 when it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
+    except OSError:
+        return -1
