@@ -44,6 +44,7 @@ SLOW = (
     "tests/e2e/test_service_manager.py",
     "tests/e2e/test_start_before_stop_also.py",
     "tests/e2e/test_two_pods.py",
+    "tests/e2e/test_two_writers.py",
     "tests/e2e/test_wandb_identity.py",
     "tests/e2e/test_while_the_others_ran.py",
     "tests/journal/test_recording.py",

@@ -70,6 +70,7 @@ def test_the_same_program_counts_before_it_has_a_context_when_it_is_seen_twice()
         seen(20, ("torchrun", "eval.py", "--output_dir", OUT), cuda=True, files=(f"{OUT}/eval.log",)),
         seen(20, ("python", "-m", "vllm.entrypoints.openai.api_server", "--model", f"{OUT}/weights/step_4"), cuda=True),
         seen(20, ("vllm", "serve", OUT), cuda=True),
+        seen(20, SECOND, cuda=True, name="VLLM::EngineCor"),
         seen(20, ("python", "train.py", "--output_dir", OUT, "--eval_only"), cuda=True),
         seen(20, ("python", "train.py", "--output_dir", "/work/another"), cuda=True, files=("/work/another/x",)),
         seen(20, ("python", "train.py", "--resume", f"{OUT}/checkpoints/step_40"), cuda=True),

@@ -126,8 +126,8 @@ class TwoWriters:
             Finding(
                 FindingKind.TWO_WRITERS,
                 Severity.WARNING if behind else Severity.INFO,
-                f"held back: step {', '.join(map(str, held))}, written while a second trainer was running. podwatch does"
-                " not publish it and does not resume from it; later saves are published as usual",
+                f"held back: step {', '.join(map(str, held))}, written while a second trainer was running. podwatch"
+                " does not publish it and does not resume from it; later saves are published as usual",
                 now if ended is None else now - max(0.0, self._clock.wall() - ended),
                 f"if it is sound, `podwatch sync --step {held[-1]}` publishes it; `podwatch start --step {held[-1]}`"
                 " resumes from it",

@@ -53,7 +53,7 @@ def follow(endings: Endings, processes: Iterable[ProcessSample], at: float) -> E
     if present == endings.present:
         return endings
     gone = {name: since for name, since in endings.gone if name not in present}
-    gone |= {name: at for name in endings.present - present}
+    gone |= dict.fromkeys(endings.present - present, at)
     return Endings(present, tuple(sorted(gone.items())))
 
 

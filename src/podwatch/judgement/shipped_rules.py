@@ -83,7 +83,7 @@ SHIPPED: tuple[LogRule, ...] = (
         r"[Rr]eceived (?:Signals\.)?(?:SIGINT|SIGTERM|signal (?:2|15)\b|(?:2|15) death signal)|"
         r"Sending process \d{1,10} closing signal SIG(?:INT|TERM)))",
         says="a process of the run received SIGINT or SIGTERM: an operator, or another program, is ending it",
-        fix="`podwatch stop-training` ends training for good; else podwatch starts it again after its operator had time",
+        fix="`podwatch stop-training` ends training for good; else podwatch starts it again some minutes later",
     ),
     LogRule(
         "too-many-open-files",

@@ -174,6 +174,9 @@ class Recovery(Wishes):
     async def close(self) -> None:
         """podwatch leaves; training goes on. What is half done is finished by the next one."""
         self._closed = True
+        if self._comparing is not None:
+            self._comparing.cancel()
+            await asyncio.gather(self._comparing, return_exceptions=True)
         task, self._act = self._act, None
         if task is not None and not task.done():
             task.cancel()
@@ -186,6 +189,7 @@ class Recovery(Wishes):
         """From the next act on; what an act has begun it ends as it began."""
         observed = self.tools.settings.mode == "observe"
         self.tools = self.procedure.tools = replace(self.tools, settings=settings, policies=policies)
+        self.command_looked_at = float("-inf")
         if observed and settings.mode == "act" and self.handle is None and self.ready:
             self.spawn(self.carry_on)  # what was only reported until now
 
@@ -212,6 +216,7 @@ class Recovery(Wishes):
         """One turn: watch the present attempt, and act on a confirmed verdict. Never blocks."""
         self.snapshots.append(snapshot)
         self._watch_attempt(snapshot)
+        self.compare_soon(snapshot.at)
         self.holds_again()
         sample = snapshot.trainer.value
         if self.handle is not None and sample is not None and sample.start_id == self.handle.start_id:

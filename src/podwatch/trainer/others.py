@@ -29,6 +29,7 @@ _STARTERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.l
 _FILES = frozenset({".ckpt", ".pt", ".pth", ".bin", ".safetensors", ".distcp"})
 """What a checkpoint that is one file ends with."""
 _LAUNCHERS = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER})
+_ENGINES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +138,12 @@ def _judge(one: Seen, run: Run) -> Other | None:
     saving = next((path for path in one.files if in_checkpoint(path, run.roots)), "")
     if saving:
         return other(f"it has {saving} open for writing", writes=True)
-    if one.uid not in run.users or reads_only(process.argv):
+    role = classify(process.name, process.argv)
+    if one.uid not in run.users or role in _ENGINES or reads_only(process.argv):
         return None
     named = names(process.argv, process.cwd, run.output_dir)
     if named and process.cuda:
         return other(f"it holds a CUDA context and its command names {run.output_dir}", writes=True)
-    role = classify(process.name, process.argv)
     if named and program_of(process.argv) in run.programs:
         return other(f"it runs the same program with {run.output_dir}", writes=True, sure=False)
     if one.files and (role in _LAUNCHERS) and (named or "::" in process.argv[0]):
