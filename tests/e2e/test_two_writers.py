@@ -73,8 +73,8 @@ def test_two_writers_are_told_and_nothing_of_that_time_is_published(rig: Rig, el
 
     end_all(lambda: [p for p in (second_pid(rig),) if p and alive(p)])
     daemon.wait_for(lambda: not told(), 20, "only one is left")
+    daemon.wait_for(lambda: max(sent(daemon, alone), default=0) > max(held()), 60, "later saves of ours are published")
     kept = held()
-    daemon.wait_for(lambda: sent(daemon, alone) and max(sent(daemon, alone)) > max(kept), 60, "later saves of ours are published")
     assert not set(kept) & sent(daemon, alone)
     reason = daemon.wait_for(lambda: reasons(daemon).get("two-writers"), 10, "what is held is said")
     assert f"podwatch sync --step {kept[-1]}" in reason["suggestion"]

@@ -114,8 +114,15 @@ def test_a_role_is_gone_when_its_last_process_is_and_back_when_one_is() -> None:
     assert follow(less, tree[:-1], 20.0).gone == less.gone, "first missed, not last"
 
 
-@pytest.mark.parametrize(("used", "wait"), [(None, ATTACH_EXIT_WAIT_SECONDS), (50.0, ATTACH_EXIT_WAIT_SECONDS),
-                                            (400.0, TERMINAL_WAIT_SECONDS), (1003.0, TERMINAL_WAIT_SECONDS)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("used", "wait"),
+    [
+        (None, ATTACH_EXIT_WAIT_SECONDS),
+        (50.0, ATTACH_EXIT_WAIT_SECONDS),
+        (400.0, TERMINAL_WAIT_SECONDS),
+        (1003.0, TERMINAL_WAIT_SECONDS),
+    ],
+)
 def test_the_operator_of_an_attached_trainer_has_time(used: float | None, wait: float) -> None:
     trainer = sample(by_hand=True, used=used)
     for at in (1000.0, 1000.0 + wait - 0.5):

@@ -48,7 +48,9 @@ def test_a_span_covers_every_moment_in_which_the_other_was_seen(seen: list[tuple
 
 
 @given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 100), st.floats(0, 100) | st.none())
-def test_a_set_is_held_exactly_if_its_writing_met_the_other(a: float, b: float, start: float, end: float | None) -> None:
+def test_a_set_is_held_exactly_if_its_writing_met_the_other(
+    a: float, b: float, start: float, end: float | None
+) -> None:
     began, changed = sorted((a + 1.0, b + 1.0))
     if end is not None and end < start:
         start, end = end, start

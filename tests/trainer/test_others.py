@@ -200,9 +200,7 @@ def test_what_carries_the_marker_of_this_start_is_ours(tmp_path: Path) -> None:
     out.mkdir()
     run = Run(str(out), (str(out),), frozenset({ProcessIdentity(1, 1)}), frozenset({os.geteuid()}))
     argv = [sys.executable, "-S", "-c", "import time; time.sleep(600)", "--output_dir", str(out)]
-    process = subprocess.Popen(
-        argv, env={**os.environ, "PODWATCH_START_ID": "s1"}, start_new_session=True
-    )
+    process = subprocess.Popen(argv, env={**os.environ, "PODWATCH_START_ID": "s1"}, start_new_session=True)
     try:
         until(lambda seen: [o.identity.pid for o in seen] == [process.pid], lambda: Others().look(run, "s2"))
         assert Others().look(run, "s1") == ()

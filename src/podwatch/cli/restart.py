@@ -38,7 +38,8 @@ def describe(plan: dict[str, Any]) -> list[str]:
     differs = [f"  {clean(line)}" for line in plan.get("command_difference") or []]
     if differs:
         differs = [
-            "what runs (-) differs from what a restart starts (+); `podwatch config adopt` takes what runs:", *differs
+            "what runs (-) differs from what a restart starts (+); `podwatch config adopt` takes what runs:",
+            *differs,
         ]
     if plan.get("possible") is False:
         return [*differs, f"not possible: {clean(plan.get('reason') or 'unknown reason')}", *changed]

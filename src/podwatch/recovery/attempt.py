@@ -31,9 +31,7 @@ class Attempt:
     unproven: list[ProgressSample] = field(default_factory=list)
     """Seen, and not known yet to be made by this start's own tree."""
 
-    def see(
-        self, snapshot: Snapshot, gpu_base: dict[int, int], gpus: tuple[int, ...], beside: Beside = ALONE
-    ) -> bool:
+    def see(self, snapshot: Snapshot, gpu_base: dict[int, int], gpus: tuple[int, ...], beside: Beside = ALONE) -> bool:
         """Take in one snapshot; True when it shows a step that was not seen before. A save, or a number in a file, that
         another process beside ours may have written is neither a step nor a confirmation (``beside``)."""
         for gpu in (snapshot.gpus.value or ()) if snapshot.gpus.at >= self.started_at else ():
@@ -51,7 +49,7 @@ class Attempt:
             made = made_by_us(sample, beside)
             if made is None:
                 self.unproven.append(sample)
-            if not made:
+            if not made or sample.step is None:
                 continue
             self.samples.append(sample)
             if self.last_step is None or sample.step > self.last_step:

@@ -12,6 +12,7 @@ from podwatch.config.settings import Settings
 from podwatch.domain.run import StartRecord
 from podwatch.domain.snapshot import Supervision
 from podwatch.evidence import scrub
+from podwatch.evidence.scrub import MASK
 from podwatch.judgement.command_diff import differences
 from podwatch.recovery import plan
 from podwatch.system import procfs
@@ -61,7 +62,7 @@ class RunningCommand:
         if not settings.trainer.command:
             return Difference()
         if record is not None and record.start_id == handle.start_id:
-            arguments = differences(record.command, settings.trainer.command, scrub) if record.command else ()
+            arguments = differences(record.command, settings.trainer.command, _shown) if record.command else ()
             wanted = str(plan.working_directory(settings))
             directory = (f"- in {record.cwd}", f"+ in {wanted}") if wanted != record.cwd else ()
             return Difference(arguments, directory, plan.changed_configs(record))
@@ -75,12 +76,17 @@ class RunningCommand:
         if not argv or renamed(argv):
             return Difference()
         configured = settings.trainer.command
-        arguments = differences(_compared(argv, settings, layout), _compared(configured, settings, layout), scrub)
+        arguments = differences(_compared(argv, settings, layout), _compared(configured, settings, layout), _shown)
         wanted = str(plan.working_directory(settings))
         directory = (f"- in {cwd}", f"+ in {wanted}") if cwd and cwd != wanted else ()
         if self._digests[0] != handle.start_id:
             self._digests = (handle.start_id, plan.config_digests(argv, Path(cwd or "/")))
         return Difference(arguments, directory, plan.changed_files(self._digests[1]))
+
+
+def _shown(group: str) -> str:
+    """Without secrets; what comes from the run record is so already."""
+    return group if MASK in group else scrub(group)
 
 
 def renamed(argv: tuple[str, ...]) -> bool:

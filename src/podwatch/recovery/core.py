@@ -286,9 +286,7 @@ class Core:
             return Difference()
         start = record.last_start if record is not None else None
         try:
-            return await tools.blocking(
-                self.running_command.difference, handle, start, tools.settings, tools.layout
-            )
+            return await tools.blocking(self.running_command.difference, handle, start, tools.settings, tools.layout)
         except (OSError, PodwatchError):  # nothing is known, so nothing differs
             return Difference()
 
@@ -296,7 +294,7 @@ class Core:
         """Raise, renew or clear the finding about it."""
         handle, found = self.handle, await self.difference()
         if handle is not self.handle:
-            return
+            return None
         if handle is None or not found:
             return self.clear(FindingKind.COMMAND_CHANGED)
         self.note(

@@ -253,8 +253,9 @@ class Sender:
             raise
 
     async def _still_there(self, chosen: CheckpointSet) -> None:
-        """A set that is held back since is not published. One that changed since its first file was read is void. One that was removed whole is not: what was sent
-        was the complete set. Nor is one of which we hold every file, as it was."""
+        """A set that is held back since is not published. One that changed since its first file was read is void. One
+        that was removed whole is not: what was sent was the complete set. Nor is one of which we hold every file, as it
+        was."""
         if held := next((s.held for s in self._catalogue.sets if s.step == chosen.step), ""):
             raise SetVoid(f"set is held back: {held}", where=f"step {chosen.step}")
         if self._held is not None:

@@ -1,7 +1,7 @@
 """Processes beside our trainer that write, or may write, into its output_dir (promise 4).
 
-``judge`` is pure; ``Others.look`` reads /proc and blocks. It is cheap: a process that used no CPU since the last look has
-opened nothing, so that of most processes of a pod only the stat line is read.
+``judge`` is pure; ``Others.look`` reads /proc and blocks. It is cheap: a process that used no CPU since the last look
+has opened nothing, so that of most processes of a pod only the stat line is read.
 """
 
 import os
@@ -16,8 +16,8 @@ from podwatch.system.identity import boot_id, pid_namespace
 from podwatch.trainer.find import Process
 from podwatch.trainer.roles import SHELLS, classify, program
 
-_READERS = ("eval", "lm_eval", "lm-eval", "vllm", "inference", "serve", "generate", "sample", "plot", "convert", "merge",
-            "export", "predict", "test", "pytest")  # fmt: skip
+_READERS = ("eval", "lm_eval", "lm-eval", "vllm", "inference", "serve", "generate", "sample", "plot", "convert",
+            "merge", "export", "predict", "test", "pytest")  # fmt: skip
 """Programs and scripts whose name begins so read checkpoints."""
 _READING_FLAGS = frozenset(
     {"--help", "-h", "--version", "--dry-run", "--dry_run", "--eval-only", "--eval_only", "--evaluate", "--test-only",
@@ -86,9 +86,9 @@ def names(argv: Iterable[str], cwd: str, output_dir: str) -> bool:
     """Is output_dir itself (no path below it) a value in these arguments?"""
     for word in argv:
         value = word.rpartition("=")[2]
-        if "/" in value or value == PurePosixPath(output_dir).name:
-            if os.path.normpath(os.path.join(cwd or "/", value)) == output_dir:  # noqa: PTH118 - text, not the disk
-                return True
+        path = os.path.normpath(os.path.join(cwd or "/", value))  # noqa: PTH118 - text, not the disk
+        if path == output_dir and ("/" in value or value == PurePosixPath(output_dir).name):
+            return True
     return False
 
 
