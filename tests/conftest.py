@@ -32,6 +32,7 @@ SLOW = (
     "tests/e2e/test_bad_input.py",
     "tests/e2e/test_by_hand.py",
     "tests/e2e/test_checkpoints.py",
+    "tests/e2e/test_command_adopted.py",
     "tests/e2e/test_disk_at_proportions.py",
     "tests/e2e/test_families.py",
     "tests/e2e/test_full_disk.py",
