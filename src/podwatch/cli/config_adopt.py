@@ -75,9 +75,7 @@ def adopt(where: Where, pid: int | None, dry_run: bool, as_json: bool) -> None:
     elif dry_run:
         click.echo(f"{path} is unchanged (--dry-run)")
     else:
-        click.echo(
-            f"wrote {path}; a running podwatch uses it after `systemctl reload podwatch`, or SIGHUP"
-        )
+        click.echo(f"wrote {path}; a running podwatch uses it after `systemctl reload podwatch`, or SIGHUP")
 
 
 def proposed(trainer: "Trainer", settings: "Settings", *, ours: bool) -> Change:

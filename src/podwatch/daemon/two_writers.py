@@ -49,6 +49,8 @@ class TwoWriters:
         self._clock, self._journal, self._handle, self._tree = clock, journal, handle, tree
         self._users = frozenset({os.geteuid(), *_uid_of(user)})
         self._others = Others()
+        me = identify(os.getpid())
+        self._own = frozenset() if me is None else frozenset({me})
         self._looked_wall = 0.0
         self.problem = ""
         self.found: tuple[Other, ...] = ()
@@ -61,7 +63,7 @@ class TwoWriters:
         """One look at every process of the pod."""
         at, wall = self._clock.monotonic(), self._clock.wall()
         handle, sample = self._handle(), self._tree().value
-        before = self._others.identities - {other.identity for other in self.found}
+        suspected = {other.identity for other in self.found}
         found: tuple[Other, ...] = ()
         try:
             if handle is not None and is_alive(handle.launcher):
@@ -74,7 +76,12 @@ class TwoWriters:
         who = ", ".join(f"pid {other.identity.pid}" for other in writers)
         born = {other.identity: started_wall(other.identity, self._clock) for other in found}
         # A process that was there and did not do it has written nothing until then.
-        since = (max(born[o.identity], self._looked_wall if o.identity in before else 0.0) for o in writers)
+        since = [
+            max(born[o.identity], self._looked_wall)
+            if self._others.knew(o.identity) and o.identity not in suspected
+            else born[o.identity]
+            for o in writers
+        ]
         if self.held.update(follow(self.held.spans, min(since, default=None), who, wall)):
             self._keep()
         first = at - (wall - min(born.values())) if born else None
@@ -86,14 +93,13 @@ class TwoWriters:
         kin = {handle.launcher, *(process.identity for process in tree)}
         if isinstance(handle, KeptTrainer):
             kin.add(handle.record.keeper)
-        me = identify(os.getpid())
         programs = {program_of(process.command.split()) for process in tree if process.identity == handle.launcher}
         return Run(
             output_dir=os.path.realpath(self._output_dir),
             roots=tuple(os.path.realpath(root) for root in self._roots()),
             ours=frozenset(kin),
             users=self._users,
-            own=frozenset() if me is None else frozenset({me}),
+            own=self._own,
             programs=frozenset(programs | {program_of(self._command)}) - {("", "")},
         )
 

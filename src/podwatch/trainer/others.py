@@ -1,7 +1,7 @@
 """Processes beside our trainer that write, or may write, into its output_dir (promise 4).
 
-``judge`` is pure; ``Others.look`` reads /proc and blocks. It is cheap: a process that used no CPU since the last look
-has opened nothing, so that of most processes of a pod only the stat line is read.
+``judge`` is pure; ``Others.look`` reads /proc and blocks. It is cheap: what a process has open is
+read when it used CPU since the last look, and now and then; of most processes of a pod only the stat line is.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from podwatch.domain.process import ProcessIdentity, ProcessRole
+from podwatch.domain.process import TICKS_PER_SECOND, ProcessIdentity, ProcessRole
 from podwatch.system import procfs
 from podwatch.system.identity import boot_id, pid_namespace
 from podwatch.trainer.find import Process
@@ -28,6 +28,9 @@ _STARTERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.l
                        "accelerate.commands.launch"})  # fmt: skip
 _FILES = frozenset({".ckpt", ".pt", ".pth", ".bin", ".safetensors", ".distcp"})
 """What a checkpoint that is one file ends with."""
+READ_EVERY, YOUNG_SECONDS = 6, 120.0
+"""A process that used no CPU is read at each sixth look, a young one at each: CPU is told in hundredths of a second, and
+to open a file takes less. What saves a checkpoint uses more."""
 _LAUNCHERS = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER})
 _ENGINES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
 
@@ -113,20 +116,22 @@ def in_checkpoint(path: str, roots: Iterable[str]) -> bool:
     return False
 
 
-def judge(seen: Mapping[int, Seen], run: Run) -> tuple[Other, ...]:
-    """Everything beside ours that may write there, one per process tree. ``seen`` maps pids."""
+def judge(seen: Mapping[int, Seen], run: Run, looks: Mapping[int, Other | None] | None = None) -> tuple[Other, ...]:
+    """Everything beside ours that may write there, one per process tree. ``seen`` maps pids; ``looks`` are answers of
+    ``look_of`` that are known already."""
     found: dict[int, Other] = {}
     pids = {identity.pid for identity in run.ours}
     kin = run.ours | run.own
     for pid, one in seen.items():
-        if one.group in pids or one.session in pids or _belongs(one.process, seen, kin):
+        other = looks[pid] if looks is not None else look_of(one, run)
+        if other is None or one.group in pids or one.session in pids or _belongs(one.process, seen, kin):
             continue  # also what was orphaned: a group and a session keep the number of the one of ours that led it
-        if (other := _judge(one, run)) is not None:
-            found[pid] = other
+        found[pid] = other
     return tuple(found[pid] for pid in sorted(found) if not _below_another(pid, seen, found))
 
 
-def _judge(one: Seen, run: Run) -> Other | None:
+def look_of(one: Seen, run: Run) -> Other | None:
+    """What this process is, wherever it is in the tree."""
     process = one.process
     name, _ = program_of(process.argv)
     if process.tool or process.starter or name in _COPIES or name in SHELLS or not process.argv:
@@ -179,33 +184,63 @@ class Others:
     """Looks again and again; keeps what it read of processes that have done nothing since."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[tuple[int, int, int], Seen]] = {}
+        self._turn = 0
+        self._known: dict[int, _Known] = {}
+        self._before: dict[int, _Known] = {}
+        self._asked: tuple[object, ...] = ()
         self._unsure: frozenset[ProcessIdentity] = frozenset()
 
-    @property
-    def identities(self) -> frozenset[ProcessIdentity]:
-        """Every process that the last look saw."""
-        return frozenset(seen.process.identity for _, seen in self._known.values())
+    def knew(self, identity: ProcessIdentity) -> bool:
+        """Whether the look before the last one saw it."""
+        known = self._before.get(identity.pid)
+        return known is not None and known.seen.process.identity == identity
 
     def look(self, run: Run, start_id: str = "") -> tuple[Other, ...]:
         """Blocks. ``start_id``: what carries this marker in its environment is ours, wherever it hangs in the tree."""
-        seen: dict[int, Seen] = {}
-        known: dict[int, tuple[tuple[int, int, int], Seen]] = {}
+        asked = (run.output_dir, run.roots, run.users, run.programs)
+        kept = self._known if asked == self._asked else {}
+        self._turn += 1
+        young = (time.clock_gettime(time.CLOCK_BOOTTIME) - YOUNG_SECONDS) * TICKS_PER_SECOND
+        ours = {identity.pid: identity.start_ticks for identity in run.ours}
+        known: dict[int, _Known] = {}
         for pid in procfs.all_pids():
             status = procfs.read_stat(pid)
             if status is None or status.state in "ZXx" or procfs.KTHREADD in (pid, status.parent_pid):
                 continue
             mark = (status.start_ticks, status.cpu_ticks, status.parent_pid)
-            before = self._known.get(pid)
-            found = before[1] if before is not None and before[0] == mark else _read(pid, status, run.output_dir)
-            known[pid] = (mark, found)
-            seen[pid] = found
-        self._known = known
-        others = tuple(o for o in judge(seen, run) if not _marked(o, start_id))
+            before = kept.get(pid)
+            settled = status.start_ticks < young and (pid + self._turn) % READ_EVERY
+            if before is not None and before.mark == mark and settled:
+                known[pid] = before
+            elif ours.get(pid) == status.start_ticks:  # known to be ours: what it has open says nothing here
+                known[pid] = _Known(mark, Seen(_bare(pid, status), -1, status.group, status.session), None)
+            else:
+                seen = _read(pid, status, run.output_dir)
+                known[pid] = _Known(mark, seen, look_of(seen, run))
+        self._before, self._known, self._asked = self._known, known, asked
+        found = judge({p: k.seen for p, k in known.items()}, run, {p: k.other for p, k in known.items()})
+        others = tuple(other for other in found if not _marked(other, start_id))
         unsure, self._unsure = self._unsure, frozenset(o.identity for o in others if not o.sure)
         return tuple(
             o if o.sure or o.identity in unsure else Other(o.identity, o.argv, o.reason, writes=False) for o in others
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """``mark``: start, CPU used and parent; while these stay, so does the rest."""
+
+    mark: tuple[int, int, int]
+    seen: Seen
+    other: Other | None
+
+
+def _bare(pid: int, status: procfs.ProcStat) -> Process:
+    return Process(_identity(pid, status), status.parent_pid, status.name, ())
+
+
+def _identity(pid: int, status: procfs.ProcStat) -> ProcessIdentity:
+    return ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace())
 
 
 def _marked(other: Other, start_id: str) -> bool:
@@ -217,7 +252,7 @@ def _read(pid: int, status: procfs.ProcStat, output_dir: str) -> Seen:
     use = None if links is None else procfs.cuda_use_of(links.values())
     root = output_dir.rstrip("/") + "/"
     inside = {fd: target for fd, target in (links or {}).items() if target.startswith(root)}
-    identity = ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace())
+    identity = _identity(pid, status)
     process = Process(
         identity=identity,
         parent_pid=status.parent_pid,
