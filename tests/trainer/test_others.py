@@ -97,6 +97,14 @@ def test_nothing_of_ours_counts() -> None:
     assert found(rank, worker, orphan, piped) == ()
 
 
+def test_what_started_ours_is_no_second_trainer() -> None:
+    ours = seen(10, SECOND, parent=9, cuda=True)
+    wrapper = seen(9, ("timeout", "10h", "python", "train.py", "--output_dir", OUT), parent=8, cuda=True)
+    everything = {8: seen(8, SECOND, cuda=True), 9: wrapper, 10: ours}
+    run = Run(OUT, ROOTS, frozenset({LAUNCHER}), frozenset({0}), programs=frozenset({("train.py", "")}))
+    assert judge(everything, run) == ()
+
+
 def test_a_tree_is_named_once_by_its_top() -> None:
     top = seen(20, ("torchrun", "train.py", "--output_dir", OUT), cuda=True)
     workers = [seen(n, SECOND, parent=20, cuda=True) for n in (21, 22)]

@@ -332,6 +332,8 @@ class ProgressSensor:
         last = self._line_at.get(role)
         if last is not None and step < last.step and path != last.path:
             return
+        before = self._samples.get((ProgressSource.STEP_LINE, role))
+        own = own or (before is not None and before.own and before.step == step)  # the same line, copied by a launcher
         self._line_at[role] = _LineAt(path, step)
         self._samples[(ProgressSource.STEP_LINE, role)] = ProgressSample(
             ProgressSource.STEP_LINE, role, at, step, own=own

@@ -122,9 +122,12 @@ def judge(seen: Mapping[int, Seen], run: Run, looks: Mapping[int, Other | None] 
     found: dict[int, Other] = {}
     pids = {identity.pid for identity in run.ours}
     kin = run.ours | run.own
+    above = {pid for identity in run.ours for pid in _ancestors(identity.pid, seen)}
     for pid, one in seen.items():
         other = looks[pid] if looks is not None else look_of(one, run)
-        if other is None or one.group in pids or one.session in pids or _belongs(one.process, seen, kin):
+        if other is None or pid in above:
+            continue  # a wrapper that started ours (`timeout 10h python train.py ...`) is no second trainer
+        if one.group in pids or one.session in pids or _belongs(one.process, seen, kin):
             continue  # also what was orphaned: a group and a session keep the number of the one of ours that led it
         found[pid] = other
     return tuple(found[pid] for pid in sorted(found) if not _below_another(pid, seen, found))
@@ -154,6 +157,14 @@ def look_of(one: Seen, run: Run) -> Other | None:
     if one.files and (role in _LAUNCHERS) and (named or "::" in process.argv[0]):
         return other(f"it is a launcher that has {one.files[0]} open for writing", writes=True, sure=False)
     return other(f"its command names {run.output_dir}", writes=False) if named else None
+
+
+def _ancestors(pid: int, seen: Mapping[int, Seen]) -> set[int]:
+    found: set[int] = set()
+    while pid in seen and (parent := seen[pid].process.parent_pid) not in found:
+        found.add(parent)
+        pid = parent
+    return found
 
 
 def _belongs(process: Process, seen: Mapping[int, Seen], ours: Collection[ProcessIdentity]) -> bool:
