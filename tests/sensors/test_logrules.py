@@ -55,6 +55,16 @@ TROUBLE = {
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)",
         "ERROR 08-21 12:00:00 [core_client.py:564] Engine core proc EngineCore_DP0 died unexpectedly, shutting down",
     ],
+    "interrupted": [
+        "KeyboardInterrupt",
+        "[trainer0]: KeyboardInterrupt: ",
+        "W0821 12:00:00.000000 139 torch/distributed/elastic/agent/server/api.py:719] Received Signals.SIGINT death"
+        " signal, shutting down workers",
+        "W0821 12:00:00.000000 139 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 77 closing"
+        " signal SIGTERM",
+        "12:00:00  WARNING Received signal 15, terminating all processes [rl.py::88]",
+        "12:00:00     INFO Received SIGINT, shutting down",
+    ],
     "too-many-open-files": [
         "OSError: [Errno 24] Too many open files: '/tmp/x'",
         "zmq.error.ZMQError: Too many open files",
@@ -104,6 +114,8 @@ HEALTHY = [
     "│ assistant │ RuntimeError: CUDA error: an illegal memory access was encountered │",
     '{"level": "INFO", "message": "quoted: OSError: [Errno 24] Too many open files", "line": 3}',
     "12:00:00     INFO NCCL version 2.27.5+cuda12.9",
+    "12:00:00     INFO Rollout: 'the handler prints: Received SIGTERM, shutting down'",
+    "12:00:00    DEBUG completion: KeyboardInterrupt is raised by Ctrl-C",
 ]
 
 

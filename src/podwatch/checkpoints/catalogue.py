@@ -15,6 +15,7 @@ from podwatch.checkpoints.after_reboot import Boots, Memory, NoMemory
 from podwatch.checkpoints.expected import Expected
 from podwatch.checkpoints.filesystems import slow_to_show
 from podwatch.checkpoints.guards import stamp
+from podwatch.checkpoints.held_back import NOTHING_HELD, HeldBack
 from podwatch.checkpoints.inspection import Inspection, inspect
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartDir, PartFiles
 from podwatch.checkpoints.ledger import Ledger
@@ -61,7 +62,7 @@ class Catalogue:
     ``memory`` keeps learned file sets and what passed after a reboot, for one run; ``whose`` names its trainer's
     command: the file sets of another one are forgotten. ``boots`` judges what outlived a reboot (None: nothing is
     suspect), except what is ``stored``: (step, save_id). ``leases``: ask the kernel who writes, where a layout has no
-    marker.
+    marker. ``held_back`` knows the sets that are held back; the sets given out say so.
 
     ``rescan``, ``contents``, ``verify`` and ``inspect`` block and belong into a worker thread; the properties never do.
     """
@@ -79,6 +80,7 @@ class Catalogue:
         whose: str = "",
         boots: Boots | None = None,
         stored: Callable[[], Collection[tuple[int, str]]] = lambda: (),
+        held_back: HeldBack = NOTHING_HELD,
     ) -> None:
         self._layout = layout
         self._clock = clock
@@ -98,11 +100,18 @@ class Catalogue:
         self._saving = False
         self._open: tuple[Path, ...] = ()
         self._problem = ""
+        self._held_back = held_back
+        self._marked: tuple[tuple[CheckpointSet, ...], int, tuple[CheckpointSet, ...]] = ((), 0, ())
 
     @property
     def sets(self) -> tuple[CheckpointSet, ...]:
         """Result of the last rescan, lowest step first."""
-        return self._sets
+        found, version = self._sets, self._held_back.version
+        before, at, marked = self._marked
+        if before is not found or at != version:
+            marked = tuple(self._held_back.mark(s) for s in found)
+            self._marked = (found, version, marked)
+        return marked
 
     @property
     def saving(self) -> bool:
@@ -126,14 +135,14 @@ class Catalogue:
         """
         with self._lock:
             if self._nothing_new():
-                return self._sets
+                return self.sets
             now, wall_ns = self._clock.monotonic(), int(self._clock.wall() * 1e9)
             try:
                 roots = tuple((str(p), *stamp(str(p))) for p in (*self._layout.watch_roots(), self._layout.output_dir))
                 steps = self._layout.steps()
             except OSError as error:
                 self._problem, self._listed = f"{error.filename or self._layout.output_dir}: {error.strerror}", None
-                return self._sets
+                return self.sets
             settling = self._settling
             settling.begin(slow=slow_to_show(self._layout.watch_roots()), writers_ended=writers_ended)
             close = self._look_closely(steps)
@@ -154,7 +163,7 @@ class Catalogue:
             aged = all(0 <= mtime < wall_ns - _FRESH_NS for _, mtime, _ in roots)
             calm = not self._problem and not settling.slow and all(k.settled for k in fresh.values())
             self._roots, self._listed = roots, now if aged and calm else None
-            return self._sets
+            return self.sets
 
     def contents(self, step: int) -> SetContents:
         """Everything of one step as it is now. HostError if there is no such step."""
@@ -168,6 +177,7 @@ class Catalogue:
             judgement, now = known.judgement, known.set
             if now.complete and now.save_id != describing.save_id(found, judgement):
                 now = replace(now, completeness=Completeness.WRITING, save_id="", reason=_CHANGED)
+        now = self._held_back.mark(now)
         travels = [p for p in found if p.part.uploaded]
         leftovers = frozenset(judgement.leftovers)
         files = tuple(f for p in travels for f in p.files if describing.belongs(f, leftovers))

@@ -37,6 +37,7 @@ def describe(step: int, layout: str, found: Sequence[PartFiles], judgement: Judg
         size_bytes=sum(p.size_bytes for p in parts),
         file_count=sum(len(p.files) for p in found),
         changed_wall=max((f.mtime_ns for f in own), default=0) / 1e9,
+        began_wall=min((f.mtime_ns for f in own), default=0) / 1e9,
         reason=judgement.reason,
     )
 

@@ -220,7 +220,8 @@ def _notes(found: dict[str, Any]) -> list[str]:
     held = [clean(h) for h in found.get("held_by") or [] if h != "uploading"]
     if not held and found.get("pinned"):
         held = [f"pinned: {clean(found['pinned'])}"]
-    return [*([clean(found["reason"])] if found.get("reason") else []), *held]
+    doubt = f"held back: {clean(found['held_back'])}" if found.get("held_back") else ""
+    return [*([clean(found["reason"])] if found.get("reason") else []), *([doubt] if doubt else []), *held]
 
 
 def _with_notes(row: str, notes: list[str], width: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""``podwatch config show | validate | init``."""
+"""``podwatch config show | validate | init | adopt``."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import Where, common, json_option
+from podwatch.cli.config_adopt import adopt
 
 if TYPE_CHECKING:
     from podwatch.config.loading import LoadedSettings
@@ -110,6 +111,9 @@ def init(output: Path, force: bool, pid: int | None) -> None:
     if no_gpu:
         click.echo(no_gpu)
     click.echo(f"next: read it, set [sync] store, then `podwatch config validate -c {output}`")
+
+
+config.add_command(adopt)
 
 
 def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], dict[str, str]]:

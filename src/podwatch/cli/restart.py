@@ -35,10 +35,17 @@ def describe(plan: dict[str, Any]) -> list[str]:
     import shlex
 
     changed = [f"changed since the last start: {clean(name)}" for name in plan.get("changed_since_last_start") or []]
+    differs = [f"  {clean(line)}" for line in plan.get("command_difference") or []]
+    if differs:
+        differs = [
+            "what runs (-) differs from what a restart starts (+); `podwatch config adopt` takes what runs:",
+            *differs,
+        ]
     if plan.get("possible") is False:
-        return [f"not possible: {clean(plan.get('reason') or 'unknown reason')}", *changed]
+        return [*differs, f"not possible: {clean(plan.get('reason') or 'unknown reason')}", *changed]
     step = plan.get("step")
-    lines = [f"from      {'the beginning' if step is None else f'step {step}'}"]
+    lines = [*differs, *changed]
+    lines += [f"from      {'the beginning' if step is None else f'step {step}'}"]
     if plan.get("reason"):
         lines.append(f"because   {clean(plan['reason'])}")
     lines += [f"then ends {clean(command)}" for command in plan.get("stop_also") or []]
@@ -61,4 +68,4 @@ def describe(plan: dict[str, Any]) -> list[str]:
         lines.append(
             f"removed   {clean(' '.join(map(str, plan['removed_flags'])))} (resume flags of the command itself)"
         )
-    return lines + changed
+    return lines

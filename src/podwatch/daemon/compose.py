@@ -23,6 +23,7 @@ from podwatch.daemon.known_secrets import credentials_for, learn_secrets
 from podwatch.daemon.paths import RunPaths
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.sensing import Senses
+from podwatch.daemon.two_writers import TwoWriters
 from podwatch.daemon.wandb_ids import WandbIds
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.claims import Pod
@@ -106,6 +107,7 @@ class Parts:
     recovery: Recovery
     syncer: Syncer | None
     wandb_ids: WandbIds
+    two_writers: TwoWriters
     store_refused: str
     remover: Remover
     aside: Aside
@@ -145,6 +147,16 @@ def build(
     checkpoints = settings.checkpoints
     beside = tuple(p for p in (trainer.checkpoint_dir,) if p is not None)
     aside = Aside(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS, roots=beside)
+    two_writers = TwoWriters(
+        trainer.output_dir,
+        user=trainer.user,
+        command=trainer.command,
+        roots=layout.watch_roots,
+        clock=clock,
+        journal=journal.sync,
+        handle=lambda: recovery.handle,
+        tree=lambda: processes.latest(),  # noqa: PLW0108 - made below
+    )
     catalogue = Catalogue(
         layout,
         clock,
@@ -156,6 +168,7 @@ def build(
         whose=command_digest(trainer.command),
         boots=Boots(journal.sync, boot_id(), boot_wall()),
         stored=lambda: frozenset((p.step, p.save_id) for p in journal.sync.published()),
+        held_back=two_writers.held,
     )
     launcher = KeeperLauncher(
         settings.run_id,
@@ -308,6 +321,7 @@ def build(
         environment=environment,
         ports=lambda: _ports(servers.urls or before.servers),
         standing=lambda: _ALONE if syncer is None else syncer.standing,
+        beside=lambda: two_writers.beside,
     )
     roots = tuple(dict.fromkeys(p for p in (trainer.output_dir, trainer.checkpoint_dir) if p is not None))
     return Parts(
@@ -336,6 +350,7 @@ def build(
         recovery=recovery,
         syncer=syncer,
         wandb_ids=wandb_ids,
+        two_writers=two_writers,
         store_refused=refused,
         remover=Remover(workspace, roots, journal.sync, clock, emit),
         aside=aside,

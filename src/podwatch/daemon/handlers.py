@@ -138,6 +138,10 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         if parts.syncer is None:
             raise HostError("no store is configured", where="sync.store", fix='set it, for example "b2://my-bucket"')
         step = _step(params)
+        for found in parts.catalogue.sets:
+            if found.step == step and found.held:  # the operator decides about what podwatch holds back
+                await parts.files.call(parts.two_writers.release, found)
+                parts.syncer.retry(found.step, found.save_id)
         task = asyncio.create_task(parts.syncer.sync_now(step))
         await asyncio.sleep(0)  # what cannot be sent at all is refused in the first step of the task
         if params.get("wait") or task.done():

@@ -42,7 +42,7 @@ def backup_findings(
         return tuple(found)  # what is not stored from here any more is no lag
     newest = newest_complete(sets)
     if newest is not None and (newest.step, newest.save_id) not in sync.stored:
-        waiting = [s.changed_wall for s in sets if s.complete and (s.step, s.save_id) not in sync.stored]
+        waiting = [s.changed_wall for s in sets if s.complete and not s.held and (s.step, s.save_id) not in sync.stored]
         lag = wall - max(min(waiting), sync.last_published_wall or 0.0)
         if lag > max_lag and now - since > max_lag:
             last = "nothing" if sync.last_step is None else f"step {sync.last_step}"

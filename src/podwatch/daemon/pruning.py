@@ -10,7 +10,7 @@ from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.config.units import format_size
 from podwatch.daemon.forecast import Forecast
 from podwatch.daemon.room_findings import no_room, other_disks
-from podwatch.domain.checkpoint import CheckpointSet, newest_complete
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete, newest_whole
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.finding import Finding
 from podwatch.domain.policy import DiskPolicy
@@ -226,9 +226,10 @@ class Pruner:
         now = next((s for s in self._catalogue.sets if s.step == removal.step), None)
         if now is not None and not now.complete and removal.kind in _WHOLE_SETS:
             return "it is being saved anew"
-        newest = newest_complete(self._catalogue.sets)
+        newest, held = newest_complete(self._catalogue.sets), newest_whole(self._catalogue.sets)
         whole = removal.step is not None and not removal.part and not removal.path
-        return "the newest complete checkpoint" if whole and newest and newest.step == removal.step else ""
+        keeps = {s.step for s in (newest, held) if s is not None}
+        return "the newest complete checkpoint" if whole and removal.step in keeps else ""
 
     async def _sees_the_last_removal(self) -> bool:
         """Planning on figures from before a removal would remove twice. This runs after the rescan that followed it;

@@ -112,6 +112,7 @@ def make_rounds(
         uploads=parts.syncer,
         make_room=pruner.look,
         refresh_watches=parts.watcher.refresh,
+        before=parts.two_writers.look,
         named=lambda: {**linked_steps(parts.layout), **parts.layout.pinned()},
     )
     read_so_far: dict[str, object] = {}

@@ -68,6 +68,8 @@ class Turning(Core):
         room = self.rounds.pruner.findings()
         parts.recovery.consider(snapshot, (*findings, *room))
         self.backing.turn(snapshot)
+        if parts.recovery.asks_whose:
+            self.rounds.guarding.wake()
         ours = (*room, *self.pausing.findings(), *self._own(snapshot))
         telling = self._notifying.findings() if self._notifying is not None else ()
         everything = (*findings, *parts.recovery.findings(), *ours, *telling)
@@ -87,6 +89,7 @@ class Turning(Core):
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
         parts = self.parts
         config = config_findings(self._config_problem, since=self._started)
+        config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
         if parts.store_refused:
             return (*store_refused_finding(parts.store_refused, since=self._started), *config)
         backup = backup_findings(

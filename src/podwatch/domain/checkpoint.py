@@ -58,8 +58,9 @@ class CheckpointSet:
 
     ``save_id`` identifies this very save (derived from paths, sizes, mtimes and the DCP save id): a step written
     again after a rollback has another. It is empty until the set is complete. ``reason`` says why a set is not
-    complete. ``changed_wall`` is the newest mtime in epoch seconds. ``resumable`` means complete and all required parts
-    present.
+    complete. ``began_wall`` and ``changed_wall`` are the oldest and the newest mtime in epoch seconds. ``resumable``
+    means complete and all required parts present. ``held`` says why a complete set is held back: it is not published,
+    and not resumed from unless the operator names it.
 
     ``settles_in``: the set is whole, and counts as complete after so many seconds if nothing changes; None for every
     other set. ``unclear``: it could not be read or its structure is broken, so it may be what a run has left; it is
@@ -77,6 +78,8 @@ class CheckpointSet:
     reason: str = ""
     settles_in: float | None = None
     unclear: bool = False
+    began_wall: float = 0.0
+    held: str = ""
 
     @property
     def complete(self) -> bool:
@@ -84,5 +87,10 @@ class CheckpointSet:
 
 
 def newest_complete(sets: "tuple[CheckpointSet, ...] | list[CheckpointSet]") -> CheckpointSet | None:
-    """The complete set with the highest step, or None."""
+    """The complete set with the highest step that is not held back, or None."""
+    return max((s for s in sets if s.complete and not s.held), key=lambda s: s.step, default=None)
+
+
+def newest_whole(sets: "tuple[CheckpointSet, ...] | list[CheckpointSet]") -> CheckpointSet | None:
+    """The complete set with the highest step, held back or not, or None: what must stay on the disk."""
     return max((s for s in sets if s.complete), key=lambda s: s.step, default=None)

@@ -40,6 +40,8 @@ class FindingKind(StrEnum):
     FOREIGN_CHECKPOINTS = "foreign-checkpoints"
     COMMAND_CHANGED = "command-changed"
     AMBIGUOUS_TRAINERS = "ambiguous-trainers"
+    TWO_WRITERS = "two-writers"
+    """A second trainer writes into output_dir, or has: what was saved meanwhile is held back."""
     UNGUARDED = "unguarded"
     GPU_MIG = "gpu-mig"
     GPU_FAULT = "gpu-fault"

@@ -35,6 +35,9 @@ class StartRecord:
     step: int | None = None
     environment_names: tuple[str, ...] = ()
     config_digests: tuple[tuple[str, str], ...] = ()
+    command: tuple[str, ...] = ()
+    """``[trainer] command`` as it was configured then, each flag scrubbed together with its value; empty in a record of
+    an older podwatch."""
 
 
 @dataclass(frozen=True, slots=True)

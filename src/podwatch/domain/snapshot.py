@@ -257,6 +257,8 @@ class ProgressSample:
     role: str
     at: float
     step: int | None = None
+    own: bool = False
+    """Read from the log that podwatch's keeper writes for this very start: no other process can have made it."""
 
     @property
     def trained(self) -> bool:

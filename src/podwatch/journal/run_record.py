@@ -141,6 +141,7 @@ def _document(record: RunRecord) -> dict[str, Any]:
             "step": start.step,
             "environment_names": list(start.environment_names),
             "config_digests": [list(pair) for pair in start.config_digests],
+            "command": list(start.command),
         },
     }
 
@@ -174,6 +175,7 @@ def _start(doc: dict[str, Any]) -> StartRecord:
         step=_step(doc.get("step")),
         environment_names=tuple(_text(n) for n in doc.get("environment_names", [])),
         config_digests=tuple((_text(name), _text(digest)) for name, digest in doc.get("config_digests", [])),
+        command=tuple(_text(word) for word in doc.get("command", [])),
     )
 
 

@@ -81,6 +81,7 @@ def choose(
         {} if wanted is not None else dict(refused or {}),
         adopted,
         None if wanted is not None else below,
+        named=wanted is not None,
     )
     steps = found.steps()
     if wanted is not None:
@@ -129,6 +130,8 @@ def _sort_out(
     refused: Mapping[int, str],
     adopted: bool,
     below: int | None,
+    *,
+    named: bool = False,
 ) -> _Candidates:
     found = _Candidates()
     unfinished = 0
@@ -141,6 +144,8 @@ def _sort_out(
             continue
         if not adopted:
             why = "not known to be of this run; take it with --adopt-existing or set it aside with `podwatch clean`"
+        elif candidate.held and not named:
+            why = f"held back: {candidate.held}; name the step to use it"
         else:
             why = _why_not(step, refused, below)
         if why:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete, newest_whole
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
 
@@ -269,11 +269,13 @@ def _parts_of(whole: Removal, removals: Sequence[Removal]) -> list[Removal]:
 def _reasons_to_keep(given: RemovalInput) -> dict[int, str]:
     """Step -> why it stays whatever the pressure; "uploading" is not among these."""
     keep: dict[int, str] = {}
-    newest = newest_complete(tuple(given.sets))
+    newest, whole = newest_complete(tuple(given.sets)), newest_whole(tuple(given.sets))
     for s in given.sets:
         protection = given.protected.get(s.step)
         if newest is not None and s.step == newest.step:
             keep[s.step] = "the newest complete checkpoint"
+        elif whole is not None and s.step == whole.step:
+            keep[s.step] = "the newest complete checkpoint, although it is held back"
         elif protection is not None and protection is not Protection.UPLOADING:
             keep[s.step] = f"protected: {protection}"
         elif s.step in given.pins:

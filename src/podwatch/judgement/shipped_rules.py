@@ -24,6 +24,9 @@ _SHELL = r"^(?:\S{1,60}: line \d+: +)?\d+ "
 """The shell tells how a job of its own ended: ``/bin/bash: line 1: 12345 Killed   uv run rl``."""
 _ELASTIC = r"^(?:[EWF]\d{4} [^\]]{1,160}\].{0,200}?|ERROR:torch.{0,200}?|\s*traceback +: )"
 
+_STOPPED = rf"(?:{_BAD}{_NEAR}|{_STAMP}\[?INFO\b[^'\"]{{0,60}}?)"
+"""A program that was asked to end may report it as information; model output is quoted, or further behind."""
+
 _DEATH = ("silent-death", "required-child-exited")
 
 SHIPPED: tuple[LogRule, ...] = (
@@ -73,6 +76,14 @@ SHIPPED: tuple[LogRule, ...] = (
         says="vLLM's engine died; its API server goes on for a few seconds and then ends with exit code 0",
         fix="the reason stands some lines before, in the log of the inference server",
         supports=(*_DEATH, "hang"),
+    ),
+    LogRule(
+        "interrupted",
+        rf"(?:{_RAISED}KeyboardInterrupt\b|(?:{_STOPPED}|{_ELASTIC})(?:"
+        r"[Rr]eceived (?:Signals\.)?(?:SIGINT|SIGTERM|signal (?:2|15)\b|(?:2|15) death signal)|"
+        r"Sending process \d{1,10} closing signal SIG(?:INT|TERM)))",
+        says="a process of the run received SIGINT or SIGTERM: an operator, or another program, is ending it",
+        fix="`podwatch stop-training` ends training for good; else podwatch starts it again some minutes later",
     ),
     LogRule(
         "too-many-open-files",

@@ -23,6 +23,8 @@ from podwatch.domain.snapshot import (
     Snapshot,
 )
 from podwatch.judgement.detectors.window import NO_RHYTHM, NOT_HELD, Held, Rhythm
+from podwatch.judgement.endings import NO_ENDINGS, Endings
+from podwatch.judgement.endings import follow as follow_endings
 from podwatch.judgement.learned import Learned
 from podwatch.judgement.progress import Progress
 
@@ -108,6 +110,7 @@ class Signals:
     servers: tuple[Server, ...] = ()
     inference_at: float = float("-inf")
     rhythm: Rhythm = NO_RHYTHM
+    endings: Endings = NO_ENDINGS
 
     def most_engines(self, since: float, least: float) -> int:
         """How many engine processes there were around ``since``, when the memory fell, or after it; only those count
@@ -170,6 +173,9 @@ def follow(
         if "settled" not in learned.seen and _settled(signals, progress):
             there = {p.role for p in trainer.descendants} | {gone.role for gone in trainer.required_exits}
             learned = learned.saw("settled", *(f"needs:{role}" for role in there & ENGINE_ROLES))
+    elif trainer is not None and trainer.exit is not None:  # its launcher has ended; the rest may end after it
+        ended = follow_endings(signals.endings, trainer.descendants, reading.at)
+        signals = signals if ended is signals.endings else replace(signals, endings=ended)
     inference = snapshot.inference
     if inference.ok and inference.value:
         if inference.at > signals.inference_at:
@@ -249,8 +255,9 @@ def _look_at_tree(
         kept = (*kept, Seen(at, at, both, lived))[-ENGINE_LOOKS_KEPT:]
     first = at if signals.first_looked_at is None else signals.first_looked_at
     return Signals(
-        tree, descendants, at, first, signals.minors, kept, signals.servers, signals.inference_at, signals.rhythm
-    )
+        tree, descendants, at, first, signals.minors, kept, signals.servers, signals.inference_at, signals.rhythm,
+        signals.endings if same else follow_endings(signals.endings, descendants, at),
+    )  # fmt: skip
 
 
 def summarise(
@@ -325,7 +332,7 @@ def _ask_servers(
     return (
         Signals(
             signals.tree, signals.looked, signals.looked_at, signals.first_looked_at, signals.minors, signals.engines,
-            found, at, rhythm,
+            found, at, rhythm, signals.endings,
         ),
         learned,
     )  # fmt: skip

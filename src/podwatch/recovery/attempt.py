@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from podwatch.domain.snapshot import ProgressSample, Snapshot
 from podwatch.judgement.confirm import Confirmation, confirm
+from podwatch.judgement.two_writers import ALONE, Beside, made_by_us
 
 MAX_SAMPLES = 64
 LOADED_ABOVE_BASE = 2 << 30
@@ -27,16 +28,28 @@ class Attempt:
     loaded: bool = False
     last_step: int | None = None
     samples: list[ProgressSample] = field(default_factory=list)
+    unproven: list[ProgressSample] = field(default_factory=list)
+    """Seen, and not known yet to be made by this start's own tree."""
 
-    def see(self, snapshot: Snapshot, gpu_base: dict[int, int], gpus: tuple[int, ...]) -> bool:
-        """Take in one snapshot; True when it shows a step that was not seen before."""
+    def see(self, snapshot: Snapshot, gpu_base: dict[int, int], gpus: tuple[int, ...], beside: Beside = ALONE) -> bool:
+        """Take in one snapshot; True when it shows a step that was not seen before. A save, or a number in a file, that
+        another process beside ours may have written is neither a step nor a confirmation (``beside``)."""
         for gpu in (snapshot.gpus.value or ()) if snapshot.gpus.at >= self.started_at else ():
             used = gpu.memory_used_bytes or 0
             if (not gpus or gpu.index in gpus) and used - gpu_base.get(gpu.index, 0) > LOADED_ABOVE_BASE:
                 self.loaded = True
         fresh = False
         for sample in snapshot.progress.value or ():
-            if sample.step is None or not sample.trained or sample.at < self.started_at or sample in self.samples:
+            if sample.step is None or not sample.trained or sample.at < self.started_at:
+                continue
+            if sample not in self.samples and sample not in self.unproven:
+                self.unproven.append(sample)
+        waiting, self.unproven = self.unproven[-MAX_SAMPLES:], []
+        for sample in waiting:
+            made = made_by_us(sample, beside)
+            if made is None:
+                self.unproven.append(sample)
+            if not made or sample.step is None:
                 continue
             self.samples.append(sample)
             if self.last_step is None or sample.step > self.last_step:

@@ -17,12 +17,15 @@ from podwatch.recovery import memory as memory_module
 from podwatch.recovery import quarantine
 from podwatch.recovery.attempt import Attempt
 from podwatch.recovery.choosing import StoreUnknown
+from podwatch.recovery.command import Difference, RunningCommand
 from podwatch.recovery.memory import Memory
 from podwatch.recovery.procedure import Procedure
 from podwatch.recovery.state import Phase, RecoveryState, Tools
 from podwatch.trainer.base import Look, TrainerHandle
 
 BLOCKED_POLL: Final = 3.0
+COMMAND_POLL: Final = 60.0
+"""Seconds between two comparisons of what runs with what is configured: a few small files are hashed."""
 PROBLEM_RETRY: Final = 30.0
 STORE_RETRY: Final = 60.0
 
@@ -67,6 +70,9 @@ class Core:
         self.looked_out_at = float("-inf")
         self.looking_out = False
         """The act that runs only looks whether a person started training."""
+        self.running_command = RunningCommand()
+        self.command_looked_at = float("-inf")
+        self._comparing: asyncio.Task[None] | None = None
         self.no_save_comes = ""
         """Why the save that a stop waits for will not come."""
 
@@ -275,7 +281,43 @@ class Core:
         self.procedure.writers_ended = False
         self.machine_fault = ""
         self.memory.ended_wall = None
+        self.command_looked_at = float("-inf")
         self.tools.track(handle)
+
+    async def difference(self) -> Difference:
+        """How the trainer that is watched differs from the configured command; empty without one."""
+        tools, handle, record = self.tools, self.handle, self.tools.record.current
+        if handle is None:
+            return Difference()
+        start = record.last_start if record is not None else None
+        try:
+            return await tools.blocking(self.running_command.difference, handle, start, tools.settings, tools.layout)
+        except (OSError, PodwatchError):  # nothing is known, so nothing differs
+            return Difference()
+
+    async def compare_command(self) -> None:
+        """Raise, renew or clear the finding about it."""
+        handle, found = self.handle, await self.difference()
+        if handle is not self.handle:
+            return None
+        if handle is None or not found:
+            return self.clear(FindingKind.COMMAND_CHANGED)
+        self.note(
+            FindingKind.COMMAND_CHANGED,
+            Severity.WARNING,
+            f"the trainer (pid {handle.launcher.pid}) is not what a restart would start: {found.summary()}",
+            "`podwatch config adopt` writes the running command into the configuration; `podwatch restart --dry-run`"
+            " shows what a restart would run",
+        )
+        return None
+
+    def compare_soon(self, now: float) -> None:
+        """At each turn of the sensing loop. Never blocks."""
+        if self._closed or now - self.command_looked_at < COMMAND_POLL:
+            return
+        if self._comparing is None or self._comparing.done():
+            self.command_looked_at = now
+            self._comparing = asyncio.create_task(self.compare_command(), name="podwatch-command")
 
     def forget(self) -> None:
         if self.handle is not None and self.memory.ended_wall is None:

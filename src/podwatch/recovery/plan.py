@@ -4,7 +4,7 @@ import hashlib
 import os
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import StartRecord
-from podwatch.domain.secrets import scrub_argv
+from podwatch.domain.secrets import scrub, scrub_argv
 from podwatch.domain.wandb import given_in, identity
+from podwatch.judgement.command_diff import grouped
 from podwatch.trainer.base import StartPlan
 
 MAX_DIGEST_BYTES = 1 << 20
@@ -84,6 +85,7 @@ def prepare(
         step=step,
         environment_names=tuple(sorted(plan.env)),
         config_digests=config_digests(plan.argv, cwd),
+        command=tuple(scrub(group) for group in grouped(trainer.command)),
     )
     first = None if step is None else layout.first_step_after(step)
     return Prepared(plan, record, resume.removed, first, ids)
@@ -146,10 +148,13 @@ def config_digests(argv: Sequence[str], cwd: Path) -> tuple[tuple[str, str], ...
 
 def changed_configs(record: StartRecord | None) -> tuple[str, ...]:
     """The files of the last start whose content is another now (or that are gone). Blocks."""
-    if record is None:
-        return ()
+    return () if record is None else changed_files(record.config_digests)
+
+
+def changed_files(digests: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Those of (path, SHA-256) whose content is another now, or that are gone. Blocks."""
     changed = []
-    for name, digest in record.config_digests:
+    for name, digest in digests:
         try:
             now = hashlib.sha256(Path(name).read_bytes()).hexdigest()
         except OSError:

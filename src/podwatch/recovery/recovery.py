@@ -18,6 +18,7 @@ from podwatch.journal import AsyncJournal, Journal
 from podwatch.judgement.claims import Act, Decision
 from podwatch.judgement.confirm import ConfirmationState
 from podwatch.judgement.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded
+from podwatch.judgement.two_writers import ALONE, Beside
 from podwatch.recovery import memory as memory_module
 from podwatch.recovery import plan, quarantine
 from podwatch.recovery.procedure import Procedure
@@ -63,6 +64,7 @@ class Recovery(Wishes):
         ports: Callable[[], tuple[int, ...]] = tuple,
         standing: Callable[[], Decision] = lambda: Decision(Act.HOLD),
         jitter: Callable[[], float] = random.random,
+        beside: Callable[[], Beside] = lambda: ALONE,
     ) -> None:
         super().__init__(
             Tools(
@@ -86,6 +88,7 @@ class Recovery(Wishes):
                 ports=ports,
                 standing=standing,
                 jitter=jitter,
+                beside=beside,
             )
         )
         self.opening = ""
@@ -180,6 +183,9 @@ class Recovery(Wishes):
     async def close(self) -> None:
         """podwatch leaves; training goes on. What is half done is finished by the next one."""
         self._closed = True
+        if self._comparing is not None:
+            self._comparing.cancel()
+            await asyncio.gather(self._comparing, return_exceptions=True)
         task, self._act = self._act, None
         if task is not None and not task.done():
             task.cancel()
@@ -192,10 +198,16 @@ class Recovery(Wishes):
         """From the next act on; what an act has begun it ends as it began."""
         observed = self.tools.settings.mode == "observe"
         self.tools = self.procedure.tools = replace(self.tools, settings=settings, policies=policies)
+        self.command_looked_at = float("-inf")
         if observed and settings.mode == "act" and self.handle is None and self.ready:
             self.spawn(self.carry_on)  # what was only reported until now
 
     # -- the sensing loop ---------------------------------------------------------------------------------------------
+
+    @property
+    def asks_whose(self) -> bool:
+        """A start is to be confirmed by a save or a file, and it is not known yet that no other process wrote it."""
+        return self._phase is Phase.CONFIRMING and self.attempt is not None and bool(self.attempt.unproven)
 
     def findings(self) -> tuple[Finding, ...]:
         """What recovery itself has to say."""
@@ -213,6 +225,7 @@ class Recovery(Wishes):
         """One turn: watch the present attempt, and act on a confirmed verdict. Never blocks."""
         self.snapshots.append(snapshot)
         self._watch_attempt(snapshot)
+        self.compare_soon(snapshot.at)
         self.holds_again()
         sample = snapshot.trainer.value
         if self.handle is not None and sample is not None and sample.start_id == self.handle.start_id:
@@ -272,7 +285,7 @@ class Recovery(Wishes):
         if sample is not None and sample.start_id not in ("", attempt.start_id):
             return
         gpus = (*settings.gpu.inference, *settings.gpu.trainer)
-        if attempt.see(snapshot, self.memory.gpu_base, gpus):
+        if attempt.see(snapshot, self.memory.gpu_base, gpus, self.tools.beside()):
             self._step_made()
         if self._phase is Phase.CONFIRMING and self.ready:
             self._confirm(snapshot)

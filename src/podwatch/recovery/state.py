@@ -18,6 +18,7 @@ from podwatch.domain.snapshot import GpuSample, Supervision
 from podwatch.journal import AsyncJournal, load_run_record, save_run_record
 from podwatch.judgement.choose import RemoteSave
 from podwatch.judgement.claims import Act, Decision
+from podwatch.judgement.two_writers import ALONE, Beside
 from podwatch.sensors.base import Sensor
 from podwatch.system.clock import Clock
 from podwatch.system.threads import Worker
@@ -152,6 +153,8 @@ class Tools:
     standing: Callable[[], Decision] = field(default=lambda: Decision(Act.HOLD))
     """Whether this pod may train, as far as the pods of this run agree."""
     jitter: Callable[[], float] = field(default=lambda: 0.5)
+    beside: Callable[[], Beside] = field(default=lambda: ALONE)
+    """Processes beside ours that may write into output_dir."""
     files: Worker = field(default_factory=lambda: Worker("recovery"))
     evidence: Worker = field(default_factory=lambda: Worker("evidence"))
 

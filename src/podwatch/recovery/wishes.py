@@ -181,7 +181,11 @@ class Wishes(Acts):
         """What a restart would do now, JSON-safe and without secrets. Changes nothing."""
         tools, record = self.tools, self.tools.record.current
         changed = await tools.blocking(plan.changed_configs, record.last_start if record is not None else None)
-        answer: dict[str, object] = {"changed_since_last_start": list(changed)}
+        difference = await self.difference()
+        answer: dict[str, object] = {
+            "command_difference": list(difference.lines),
+            "changed_since_last_start": sorted({*changed, *difference.files}),
+        }
         try:
             below = None if step is not None else self.memory.below
             choice = await self.procedure.choose(wanted=step, below=below, wait=False)

@@ -329,15 +329,19 @@ class ProgressSensor:
             self._finished.update(f for f in self._finish_lines if f not in self._finished and has_finish_line(line, f))
             step = parse_step(line, file_role)
             if step is not None:
-                self._take_line(item.path, step.step, step.role or "trainer", at)
+                self._take_line(item.path, step.step, step.role or "trainer", at, own=item.path in self._extra)
 
-    def _take_line(self, path: str, step: int, role: str, at: float) -> None:
+    def _take_line(self, path: str, step: int, role: str, at: float, *, own: bool = False) -> None:
         """The newest number of one file is the truth about that file; another file that lags must not take it back."""
         last = self._line_at.get(role)
         if last is not None and step < last.step and path != last.path:
             return
+        before = self._samples.get((ProgressSource.STEP_LINE, role))
+        own = own or (before is not None and before.own and before.step == step)  # the same line, copied by a launcher
         self._line_at[role] = _LineAt(path, step)
-        self._samples[(ProgressSource.STEP_LINE, role)] = ProgressSample(ProgressSource.STEP_LINE, role, at, step)
+        self._samples[(ProgressSource.STEP_LINE, role)] = ProgressSample(
+            ProgressSource.STEP_LINE, role, at, step, own=own
+        )
 
     def _when(self, written: float, now: float, wall: float) -> float:
         """Monotonic time of something written at epoch second ``written`` that the last look had not seen yet."""

@@ -70,6 +70,8 @@ class Sender:
             raise SetVoid(f"set is gone: {error}", where=f"step {chosen.step}") from error
         if not contents.set.complete or contents.set.save_id != chosen.save_id:
             raise SetVoid("set is another one now", where=f"step {chosen.step}")
+        if contents.set.held:
+            raise SetVoid(f"set is held back: {contents.set.held}", where=f"step {chosen.step}")
         return contents
 
     async def upload(
@@ -251,8 +253,11 @@ class Sender:
             raise
 
     async def _still_there(self, chosen: CheckpointSet) -> None:
-        """A set that changed since its first file was read is void. One that was removed whole is not: what was sent
-        was the complete set. Nor is one of which we hold every file, as it was."""
+        """A set that is held back since is not published. One that changed since its first file was read is void. One
+        that was removed whole is not: what was sent was the complete set. Nor is one of which we hold every file, as it
+        was."""
+        if held := next((s.held for s in self._catalogue.sets if s.step == chosen.step), ""):
+            raise SetVoid(f"set is held back: {held}", where=f"step {chosen.step}")
         if self._held is not None:
             if not await self._worker.call(self._holder.unchanged, self._held):
                 raise SetVoid("set changed while it was uploaded", where=f"step {chosen.step}")

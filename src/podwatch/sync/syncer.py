@@ -88,6 +88,10 @@ class Syncer(StoreSide):
         self._wake.set()
         await future
 
+    def retry(self, step: int, save_id: str) -> None:
+        """What was abandoned, or held back, may be sent again: the operator asks for it."""
+        self._void.discard((step, save_id))
+
     async def abandon(self, step: int) -> None:
         """Stop uploading ``step`` (the disk is about to kill the run, and this set must go)."""
         if self._sender.running is not None and self._sender.running.job.step == step:

@@ -40,6 +40,8 @@ class ProcStat:
     start_ticks: int
     foreground: int = -1
     """The process group that its terminal is given to; -1 without a terminal."""
+    cpu_ticks: int = 0
+    """Of CPU that it used so far: one that has not used any since the last look has done nothing."""
 
 
 def parse_stat(text: str) -> ProcStat:
@@ -58,6 +60,7 @@ def parse_stat(text: str) -> ProcStat:
         tty=int(rest[4]),
         start_ticks=int(rest[19]),
         foreground=int(rest[5]),
+        cpu_ticks=int(rest[11]) + int(rest[12]),
     )
 
 

@@ -61,6 +61,7 @@ def checkpoint_document(
         "step": found.step,
         "completeness": str(found.completeness),
         "reason": found.reason,
+        "held_back": found.held,
         "size_bytes": found.size_bytes,
         "file_count": found.file_count,
         "changed_at": rfc3339(found.changed_wall),

@@ -11,15 +11,11 @@ from podwatch.domain.reading import SensorState
 from podwatch.domain.snapshot import Health, HostSample, RequiredExit, Supervision, TrainerSample
 from podwatch.judgement.detectors import second as also
 from podwatch.judgement.detectors.base import Look, Turn
+from podwatch.judgement.endings import announcement, operator_wait
 from podwatch.judgement.learned import Learned
 from podwatch.judgement.progress import target_reached
 from podwatch.judgement.signals import ENGINE_ROLES, extra, needs, passing
 
-ATTACH_EXIT_WAIT_SECONDS = 120.0
-"""A trainer that podwatch did not start may have been stopped by its person: wait before acting (DESIGN section 2)."""
-TERMINAL_WAIT_SECONDS = 900.0
-"""The same where somebody typed in its terminal within as long a time before its end, or since: they are there, and it
-is rather theirs to say."""
 OOM_NEAR_SECONDS = 60.0
 """An OOM kill counted this near to an end explains it: the host is looked at every few seconds, an end is told 5 s
 after it (a replacement may come), and the kernel log can lag."""
@@ -177,21 +173,11 @@ def _failed(
     second: Evidence | None = None,
 ) -> Finding:
     """``second`` has to agree where it is given."""
-    waited = look.snapshot.at - since
-    used = trainer.terminal_used_wall
-    there = used is not None and used >= look.snapshot.wall - waited - TERMINAL_WAIT_SECONDS
-    wait = TERMINAL_WAIT_SECONDS if there else ATTACH_EXIT_WAIT_SECONDS
-    by_kernel = any(item.signal == OUT_OF_MEMORY for item in evidence)  # then no person ended it
-    confirmed = not trainer.by_hand or waited >= wait or by_kernel
-    suggestion = ""
+    by_kernel = any(item.signal == OUT_OF_MEMORY for item in evidence)  # then no operator ended it
+    wait = None if by_kernel else operator_wait(look.signals.endings, look.snapshot, trainer, since, trainer.exit)
+    confirmed, suggestion = wait is None, announcement(wait) if wait is not None else ""
     if second is not None and second.agreement is not Agreement.AGREES:
         confirmed, suggestion = False, "processes of it still train; podwatch acts when no more steps are made"
-    elif not confirmed:
-        someone = ", and its terminal was used lately" if there else ""
-        suggestion = (
-            f"podwatch did not start it{someone}; it acts in {wait - waited:.0f} s unless a person starts it again, "
-            "pauses, or says `podwatch stop-training`"
-        )
     return Finding(
         FindingKind.TRAINER_EXITED,
         Severity.CRITICAL,
@@ -222,19 +208,23 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
         agrees = bool(also.agreeing(second))
         if gone.role in living and not agrees:
             continue  # replaced, or one of several, and everything works
-        confirmed = agrees and gone.role not in living
+        dead = agrees and gone.role not in living
         memory = _for_memory(state, gone.status, gone.seen_gone_at)
         how = f"{gone.status.describe()}{KILLED if memory else ''}"
         first = Evidence(gone.name, f"ended with {how}", Agreement.AGREES, missing)
+        wait = None
+        if dead and memory is None:
+            wait = operator_wait(look.signals.endings, look.snapshot, trainer, gone.seen_gone_at)
+        suggestion = announcement(wait) if wait is not None else ""
         findings.append(
             Finding(
                 FindingKind.REQUIRED_CHILD_EXITED,
-                Severity.CRITICAL if confirmed else Severity.WARNING,
+                Severity.CRITICAL if dead else Severity.WARNING,
                 f"{gone.name} ({gone.role}) ended with {how} while the launcher lives",
                 gone.seen_gone_at,
-                suggestion="" if confirmed else "no second signal agrees: not restarting; look at its log",
-                verdict=Verdict.RESTART if confirmed else Verdict.NONE,
-                confirmed=confirmed,
+                suggestion=suggestion if dead else "no second signal agrees: not restarting; look at its log",
+                verdict=Verdict.RESTART if dead else Verdict.NONE,
+                confirmed=dead and wait is None,
                 evidence=(
                     first,
                     *second,

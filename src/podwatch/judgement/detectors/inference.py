@@ -9,6 +9,7 @@ from podwatch.domain.snapshot import ServerKind
 from podwatch.judgement.detectors import second as also
 from podwatch.judgement.detectors.base import Look, Turn
 from podwatch.judgement.detectors.window import Held
+from podwatch.judgement.endings import Wait, announcement, operator_wait
 from podwatch.judgement.learned import Learned
 from podwatch.judgement.signals import Server
 
@@ -48,6 +49,7 @@ DETECTOR = InferenceDetector()
 
 def _judge(server: Server, what: str, held: Held, look: Look) -> Finding:
     assert held.since is not None
+    assert look.trainer is not None
     first = Evidence(f"server {server.url}", what, Agreement.AGREES, held.seconds)
     # Memory that stays away together with a server is the silent-death detector's; one empty look at it, while a weight
     # update holds /liveness up, is nothing.
@@ -57,6 +59,7 @@ def _judge(server: Server, what: str, held: Held, look: Look) -> Finding:
         # and the steps, and goes on: the two together are the hang detector's, with its longer limit.
         second = (*second, also.steps(look, held.since, needed=True))
     agreeing = also.agreeing(second)
+    wait = operator_wait(look.signals.endings, look.snapshot, look.trainer, held.since) if agreeing else None
     who = "the router" if server.kind is ServerKind.ROUTER else "the inference server"
     summary = f"{who} at {server.url} is dead: {what}"
     return Finding(
@@ -64,9 +67,15 @@ def _judge(server: Server, what: str, held: Held, look: Look) -> Finding:
         Severity.CRITICAL if agreeing else Severity.WARNING,
         f"{summary} ({', '.join(agreeing)} agrees)" if agreeing else f"{summary}; no second signal agrees",
         held.since,
-        suggestion="" if agreeing else "not restarting; look at the inference log",
+        suggestion=_suggestion(agreeing, wait),
         verdict=Verdict.RESTART if agreeing else Verdict.NONE,
-        confirmed=bool(agreeing),
+        confirmed=bool(agreeing) and wait is None,
         evidence=(first, *second, *also.logs(look, "silent-death")),
         subject=server.url,
     )
+
+
+def _suggestion(agreeing: list[str], wait: Wait | None) -> str:
+    if wait is not None:
+        return announcement(wait)
+    return "" if agreeing else "not restarting; look at the inference log"

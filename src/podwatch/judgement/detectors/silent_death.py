@@ -15,6 +15,7 @@ from podwatch.judgement.detectors import second as also
 from podwatch.judgement.detectors.base import Look, Turn
 from podwatch.judgement.detectors.share import NO_RISE, Rise, follow_rise, share_of
 from podwatch.judgement.detectors.window import NO_RHYTHM, NOT_HELD, Held, Rhythm
+from podwatch.judgement.endings import announcement, operator_wait
 from podwatch.judgement.learned import Learned
 
 BASELINE_POLLS = 5
@@ -217,13 +218,17 @@ def _judge(
         # Nothing shows the engine's share better than its death.
         learned = learned.with_share(index, before - watch.value)
         state = replace(state, told=(*state.told, index))
+    assert look.trainer is not None
+    wait = operator_wait(look.signals.endings, look.snapshot, look.trainer, since)
+    how = "died silently: its memory is gone" if wait is None else "ended: its memory is gone"
     finding = Finding(
         FindingKind.SILENT_DEATH,
         Severity.CRITICAL,
-        f"the inference engine on GPU {index} died silently: its memory is gone ({', '.join(agreeing)} agrees)",
+        f"the inference engine on GPU {index} {how} ({', '.join(agreeing)} agrees)",
         since,
+        suggestion="" if wait is None else announcement(wait),
         verdict=Verdict.RESTART,
-        confirmed=True,
+        confirmed=wait is None,
         evidence=(memory, *second, *also.logs(look, "silent-death")),
         subject=f"gpu{index}",
     )

@@ -1,0 +1,191 @@
+"""A second trainer beside ours in the same output_dir: found, reported, and what it may have mixed is held back.
+
+``look`` blocks and runs with each rescan, before it: what is complete then was written before that look. The rest is
+for the loop. What was seen is kept in the journal, so that a restart of podwatch publishes nothing that is in doubt.
+"""
+
+import os
+import pwd
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete
+from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.reading import Reading
+from podwatch.domain.snapshot import TrainerSample
+from podwatch.evidence import scrub
+from podwatch.journal import Journal
+from podwatch.judgement.two_writers import Beside, Span, follow
+from podwatch.system.clock import Clock
+from podwatch.system.identity import identify, is_alive
+from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.handle import KeptTrainer, started_wall
+from podwatch.trainer.others import Other, Others, Run, program_of
+
+KEY = "two-writers"
+"""Journal key of the spans and of what the operator released."""
+SHOWN = 100
+"""Characters of a command line in a finding."""
+
+
+class TwoWriters:
+    """``handle`` and ``tree`` give the trainer that podwatch watches; ``roots`` the checkpoint directories (blocks)."""
+
+    def __init__(
+        self,
+        output_dir: Path,
+        *,
+        user: str,
+        command: tuple[str, ...],
+        roots: Callable[[], tuple[Path, ...]],
+        clock: Clock,
+        journal: Journal,
+        handle: Callable[[], TrainerHandle | None],
+        tree: Callable[[], Reading[TrainerSample]],
+    ) -> None:
+        self._output_dir, self._command, self._roots = output_dir, command, roots
+        self._clock, self._journal, self._handle, self._tree = clock, journal, handle, tree
+        self._users = frozenset({os.geteuid(), *_uid_of(user)})
+        self._others = Others()
+        me = identify(os.getpid())
+        self._own = frozenset() if me is None else frozenset({me})
+        self._looked_wall = 0.0
+        self.problem = ""
+        self.found: tuple[Other, ...] = ()
+        self.beside = Beside(looked_at=float("-inf"))
+        self.held = _recalled(journal.learned(KEY))
+
+    # -- looking (blocks) ---------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """One look at every process of the pod."""
+        at, wall = self._clock.monotonic(), self._clock.wall()
+        handle, sample = self._handle(), self._tree().value
+        suspected = {other.identity for other in self.found}
+        found: tuple[Other, ...] = ()
+        try:
+            if handle is not None and is_alive(handle.launcher):
+                found = self._others.look(self._run(handle, sample), handle.start_id)
+        except OSError as error:  # we are out of descriptors or memory: nothing is known of this moment
+            self.problem = f"the processes of this pod cannot be read: {error}"
+            return
+        self.problem = ""
+        writers = tuple(other for other in found if other.writes)
+        who = ", ".join(f"pid {other.identity.pid}" for other in writers)
+        born = {other.identity: started_wall(other.identity, self._clock) for other in found}
+        # A process that was there and did not do it has written nothing until then.
+        since = [
+            max(born[o.identity], self._looked_wall)
+            if self._others.knew(o.identity) and o.identity not in suspected
+            else born[o.identity]
+            for o in writers
+        ]
+        if self.held.update(follow(self.held.spans, min(since, default=None), who, wall)):
+            self._keep()
+        first = at - (wall - min(born.values())) if born else None
+        self.beside = Beside(at, follow(self.beside.spans, first, who, at))
+        self.found, self._looked_wall = found, wall
+
+    def _run(self, handle: TrainerHandle, sample: TrainerSample | None) -> Run:
+        tree = sample.descendants if sample is not None and sample.start_id == handle.start_id else ()
+        kin = {handle.launcher, *(process.identity for process in tree)}
+        if isinstance(handle, KeptTrainer):
+            kin.add(handle.record.keeper)
+        programs = {program_of(process.command.split()) for process in tree if process.identity == handle.launcher}
+        return Run(
+            output_dir=os.path.realpath(self._output_dir),
+            roots=tuple(os.path.realpath(root) for root in self._roots()),
+            ours=frozenset(kin),
+            users=self._users,
+            own=self._own,
+            programs=frozenset(programs | {program_of(self._command)}) - {("", "")},
+        )
+
+    # -- deciding, telling (on the loop) ------------------------------------------------------------------------------
+
+    def release(self, found: CheckpointSet) -> None:
+        """The operator asked for this set by name: it is not held back any more. Blocks for the journal."""
+        self.held.release(found.step, found.save_id)
+        self._keep()
+
+    def findings(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
+        """``now`` monotonic."""
+        handle = self._handle()
+        writers = tuple(other for other in self.found if other.writes)
+        found = (self._two(writers, handle, sets, now),) if writers and handle is not None else self._after(sets, now)
+        if self.problem:
+            text = f"a second trainer in {self._output_dir} would not be seen: {self.problem}"
+            found = (*found, Finding(FindingKind.SENSOR_BLIND, Severity.WARNING, text, now, subject="two-writers"))
+        return found
+
+    def _after(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
+        """What is left of it: the sets that the operator has to decide about."""
+        held = [s.step for s in sets if s.held]
+        if not held:
+            return ()
+        newest = newest_complete(sets)
+        behind = newest is None or newest.step < held[-1]
+        ended = self.held.spans[-1].end
+        return (
+            Finding(
+                FindingKind.TWO_WRITERS,
+                Severity.WARNING if behind else Severity.INFO,
+                f"held back: step {', '.join(map(str, held))}, written while a second trainer was running. podwatch"
+                " does not publish it and does not resume from it; later saves are published as usual",
+                now if ended is None else now - max(0.0, self._clock.wall() - ended),
+                f"if it is sound, `podwatch sync --step {held[-1]}` publishes it; `podwatch start --step {held[-1]}`"
+                " resumes from it",
+                subject="held",
+            ),
+        )
+
+    def _two(
+        self, writers: tuple[Other, ...], handle: TrainerHandle, sets: tuple[CheckpointSet, ...], now: float
+    ) -> Finding:
+        others = "; ".join(f"pid {o.identity.pid} ({shown(o.argv)}): {o.reason}" for o in writers)
+        held = ", ".join(str(s.step) for s in sets if s.held)
+        sample = self._tree().value
+        ours = next((p.command for p in (sample.descendants if sample else ()) if p.identity == handle.launcher), "")
+        command = shown(ours.split() or self._command)
+        pids = " ".join(str(o.identity.pid) for o in writers)
+        return Finding(
+            FindingKind.TWO_WRITERS,
+            Severity.CRITICAL,
+            f"two trainers write to {self._output_dir}: podwatch watches pid {handle.launcher.pid} ({command}); it does"
+            f" not know {others}. Nothing that is saved meanwhile is published or resumed from"
+            + (f" (held back: step {held})" if held else ""),
+            self.held.spans[-1].start - self._clock.wall() + now if self.held.spans else now,
+            f"stop the one that does not belong here: `kill {pids}`, or `podwatch stop-training` for ours",
+            subject="writers",
+        )
+
+    def _keep(self) -> None:
+        document = {
+            "spans": [[span.start, span.end, span.who] for span in self.held.spans],
+            "released": sorted([step, save_id] for step, save_id in self.held.released),
+        }
+        self._journal.learn(KEY, document)
+
+
+def shown(argv: tuple[str, ...] | list[str]) -> str:
+    """A command line for people: scrubbed as a whole, then cut."""
+    text = scrub(" ".join(argv))
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def _uid_of(user: str) -> tuple[int, ...]:
+    try:
+        return (pwd.getpwnam(user).pw_uid,) if user else ()
+    except KeyError:
+        return ()
+
+
+def _recalled(document: Any) -> HeldBack:
+    """What an earlier podwatch saw; a document that cannot be read holds nothing back."""
+    try:
+        spans = tuple(Span(float(s), None if e is None else float(e), str(w)) for s, e, w in document["spans"])
+        return HeldBack(spans, ((int(step), str(save_id)) for step, save_id in document["released"]))
+    except (KeyError, TypeError, ValueError):
+        return HeldBack()

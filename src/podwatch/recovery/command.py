@@ -1,0 +1,101 @@
+"""Does what runs still match ``[trainer] command``? (DESIGN section 4, "The command")
+
+An attached trainer is compared as it runs; one of ours with the command it was started from. Files that the command
+names are compared by their digests. Blocks: /proc and small files are read.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.checkpoints.layouts.base import Layout
+from podwatch.config.settings import Settings
+from podwatch.domain.run import StartRecord
+from podwatch.domain.secrets import MASK, scrub
+from podwatch.domain.snapshot import Supervision
+from podwatch.judgement.command_diff import differences
+from podwatch.recovery import plan
+from podwatch.system import procfs
+from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.roles import program
+
+SHOWN = 8
+"""Lines of a difference that a finding shows; `podwatch restart --dry-run` shows all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``arguments`` and ``directory`` are lines (``- runs``, ``+ configured``), ``files`` those that changed."""
+
+    arguments: tuple[str, ...] = ()
+    directory: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.arguments or self.directory or self.files)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return (*self.arguments, *self.directory)
+
+    def summary(self) -> str:
+        parts = []
+        if self.lines:
+            more = len(self.lines) - SHOWN
+            text = "; ".join(self.lines[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
+            parts.append(f"what runs (-) differs from [trainer] command (+): {text}")
+        if self.files:
+            parts.append(f"changed since the start: {', '.join(scrub(name) for name in self.files)}")
+        return "; ".join(parts)
+
+
+class RunningCommand:
+    """Remembers the digests of an attached trainer's files from the first look on."""
+
+    def __init__(self) -> None:
+        self._digests: tuple[str, tuple[tuple[str, str], ...]] = ("", ())
+
+    def difference(
+        self, handle: TrainerHandle, record: StartRecord | None, settings: Settings, layout: Layout
+    ) -> Difference:
+        """Blocks. Empty where nothing differs, or nothing can be compared."""
+        if not settings.trainer.command:
+            return Difference()
+        if record is not None and record.start_id == handle.start_id:
+            arguments = differences(record.command, settings.trainer.command, _shown) if record.command else ()
+            wanted = str(plan.working_directory(settings))
+            directory = (f"- in {record.cwd}", f"+ in {wanted}") if wanted != record.cwd else ()
+            return Difference(arguments, directory, plan.changed_configs(record))
+        if handle.supervision is not Supervision.ATTACH:
+            return Difference()
+        return self._attached(handle, settings, layout)
+
+    def _attached(self, handle: TrainerHandle, settings: Settings, layout: Layout) -> Difference:
+        argv = procfs.command(handle.launcher.pid)
+        cwd = procfs.working_directory(handle.launcher.pid) or ""
+        if not argv or renamed(argv):
+            return Difference()
+        configured = settings.trainer.command
+        arguments = differences(_compared(argv, settings, layout), _compared(configured, settings, layout), _shown)
+        wanted = str(plan.working_directory(settings))
+        directory = (f"- in {cwd}", f"+ in {wanted}") if cwd and cwd != wanted else ()
+        if self._digests[0] != handle.start_id:
+            self._digests = (handle.start_id, plan.config_digests(argv, Path(cwd or "/")))
+        return Difference(arguments, directory, plan.changed_files(self._digests[1]))
+
+
+def _shown(group: str) -> str:
+    """Without secrets; what comes from the run record is so already."""
+    return group if MASK in group else scrub(group)
+
+
+def renamed(argv: tuple[str, ...]) -> bool:
+    """A process that replaced its command line by a title (``PRIME-RL::Launcher``): its arguments cannot be read."""
+    return len(argv) == 1 and ("::" in argv[0] or " " in argv[0])
+
+
+def _compared(command: tuple[str, ...], settings: Settings, layout: Layout) -> tuple[str, ...]:
+    """Without resume flags, which differ with every start, and without wrappers and interpreters (``uv run``, a path to
+    Python): the same program, started in another way, is the same."""
+    plain = layout.resume_command(command, None, settings.trainer.resume_args, {}).argv
+    name, arguments = program(plain)
+    return (name, *arguments) if name else tuple(plain)

@@ -1,0 +1,292 @@
+"""Processes beside our trainer that write, or may write, into its output_dir (promise 4).
+
+``judge`` is pure; ``Others.look`` reads /proc and blocks. It is cheap: what a process has open is
+read when it used CPU since the last look, and now and then; of most processes of a pod only the stat line is.
+"""
+
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from podwatch.domain.process import TICKS_PER_SECOND, ProcessIdentity, ProcessRole
+from podwatch.system import procfs
+from podwatch.system.identity import boot_id, pid_namespace
+from podwatch.trainer.find import Process, tool
+from podwatch.trainer.interactive import starter
+from podwatch.trainer.roles import SHELLS, classify, program
+
+_READERS = ("eval", "lm_eval", "lm-eval", "vllm", "inference", "serve", "generate", "sample", "plot", "convert",
+            "merge", "export", "predict", "test", "pytest")  # fmt: skip
+"""Programs and scripts whose name begins so read checkpoints."""
+_READING_FLAGS = frozenset(
+    {"--help", "-h", "--version", "--dry-run", "--dry_run", "--eval-only", "--eval_only", "--evaluate", "--test-only",
+     "--test_only", "--validate", "--predict", "--do_eval", "--do_predict"}
+)  # fmt: skip
+_COPIES = frozenset({"cp", "mv", "ln", "dd", "install", "unzip", "gzip", "pigz", "zstd", "sync", "chown", "chmod"})
+_STARTERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed",
+                       "accelerate.commands.launch"})  # fmt: skip
+_FILES = frozenset({".ckpt", ".pt", ".pth", ".bin", ".safetensors", ".distcp"})
+"""What a checkpoint that is one file ends with."""
+READ_EVERY, YOUNG_SECONDS = 12, 120.0
+"""A process that used no CPU is read at each twelfth look, a young one at each: CPU is told in hundredths of a second,
+and to open a file takes less. What saves a checkpoint uses more."""
+_LAUNCHERS = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER})
+_ENGINES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What ``judge`` must know of our run. ``ours`` are the processes of our tree and its keeper, ``own`` is podwatch;
+    ``roots`` are the directories of step directories, ``users`` those whose trainers count: ours, and ``trainer.user``.
+    ``programs`` are what our tree runs (``program_of``)."""
+
+    output_dir: str
+    roots: tuple[str, ...]
+    ours: frozenset[ProcessIdentity]
+    users: frozenset[int]
+    own: frozenset[ProcessIdentity] = frozenset()
+    programs: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One process at one look. ``files`` are those below output_dir that it has open for writing."""
+
+    process: Process
+    uid: int
+    group: int
+    session: int
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A process that writes (``writes``), or at least may write, where our trainer does; ``reason`` says why."""
+
+    identity: ProcessIdentity
+    argv: tuple[str, ...]
+    reason: str
+    writes: bool
+    sure: bool = True
+    """False: what it is started as tells, and a look later it may be gone: ask twice."""
+
+
+def program_of(argv: tuple[str, ...] | list[str]) -> tuple[str, str]:
+    """What is run: the program, and the script or module that a launcher of others is given."""
+    name, arguments = program(argv)
+    if name in _STARTERS:
+        words = iter(arguments)
+        for word in words:
+            if word in ("-m", "--module"):
+                return name, next(words, "")
+            if word.endswith(".py"):
+                return name, PurePosixPath(word).name
+    return name, ""
+
+
+def names(argv: Iterable[str], cwd: str, output_dir: str) -> bool:
+    """Is output_dir itself (no path below it) a value in these arguments?"""
+    for word in argv:
+        value = word.rpartition("=")[2]
+        path = os.path.normpath(os.path.join(cwd or "/", value))  # noqa: PTH118 - text, not the disk
+        if path == output_dir and ("/" in value or value == PurePosixPath(output_dir).name):
+            return True
+    return False
+
+
+def reads_only(argv: tuple[str, ...]) -> bool:
+    """Evaluations, servers and conversions, by the name of what runs, or by a flag."""
+    if "--do_train" in argv:
+        return False
+    name, script = program_of(argv)
+    shown = (PurePosixPath(word).name.lower() for word in (name, script) if word)
+    return any(word.startswith(_READERS) for word in shown) or any(
+        word.partition("=")[0] in _READING_FLAGS for word in argv
+    )
+
+
+def in_checkpoint(path: str, roots: Iterable[str]) -> bool:
+    """Is this file part of a step: below ``root/step_40``, or ``root/step=40.ckpt`` itself?"""
+    for root in roots:
+        if path.startswith(root.rstrip("/") + "/"):
+            first, *rest = path[len(root.rstrip("/")) + 1 :].split("/")
+            if any(c.isdigit() for c in first) and (rest or PurePosixPath(first).suffix in _FILES):
+                return True
+    return False
+
+
+def judge(seen: Mapping[int, Seen], run: Run, looks: Mapping[int, Other | None] | None = None) -> tuple[Other, ...]:
+    """Everything beside ours that may write there, one per process tree. ``seen`` maps pids; ``looks`` are answers of
+    ``look_of`` that are known already."""
+    found: dict[int, Other] = {}
+    pids = {identity.pid for identity in run.ours}
+    kin = run.ours | run.own
+    above = {pid for identity in run.ours for pid in _ancestors(identity.pid, seen)}
+    for pid, one in seen.items():
+        other = looks[pid] if looks is not None else look_of(one, run)
+        if other is None or pid in above:
+            continue  # a wrapper that started ours (`timeout 10h python train.py ...`) is no second trainer
+        if one.group in pids or one.session in pids or _belongs(one.process, seen, kin):
+            continue  # also what was orphaned: a group and a session keep the number of the one of ours that led it
+        found[pid] = other
+    return tuple(found[pid] for pid in sorted(found) if not _below_another(pid, seen, found))
+
+
+def look_of(one: Seen, run: Run) -> Other | None:
+    """What this process is, wherever it is in the tree."""
+    process = one.process
+    name, _ = program_of(process.argv)
+    if tool(process) or starter(process) or name in _COPIES or name in SHELLS or not process.argv:
+        return None
+
+    def other(reason: str, *, writes: bool, sure: bool = True) -> Other:
+        return Other(process.identity, process.argv, reason, writes, sure)
+
+    saving = next((path for path in one.files if in_checkpoint(path, run.roots)), "")
+    if saving:
+        return other(f"it has {saving} open for writing", writes=True)
+    role = classify(process.name, process.argv)
+    if one.uid not in run.users or role in _ENGINES or reads_only(process.argv):
+        return None
+    named = names(process.argv, process.cwd, run.output_dir)
+    if named and process.cuda:
+        return other(f"it holds a CUDA context and its command names {run.output_dir}", writes=True)
+    if named and program_of(process.argv) in run.programs:
+        return other(f"it runs the same program with {run.output_dir}", writes=True, sure=False)
+    if one.files and (role in _LAUNCHERS) and (named or "::" in process.argv[0]):
+        return other(f"it is a launcher that has {one.files[0]} open for writing", writes=True, sure=False)
+    return other(f"its command names {run.output_dir}", writes=False) if named else None
+
+
+def _ancestors(pid: int, seen: Mapping[int, Seen]) -> set[int]:
+    found: set[int] = set()
+    while pid in seen and (parent := seen[pid].process.parent_pid) not in found:
+        found.add(parent)
+        pid = parent
+    return found
+
+
+def _belongs(process: Process, seen: Mapping[int, Seen], ours: Collection[ProcessIdentity]) -> bool:
+    passed = set[int]()
+    now: Process | None = process
+    while now is not None and now.identity.pid not in passed:
+        if now.identity in ours:
+            return True
+        passed.add(now.identity.pid)
+        parent = seen.get(now.parent_pid)
+        now = parent.process if parent is not None else None
+    return False
+
+
+def _below_another(pid: int, seen: Mapping[int, Seen], found: Mapping[int, Other]) -> bool:
+    """A worker of one that is found too and says at least as much."""
+    passed = {pid}
+    parent = seen[pid].process.parent_pid
+    while parent in seen and parent not in passed:
+        if parent in found and (found[parent].writes or not found[pid].writes):
+            return True
+        passed.add(parent)
+        parent = seen[parent].process.parent_pid
+    return False
+
+
+class Others:
+    """Looks again and again; keeps what it read of processes that have done nothing since."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._known: dict[int, _Known] = {}
+        self._before: dict[int, _Known] = {}
+        self._asked: tuple[object, ...] = ()
+        self._unsure: frozenset[ProcessIdentity] = frozenset()
+
+    def knew(self, identity: ProcessIdentity) -> bool:
+        """Whether the look before the last one saw it."""
+        known = self._before.get(identity.pid)
+        return known is not None and known.seen.process.identity == identity
+
+    def look(self, run: Run, start_id: str = "") -> tuple[Other, ...]:
+        """Blocks. ``start_id``: what carries this marker in its environment is ours, wherever it hangs in the tree."""
+        asked = (run.output_dir, run.roots, run.users, run.programs)
+        kept = self._known if asked == self._asked else {}
+        self._turn += 1
+        young = (time.clock_gettime(time.CLOCK_BOOTTIME) - YOUNG_SECONDS) * TICKS_PER_SECOND
+        ours = {identity.pid: identity.start_ticks for identity in run.ours}
+        known: dict[int, _Known] = {}
+        for pid in procfs.all_pids():
+            status = procfs.read_stat(pid)
+            if status is None or status.state in "ZXx" or procfs.KTHREADD in (pid, status.parent_pid):
+                continue
+            mark = (status.start_ticks, status.cpu_ticks, status.parent_pid)
+            before = kept.get(pid)
+            settled = status.start_ticks < young and (pid + self._turn) % READ_EVERY
+            if before is not None and before.mark == mark and settled:
+                known[pid] = before
+            elif ours.get(pid) == status.start_ticks:  # known to be ours: what it has open says nothing here
+                known[pid] = _Known(mark, Seen(_bare(pid, status), -1, status.group, status.session), None)
+            else:
+                seen = _read(pid, status, run.output_dir)
+                known[pid] = _Known(mark, seen, look_of(seen, run))
+        self._before, self._known, self._asked = self._known, known, asked
+        found = judge({p: k.seen for p, k in known.items()}, run, {p: k.other for p, k in known.items()})
+        others = tuple(other for other in found if not _marked(other, start_id))
+        unsure, self._unsure = self._unsure, frozenset(o.identity for o in others if not o.sure)
+        return tuple(
+            o if o.sure or o.identity in unsure else Other(o.identity, o.argv, o.reason, writes=False) for o in others
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """``mark``: start, CPU used and parent; while these stay, so does the rest."""
+
+    mark: tuple[int, int, int]
+    seen: Seen
+    other: Other | None
+
+
+def _bare(pid: int, status: procfs.ProcStat) -> Process:
+    return Process(_identity(pid, status), status.parent_pid, status.name, ())
+
+
+def _identity(pid: int, status: procfs.ProcStat) -> ProcessIdentity:
+    return ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace())
+
+
+def _marked(other: Other, start_id: str) -> bool:
+    return bool(start_id) and procfs.environment_value(other.identity.pid, "PODWATCH_START_ID") == start_id
+
+
+def _read(pid: int, status: procfs.ProcStat, output_dir: str) -> Seen:
+    links = procfs.open_files(pid)
+    use = None if links is None else procfs.cuda_use_of(links.values())
+    root = output_dir.rstrip("/") + "/"
+    inside = {fd: target for fd, target in (links or {}).items() if target.startswith(root)}
+    identity = _identity(pid, status)
+    process = Process(
+        identity=identity,
+        parent_pid=status.parent_pid,
+        name=status.name,
+        argv=procfs.command(pid),
+        cwd=procfs.working_directory(pid) or "",
+        cuda=None if use is None else use.context,
+        gpus=frozenset() if use is None else use.gpus,
+        age=identity.age(time.clock_gettime(time.CLOCK_BOOTTIME)),
+        exe=procfs.executable(pid),
+        session=status.session,
+        group=status.group,
+        tty=status.tty,
+        foreground=status.foreground,
+    )
+    files = tuple(procfs.open_for_writing(pid, inside)) if inside else ()
+    return Seen(process, _uid(pid), status.group, status.session, files)
+
+
+def _uid(pid: int) -> int:
+    """-1 when it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
+    except OSError:
+        return -1

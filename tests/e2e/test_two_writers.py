@@ -1,0 +1,91 @@
+"""A second trainer started by hand beside ours, in the same output_dir: two writers mix checkpoints."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.asking import published, reasons, running, status
+from tests.support.daemon import DaemonProcess
+from tests.support.rig import TRAINER, Rig, alive, end_all
+
+SECRET = "s3cr3t-s3cr3t-s3cr3t"
+
+
+def start_second(rig: Rig) -> None:
+    """From a shell that is gone, with our output_dir. It has locks and orders of its own."""
+    control = rig.root / "second"
+    control.mkdir()
+    step = rig.saved[-1]
+    argv = [sys.executable, "-S", str(TRAINER), "--output-dir", str(rig.output), "--control", str(control)]
+    argv += ["--ckpt.resume-step", str(step), "--trainer.wandb.id", f"WANDB_API_KEY={SECRET}"]
+    script = f"setsid {shlex.join(argv)} > {rig.root}/second.log 2>&1 < /dev/null &"
+    subprocess.run(["sh", "-c", script], check=True, cwd=rig.output.parent)
+
+
+def second_pid(rig: Rig) -> int:
+    try:
+        return int((rig.root / "second" / "trainer.pid").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def sets(daemon: DaemonProcess) -> dict[int, dict[str, Any]]:
+    return {found["step"]: found for found in status(daemon)["checkpoints"]["sets"]}
+
+
+def sent(daemon: DaemonProcess, after: int) -> set[int]:
+    return {int(e["step"]) for e in daemon.events()[after:] if e["podwatch_event"] == "published"}
+
+
+def test_two_writers_are_told_and_nothing_of_that_time_is_published(rig: Rig, elsewhere: Path) -> None:
+    daemon = rig.daemon(sync__store=f"file://{elsewhere}", sync__upload_gap="0s").start()
+    ours = running(daemon, rig, step=10)
+    published(daemon)
+    rig.order(wait=True)  # ours stands between two steps while the second one starts
+    daemon.wait_for((rig.control / "waits").exists, 20, "ours waits")
+    before = set(rig.saved[:-1])  # of the last one the second trainer writes a part anew: it resumes there
+    daemon.wait_for(lambda: rig.saved[-1] in sent(daemon, 0), 30, "everything of ours is in the store")
+    alone = len(daemon.events())
+    start_second(rig)
+    daemon.wait_for(lambda: second_pid(rig), 20, "the second one runs")
+    theirs = second_pid(rig)
+
+    def told() -> dict[str, Any] | None:
+        found = reasons(daemon).get("two-writers")
+        return found if found and found["severity"] == "critical" else None
+
+    reason = daemon.wait_for(told, 10, "two writers")
+    assert f"pid {ours} " in reason["summary"]
+    assert f"pid {theirs} " in reason["summary"]
+    assert SECRET not in str(status(daemon))
+    rig.obey()
+
+    def held() -> list[int]:
+        return sorted(step for step, found in sets(daemon).items() if found["held_back"])
+
+    daemon.wait_for(lambda: len(held()) >= 3, 30, "saves that are held back")
+    assert not before & set(held()), "what was complete before the second one started is good"
+    assert not set(held()) & sent(daemon, alone)
+    says = daemon.command("checkpoints").stdout
+    assert "held back: written while a second trainer was running" in says
+
+    end_all(lambda: [p for p in (second_pid(rig),) if p and alive(p)])
+    daemon.wait_for(lambda: not told(), 20, "only one is left")
+    daemon.wait_for(lambda: max(sent(daemon, alone), default=0) > max(held()), 60, "later saves of ours are published")
+    kept = held()
+    assert not set(kept) & sent(daemon, alone)
+    reason = daemon.wait_for(lambda: reasons(daemon).get("two-writers"), 10, "what is held is said")
+    assert f"podwatch sync --step {kept[-1]}" in reason["suggestion"]
+
+    seen = len(daemon.events())
+    daemon.stop()
+    daemon.start()
+    daemon.wait_event("daemon-started", 60, after=seen)
+    assert held() == kept, "a restart of podwatch forgets nothing"
+    done = daemon.command("sync", "--step", str(kept[-1]), "--wait")
+    assert done.returncode == 0, done.stderr
+    assert kept[-1] in sent(daemon, alone)
+    assert kept[-1] not in held()
+    assert len(rig.starts) == 1
