@@ -231,6 +231,28 @@ def test_no_place_at_all_is_an_error_that_names_each(tmp_path: Path) -> None:
 
 
 @needs_root
+@pytest.mark.parametrize("squatted", [False, True])
+def test_an_ordinary_user_whose_only_place_is_taken_by_another_starts_with_a_warning(
+    places: Places, squatted: bool
+) -> None:
+    """No parent is closed to others there. The lock of the state directory and the look at what runs are left."""
+    user, name = strangers.UID + 1, f"podwatch-locks-{strangers.UID + 1}"
+    if squatted:
+        assert strangers.as_stranger((places.open / name).mkdir) == 0
+
+    def start() -> None:
+        directories, said = lock_directories(places.spec)
+        private = [directory.path for directory in directories if directory.private]
+        assert private == ([] if squatted else [str(places.open / name)])
+        assert bool(said) is squatted
+        if not squatted:
+            assert directories[0].take("path-1.lock") is not None
+            assert (places.open / name).stat().st_mode & 0o777 == 0o700
+
+    assert strangers.as_stranger(start, user) == 0
+
+
+@needs_root
 def test_another_user_sees_that_roots_keeper_holds_the_old_path(places: Places) -> None:
     """Root's lock is closed to him; that it is held is in /proc/locks, and that a keeper holds it in its command."""
     directory = places.closed
