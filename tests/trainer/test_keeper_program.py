@@ -134,6 +134,23 @@ def test_a_whole_program_needs_no_room(small: Path) -> None:
     assert usual.stat().st_ino == inode
 
 
+def test_in_the_middle_of_an_upgrade_the_copy_of_an_earlier_start_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, _ = place(tmp_path, compiled=True)
+    monkeypatch.setattr(keeper_program, "SOURCE", tmp_path / "gone" / "keeper.py")
+    program, note = place(tmp_path, compiled=True)
+    assert program == usual
+    assert "gone/keeper.py" in note
+    assert runs(program, tmp_path / "after")
+    usual.write_bytes(WHOLE[:-1])
+    with pytest.raises(OSError, match=r"gone/keeper\.py"):
+        place(tmp_path, compiled=True)
+    usual.unlink()
+    with pytest.raises(OSError, match=r"keeper\.py"):
+        place(tmp_path, compiled=True)
+
+
 def test_what_a_killed_start_left_unfinished_is_removed(tmp_path: Path) -> None:
     ours = [".keeper.pyc.0badcafe.tmp", ".keeper.py.0badcafe.tmp", ".wanted.0badcafe.tmp", ".spec-s1.json.0badcafe.tmp"]
     others = ["keeper.pyc", "record.json", ".exit-s1.tmp", ".executed-s1.tmp", ".record.json.12.tmp"]

@@ -28,9 +28,15 @@ def place(directory: Path, *, compiled: bool) -> tuple[Path, str]:
     """The program to run, and why it is not the usual one (empty when it is). Blocks.
 
     ``compiled``: the keeper runs under the very interpreter that runs us. Raises OSError only where the installed
-    source cannot be read.
+    source cannot be read, as in the middle of an upgrade, and no whole copy is left of an earlier start.
     """
-    source = read_small(SOURCE)
+    try:
+        source = read_small(SOURCE)
+    except OSError as error:
+        copy = directory / f"{SOURCE.stem}.pyc"
+        if compiled and is_whole(read_small(copy)):
+            return copy, f"cannot read {SOURCE}: {error.strerror}"
+        raise
     problems: list[str] = []
     for target in [directory / f"{SOURCE.stem}.pyc"] * compiled + [directory / SOURCE.name]:
         if not _holds(target, source):
@@ -61,12 +67,13 @@ def sealed(source: bytes) -> bytes:
     return data + _SEAL + hashlib.sha256(data).digest()
 
 
-def is_whole(data: bytes, source: bytes) -> bool:
-    """Whether ``data`` is the complete compiled form of ``source`` for this interpreter."""
+def is_whole(data: bytes, source: bytes | None = None) -> bool:
+    """Whether ``data`` is the complete compiled form of ``source`` (None: of any version) for this interpreter."""
+    header = importlib.util.MAGIC_NUMBER if source is None else _header(source)
     end = len(data) - len(_SEAL) - hashlib.sha256().digest_size
     return (
         end > 0
-        and data.startswith(_header(source))
+        and data.startswith(header)
         and data[end : end + len(_SEAL)] == _SEAL
         and data[end + len(_SEAL) :] == hashlib.sha256(data[:end]).digest()
     )
