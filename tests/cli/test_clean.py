@@ -265,6 +265,64 @@ print("well")
     assert out == "well\n"
 
 
+def test_nothing_interactive_and_no_other_users_process_is_ended(cards: list[str], tmp_path: Path) -> None:
+    """A notebook's kernel with the marker of an earlier start, a REPL on a terminal, and another user's process."""
+    out = in_the_pod(
+        cards,
+        tmp_path,
+        """
+
+(Path(%r) / "ipykernel_launcher.py").write_text(%r)
+kernel = subprocess.Popen([sys.executable, "-m", "ipykernel_launcher", "mild"], stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "PYTHONPATH": %r, "PODWATCH_START_ID": "s1", "PODWATCH_RUN": "r"})
+started.append(kernel)
+kernel.stdout.readline()
+other = subprocess.Popen(["/bin/sh", "-c", "exec 8</dev/nvidia-uvm 9</dev/nvidia6; echo up; exec sleep 100"], user=47116,
+                         stdout=subprocess.PIPE, text=True, cwd="/",
+                         env={"PATH": os.environ["PATH"], "PODWATCH_START_ID": "s1", "PODWATCH_RUN": "r"})
+started.append(other)
+other.stdout.readline()
+found = {s.identity.pid: s for s in strays.look(settings).strays}
+assert set(found) == {kernel.pid, other.pid}, found
+assert found[kernel.pid].interactive and not found[kernel.pid].leftover
+assert not found[other.pid].leftover and "does not train here" in found[other.pid].whose
+assert strays.end([found[kernel.pid]], term=0.3) == {found[kernel.pid]: "is interactive: podwatch leaves it alone"}
+assert kernel.poll() is None and other.poll() is None
+print("well")
+"""
+        % (str(tmp_path), HOLD, str(tmp_path)),
+    )
+    assert out == "well\n"
+
+
+def test_a_session_whose_number_is_another_processs_by_now_makes_no_leftover(cards: list[str], tmp_path: Path) -> None:
+    """The last start's launcher is gone, and its pid leads a stranger's session."""
+    out = in_the_pod(
+        cards,
+        tmp_path,
+        """
+from podwatch.system.identity import identify
+from podwatch.trainer.records import KeeperRecord
+import podwatch.cli.strays as module
+stranger = subprocess.Popen([sys.executable, "-c", %r, "mild"], stdout=subprocess.PIPE, text=True, start_new_session=True)
+started.append(stranger)
+stranger.stdout.readline()
+mine = identify(stranger.pid)
+older = type(mine)(mine.pid, mine.start_ticks - 5, mine.boot_id, mine.pid_namespace)
+directory = Path(%r)
+import inspect
+fields = {name: "" for name in inspect.signature(KeeperRecord).parameters}
+fields.update(keeper=older, launcher=older, directory=directory, start_id="s1")
+module.read_record = lambda _: KeeperRecord(**fields)
+(found,) = strays.look(settings).strays
+assert found.identity == mine and not found.leftover, found
+print("well")
+"""
+        % (HOLD, str(tmp_path)),
+    )
+    assert out == "well\n"
+
+
 def test_the_command_ends_leftovers_and_asks_for_the_rest(cards: list[str], tmp_path: Path) -> None:
     config, _ = pod(tmp_path)
     out = in_the_pod(
