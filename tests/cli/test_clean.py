@@ -218,6 +218,7 @@ from podwatch.cli import strays
 from podwatch.config.settings import Settings
 settings = Settings(run_id="r", state_dir=Path({str(tmp_path)!r}) / "state",
                     trainer={{"output_dir": {str(tmp_path / "out")!r}}}, gpu={{"inference": [6]}})
+HOLD, root = {HOLD!r}, Path({str(tmp_path)!r})
 started = []
 def spawn(kind="mild", **environment):
     p = subprocess.Popen([sys.executable, "-c", {HOLD!r}, kind, "--api-key", "supersecretvalue"],
@@ -259,6 +260,61 @@ started[1].wait()
 assert sorted(living()) == sorted([foreign, other])
 ended = strays.end([by_pid[foreign], by_pid[left]], term=5)
 assert ended == {by_pid[foreign]: "ended", by_pid[left]: "had ended already"}, ended
+print("well")
+""",
+    )
+    assert out == "well\n"
+
+
+def test_nothing_interactive_and_no_other_users_process_is_ended(cards: list[str], tmp_path: Path) -> None:
+    """A notebook's kernel with the marker of an earlier start, and another user's process."""
+    out = in_the_pod(
+        cards,
+        tmp_path,
+        """
+(root / "ipykernel_launcher.py").write_text(HOLD)
+kernel = subprocess.Popen([sys.executable, "-m", "ipykernel_launcher", "mild"], stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "PYTHONPATH": str(root), "PODWATCH_START_ID": "s1", "PODWATCH_RUN": "r"})
+started.append(kernel)
+kernel.stdout.readline()
+holds = "exec 8</dev/nvidia-uvm 9</dev/nvidia6; echo up; exec sleep 100"
+other = subprocess.Popen(["/bin/sh", "-c", holds], user=47116, stdout=subprocess.PIPE, text=True, cwd="/",
+                         env={"PATH": os.environ["PATH"], "PODWATCH_START_ID": "s1", "PODWATCH_RUN": "r"})
+started.append(other)
+other.stdout.readline()
+found = {s.identity.pid: s for s in strays.look(settings).strays}
+assert set(found) == {kernel.pid, other.pid}, found
+assert found[kernel.pid].interactive and not found[kernel.pid].leftover
+assert not found[other.pid].leftover and "does not train here" in found[other.pid].whose
+assert strays.end([found[kernel.pid]], term=0.3) == {found[kernel.pid]: "is interactive: podwatch leaves it alone"}
+assert kernel.poll() is None and other.poll() is None
+print("well")
+""",
+    )
+    assert out == "well\n"
+
+
+def test_a_session_whose_number_is_another_processs_by_now_makes_no_leftover(cards: list[str], tmp_path: Path) -> None:
+    """The last start's launcher is gone, and its pid leads a stranger's session."""
+    out = in_the_pod(
+        cards,
+        tmp_path,
+        """
+from podwatch.system.identity import identify
+from podwatch.trainer.records import KeeperRecord
+import podwatch.cli.strays as module
+stranger = subprocess.Popen([sys.executable, "-c", HOLD, "mild"], stdout=subprocess.PIPE, text=True,
+                            start_new_session=True)
+started.append(stranger)
+stranger.stdout.readline()
+mine = identify(stranger.pid)
+older = type(mine)(mine.pid, mine.start_ticks - 5, mine.boot_id, mine.pid_namespace)
+import inspect
+fields = {name: "" for name in inspect.signature(KeeperRecord).parameters}
+fields.update(keeper=older, launcher=older, directory=root, start_id="s1")
+module.read_record = lambda _: KeeperRecord(**fields)
+(found,) = strays.look(settings).strays
+assert found.identity == mine and not found.leftover, found
 print("well")
 """,
     )

@@ -18,7 +18,7 @@ from podwatch.recovery import Phase, quarantine
 from podwatch.recovery.cleaning import request_clean
 from podwatch.trainer.base import Candidate
 from tests.recovery.test_restart import running
-from tests.support.recovery_world import Podwatch, World, death
+from tests.support.recovery_world import Killed, Killer, Podwatch, World, death
 
 AWAITS = "a CUDA context or an open checkpoint"
 PATIENCE = 70 * 60.0
@@ -258,3 +258,24 @@ async def test_observe_starts_nothing_anyway_and_does_not_wait(world: World) -> 
     await podwatch.until(Phase.OBSERVING)
     assert world.plans == []
     await podwatch.leave()
+
+
+async def test_a_stop_that_was_begun_is_finished_though_the_trainer_shows_no_sign_of_training(world: World) -> None:
+    """podwatch was killed while an attached trainer was ending: its context is gone, its launcher is not."""
+    candidate = world.person_starts()
+    killer = Killer(at="stop")
+    podwatch = Podwatch(world, killer=killer)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.ATTACHED)
+    podwatch.see(16, finding=death())
+    with pytest.raises(Killed):
+        await podwatch.until(Phase.CONFIRMING)
+    await podwatch.die()
+    assert world.candidates == []
+    world.eligible = frozenset({candidate.launcher})
+    heir = Podwatch(world)
+    await heir.recovery.begin()
+    await heir.until(Phase.CONFIRMING)
+    assert world.foreign[candidate.launcher.pid].poll() is not None, "a start beside it would make two"
+    assert len(world.plans) == 1
+    await heir.leave()

@@ -113,7 +113,7 @@ class WorldLauncher:
         if handle is not None:
             handle.point = self.killer.point
         living = [c for c in self.world.pending if self.world.foreign[c.launcher.pid].poll() is None]
-        return Look(handle, tuple(self.world.candidates), pending=tuple(living))
+        return Look(handle, tuple(self.world.candidates), pending=tuple(living), eligible=self.world.eligible)
 
     async def attach(self, candidate: Candidate) -> Handle:
         process = self.world.foreign[candidate.launcher.pid]
@@ -294,6 +294,7 @@ class World:
     kept: Handle | None = None
     candidates: list[Candidate] = field(default_factory=list)
     pending: list[Candidate] = field(default_factory=list)
+    eligible: frozenset[ProcessIdentity] = frozenset()
     foreign: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     plans: list[StartPlan] = field(default_factory=list)

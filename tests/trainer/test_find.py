@@ -123,11 +123,13 @@ SAVE = OUT + "/checkpoints/step_5/trainer/__0_0.distcp"
 def test_names_arguments_directory_and_logs_make_a_reason_to_wait_and_no_trainer(
     line: str, more: dict[str, object]
 ) -> None:
-    process = proc(20, 10, line, **more)
+    process = proc(20, 10, line, cuda=False, **more)
     assert pids(process) == []
     assert pending(process) == [20]
     (found,) = judged(process).pending
     assert found.awaits == "a CUDA context or an open checkpoint"
+    (unseen,) = judged(replace(process, cuda=None)).pending
+    assert "neither can be seen here" in unseen.awaits, "could not observe is said, and is no evidence"
     assert pids(replace(process, cuda=True)) == [20]
     assert pids(replace(process, writes=(SAVE,))) == [20], "it has a checkpoint open for writing"
     assert pending(replace(process, cuda=True)) == []

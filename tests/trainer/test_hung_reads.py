@@ -249,14 +249,18 @@ async def test_podwatch_looks_at_all_others(proc: FakeProc, tmp_path: Path) -> N
     proc.add(402, stuck=True, cuda=True)
     worker = Worker("test")
     try:
-        found = await patiently(worker, lambda: find.gather(tmp_path, own_pid=1), timeout=20.0, patience=PATIENCE)
+        found = await patiently(
+            worker, lambda: find.gather(find.Run(str(tmp_path)), own_pid=1), timeout=20.0, patience=PATIENCE
+        )
         seen = {p.identity.pid: (p.argv, p.cuda) for p in found}
         assert seen[401] == (("python", "x.py"), True)
         assert seen[402] == (("name 402",), True), "stuck with the GPU in its hands: still a candidate"
         assert worker.abandoned == 1
         assert took(lambda: marked("s1")) < 30, "it is not asked, or this would not end at all"
         assert [i.pid for i in marked("s1")] == [401]
-        found = await patiently(worker, lambda: find.gather(tmp_path, own_pid=1), timeout=20.0, patience=PATIENCE)
+        found = await patiently(
+            worker, lambda: find.gather(find.Run(str(tmp_path)), own_pid=1), timeout=20.0, patience=PATIENCE
+        )
         assert len(found) == 2
         assert worker.abandoned == 1, "it is known by now"
     finally:
@@ -321,3 +325,18 @@ async def test_a_call_that_is_merely_long_is_let_finish(proc: FakeProc) -> None:
                 await call
         go.set()
         worker.close()
+
+
+def test_a_launcher_that_is_stuck_is_not_taken_for_a_shell(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is left to see of ``bash train.sh`` then is its name, as of an operator's shell."""
+    proc.add(301, ticks=7)
+    launcher = ProcessIdentity(301, 7, boot_id(), pid_namespace())
+    local = LocalTree(launcher, spare=lambda processes: frozenset(p.pid for p in processes))
+    monkeypatch.setattr(procfs, "hangs", lambda pid: pid == 301)
+    assert [p.identity.pid for p in local.living(sweep=True)] == [301]
+    assert not local.turned
+    monkeypatch.setattr(procfs, "hangs", lambda pid: False)
+    assert local.living(sweep=True) == ()
+    assert local.turned
+    monkeypatch.setattr(procfs, "hangs", lambda pid: pid == 301)
+    assert local.living(sweep=True) == (), "it stays what it was seen to be"

@@ -155,3 +155,8 @@ def test_a_configuration_that_cannot_be_read_is_nothing(tmp_path: Path) -> None:
     (tmp_path / "dir.yaml").mkdir()
     for name in ("pipe.yaml", "huge.yaml", "dir.yaml", "missing.yaml"):
         assert naming.in_files(["python", "train.py", name], str(tmp_path), OUT) == ""
+
+
+def test_a_relative_directory_of_a_process_whose_directory_may_not_be_read_is_taken_for_it() -> None:
+    assert naming.in_argv(["python", "train.py", "--output_dir", "outputs"], "", OUT)
+    assert not naming.in_argv(["python", "train.py", "--output_dir", "puts"], "", OUT)

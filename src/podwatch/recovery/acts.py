@@ -18,7 +18,7 @@ from podwatch.judgement.restart import LOG_LINES_KEPT, Failure, after_failure
 from podwatch.recovery import release
 from podwatch.recovery.attempt import Attempt
 from podwatch.recovery.choosing import NothingToResume, unfit
-from podwatch.recovery.core import BLOCKED_POLL
+from podwatch.recovery.core import BLOCKED_POLL, meant_by
 from podwatch.recovery.persons import PERSON_POLL
 from podwatch.recovery.procedure import StartFailed
 from podwatch.recovery.state import Phase
@@ -45,10 +45,10 @@ class Acts(Yielding):
         if stop is not None and not self.held():
             handle = look.handle
             if handle is None:  # an attached trainer, found again by its process
-                meant = (stop.data.get("pid"), stop.data.get("ticks"))
-                seen = (*look.candidates, *look.pending)
-                mine = [c for c in seen if (c.launcher.pid, c.launcher.start_ticks) == meant]
-                handle = await launcher.attach(mine[0])
+                meant = meant_by(stop, look)
+                if meant is None:
+                    raise Busy("the trainer whose stop was begun has ended", fix="podwatch looks again")
+                handle = await launcher.attach(meant)
             await self.procedure.finish_stop(handle, stop.id, str(stop.data.get("why", "")))
             self.forget()
             look = await launcher.look()

@@ -21,7 +21,7 @@ from podwatch.recovery.command import Difference, RunningCommand
 from podwatch.recovery.memory import Memory
 from podwatch.recovery.procedure import Procedure
 from podwatch.recovery.state import Phase, RecoveryState, Tools
-from podwatch.trainer.base import Look, TrainerHandle
+from podwatch.trainer.base import Candidate, Look, TrainerHandle
 
 BLOCKED_POLL: Final = 3.0
 COMMAND_POLL: Final = 60.0
@@ -336,9 +336,7 @@ class Core:
         stop: Intent | None = None
         for intent in await journal.run(Journal.open_intents):
             if intent.kind is IntentKind.STOP:
-                pids = {(c.launcher.pid, c.launcher.start_ticks) for c in (*look.candidates, *look.pending)}
-                meant = (intent.data.get("pid"), intent.data.get("ticks"))
-                if (start_id and intent.data.get("start_id") == start_id) or meant in pids:
+                if (start_id and intent.data.get("start_id") == start_id) or meant_by(intent, look) is not None:
                     stop = intent
                     continue
                 state, text = IntentState.DONE, "it is gone"
@@ -393,6 +391,19 @@ class Core:
         """Without waiting: for the sensing loop."""
         data = self.memory.to_dict(self.tools.clock)
         self.tools.journal.post(Journal.learn, memory_module.KEY, data)
+
+
+def meant_by(stop: Intent, look: Look) -> Candidate | None:
+    """The trainer that podwatch was attached to and had begun to stop, if it lives: found again by its process. The
+    signs of training may be gone by now."""
+    pid, ticks, boot = (stop.data.get(name) for name in ("pid", "ticks", "boot"))
+    for candidate in (*look.candidates, *look.pending):
+        if (candidate.launcher.pid, candidate.launcher.start_ticks) == (pid, ticks):
+            return candidate
+    for identity in look.eligible:
+        if boot and (identity.pid, identity.start_ticks, identity.boot_id) == (pid, ticks, boot):
+            return Candidate(identity, "", "it was being stopped")
+    return None
 
 
 def _refused(error: OSError) -> PodwatchError:

@@ -25,6 +25,7 @@ async def tell_to_end(tools: Tools, handle: TrainerHandle | None, why: str) -> b
         return False
     launcher = handle.launcher
     data = {"start_id": handle.start_id, "why": why, "pid": launcher.pid, "ticks": launcher.start_ticks}
+    data["boot"] = launcher.boot_id
     await tools.journal.run(Journal.open_intent, IntentKind.STOP, data)
     tools.say(EventName.TRAINER_STOPPING, f"training is told to end: {why}", start_id=handle.start_id)
     await _sigterm(handle)

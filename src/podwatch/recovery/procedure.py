@@ -71,6 +71,7 @@ class Procedure(Choosing):
                 "why": why,
                 "pid": handle.launcher.pid,
                 "ticks": handle.launcher.start_ticks,
+                "boot": handle.launcher.boot_id,
             },
         )
         if before is not None:

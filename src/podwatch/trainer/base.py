@@ -105,12 +105,14 @@ class TrainerHandle(Protocol):
 class Look:
     """What is on this pod right now. ``handle`` is a living (or ended, not yet released) keeper of this run.
     ``holders`` are all processes with a CUDA context on the run's GPUs, in words. ``pending`` are no trainers, and no
-    trainer is started beside them: see ``Candidate.awaits``."""
+    trainer is started beside them: see ``Candidate.awaits``. A stop of one of ``eligible`` that was begun may be
+    finished, though it shows no sign of training any more."""
 
     handle: TrainerHandle | None = None
     candidates: tuple[Candidate, ...] = ()
     holders: tuple[str, ...] = ()
     pending: tuple[Candidate, ...] = ()
+    eligible: frozenset[ProcessIdentity] = frozenset()
 
 
 class Launcher(Protocol):

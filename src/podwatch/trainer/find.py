@@ -16,9 +16,10 @@ import pwd
 import re
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
 from podwatch.trainer import naming
 from podwatch.trainer.base import Candidate
@@ -67,6 +68,9 @@ class Judged:
 
     candidates: tuple[Candidate, ...] = ()
     pending: tuple[Candidate, ...] = ()
+    eligible: frozenset[ProcessIdentity] = field(default=frozenset(), compare=False)
+    """Every process that could be the top of a trainer's tree as far as its user and its nature go: a stop of one of
+    them that was begun may be finished."""
 
 
 def run_of(settings: "Settings") -> Run:
@@ -164,7 +168,9 @@ def judge(processes: Iterable[Process], run: Run) -> Judged:
         context, writes = _context(process, run.gpus), _saves(process, chain, run)
         if not (context or writes):
             if tie:
-                waiting.setdefault(top.pid, _candidate(top, tie, awaits=_CONTEXT))
+                waiting.setdefault(
+                    top.pid, _candidate(top, tie, awaits=_CONTEXT if process.cuda is not None else _UNSEEN)
+                )
         elif not writes and any(looks_like_reader(p.argv) for p in chain) and not _trains(chain):
             reason = f"{context}, but {script_of(process.argv) or process.name} looks like an evaluation"
             waiting.setdefault(top.pid, replace(_candidate(top, reason, awaits=_END), holds_gpu=True))
@@ -175,10 +181,12 @@ def judge(processes: Iterable[Process], run: Run) -> Judged:
     return Judged(
         tuple(replace(found[pid], of_run=pid in at_work) for pid in sorted(found)),
         tuple(replace(waiting[pid], of_run=pid in at_work) for pid in sorted(waiting) if pid not in found),
+        frozenset(p.identity for p in pod.all if pod.counts(p)),
     )
 
 
 _CONTEXT = "a CUDA context or an open checkpoint"
+_UNSEEN = f"{_CONTEXT} (neither can be seen here: give podwatch CAP_SYS_PTRACE, or run it as root)"
 _END = "its end"
 
 

@@ -14,7 +14,6 @@ The rule errs towards "interactive": then the trainer below it is a tree of its 
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import PurePosixPath
 from typing import Final, TypeAlias
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole
@@ -396,4 +395,4 @@ def _named(process: Process, names: frozenset[str]) -> bool:
 
 
 def _base(path: str) -> str:
-    return PurePosixPath(path).name
+    return path.rstrip("/").rpartition("/")[2]

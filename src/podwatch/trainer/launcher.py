@@ -184,6 +184,7 @@ class KeeperLauncher:
             candidates=judged.candidates,
             holders=find.holders(processes, gpus=run.gpus, own_pid=os.getpid()),
             pending=judged.pending,
+            eligible=judged.eligible,
         )
 
     async def attach(self, candidate: Candidate) -> AttachedTrainer:

@@ -52,6 +52,8 @@ class Target:
         value = value.strip("\"'")
         if not value or value.startswith("-") or "\0" in value:
             return None
+        if not cwd and not value.startswith(("/", "~")):  # its directory may not be read: in doubt it is the one
+            return () if self.output_dir.endswith("/" + os.path.normpath(value)) else None
         written = os.path.normpath(os.path.join(cwd or "/", os.path.expanduser(value)))  # noqa: PTH111, PTH118
         for path in (written, self.resolve(written)):
             if path == self.output_dir:

@@ -6,7 +6,6 @@ Only for showing and for "the engine is gone": a process is *ours* by descent, n
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import PurePosixPath
 
 from podwatch.domain.process import ProcessRole
 
@@ -84,11 +83,17 @@ def program(argv: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     ``uv run --no-sync rl @ x`` -> ("rl", ("@", "x")); ``python -m pkg.mod a`` -> ("pkg.mod", ("a",));
     ``/x/bin/python /x/bin/torchrun a`` -> ("torchrun", ("a",)).
     """
+    return _program(tuple(argv))
+
+
+@lru_cache(maxsize=1024)
+def _program(argv: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Kept, because each look asks several times about every process."""
     rest = list(argv)
     for _ in range(6):  # wrappers inside wrappers, but never for ever
         if not rest:
             return "", ()
-        name = PurePosixPath(rest[0]).name
+        name = _last(rest[0])
         if name == "uv" and rest[1:2] == ["run"]:
             rest = _skip_options(
                 rest[2:], {"--with", "--extra", "--group", "--project", "--directory", "-p", "--python"}
@@ -105,7 +110,7 @@ def program(argv: Sequence[str]) -> tuple[str, tuple[str, ...]]:
                 return module
             rest = _skip_options(rest[1:], {"-W", "-X"})
             if rest:
-                return PurePosixPath(rest[0]).name, tuple(rest[1:])
+                return _last(rest[0]), tuple(rest[1:])
         else:
             return name, tuple(rest[1:])
     return "", ()
@@ -164,7 +169,7 @@ def looks_like_trainer(argv: Sequence[str]) -> bool:
 
 
 def _last(path: str) -> str:
-    return PurePosixPath(path).name
+    return path.rstrip("/").rpartition("/")[2]
 
 
 PORT_FLAGS = ("--port", "--server.port", "--inference.server.port")

@@ -157,9 +157,16 @@ class LocalTree:
         two seconds."""
         seen = frozenset((found.identity, found.parent_pid, found.command) for found in samples)
         if fresh or seen != self._seen:
-            self._spares = self._spare([found for p in samples if (found := read(p.identity.pid)) is not None])
+            self._spares = self._judge([p.identity for p in samples])
             self._seen = seen
         return self._spares
+
+    def _judge(self, identities: Iterable[ProcessIdentity]) -> frozenset[int]:
+        """Who is spared. Of one that is stuck in the kernel nothing new can be known: it stays what it was."""
+        facts = {identity.pid: read(identity.pid) for identity in identities}
+        stuck = frozenset(pid for pid in facts if procfs.hangs(pid))
+        judged = self._spare([found for pid, found in facts.items() if found is not None and pid not in stuck])
+        return judged | (self._spares & stuck)
 
     @property
     def turned(self) -> bool:
@@ -172,7 +179,7 @@ class LocalTree:
         sent = 0
         denied: PermissionDenied | None = None
         targets = list(identities)
-        spared = self._spare([found for identity in targets if (found := read(identity.pid)) is not None])
+        spared = self._judge(targets)
         for identity in targets:
             if identity.pid in spared:
                 continue
