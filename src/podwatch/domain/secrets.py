@@ -17,6 +17,7 @@ for prepares again, so no lock is needed.
 import base64
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -68,10 +69,14 @@ def name_strength(name: str) -> int:
 
 # -- values -----------------------------------------------------------------------------------------------------------
 
-_NOTHING = re.compile(r"(?i)true|false|yes|no|on|off|none|null|nil|undefined|empty|default|auto|[0-9]{1,5}|[-+0-9.e]+|")
+_NOTHING = re.compile(
+    r"(?i)true|false|yes|no|on|off|none|null|nil|undefined|empty|default|auto|[0-9]{1,5}|"
+    r"[-+]?[0-9]+\.[0-9]*(?:e[-+]?[0-9]+)?|[-+]?[0-9]+e[-+]?[0-9]+|"
+)
 _PLACEHOLDER = re.compile(r"\$\{?[A-Za-z_][A-Za-z0-9_]*\}?|[<{].*|[*.•xX]+|\[removed\]?.*", re.S)
 _PATH = re.compile(r"(?:~|\.{1,2})?/.*|[A-Za-z]:\\.*", re.S)
 _IDENTIFIERS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
+_WORD = re.compile(r"[A-Za-z][a-z]{0,10}|[0-9]+")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{0,20}://")
 _CHANGES = re.compile(r"(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
 
@@ -89,8 +94,9 @@ def _looks_random(value: str) -> bool:
 
 
 def _ordinary(value: str) -> bool:
-    """Would ruin messages if it were removed everywhere: a path, a URL, a number, dotted names."""
-    return bool(_nothing(value) or _PATH.fullmatch(value) or _URL.match(value) or _IDENTIFIERS.fullmatch(value))
+    """Would ruin messages if it were removed everywhere: a path, a URL, a number, a short word, dotted names."""
+    shapes = (_PATH, _WORD, _IDENTIFIERS)
+    return _nothing(value) or bool(_URL.match(value)) or any(shape.fullmatch(value) for shape in shapes)
 
 
 # -- known values -----------------------------------------------------------------------------------------------------
@@ -113,7 +119,7 @@ def register(*values: str) -> None:
     telling name only. Of a value of several lines (a private key) each long line counts."""
     for value in values:
         for part in {value.strip(), *(line.strip() for line in value.splitlines() if len(line.strip()) >= 16)}:
-            if len(part) >= MIN_SECRET and MASK not in part:
+            if len(part) >= MIN_SECRET and MASK not in part and part not in MASK:
                 _known.setdefault(part)
 
 
@@ -190,19 +196,19 @@ def url_secrets(url: str) -> frozenset[str]:
 
 def _forms(value: str) -> set[str]:
     """The value as it is written inside other formats."""
-    escaped = json.dumps(value)[1:-1]
+    escaped, data = json.dumps(value)[1:-1], _bytes(value)
     forms = {
         value,
-        quote(value, safe=""),
-        quote(value),
-        quote_plus(value),
+        quote(data, safe=""),
+        quote(data),
+        quote_plus(data),
         escaped,
         json.dumps(escaped)[1:-1],
         escaped.replace("/", "\\/"),
         json.dumps(value, ensure_ascii=False)[1:-1],
         repr(value)[1:-1],
         value.replace("'", "'\"'\"'"),
-        _bytes(value).hex(),
+        data.hex(),
     }
     forms |= {re.sub(r"%[0-9A-F]{2}", lambda m: m[0].lower(), form) for form in forms if "%" in form}
     return forms
@@ -219,7 +225,11 @@ def _cores(value: str) -> set[str]:
 
 
 def _bytes(value: str) -> bytes:
-    return value.encode("utf-8", "surrogateescape")
+    """An environment may hold bytes that are no text."""
+    try:
+        return value.encode("utf-8", "surrogateescape")
+    except UnicodeError:
+        return value.encode("utf-8", "surrogatepass")
 
 
 def _prepare() -> tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -253,11 +263,19 @@ def _without_known(text: str, forms: Sequence[str], raw: Sequence[str], cores: S
             text = text.replace(form, MASK)
     for core in cores:
         if core in text:
-            text = re.sub(rf"[A-Za-z0-9+/_\-]*{re.escape(core)}[A-Za-z0-9+/_\-]*={{0,2}}", MASK, text)
+            text = _without_encoded(text, core)
     for breaks in _BREAKS if raw else ():
         if breaks.search(text):
             text = _without_split(text, raw, breaks)
     return text
+
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/_\-]{4,}+={0,2}")
+
+
+def _without_encoded(text: str, core: str) -> str:
+    """The whole stretch of base64 around it: at its ends there are parts of the value, too."""
+    return _BASE64.sub(lambda found: MASK if core in found[0] else found[0], text)
 
 
 def _without_split(text: str, raw: Sequence[str], breaks: re.Pattern[str]) -> str:
@@ -284,8 +302,8 @@ def _without_split(text: str, raw: Sequence[str], breaks: re.Pattern[str]) -> st
 
 
 def _original(pieces: Sequence[tuple[int, int]], offset: int) -> int:
-    before = [piece for piece in pieces if piece[0] <= offset]
-    return before[-1][1] + offset - before[-1][0]
+    joined, begin = pieces[bisect_right(pieces, offset, key=lambda piece: piece[0]) - 1]
+    return begin + offset - joined
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -310,9 +328,9 @@ _SHAPES = re.compile(
     r"|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}(?:\.[A-Za-z0-9_\-]*)?"
     r"|[0-9]{8,10}:[A-Za-z0-9_\-]{35}(?![A-Za-z0-9_\-])"  # Telegram
     r"|AGE-SECRET-KEY-1[A-Z0-9]{50,}"
-    # W&B: exactly 40 hex digits, also with its newer prefix. A commit or a digest that says so is none
+    # W&B: exactly 40 hex digits, also with its newer prefix. A path, a commit or a digest that says so is none
     r"|wandb_v1_[A-Za-z0-9_]{20,}"
-    r"|(?<!commit )(?<!commit/)(?<!snapshots/)(?<!revision )(?<!revision=)(?<!sha1 )(?<!sha1=)(?<!sha1:)(?<!sha1: )"
+    r"|(?<!/)(?<!commit )(?<!revision )(?<!revision=)(?<!sha1 )(?<!sha1=)(?<!sha1:)(?<!sha1: )"
     r"[0-9a-fA-F]{40}(?![0-9A-Za-z])"
     # B2 application keys: K + 3 digits + 27 of base64; key ids: 25 hex digits
     r"|(?<![+/])K[0-9]{3}[A-Za-z0-9+/]{27}(?![A-Za-z0-9+/])|00[0-9a-f]{23}(?![0-9A-Za-z])"
@@ -372,9 +390,10 @@ def _queried(found: re.Match[str]) -> str:
 def _without_pem(text: str) -> str:
     """Private keys, and the rest of one whose first lines were cut off."""
     text = _PEM.sub(MASK, text)
-    for end in reversed(list(_PEM_END.finditer(text))):
-        begin = end.start()
-        for line in reversed(re.split(r"(?<=\n)|(?<=\\n)", text[max(0, begin - 4096) : begin])):
+    ends = list(_PEM_END.finditer(text))
+    for number, end in reversed(list(enumerate(ends))):
+        begin, least = end.start(), ends[number - 1].end() if number else 0
+        for line in reversed(re.split(r"(?<=\n)|(?<=\\n)", text[max(least, begin - 4096) : begin])):
             if not re.fullmatch(r"[ \t|>]*[A-Za-z0-9+/=]*[ \t]*(?:\r|\\r)?(?:\n|\\n)?", line):
                 break
             begin -= len(line)
@@ -491,6 +510,6 @@ def _hides(name: str, value: str) -> bool:
     strength = name_strength(name)
     if not strength or _nothing(value):
         return False
-    if strength == 2 or name.isupper() or name.lower().endswith("token"):
+    if strength == 2 or name.isupper() or (name.lower().endswith("token") and not value.isdigit()):
         return True
     return len(value) >= MIN_SECRET and not _ordinary(value)
