@@ -1,5 +1,6 @@
 """Nothing leads podwatch out of its directories: links in any segment, exchanged roots, foreign owners (promise 9)."""
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -263,6 +264,7 @@ def test_a_directory_exchanged_while_it_is_made_is_not_given_away(tree: PinnedTr
     """The user exchanges each new directory for one of root's at once; whatever wins, root's stays root's."""
     prize = out / "prize"
     prize.mkdir()
+    (prize / "root's").touch()  # so that the rmdir below cannot take it by mistake
     own(prize, 0)
     ended = threading.Event()
     flip = ctypes.CDLL(None, use_errno=True).renameat2

@@ -19,7 +19,7 @@ from podwatch.config.settings import Settings
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.fetching import StoreDoor
 from podwatch.daemon.forecast import SAVES, Forecast
-from podwatch.daemon.paths import RunPaths
+from podwatch.daemon.paths import RunPaths, workspace_of
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.sensing import Senses
 from podwatch.daemon.wandb_ids import WandbIds
@@ -148,10 +148,9 @@ def build(
     trainer = settings.trainer
     layout = make_layout(settings)
     policies = policies_from(settings, max_steps=_target(layout, trainer.command))
-    workspace = Workspace(trainer.output_dir).probe()
+    workspace = workspace_of(settings).probe()
     checkpoints = settings.checkpoints
-    beside = tuple(p for p in (trainer.checkpoint_dir,) if p is not None)
-    aside = Aside(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS, roots=beside)
+    aside = Aside(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS)
     catalogue = Catalogue(
         layout,
         clock,
@@ -238,7 +237,7 @@ def build(
         training=training,
         disks=disks,
     )
-    record = RecordHolder(workspace.record)
+    record = RecordHolder(workspace)
     token = _remembered(journal.sync, "heartbeat.token")
     writer_id = _remembered(journal.sync, "writer_id")
     wandb_ids = WandbIds(layout)
@@ -267,6 +266,7 @@ def build(
             clock=clock,
             credentials=lambda: credentials_for(current()),
             emit=emit,
+            workspace=workspace,
             me=_pod(writer_id, trainer.output_dir),
             take_over=_first_time(journal.sync, take_over),
             training=lambda: recovery.handle is not None,
@@ -309,7 +309,6 @@ def build(
         ports=lambda: _ports(servers.urls or before.servers),
         standing=lambda: _ALONE if syncer is None else syncer.standing,
     )
-    roots = tuple(dict.fromkeys(p for p in (trainer.output_dir, trainer.checkpoint_dir) if p is not None))
     return Parts(
         settings=settings,
         policies=policies,
@@ -320,7 +319,7 @@ def build(
         workspace=workspace,
         layout=layout,
         catalogue=catalogue,
-        capabilities=probe(workspace.outside),
+        capabilities=probe(workspace.outside, workspace.tree),
         watcher=Watcher(catalogue.watch_dirs, wake, warn=warn),
         senses=senses,
         gpus=gpus,
@@ -337,7 +336,7 @@ def build(
         syncer=syncer,
         wandb_ids=wandb_ids,
         store_refused=refused,
-        remover=Remover(workspace, roots, journal.sync, clock, emit),
+        remover=Remover(workspace, journal.sync, clock, emit),
         aside=aside,
         files=Worker("checkpoints"),
         removals=Worker("removals"),
@@ -381,7 +380,6 @@ def make_restorer(
         writer_id=writer_id,
         fetcher=FetchProcess(lambda: credentials_for(settings)),
         pace=FetchPace(settings.sync.connections, settings.sync.connections_max, float(settings.sync.max_rate or 0)),
-        roots=tuple(p for p in (settings.trainer.checkpoint_dir,) if p is not None),
         user=settings.trainer.user,
     )
 

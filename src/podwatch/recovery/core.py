@@ -308,9 +308,7 @@ class Core:
                     # What lies there now may be what the living trainer has written since.
                     state, text = IntentState.DONE, "left as it was: a trainer is running"
                 else:
-                    moved = await self.tools.blocking(
-                        quarantine.carry_out, self.tools.workspace, intent, self.procedure.roots()
-                    )
+                    moved = await self.tools.blocking(quarantine.carry_out, self.tools.workspace, intent)
                     state, text = IntentState.DONE, f"finished after an interruption: {moved} more moved"
                     await self.tools.blocking(self.tools.catalogue.rescan)
             elif intent.kind is IntentKind.RESTORE:

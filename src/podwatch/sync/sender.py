@@ -48,13 +48,15 @@ class Sender:
         clock: Clock,
         credentials: Callable[[], Credentials | None],
         worker: Worker,
+        workspace: Workspace | None = None,
     ) -> None:
         self._settings, self._identity, self._catalogue = settings, identity, catalogue
         self._journal, self._clock, self._credentials, self._worker = journal, clock, credentials, worker
         self.running: Upload | None = None
         trainer = settings.trainer
-        roots = [trainer.checkpoint_dir] if trainer.checkpoint_dir is not None else []
-        self._holder = Holder(Workspace(trainer.output_dir), roots, journal.sync, settings.disk.margin)
+        beside = (trainer.checkpoint_dir,) if trainer.checkpoint_dir is not None else ()
+        workspace = workspace or Workspace(trainer.output_dir, beside=beside)
+        self._holder = Holder(workspace, journal.sync, settings.disk.margin)
         self._held: Held | None = None
         self.children = Children(settings.sync.store, OwnUnit())
 
