@@ -21,6 +21,7 @@ from podwatch.daemon.fetching import StoreDoor
 from podwatch.daemon.forecast import SAVES, Forecast
 from podwatch.daemon.paths import RunPaths, workspace_of
 from podwatch.daemon.policies import policies_from
+from podwatch.daemon.rootwatch import RootWatch
 from podwatch.daemon.sensing import Senses
 from podwatch.daemon.wandb_ids import WandbIds
 from podwatch.domain.checkpoint import newest_complete
@@ -87,6 +88,7 @@ class Parts:
     journal: AsyncJournal
     emit: Emitter
     workspace: Workspace
+    roots: RootWatch
     layout: Layout
     catalogue: Catalogue
     capabilities: Capabilities
@@ -317,6 +319,7 @@ def build(
         journal=journal,
         emit=emit,
         workspace=workspace,
+        roots=RootWatch(workspace, clock),
         layout=layout,
         catalogue=catalogue,
         capabilities=probe(workspace.outside, workspace.tree),

@@ -23,7 +23,7 @@ class Guarding:
     """Rescans every ``rescan`` seconds, sooner when an event wakes it; a rescan is the truth, events are hints.
 
     ``blind`` holds the reason while the filesystem does not answer: then nothing may be pruned or chosen.
-    ``refresh_watches`` and ``named`` are called in the worker: they may block.
+    ``look_first``, ``refresh_watches`` and ``named`` are called in the worker: they may block.
     """
 
     def __init__(
@@ -38,11 +38,12 @@ class Guarding:
         make_room: Callable[[], None],
         refresh_watches: Callable[[], None],
         named: Callable[[], Mapping[int, str]] = dict,
+        look_first: Callable[[], None] = lambda: None,
     ) -> None:
         self._catalogue, self._worker, self._clock, self._rescan = catalogue, worker, clock, rescan
         self._emit, self._uploads = emit, uploads
         self._make_room, self._refresh_watches = make_room, refresh_watches
-        self._named = named
+        self._named, self._look_first = named, look_first
         self.named: Mapping[int, str] = {}
         """Steps that files of the trainer name (a tracker, the best model), and what names them: never removed."""
         self._wake = asyncio.Event()
@@ -66,6 +67,7 @@ class Guarding:
 
     def _read(self) -> tuple[tuple[CheckpointSet, ...], Mapping[int, str]]:
         """Blocks, as everything that touches the trainer's disk may."""
+        self._look_first()
         sets = self._catalogue.rescan()
         self._refresh_watches()
         return sets, self._named()

@@ -53,6 +53,8 @@ def make_rounds(
         return found
 
     def hold() -> str:
+        if blocked := parts.roots.blocked_reason():
+            return blocked
         state = parts.recovery.state
         if state.hold_deletions:
             return "the last resume could not be confirmed: nothing is deleted before the next save"
@@ -113,6 +115,7 @@ def make_rounds(
         make_room=pruner.look,
         refresh_watches=parts.watcher.refresh,
         named=lambda: {**linked_steps(parts.layout), **parts.layout.pinned()},
+        look_first=parts.roots.look,
     )
     read_so_far: dict[str, object] = {}
 

@@ -236,6 +236,10 @@ class Core:
             await self.tools.clock.sleep(STORE_RETRY if isinstance(problem, StoreUnknown) else PROBLEM_RETRY)
             act = self.carry_on
 
+    async def recall(self) -> None:
+        """Read the run record where ``begin`` could not. Raises RootReplaced while podwatch's directory is not ours."""
+        raise InternalError("no record here", fix="use Recovery")
+
     async def carry_on(self) -> None:
         """What the journal and the pod say is to be done now; ``Acts`` knows."""
         raise InternalError("no acts here", fix="use Recovery")

@@ -239,6 +239,8 @@ class Procedure(Choosing):
         cannot be executed, HostError when something could not be recorded or set aside."""
         tools = self.tools
         step = choice.step
+        # Nothing is started in a directory that another user put in the place of output_dir.
+        await tools.blocking(tools.workspace.check)
         prepared = await tools.blocking(self.prepare, step)
         before = newest_step(tools.catalogue.sets)
         ahead = await tools.blocking(tools.layout.ahead_of, step)
