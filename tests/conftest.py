@@ -51,6 +51,7 @@ SLOW = (
     "tests/judgement/test_nights.py",
     "tests/judgement/test_prediction.py",
     "tests/judgement/test_watch_properties.py",
+    "tests/paths/test_every_moment.py",
     "tests/recovery/test_crash.py",
     "tests/recovery/test_crash_rounds.py",
     "tests/recovery/test_real_trees.py",

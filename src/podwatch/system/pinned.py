@@ -155,6 +155,13 @@ class _Root:
                 where=str(self.path),
                 fix="chown it to trainer.user, or correct output_dir, checkpoint_dir or trainer.user",
             )
+        if owner not in (None, status.st_uid) and not _meant_for_others(status, fd):
+            raise RootReplaced(
+                f"this directory belongs to user {status.st_uid}, the training's user {owner} cannot write to it, and "
+                "other users can rename it",
+                where=str(self.path),
+                fix="find out who put it there; chown it to trainer.user if it is right",
+            )
         if foreign := links - {status.st_uid}:
             raise RootReplaced(
                 f"a symbolic link of user {min(foreign)} on this path leads to a directory of user {status.st_uid}",
@@ -702,6 +709,16 @@ def _read_link(directory: int, name: str, path: Path) -> tuple[str, int]:
         return os.readlink("", dir_fd=fd), status.st_uid
     finally:
         os.close(fd)
+
+
+def _meant_for_others(status: os.stat_result, fd: int) -> bool:
+    """For a directory of ours or root's in which another user trains: can that user write to it, or could nobody else
+    have put it there? Else a directory of root's may have been renamed to the configured name."""
+    if status.st_mode & _OTHERS_WRITE:
+        return True
+    above = os.stat("..", dir_fd=fd)
+    guarded = not above.st_mode & _OTHERS_WRITE or bool(above.st_mode & stat.S_ISVTX)
+    return guarded and above.st_uid in (0, os.geteuid())
 
 
 def _make_ours(path: Path) -> None:
