@@ -100,7 +100,7 @@ class _Root:
                 now: os.stat_result | None = self.path.stat()
             except FileNotFoundError:
                 now = None
-            if self._pinned is None or now is None or Identity.of(now) != Identity.of(self._pinned):
+            if self._pinned is None or now is None or _whose(now) != _whose(self._pinned):
                 self._pin()
             return os.dup(self._fd)
 
@@ -143,7 +143,7 @@ class _Root:
             check_made_by_us(fd, self.path)
             return
         owner = self._owner if self._pinned is None else self._pinned.st_uid
-        if self._pinned is not None and status.st_uid != owner:
+        if self._pinned is not None and status.st_uid not in (owner, self._owner):
             raise RootReplaced(
                 f"this directory belonged to user {owner} and was replaced by one of user {status.st_uid}",
                 where=str(self.path),
@@ -709,6 +709,10 @@ def _read_link(directory: int, name: str, path: Path) -> tuple[str, int]:
         return os.readlink("", dir_fd=fd), status.st_uid
     finally:
         os.close(fd)
+
+
+def _whose(status: os.stat_result) -> tuple[Identity, int]:
+    return Identity.of(status), status.st_uid
 
 
 def _meant_for_others(status: os.stat_result, fd: int) -> bool:
