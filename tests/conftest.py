@@ -40,6 +40,7 @@ SLOW = (
     "tests/e2e/test_notified.py",
     "tests/e2e/test_pause_and_observe.py",
     "tests/e2e/test_preempt.py",
+    "tests/e2e/test_replaced.py",
     "tests/e2e/test_service_manager.py",
     "tests/e2e/test_start_before_stop_also.py",
     "tests/e2e/test_two_pods.py",

@@ -42,3 +42,19 @@ def test_what_is_put_there_between_judging_and_acting(memory: Path, name: str) -
         for n, flip in enumerate(FLIPS)
     )
     assert done > len(FLIPS) / 2, "the attacks happened"
+
+
+SEEN = {
+    "restore deep": "out/run -> above",
+    "quarantine": "out/rollouts -> above",
+    "trackers": "out/latest -> above",
+}
+"""What was seen to work on an earlier podwatch: tried before every system call."""
+
+
+@pytest.mark.parametrize(("name", "flip"), SEEN.items())
+def test_at_every_moment(memory: Path, name: str, flip: str) -> None:
+    operation = OPERATIONS[name]
+    count = calls(operation, memory)
+    (chosen,) = (f for f in FLIPS if f.name == flip)
+    assert play(memory, operation, chosen, range(1, count + 1)) > count / 2
