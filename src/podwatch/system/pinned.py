@@ -409,7 +409,10 @@ class PinnedTree:
                 error.filename, error.filename2 = str(source), str(target)
                 raise
             if expected is not None and Identity.of(_lstat_at(target_fd, new_name)) != expected:
-                rename_at(target_fd, new_name, source_fd, name)
+                try:
+                    rename_at(target_fd, new_name, source_fd, name)
+                except FileExistsError:  # and its place was taken meanwhile: it must not stay where it is deleted
+                    rename_at(target_fd, new_name, source_fd, f"{name}.{secrets.token_hex(4)}")
                 return False
             return True
 
@@ -419,7 +422,7 @@ class PinnedTree:
             os.rename(name, new_name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
 
     def remove_tree(self, path: Path, *, tick: Callable[[Removed], None] | None = None) -> Removed:
-        """Remove a file or a tree, links themselves, never across a mount. As ``files.remove_tree``."""
+        """Remove a file or a tree, links themselves, never across a mount. As ``files.remove_entry``."""
         done = Removed()
         try:
             with self.parent(path) as (fd, name):
