@@ -145,8 +145,7 @@ class Holder:
     def _cramped(self, home: Path, contents: SetContents) -> bool:
         size = sum(f.size for f in contents.files)
         with self._tree.directory(home) as fd:
-            room = os.fstatvfs(fd)
-        return room.f_bavail * room.f_frsize < size * self._margin
+            return free_bytes(fd) < size * self._margin
 
     def _elsewhere(self, held: Held) -> bool:
         """Does every file still have a name that is not ours?"""
@@ -163,6 +162,12 @@ class Holder:
         with contextlib.suppress(OSError, HostError):
             self._tree.remove_tree(place)
             drop_empty(self._tree, place.parent)
+
+
+def free_bytes(directory: int) -> int:
+    """Of the file system of an open directory, for who is not root."""
+    room = os.fstatvfs(directory)
+    return room.f_bavail * room.f_frsize
 
 
 def _link(tree: PinnedTree, source: Path, target: Path, files: Sequence[FileEntry]) -> None:
