@@ -25,7 +25,7 @@ def test_what_was_set_aside_is_listed_and_comes_back(tmp_path: Path) -> None:
     )
     workspace = Workspace(output).probe()
     data = quarantine.plan([ahead], step=10, steps={15: "complete"}, lineage="a", wall=1.0)
-    quarantine.carry_out(workspace, Intent(7, IntentKind.QUARANTINE, 1.0, data), (output,))
+    quarantine.carry_out(workspace, Intent(7, IntentKind.QUARANTINE, 1.0, data))
     assert not ahead.exists()
 
     listed = podwatch(config, "list")

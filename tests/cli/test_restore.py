@@ -94,7 +94,7 @@ def test_onto_a_fresh_pod(stored):
     assert "restored step 40" in result.stdout
     assert "it was trained with: rm -rf" in result.stdout
     assert (output / "step_40" / "model.bin").read_bytes() == body
-    record = load_run_record(Workspace(output).record)
+    record = load_run_record(Workspace(output))
     assert (record.run_id, record.lineage.id) == ("r", "line")
     again = json.loads(machine.podwatch("restore", "-c", config, "--json").stdout)
     assert (again["step"], again["downloaded_bytes"]) == (40, 0)
@@ -141,7 +141,7 @@ def test_beside_a_daemon_only_elsewhere(stored):
 
 def test_a_directory_of_another_run_is_refused(stored):
     machine, output, config, _ = stored
-    save_run_record(Workspace(output).record, RunRecord("other", Lineage("x")))
+    save_run_record(Workspace(output), RunRecord("other", Lineage("x")))
     result = machine.podwatch("restore", "-c", config)
     assert result.returncode == 78
     assert "belongs to run 'other'" in result.stderr
@@ -154,7 +154,7 @@ def test_checkpoints_of_nobody_are_not_claimed(stored):
     result = machine.podwatch("restore", "-c", config)
     assert result.returncode == 0, result.stderr
     assert "--adopt-existing" in result.stdout
-    assert load_run_record(Workspace(output).record) is None
+    assert load_run_record(Workspace(output)) is None
 
 
 def test_no_store_is_one_clear_line(machine):

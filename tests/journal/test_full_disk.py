@@ -13,6 +13,7 @@ from podwatch.domain.intent import IntentKind, IntentState
 from podwatch.domain.run import Lineage, RunRecord
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import Journal, load_run_record, save_run_record
+from podwatch.system.workspace import Workspace
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -112,12 +113,12 @@ def test_a_full_disk_at_the_first_start_is_a_clear_error(small: Path) -> None:
 
 
 def test_the_run_record_can_be_replaced_on_a_full_disk(small: Path) -> None:
-    path = small / ".podwatch" / "run.json"
+    place = Workspace(small / "out")
     record = RunRecord("r", Lineage("l"))
-    save_run_record(path, record)
+    save_run_record(place, record)
     fill(small)
     for desired in (Desired.STOPPED, Desired.RUNNING, Desired.FINISHED):
-        save_run_record(path, RunRecord("r", Lineage("l"), desired))
-        loaded = load_run_record(path)
+        save_run_record(place, RunRecord("r", Lineage("l"), desired))
+        loaded = load_run_record(place)
         assert loaded is not None
         assert loaded.desired is desired

@@ -135,7 +135,7 @@ async def test_old_checkpoints_of_nobody_are_not_used_unless_adopted(world: Worl
 
 async def test_a_directory_of_another_run_is_refused(world: World) -> None:
     podwatch = Podwatch(world)
-    save_run_record(podwatch.workspace.record, RunRecord("other", Lineage("l")))
+    save_run_record(podwatch.workspace, RunRecord("other", Lineage("l")))
     with pytest.raises(ConfigurationError, match="belongs to run 'other'"):
         await podwatch.recovery.begin()
     await podwatch.leave()

@@ -1,6 +1,7 @@
 """podwatch is killed at every point of a restart; the next one ends in the same state (promises 2, 4, 10)."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from podwatch.domain.finding import FindingKind
 from podwatch.domain.intent import IntentKind
 from podwatch.journal import Journal
 from podwatch.recovery import Phase, quarantine
+from podwatch.system.pinned import PinnedTree
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, death
 
 
@@ -32,18 +34,19 @@ async def one_kill(root: Path, target: int, monkeypatch: pytest.MonkeyPatch) -> 
     world = await prepared(root)
     before = world.contents()
     killer = Killer(target)
-    real = quarantine.rename_noreplace
+    real = PinnedTree.rename
 
-    def rename(source: Path, destination: Path) -> None:
+    def rename(self: PinnedTree, *args: Any, **kwargs: Any) -> bool:
         killer.point("before rename")
-        real(source, destination)
+        moved = real(self, *args, **kwargs)
         killer.point("after rename")
+        return moved
 
     struck = False
     try:
         victim = Podwatch(world, killer=killer)
         with monkeypatch.context() as patch:
-            patch.setattr(quarantine, "rename_noreplace", rename)
+            patch.setattr(PinnedTree, "rename", rename)
             try:
                 await victim.recovery.begin()
                 victim.see(17, finding=death(FindingKind.HANG))

@@ -48,7 +48,7 @@ def volumes(tmp_path: Path) -> Iterator[tuple[Workspace, Path]]:
             pytest.skip("cannot mount here")
         (tmp_path / "out").mkdir()
         (tmp_path / "volume" / "ckpt").mkdir()
-        yield Workspace(tmp_path / "out").probe(), tmp_path / "volume" / "ckpt"
+        yield Workspace(tmp_path / "out", beside=(tmp_path / "volume" / "ckpt",)).probe(), tmp_path / "volume" / "ckpt"
 
 
 def test_a_set_on_two_filesystems(volumes: tuple[Workspace, Path], tmp_path: Path) -> None:
@@ -56,47 +56,48 @@ def test_a_set_on_two_filesystems(volumes: tuple[Workspace, Path], tmp_path: Pat
     paths = [make(place.output_dir / "broadcasts" / "step_15"), make(ckpt / "step_15")]
     before = [tree(p) for p in paths]
     intent = intent_for(paths)
-    assert quarantine.carry_out(place, intent, (ckpt,)) == 2
+    assert quarantine.carry_out(place, intent) == 2
     assert not any(p.exists() for p in paths)
-    assert quarantine.carry_out(place, intent, (ckpt,)) == 0, "doing it again changes nothing"
+    assert quarantine.carry_out(place, intent) == 0, "doing it again changes nothing"
     other = tmp_path / "volume" / ".podwatch" / "ckpt" / "quarantine" / "7"
     assert sorted(p.name for p in other.iterdir()) == ["1-step_15", "index.json"], "beside the root, never in it"
-    (entry,) = quarantine.listing(place, (ckpt,))
+    (entry,) = quarantine.listing(place)
     assert entry["paths"] == [str(place.quarantine / "7"), str(other)]
-    assert quarantine.free_number(place, (ckpt,)) == 8
-    assert set(quarantine.give_back(place, 7, (ckpt,))) == set(paths)
+    assert quarantine.free_number(place) == 8
+    assert set(quarantine.give_back(place, 7)) == set(paths)
     assert [tree(p) for p in paths] == before
     assert not (tmp_path / "volume" / ".podwatch").exists(), "nothing of ours is left"
-    assert quarantine.listing(place, (ckpt,)) == []
+    assert quarantine.listing(place) == []
 
 
 def test_a_crash_between_the_moves_is_finished(volumes: tuple[Workspace, Path]) -> None:
     place, ckpt = volumes
     paths = [make(place.output_dir / "broadcasts" / "step_15"), make(ckpt / "step_15")]
     first = intent_for([paths[0]])
-    quarantine.carry_out(place, first, (ckpt,))  # as far as a killed one came
-    assert quarantine.carry_out(place, intent_for(paths), (ckpt,)) == 1
+    quarantine.carry_out(place, first)  # as far as a killed one came
+    assert quarantine.carry_out(place, intent_for(paths)) == 1
     make(paths[1])
     with pytest.raises(HostError, match="overwrites neither"):
-        quarantine.carry_out(place, intent_for(paths), (ckpt,))
+        quarantine.carry_out(place, intent_for(paths))
 
 
 def test_each_filesystem_counts_and_frees_its_own(volumes: tuple[Workspace, Path], tmp_path: Path) -> None:
     place, ckpt = volumes
     quarantine.carry_out(
-        place, intent_for([make(place.output_dir / "broadcasts" / "step_15"), make(ckpt / "step_15")]), (ckpt,)
+        place,
+        intent_for([make(place.output_dir / "broadcasts" / "step_15"), make(ckpt / "step_15")]),
     )
-    entries = quarantine_entries(place, now_wall=1e9, keep_seconds=60.0, needed=lambda _: True, roots=(ckpt,))
+    entries = quarantine_entries(place, now_wall=1e9, keep_seconds=60.0, needed=lambda _: True)
     assert {e.device for e in entries} == {place.output_dir.stat().st_dev, ckpt.stat().st_dev}
     assert all(e.needed and e.step == 15 and e.bytes >= 100_000 for e in entries)
     journal = Journal.open(tmp_path / "journal.sqlite")
-    remover = Remover(place, (place.output_dir, ckpt), journal, SystemClock(), lambda _: None)
+    remover = Remover(place, journal, SystemClock(), lambda _: None)
     removals = tuple(Removal(RemovalKind.QUARANTINE, e.bytes, "expired", e.step, e.path) for e in entries)
     plan = RemovalPlan(removals, (), next(iter(Trigger)), 0, 0, critical=False)
     report = remover.carry_out(plan, lambda _: ())
     journal.close()
     assert (report.problems, len(report.done)) == ((), 2)
-    assert quarantine.listing(place, (ckpt,)) == []
+    assert quarantine.listing(place) == []
     assert not list((tmp_path / "volume").rglob("data"))
     assert not list(tmp_path.rglob("more"))
 

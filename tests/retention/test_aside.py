@@ -7,6 +7,7 @@ import pytest
 import podwatch.retention.aside as aside_module
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.retention.aside import Aside
+from podwatch.system.pinned import PinnedTree
 from podwatch.system.workspace import Workspace
 from tests.support.checkpoints import write_prime_rl_step, write_rollouts
 
@@ -23,13 +24,14 @@ def tree(path: Path, files: int, size: int = BLOCK) -> Path:
 @pytest.fixture
 def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
-    original = aside_module._walk
+    original = PinnedTree.measure
 
-    def counting(path: str, size: int) -> tuple[int, int]:
-        seen.append(path)
-        return original(path, size)
+    def counting(self: PinnedTree, path: Path, entries: int = 1 << 62) -> tuple[int, int]:
+        if path.name != "trash":
+            seen.append(str(path))
+        return original(self, path, entries)
 
-    monkeypatch.setattr(aside_module, "_walk", counting)
+    monkeypatch.setattr(PinnedTree, "measure", counting)
     return seen
 
 
@@ -41,7 +43,7 @@ def make(tmp_path: Path, *paths: tuple[int, Path]) -> Aside:
 
 
 def test_an_old_directory_is_walked_once_and_a_recent_one_each_time(tmp_path: Path, walks: list[str]) -> None:
-    old, new = tree(tmp_path / "step_1", 3), tree(tmp_path / "step_9", 1)
+    old, new = tree(tmp_path / "outputs" / "step_1", 3), tree(tmp_path / "outputs" / "step_9", 1)
     aside = make(tmp_path, (1, old), (9, new))
     first = aside.look(0.0, verified=5)
     assert [(s.step, s.path) for s in first.spares] == [(1, str(old)), (9, str(new))]
@@ -59,22 +61,22 @@ def test_a_look_is_bounded_and_goes_on_at_the_next(
     tmp_path: Path, walks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aside_module, "ENTRIES_PER_LOOK", 10)
-    paths = [(n, tree(tmp_path / f"step_{n}", 7)) for n in range(4)]
+    paths = [(n, tree(tmp_path / "outputs" / f"step_{n}", 7)) for n in range(4)]
     aside = make(tmp_path, *paths)
     seen = [[s.step for s in aside.look(0.0, verified=9).spares] for _ in range(3)]
     assert seen == [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3]]
     assert len(walks) == 4
-    huge = make(tmp_path, (1, tree(tmp_path / "huge", 50)))
+    huge = make(tmp_path, (1, tree(tmp_path / "outputs" / "huge", 50)))
     (entry,) = huge.look(0.0, verified=9).spares
     assert 9 * BLOCK <= entry.bytes < 50 * BLOCK, "a lower bound, and the look ends"
 
 
 def test_what_is_linked_in_is_not_counted(tmp_path: Path) -> None:
     outside = tree(tmp_path / "outside", 50)
-    inside = tree(tmp_path / "step_1", 1)
+    inside = tree(tmp_path / "outputs" / "step_1", 1)
     (inside / "link").symlink_to(outside)
-    (tmp_path / "step_2").symlink_to(outside)
-    aside = make(tmp_path, (1, inside), (2, tmp_path / "step_2"), (3, tmp_path / "gone"))
+    (tmp_path / "outputs" / "step_2").symlink_to(outside)
+    aside = make(tmp_path, (1, inside), (2, tmp_path / "outputs" / "step_2"), (3, tmp_path / "outputs" / "gone"))
     (entry,) = aside.look(0.0, verified=9).spares
     assert entry.bytes < 20 * BLOCK
 

@@ -25,13 +25,13 @@ class Pod:
     def __init__(self, tmp: Path) -> None:
         self.out, self.ckpt = tmp / "out", tmp / "volume" / "run"
         self.ckpt.mkdir(parents=True)
-        self.workspace = Workspace(self.out).probe()
+        self.workspace = Workspace(self.out, beside=(self.ckpt,)).probe()
         self.journal = Journal.open(tmp / "journal.sqlite")
         self.events: list[Event] = []
         self.remover = self.fresh()
 
     def fresh(self) -> Remover:
-        return Remover(self.workspace, (self.out, self.ckpt), self.journal, SystemClock(), self.events.append)
+        return Remover(self.workspace, self.journal, SystemClock(), self.events.append)
 
     def paths(self, step: int) -> tuple[Path, ...]:
         name = f"step_{step}"
@@ -75,9 +75,9 @@ def test_a_crash_after_the_renames_is_swept_on_every_file_system(pod: Pod, monke
     monkeypatch.undo()
     assert [p.exists() for p in pod.paths(5)] == [False] * 3
     held = [pod.ckpt.parent / ".podwatch" / "run" / "trash", pod.out / "weights" / ".podwatch" / "trash"]
-    assert all(trash_entries(t) for t in held)
+    assert all(trash_entries(pod.workspace.tree, t) for t in held)
     assert pod.fresh().sweep_trash().freed_bytes >= 3 * MIB
-    assert [trash_entries(t) for t in held] == [(), ()]
+    assert [trash_entries(pod.workspace.tree, t) for t in held] == [(), ()]
     assert pod.journal.open_intents(IntentKind.PRUNE) == []
 
 

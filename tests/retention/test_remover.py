@@ -13,7 +13,7 @@ from podwatch.domain.intent import IntentKind, IntentState
 from podwatch.journal.journal import Journal
 from podwatch.judgement.retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.retention.remover import Remover
-from podwatch.retention.trash import locate, move_to_trash, quarantine_entries, trash_entries
+from podwatch.retention.trash import move_to_trash, quarantine_entries, removable, trash_entries
 from podwatch.system.clock import SystemClock
 from podwatch.system.workspace import Workspace
 
@@ -29,7 +29,7 @@ class Pod:
         self.remover = self.fresh()
 
     def fresh(self) -> Remover:
-        return Remover(self.workspace, (self.out,), self.journal, SystemClock(), self.events.append)
+        return Remover(self.workspace, self.journal, SystemClock(), self.events.append)
 
     def save(self, step: int) -> None:
         for path in self.paths(step):
@@ -70,7 +70,7 @@ def test_a_set_goes_with_all_its_parts_and_is_journaled(pod: Pod) -> None:
     assert report.freed_bytes >= 3 * 8192
     assert pod.there(5) == [False] * 3
     assert pod.there(10) == [True] * 3
-    assert trash_entries(pod.workspace.trash) == ()
+    assert trash_entries(pod.workspace.tree, pod.workspace.trash) == ()
     (intent,) = pod.journal.intents()
     assert (intent.kind, intent.state, intent.data["step"]) == (IntentKind.PRUNE, IntentState.DONE, 5)
     assert [(e.name, e.fields["step"]) for e in pod.events] == [(EventName.PRUNED, 5)]
@@ -115,7 +115,7 @@ def test_a_crash_at_any_point_leaves_a_whole_set_or_none(pod: Pod, monkeypatch: 
         assert pod.there(5) == [True] * 3, "the part that decides completeness is still there: so is the rest"
     pod.fresh().sweep_trash()
     assert pod.there(5) in ([True] * 3, [False] * 3)
-    assert trash_entries(pod.workspace.trash) == ()
+    assert trash_entries(pod.workspace.tree, pod.workspace.trash) == ()
     assert pod.journal.open_intents(IntentKind.PRUNE) == []
 
 
@@ -222,14 +222,14 @@ def test_a_step_that_is_a_symlink_loses_the_link_only(pod: Pod, tmp_path: Path) 
 
 def test_the_root_itself_is_never_removed(pod: Pod) -> None:
     with pytest.raises(Exception, match="outside the configured"):
-        locate(pod.out, (pod.out,))
+        removable(pod.out, pod.workspace)
 
 
 def test_a_root_reached_through_a_symlink_works(pod: Pod, tmp_path: Path) -> None:
     pod.save(5)
     alias = tmp_path / "alias"
     alias.symlink_to(pod.out)
-    remover = Remover(pod.workspace, (alias,), pod.journal, SystemClock(), pod.events.append)
+    remover = Remover(Workspace(alias).probe(), pod.journal, SystemClock(), pod.events.append)
     report = remover.carry_out(plan(whole(5)), lambda _: (alias / "checkpoints" / "step_5",))
     assert report.problems == ()
     assert pod.there(5)[0] is False
@@ -261,8 +261,8 @@ def test_names_that_are_taken_in_the_trash(pod: Pod) -> None:
     left = pod.workspace.trash / "1.5.0"
     left.mkdir()
     (left / "file").write_text("older")
-    move_to_trash(pod.paths(5)[0], (pod.out,), pod.workspace.trash, "1.5.0")
-    assert len(trash_entries(pod.workspace.trash)) == 2
+    move_to_trash(pod.paths(5)[0], pod.workspace, pod.workspace.trash, "1.5.0", expected=None)
+    assert len(trash_entries(pod.workspace.tree, pod.workspace.trash)) == 2
 
 
 def test_quarantine_expires_but_never_while_it_is_needed(pod: Pod) -> None:

@@ -257,8 +257,8 @@ class KillableJournal(AsyncJournal):
 
 
 class KillableRecord(RecordHolder):
-    def __init__(self, path: Path, killer: Killer) -> None:
-        super().__init__(path)
+    def __init__(self, workspace: Workspace, killer: Killer) -> None:
+        super().__init__(workspace)
         self.killer = killer
 
     def save(self, record: Any) -> None:
@@ -392,7 +392,7 @@ class Podwatch:
         layout = FlatLayout(world.output)
         self.catalogue = FlatCatalogue(layout, world)
         self.workspace = Workspace(world.output)
-        self.record = KillableRecord(self.workspace.record, self.killer)
+        self.record = KillableRecord(self.workspace, self.killer)
         self.tracked: list[Any] = []
         self.recovery = Recovery(
             settings=world.settings(),

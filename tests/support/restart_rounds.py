@@ -21,14 +21,16 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.process import ProcessIdentity
 from podwatch.journal import room
-from podwatch.recovery import Phase, litter, quarantine
+from podwatch.recovery import Phase, litter
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.system.identity import is_alive
+from podwatch.system.pinned import PinnedTree
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 from tests.support import forking
 from tests.support.recovery_world import Killer, Podwatch, World, death
@@ -84,14 +86,15 @@ def a_life(root: Path, killer: Killer | None = None) -> Podwatch:
     object.__setattr__(life.recovery.tools, "launcher", launcher)
     object.__setattr__(life.recovery.tools, "environment", lambda: dict(os.environ))
     if killer is not None:
-        real = quarantine.rename_noreplace
+        real = PinnedTree.rename
 
-        def rename(source: Path, destination: Path) -> None:
+        def rename(self: PinnedTree, *args: Any, **kwargs: Any) -> bool:
             killer.point("before rename")
-            real(source, destination)
+            moved = real(self, *args, **kwargs)
             killer.point("after rename")
+            return moved
 
-        quarantine.rename_noreplace = rename
+        PinnedTree.rename = rename  # type: ignore[method-assign]
     return life
 
 

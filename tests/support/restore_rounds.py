@@ -22,6 +22,7 @@ from podwatch.sync import placing
 from podwatch.sync.fetch_process import FetchProcess
 from podwatch.sync.restore import FetchPace, Restorer
 from podwatch.system import procfs
+from podwatch.system.pinned import PinnedTree
 from podwatch.system.workspace import Workspace
 from tests.support.b2server import BUCKET, B2Server
 from tests.support.forking import kill
@@ -59,10 +60,8 @@ def restore(pod: World) -> None:
 
 STEPS = (
     (Journal, ("open_intent", "settle", "note_published", "learn")),
-    (
-        placing,
-        ("rename_noreplace", "fsync_dir", "move_aside", "remove_tree", "atomic_write", "drop_empty", "reachable"),
-    ),
+    (placing, ("move_aside", "drop_empty", "reachable")),
+    (PinnedTree, ("make", "rename", "sync", "remove_tree", "write", "rmdir")),
 )
 
 

@@ -66,7 +66,7 @@ class Guard:
     ) -> None:
         out = self.out = root / "outputs"
         clock = SystemClock()
-        self.workspace = Workspace(out).probe()
+        self.workspace = Workspace(out, beside=() if checkpoint_dir is None else (checkpoint_dir,)).probe()
         self.policy = policy or DiskPolicy(lead_seconds=1e9, react_seconds=0.0)
         self.uploads: Uploads | None = None
         layout = PrimeRLLayout(out, checkpoint_dir=checkpoint_dir, command=("--variant", variant))
@@ -82,7 +82,6 @@ class Guard:
             known_bytes=lambda: sum(s.size_bytes for s in self.catalogue.sets) + self.aside.found.bytes,
         )
         self.workers = (Worker("checkpoints"), Worker("removals"))
-        roots = tuple(p for p in (out, checkpoint_dir) if p is not None)
         self.store = store
         self.protected: dict[int, Protection] = {}
         self.held = ""
@@ -91,7 +90,7 @@ class Guard:
         self.before: RemovalPlan | None = None
         self.pruner = Pruner(
             catalogue=self.catalogue,
-            remover=Remover(self.workspace, roots, self.journal, clock, self.events.append),
+            remover=Remover(self.workspace, self.journal, clock, self.events.append),
             aside=self.aside,
             step_paths=layout.step_paths,
             workspace=self.workspace,

@@ -17,7 +17,7 @@ def ours(world: World) -> list[str]:
 
 
 def holder(world: World, margin: float = 1.1) -> Holder:
-    return Holder(Workspace(world.output), (), world.journal, margin)
+    return Holder(Workspace(world.output), world.journal, margin)
 
 
 def held(world: World, step: int = 5) -> Held:

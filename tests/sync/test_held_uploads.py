@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from collections import namedtuple
 from functools import partial
 
 import pytest
@@ -15,7 +14,6 @@ from tests.sync.conftest import Run, World, until
 from tests.sync.test_held import ours
 
 MB = 1_000_000
-Usage = namedtuple("Usage", "total used free")
 
 
 async def test_a_trainer_that_keeps_one_set_gets_every_set_stored_that_is_begun(b2: World, run: Run) -> None:
@@ -55,7 +53,7 @@ async def test_room_for_the_next_save_comes_first(b2: World, run: Run, monkeypat
     assert b2.server is not None
     monkeypatch.setattr(sender_module, "HELD_LOOK", 0.05)
     free = [1 << 40]
-    monkeypatch.setattr("podwatch.sync.held.shutil.disk_usage", lambda _: Usage(1 << 41, 0, free[0]))
+    monkeypatch.setattr("podwatch.sync.held.free_bytes", lambda _: free[0])
     b2.journal.learn(OUTRUN, True)
     b2.server.fault("b2_upload_part", "slow", seconds=5, count=500)  # each is let go long before
     b2.write_set(5, size=12 * MB)

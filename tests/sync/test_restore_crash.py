@@ -74,7 +74,7 @@ def test_killed_and_taken_up(b2: World, tmp_path: Path) -> None:
 def _quick_lock(pod: World) -> None:
     seconds, placing.LOCK_SECONDS = placing.LOCK_SECONDS, 0.1
     try:
-        with Placer(Workspace(pod.output), (), None, None).alone():
+        with Placer(Workspace(pod.output), None, None).alone():
             pass
     finally:
         placing.LOCK_SECONDS = seconds

@@ -6,16 +6,18 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from podwatch.domain.errors import InternalError, PodwatchError, RemoteError
+from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
 from podwatch.domain.finding import Severity
 from podwatch.domain.remote import Manifest
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.engine import SetVoid
 from podwatch.sync.fetching import check_link
 from podwatch.sync.publish import read_manifest
+from podwatch.sync.sender import Sender
 from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World, until
 
@@ -451,3 +453,45 @@ async def test_a_link_that_no_restore_would_take_is_left_out(local: World, run: 
     assert [link.path for link in manifest.symlinks] == ["checkpoint/link"]
     for link in manifest.symlinks:
         check_link(link)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a directory of another user")
+@pytest.mark.parametrize("when", ["before", "while it is sent"])
+async def test_nothing_is_published_from_directories_that_were_replaced(
+    local: World, run: Run, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """And no store is blamed; it continues after the repair, and sends nothing twice."""
+    hidden = local.directory / ".podwatch"
+
+    def replace() -> None:
+        if hidden.exists():
+            hidden.rename(local.directory / "kept")
+        hidden.mkdir()
+        os.chown(hidden, 61_018, 61_018)
+
+    hidden.mkdir()
+    if when == "before":
+        replace()
+    real = Sender.upload
+
+    async def upload(self: Sender, *args: Any) -> None:
+        await real(self, *args)
+        if not (local.directory / "kept").exists():
+            replace()
+
+    if when != "before":
+        monkeypatch.setattr(Sender, "upload", upload)
+    local.write_set(5)
+    local.scan()
+    syncer = await run(local)
+    with pytest.raises(HostError, match="podwatch's own directory"):
+        await syncer.sync_now()
+    assert local.pointer() is None
+    assert syncer.state.ok is not False
+    hidden.rmdir()
+    if (local.directory / "kept").exists():
+        (local.directory / "kept").rename(hidden)
+        monkeypatch.undo()
+    await syncer.sync_now()
+    assert syncer.state.last_step == 5
+    assert local.names().count("sync-failed") == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.system import files
+from podwatch.system.pinned import PinnedTree
 
 
 def test_atomic_write_replaces_whole_and_sets_the_mode(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_read_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_rename_noreplace(tmp_path: Path, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rename_at(tmp_path: Path, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native:
 
         class OldLibc:
@@ -60,30 +61,39 @@ def test_rename_noreplace(tmp_path: Path, native: bool, monkeypatch: pytest.Monk
         monkeypatch.setattr(files, "_libc", OldLibc())
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    with pytest.raises(FileExistsError):
-        files.rename_noreplace(tmp_path / "a", tmp_path / "b")
-    assert (tmp_path / "a").exists()
-    files.rename_noreplace(tmp_path / "a", tmp_path / "c")
-    assert sorted(os.listdir(tmp_path)) == ["b", "c"]
-    with pytest.raises(FileNotFoundError):
-        files.rename_noreplace(tmp_path / "missing", tmp_path / "d")
+    fd = files.open_root(tmp_path)
+    try:
+        with pytest.raises(FileExistsError):
+            files.rename_at(fd, "a", fd, "b")
+        assert (tmp_path / "a").exists()
+        files.rename_at(fd, "a", fd, "c")
+        assert sorted(os.listdir(tmp_path)) == ["b", "c"]
+        with pytest.raises(FileNotFoundError):
+            files.rename_at(fd, "missing", fd, "d")
+    finally:
+        os.close(fd)
 
 
 def test_can_rename_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    assert files.can_rename(tmp_path / "a", tmp_path / "b")
-    assert not files.can_rename(tmp_path / "a", tmp_path / "missing")
+    tree = PinnedTree([tmp_path])
+    assert tree.can_rename(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(FileNotFoundError):
+        tree.can_rename(tmp_path / "a", tmp_path / "missing")
     assert os.listdir(tmp_path / "a") == []
     assert os.listdir(tmp_path / "b") == []
+    tree.close()
 
 
 def test_can_rename_across_filesystems_is_false(tmp_path: Path) -> None:
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("no second filesystem here")
-    assert not files.can_rename(tmp_path, other)
+    tree = PinnedTree([tmp_path, other])
+    assert not tree.can_rename(tmp_path, other)
     assert not [name for name in os.listdir(other) if name.startswith(".podwatch-probe")]
+    tree.close()
 
 
 @pytest.mark.parametrize("bad", ["", "/", "/etc", "a//b", "a/", "../x", "a/../b", "./a", "a\0b", "."])
@@ -128,7 +138,7 @@ def test_remove_tree_stays_inside(tmp_path: Path) -> None:
     (root / "step_1" / "sub" / "file").symlink_to(outside / "precious")
     (root / "step_2").mkdir()
     ticks: list[int] = []
-    done = files.remove_tree(root, "step_1", tick=lambda d: ticks.append(d.files))
+    done = PinnedTree([root]).remove_tree(root / "step_1", tick=lambda d: ticks.append(d.files))
     assert done.problems == []
     assert (done.files, done.directories) == (3, 2)
     assert done.bytes >= 8192
@@ -144,15 +154,15 @@ def test_remove_tree_through_a_linked_parent_is_refused(tmp_path: Path) -> None:
     root.mkdir()
     (root / "checkpoints").symlink_to(outside)
     with pytest.raises(OSError):
-        files.remove_tree(root, "checkpoints/step_1")
+        PinnedTree([root]).remove_tree(root / "checkpoints" / "step_1")
     assert (outside / "step_1").exists()
-    done = files.remove_tree(root, "checkpoints")  # the link itself may go, its target stays
+    done = PinnedTree([root]).remove_tree(root / "checkpoints")  # the link itself may go, its target stays
     assert done.files == 1
     assert (outside / "step_1").exists()
 
 
 def test_remove_tree_of_nothing_and_stopping_midway(tmp_path: Path) -> None:
-    assert files.remove_tree(tmp_path, "gone/deeper").problems == []
+    assert PinnedTree([tmp_path]).remove_tree(tmp_path / "gone" / "deeper").problems == []
     (tmp_path / "t").mkdir()
     for n in range(5):
         (tmp_path / "t" / str(n)).write_text("")
@@ -165,7 +175,7 @@ def test_remove_tree_of_nothing_and_stopping_midway(tmp_path: Path) -> None:
             raise StopError
 
     with pytest.raises(StopError):
-        files.remove_tree(tmp_path, "t", tick=tick)
+        PinnedTree([tmp_path]).remove_tree(tmp_path / "t", tick=tick)
     assert len(os.listdir(tmp_path / "t")) == 3
 
 
@@ -173,5 +183,5 @@ def test_remove_tree_counts_hardlinked_files_as_no_bytes(tmp_path: Path) -> None
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "f").write_bytes(b"x" * 8192)
     (tmp_path / "kept").hardlink_to(tmp_path / "t" / "f")
-    assert files.remove_tree(tmp_path, "t").bytes == 0
+    assert PinnedTree([tmp_path]).remove_tree(tmp_path / "t").bytes == 0
     assert (tmp_path / "kept").stat().st_size == 8192

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import HostError
+from podwatch.system import pinned
 from podwatch.system.pinned import HIDDEN, Identity, PinnedTree, RootReplaced, open_pinned
 
 T, E = 54_321, 54_322
@@ -71,6 +72,32 @@ def test_what_was_judged_is_what_is_moved(tree: PinnedTree, out: Path) -> None:
     assert not tree.rename(out / "step_5", out / "moved", expected=judged)
     assert (out / "step_5").is_dir()
     assert not (out / "moved").exists()
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_what_was_exchanged_at_the_last_moment_is_put_back(
+    tree: PinnedTree, out: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    """Between the comparison and the rename another directory gets the name; then its place is taken as well."""
+    judged = tree.identity(out / "step_5")
+    (out / "precious").mkdir()
+    (out / "precious" / "file").touch()
+    real, turns = pinned.rename_at, []
+
+    def exchanging(source_dir: int, source: str, target_dir: int, target: str) -> None:
+        turns.append(source)
+        if len(turns) == 1:
+            (out / "step_5").rename(out / "elsewhere")
+            (out / "precious").rename(out / "step_5")
+        elif len(turns) == 2 and taken:
+            (out / "step_5").mkdir()
+        real(source_dir, source, target_dir, target)
+
+    monkeypatch.setattr(pinned, "rename_at", exchanging)
+    assert not tree.rename(out / "step_5", out / "trash", expected=judged)
+    assert not (out / "trash").exists()
+    assert (out / "elsewhere" / "model.bin").exists()
+    assert [p.parent.name.startswith("step_5") for p in out.glob("*/file")] == [True]
 
 
 @given(depth=st.integers(0, 3), absolute=st.booleans())
@@ -264,7 +291,7 @@ def test_a_directory_exchanged_while_it_is_made_is_not_given_away(tree: PinnedTr
     """The user exchanges each new directory for one of root's at once; whatever wins, root's stays root's."""
     prize = out / "prize"
     prize.mkdir()
-    (prize / "kept").touch()
+    (prize / "root's").touch()  # so that the rmdir below cannot take it by mistake
     own(prize, 0)
     ended = threading.Event()
     flip = ctypes.CDLL(None, use_errno=True).renameat2
@@ -279,10 +306,11 @@ def test_a_directory_exchanged_while_it_is_made_is_not_given_away(tree: PinnedTr
         for _ in range(300):
             tree.make(out / "made")
             for name in ("made", "prize"):
-                with_secret = out / name
-                with contextlib.suppress(OSError):  # exchanged in between: root's is not empty
-                    if with_secret.stat().st_uid == T:
-                        with_secret.rmdir()
+                with contextlib.suppress(OSError):
+                    if (out / name).stat().st_uid == T:
+                        (out / name).rmdir()
+    except OSError:
+        pass
     finally:
         ended.set()
         thread.join()

@@ -7,12 +7,14 @@ one or the other).
 import contextlib
 import ctypes
 import os
-import tempfile
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.checkpoints.filesystems import is_slow, kind_of
 from podwatch.checkpoints.quiet import Held, held_open
+from podwatch.domain.errors import HostError
+from podwatch.system.pinned import PinnedTree
 
 _HOLE = 1 << 20
 """Bytes; larger than any filesystem's block."""
@@ -42,22 +44,26 @@ class Capabilities:
         }
 
 
-def probe(directory: Path) -> Capabilities:
-    """Try in ``directory`` (ours, on the checkpoints' filesystem). Blocks; never raises OSError; leaves nothing."""
+def probe(directory: Path, tree: PinnedTree | None = None) -> Capabilities:
+    """Try in ``directory`` (ours, on the checkpoints' filesystem). Blocks; never raises OSError; leaves nothing.
+    ``tree`` reaches it where another user could exchange it meanwhile."""
     kind = kind_of(directory)
     slow, inotify = is_slow(kind), _inotify()
     try:
-        fd, name = tempfile.mkstemp(prefix=".probe-", dir=directory)
-    except OSError:
+        with contextlib.nullcontext(None) if tree is None else tree.directory(directory) as at:
+            name = f".probe-{os.getpid()}-{secrets.token_hex(4)}"
+            there: str | Path = directory / name if at is None else name
+            fd = os.open(there, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=at)
+            try:
+                holes = _holes(fd)
+                leases = _leases(fd, directory / name) if not slow else None
+            finally:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+                with contextlib.suppress(OSError):
+                    os.unlink(there, dir_fd=at)
+    except (OSError, HostError):
         return Capabilities(kind, slow, inotify=inotify)
-    try:
-        holes = _holes(fd)
-        leases = _leases(fd, Path(name)) if not slow else None
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
     return Capabilities(kind, slow, holes, leases, inotify)
 
 

@@ -24,6 +24,7 @@ def examine(
     now, sets = leftovers.running(settings), sets_of(settings)
     checks: dict[str, Callable[[], Iterator[Line]]] = {
         "output_dir": lambda: places.output_dir(settings),
+        "directories": lambda: places.own_directory(settings),
         "state_dir": lambda: places.state_dir(settings),
         "layout": lambda: start.layout(settings, sets),
         "command": lambda: start.command(settings),

@@ -106,11 +106,11 @@ def _refuse_beside_a_daemon(where: Where) -> None:
 def _restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, in_place: bool) -> "Restorer":
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.cli.offline import credentials, open_configured_store
+    from podwatch.daemon.paths import workspace_of
     from podwatch.stores.base import ObjectStore
     from podwatch.sync.fetch_process import FetchProcess
     from podwatch.sync.job import keys_for
     from podwatch.sync.restore import FetchPace, Restorer
-    from podwatch.system.workspace import Workspace
 
     def open_one() -> ObjectStore:
         return open_configured_store(settings)
@@ -119,13 +119,12 @@ def _restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, i
         open_one,
         keys_for(settings.sync.store, settings.run_id),
         make_layout(settings),
-        _workspace(settings) if in_place else Workspace(settings.trainer.output_dir),
+        _workspace(settings) if in_place else workspace_of(settings),
         journal,
         store_url=settings.sync.store,
         writer_id="by-hand",
         fetcher=FetchProcess(lambda: credentials(settings)),
         pace=FetchPace(settings.sync.connections, settings.sync.connections_max, float(settings.sync.max_rate or 0)),
-        roots=tuple(p for p in (settings.trainer.checkpoint_dir,) if p is not None),
         user=settings.trainer.user,
         patience=PATIENCE_SECONDS,
         waiting=showing.waiting,
@@ -133,34 +132,32 @@ def _restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, i
 
 
 def _workspace(settings: "Settings") -> "Workspace":
-    """Outside output_dir where a rename from there works, else inside; tried, not guessed (DESIGN section 6)."""
-    from podwatch.system.files import can_rename
-    from podwatch.system.workspace import Workspace
+    """Outside output_dir where a rename from there works, else inside; tried, not guessed."""
+    from podwatch.daemon.paths import workspace_of
 
-    output_dir = settings.trainer.output_dir
-    workspace = Workspace(output_dir)
+    workspace = workspace_of(settings)
+    workspace.check()
     try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        workspace.outside.mkdir(parents=True, exist_ok=True)
-        return Workspace(output_dir, use_inside=not can_rename(workspace.outside, output_dir))
+        workspace.tree.make(workspace.output_dir)
+        return workspace.probe()
     except OSError as error:
         raise HostError(
-            f"output_dir cannot be written: {error.strerror}",
-            where=str(output_dir),
+            f"cannot write to output_dir: {error.strerror}",
+            where=str(workspace.output_dir),
             fix="correct its rights, or use --to",
         ) from error
 
 
 def _refuse_another_run(settings: "Settings") -> None:
+    from podwatch.daemon.paths import workspace_of
     from podwatch.journal import load_run_record
-    from podwatch.system.workspace import Workspace
 
-    path = Workspace(settings.trainer.output_dir).record
-    record = load_run_record(path)
+    workspace = workspace_of(settings)
+    record = load_run_record(workspace)
     if record is not None and record.run_id != settings.run_id:
         raise ConfigurationError(
             f"output_dir belongs to run {record.run_id!r}, not to {settings.run_id!r}",
-            where=str(path),
+            where=str(workspace.record),
             fix="correct run_id or output_dir, or use --to DIR",
         )
 
@@ -170,13 +167,13 @@ def _record_run(settings: "Settings", lineage: str, *, alone: bool) -> bool:
 
     Not when other checkpoints lay there without a record: those are nobody's, and adopting them is for a person.
     """
+    from podwatch.daemon.paths import workspace_of
     from podwatch.domain.run import Lineage, RunRecord
     from podwatch.journal import load_run_record, save_run_record
-    from podwatch.system.workspace import Workspace
 
-    path = Workspace(settings.trainer.output_dir).record
-    if load_run_record(path) is not None:
+    workspace = workspace_of(settings)
+    if load_run_record(workspace) is not None:
         return True
     if alone:
-        save_run_record(path, RunRecord(settings.run_id, Lineage(lineage), first_seen_wall=time.time()))
+        save_run_record(workspace, RunRecord(settings.run_id, Lineage(lineage), first_seen_wall=time.time()))
     return alone

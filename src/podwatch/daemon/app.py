@@ -48,6 +48,8 @@ from podwatch.telling import logging as log
 FIRST_LOOK_SECONDS = 10.0
 """READY waits this long for the GPUs' first answer; a blind one does not hold the guard up."""
 STATUS_FILE_SECONDS = 15.0
+EXPOSED = "paths.exposed"
+"""Journal key: the last warning that another user can move podwatch's directory away."""
 GIVE_BACK_SECONDS = 30.0
 """How often freed memory goes back to the system; it takes less than a millisecond when there is none."""
 TASKS_END_SECONDS = 5.0
@@ -219,7 +221,7 @@ class Daemon(Turning):
             version=__version__,
             pid=os.getpid(),
         )
-        for warning in self.loaded.warnings:
+        for warning in (*self.loaded.warnings, *await self._exposed()):
             self._say(EventName.CONFIG_WARNING, warning, Severity.WARNING)
         self._spawn(self.rounds.sensing.run(), "sensing")
         self._spawn(self.rounds.guarding.run(), "guarding")
@@ -233,6 +235,14 @@ class Daemon(Turning):
         self._jobs.every(STATUS_FILE_SECONDS, "status file", self._outlets.refresh)
         self._jobs.every(GIVE_BACK_SECONDS, "memory", _give_back)
         self._jobs.start()
+
+    async def _exposed(self) -> tuple[str, ...]:
+        """That another user can move podwatch's directory away: worth one warning, not one at each start."""
+        text = await self._disk.call(self.parts.workspace.exposed)
+        if text == await self.parts.journal.run(Journal.learned, EXPOSED, ""):
+            return ()
+        await self.parts.journal.run(Journal.learn, EXPOSED, text)
+        return (text,) if text else ()
 
     # -- run
 

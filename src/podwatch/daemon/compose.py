@@ -20,8 +20,9 @@ from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.fetching import StoreDoor
 from podwatch.daemon.forecast import SAVES, Forecast
 from podwatch.daemon.known_secrets import credentials_for, learn_secrets
-from podwatch.daemon.paths import RunPaths
+from podwatch.daemon.paths import RunPaths, workspace_of
 from podwatch.daemon.policies import policies_from
+from podwatch.daemon.rootwatch import RootWatch
 from podwatch.daemon.sensing import Senses
 from podwatch.daemon.two_writers import TwoWriters
 from podwatch.daemon.wandb_ids import WandbIds
@@ -89,6 +90,7 @@ class Parts:
     journal: AsyncJournal
     emit: Emitter
     workspace: Workspace
+    roots: RootWatch
     layout: Layout
     catalogue: Catalogue
     capabilities: Capabilities
@@ -143,10 +145,9 @@ def build(
     trainer = settings.trainer
     layout = make_layout(settings)
     policies = policies_from(settings, max_steps=_target(layout, trainer.command))
-    workspace = Workspace(trainer.output_dir).probe()
+    workspace = workspace_of(settings).probe()
     checkpoints = settings.checkpoints
-    beside = tuple(p for p in (trainer.checkpoint_dir,) if p is not None)
-    aside = Aside(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS, roots=beside)
+    aside = Aside(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS)
     two_writers = TwoWriters(
         trainer.output_dir,
         user=trainer.user,
@@ -246,7 +247,7 @@ def build(
         training=training,
         disks=disks,
     )
-    record = RecordHolder(workspace.record)
+    record = RecordHolder(workspace)
     token = _remembered(journal.sync, "heartbeat.token")
     register(token)
     writer_id = _remembered(journal.sync, "writer_id")
@@ -279,6 +280,7 @@ def build(
             clock=clock,
             credentials=lambda: credentials_for(current()),
             emit=emit,
+            workspace=workspace,
             me=_pod(writer_id, trainer.output_dir),
             take_over=_first_time(journal.sync, take_over),
             training=lambda: recovery.handle is not None,
@@ -323,7 +325,6 @@ def build(
         standing=lambda: _ALONE if syncer is None else syncer.standing,
         beside=lambda: two_writers.beside,
     )
-    roots = tuple(dict.fromkeys(p for p in (trainer.output_dir, trainer.checkpoint_dir) if p is not None))
     return Parts(
         settings=settings,
         policies=policies,
@@ -332,9 +333,10 @@ def build(
         journal=journal,
         emit=emit,
         workspace=workspace,
+        roots=RootWatch(workspace, clock),
         layout=layout,
         catalogue=catalogue,
-        capabilities=probe(workspace.outside),
+        capabilities=probe(workspace.outside, workspace.tree),
         watcher=Watcher(catalogue.watch_dirs, wake, warn=warn),
         senses=senses,
         gpus=gpus,
@@ -352,7 +354,7 @@ def build(
         wandb_ids=wandb_ids,
         two_writers=two_writers,
         store_refused=refused,
-        remover=Remover(workspace, roots, journal.sync, clock, emit),
+        remover=Remover(workspace, journal.sync, clock, emit),
         aside=aside,
         files=Worker("checkpoints"),
         removals=Worker("removals"),
@@ -391,7 +393,6 @@ def make_restorer(
         writer_id=writer_id,
         fetcher=FetchProcess(lambda: credentials_for(settings)),
         pace=FetchPace(settings.sync.connections, settings.sync.connections_max, float(settings.sync.max_rate or 0)),
-        roots=tuple(p for p in (settings.trainer.checkpoint_dir,) if p is not None),
         user=settings.trainer.user,
     )
 

@@ -23,8 +23,8 @@ class Guarding:
     """Rescans every ``rescan`` seconds, sooner when an event wakes it; a rescan is the truth, events are hints.
 
     ``blind`` holds the reason while the filesystem does not answer: then nothing may be pruned or chosen.
-    ``refresh_watches``, ``named`` and ``before`` are called in the worker: they may block. ``before`` comes first: who
-    else may have written what the rescan then finds.
+    ``look_first``, ``refresh_watches`` and ``named`` are called in the worker: they may block. ``look_first`` comes
+    before the rescan: are the directories those of the start, and who else may have written what is found?
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class Guarding:
         make_room: Callable[[], None],
         refresh_watches: Callable[[], None],
         named: Callable[[], Mapping[int, str]] = dict,
-        before: Callable[[], None] = lambda: None,
+        look_first: Callable[[], None] = lambda: None,
     ) -> None:
         self._catalogue, self._worker, self._clock, self._rescan = catalogue, worker, clock, rescan
         self._emit, self._uploads = emit, uploads
         self._make_room, self._refresh_watches = make_room, refresh_watches
-        self._named, self._before = named, before
+        self._named, self._look_first = named, look_first
         self.named: Mapping[int, str] = {}
         """Steps that files of the trainer name (a tracker, the best model), and what names them: never removed."""
         self._wake = asyncio.Event()
@@ -68,7 +68,7 @@ class Guarding:
 
     def _read(self) -> tuple[tuple[CheckpointSet, ...], Mapping[int, str]]:
         """Blocks, as everything that touches the trainer's disk may."""
-        self._before()
+        self._look_first()
         sets = self._catalogue.rescan()
         self._refresh_watches()
         return sets, self._named()

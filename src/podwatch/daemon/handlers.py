@@ -163,8 +163,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         handle = parts.recovery.handle
         if handle is not None and await handle.exit_status() is None:
             raise Busy("training is running", where="quarantine", fix="`podwatch stop-training` first")
-        roots = tuple(p for p in (parts.settings.trainer.output_dir, parts.settings.trainer.checkpoint_dir) if p)
-        back = await parts.removals.call(quarantine.give_back, parts.workspace, _whole(params, "id", None), roots)
+        back = await parts.removals.call(quarantine.give_back, parts.workspace, _whole(params, "id", None))
         rounds.guarding.wake()
         return {"message": f"{len(back)} entries are back", "paths": [str(p) for p in back]}
 

@@ -1,12 +1,15 @@
-"""Where one run's state and runtime files lie."""
+"""Where one run's state and runtime files are, and its directories beside the trainer's."""
 
 import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from podwatch.config.settings import Settings
 from podwatch.domain.errors import HostError
 from podwatch.system.private import own_directory
+from podwatch.system.workspace import Workspace
 
 RECORDING = "recording"
 """Directory of the recording below a run's state."""
@@ -38,6 +41,17 @@ class RunPaths:
     @property
     def control_socket(self) -> Path:
         return self.runtime / "control" / "control.sock"
+
+
+def workspace_of(settings: Settings) -> Workspace:
+    """The run's directories, pinned at their first use: one for each process. Not probed yet."""
+    trainer = settings.trainer
+    try:
+        owner = pwd.getpwnam(trainer.user).pw_uid if trainer.user else None
+    except KeyError:
+        owner = None  # the start says so
+    beside = tuple(p for p in (trainer.checkpoint_dir,) if p is not None)
+    return Workspace(trainer.output_dir, beside=beside, owner=owner)
 
 
 def run_paths(state_dir: Path, run_id: str, environ: Mapping[str, str]) -> RunPaths:

@@ -53,6 +53,8 @@ def make_rounds(
         return found
 
     def hold() -> str:
+        if blocked := parts.roots.blocked_reason():
+            return blocked
         state = parts.recovery.state
         if state.hold_deletions:
             return "the last resume could not be confirmed: nothing is deleted before the next save"
@@ -103,6 +105,11 @@ def make_rounds(
         others=lambda: parts.disks.latest().value or (),
         stages_in_temp=parts.layout.name in STAGES_IN_TEMP,
     )
+
+    def look_first() -> None:
+        parts.roots.look()
+        parts.two_writers.look()
+
     guarding = Guarding(
         catalogue=parts.catalogue,
         worker=parts.files,
@@ -112,8 +119,8 @@ def make_rounds(
         uploads=parts.syncer,
         make_room=pruner.look,
         refresh_watches=parts.watcher.refresh,
-        before=parts.two_writers.look,
         named=lambda: {**linked_steps(parts.layout), **parts.layout.pinned()},
+        look_first=look_first,
     )
     read_so_far: dict[str, object] = {}
 

@@ -70,7 +70,9 @@ class Turning(Core):
         self.backing.turn(snapshot)
         if parts.recovery.asks_whose:
             self.rounds.guarding.wake()
-        ours = (*room, *self.pausing.findings(), *self._own(snapshot))
+        if parts.roots.repaired():
+            parts.recovery.read_again()
+        ours = (*room, *self.pausing.findings(), *parts.roots.findings(), *self._own(snapshot))
         telling = self._notifying.findings() if self._notifying is not None else ()
         everything = (*findings, *parts.recovery.findings(), *ours, *telling)
         self.bulletin.update(everything, snapshot.wall)

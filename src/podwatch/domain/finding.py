@@ -65,6 +65,8 @@ class FindingKind(StrEnum):
     SUPERSEDED = "superseded"
     """Another pod holds the run, or people want it so: nothing trains here and nothing is published."""
     NOTIFY_FAILING = "notify-failing"
+    DIRECTORY_REPLACED = "directory-replaced"
+    """A directory of the run, or podwatch's own beside it, is not the one that podwatch may work in."""
 
 
 class Verdict(StrEnum):

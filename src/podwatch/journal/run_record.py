@@ -6,14 +6,14 @@ full disk too.
 """
 
 import contextlib
+import errno
 import json
-import os
-from pathlib import Path
 from typing import Any, Final
 
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.run import RECORD_SCHEMA_VERSION, Lineage, RunRecord, StartRecord
 from podwatch.domain.snapshot import Desired
+from podwatch.system.workspace import Workspace
 
 SPARE_BYTES: Final = 16_384
 """A record is 1-4 KiB; the rest is for long commands."""
@@ -22,20 +22,24 @@ MODE: Final = 0o600
 """The command in it is scrubbed; what a secret looks like in a trainer of your own is not always known."""
 
 
-def load_run_record(path: Path) -> RunRecord | None:
-    """The record, or None if there is none. An unreadable one is moved to ``<name>.corrupt-<n>``: then also None.
+def load_run_record(workspace: Workspace) -> RunRecord | None:
+    """The record, or None if there is none. An unreadable one is moved to ``<name>.corrupt-<n>``: then also None. Never
+    blocks on what is no regular file.
 
-    Raises HostError if a newer podwatch wrote it, PermissionDenied if it may not be read.
+    Raises HostError if a newer podwatch wrote it, PermissionDenied if it may not be read, RootReplaced if it or its
+    directory belongs to another user or was replaced: such a record is never trusted.
     """
+    path = workspace.record
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = workspace.tree.read_ours(path, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as error:
-        raise PermissionDenied("the run record may not be read", where=str(path), fix=_OWN) from error
+        raise PermissionDenied("cannot read the run record", where=str(path), fix=_OWN) from error
     except OSError as error:
-        raise HostError(f"the run record cannot be read: {error.strerror}", where=str(path)) from error
+        if error.errno not in _NO_RECORD:
+            raise HostError(f"the run record cannot be read: {error.strerror}", where=str(path)) from error
+        data = b""
     try:
         document = json.loads(data)
         if not isinstance(document, dict):
@@ -49,68 +53,47 @@ def load_run_record(path: Path) -> RunRecord | None:
             )
         return _record(document)
     except (ValueError, TypeError, KeyError, AttributeError):
-        _move_aside(path)
+        _move_aside(workspace)
         return None
 
 
-def save_run_record(path: Path, record: RunRecord) -> None:
+def save_run_record(workspace: Workspace, record: RunRecord) -> None:
     """Durable when it returns (file and directory are synced). Raises HostError or PermissionDenied."""
     data = (json.dumps(_document(record), indent=1, sort_keys=True) + "\n").encode()
+    tree, path = workspace.tree, workspace.record
     spare = path.with_name(path.name + ".spare")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
-        try:
-            os.fchmod(descriptor, MODE)  # a spare of an older podwatch was open to all
-            _write_all(descriptor, data)
-            os.ftruncate(descriptor, len(data))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        spare.replace(path)
-        _sync_directory(path.parent)
+        tree.make(path.parent, 0o755)
+        tree.overwrite(spare, data, MODE)
+        tree.replace(spare, path)
+        tree.sync(path.parent)
     except PermissionError as error:
-        raise PermissionDenied("the run record may not be written", where=str(path), fix=_OWN) from error
+        raise PermissionDenied("cannot write the run record", where=str(path), fix=_OWN) from error
     except OSError as error:
         raise HostError(
             f"the run record cannot be written: {error.strerror}", where=str(path), fix="free some space on its disk"
         ) from error
-    _make_spare(spare)
+    with contextlib.suppress(OSError):  # without a spare the next save needs free space, that is all
+        tree.reserve(spare, SPARE_BYTES, MODE)
 
 
 _OWN: Final = "make its directory belong to the user podwatch runs as"
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(descriptor, data[done:], done)
+_NO_RECORD: Final = (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.ENXIO)
+"""A FIFO, a device, a link, or much larger than any record: damaged."""
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _make_spare(spare: Path) -> None:
-    """Best effort: without a spare the next save needs free space, that is all."""
+def _move_aside(workspace: Workspace) -> None:
+    path, number = workspace.record, 1
     with contextlib.suppress(OSError):
-        descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
-        try:
-            os.posix_fallocate(descriptor, 0, SPARE_BYTES)
-        finally:
-            os.close(descriptor)
-
-
-def _move_aside(path: Path) -> None:
-    number = 1
-    while path.with_name(f"{path.name}.corrupt-{number}").exists():
-        number += 1
-    with contextlib.suppress(OSError):
-        path.rename(path.with_name(f"{path.name}.corrupt-{number}"))
+        while True:
+            try:
+                workspace.tree.rename(path, path.with_name(f"{path.name}.corrupt-{number}"))
+            except FileExistsError:
+                number += 1
+            else:
+                return
 
 
 def _document(record: RunRecord) -> dict[str, Any]:

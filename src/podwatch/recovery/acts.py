@@ -37,6 +37,7 @@ class Acts(Yielding):
     async def carry_on(self) -> None:
         """Settle what is half done, then do what is wanted."""
         launcher = self.tools.launcher
+        await self.recall()
         look = await launcher.look()
         stop = await self.reconcile(look)
         if stop is not None and self.held() == "paused":

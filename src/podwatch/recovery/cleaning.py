@@ -79,9 +79,7 @@ async def _clean(recovery: Recovery) -> Cleaned:
     for _ in range(2):  # what it takes to call a set complete, which protects it in quarantine
         await tools.blocking(tools.catalogue.rescan)
     paths = await tools.blocking(tools.layout.ahead_of, None)
-    number = (
-        await tools.blocking(quarantine.free_number, tools.workspace, recovery.procedure.roots()) if paths else None
-    )
+    number = await tools.blocking(quarantine.free_number, tools.workspace) if paths else None
     # First the files: a podwatch killed in between finishes that, and at worst fetches what the store still names.
     await recovery.procedure.set_aside(None, paths, WHY)
     record = tools.record.current

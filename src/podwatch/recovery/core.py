@@ -244,6 +244,10 @@ class Core:
             await self.tools.clock.sleep(STORE_RETRY if isinstance(problem, StoreUnknown) else PROBLEM_RETRY)
             act = self.carry_on
 
+    async def recall(self) -> None:
+        """Read the run record where ``begin`` could not. Raises RootReplaced while podwatch's directory is not ours."""
+        raise InternalError("no record here", fix="use Recovery")
+
     async def carry_on(self) -> None:
         """What the journal and the pod say is to be done now; ``Acts`` knows."""
         raise InternalError("no acts here", fix="use Recovery")
@@ -355,9 +359,7 @@ class Core:
                     # What lies there now may be what the living trainer has written since.
                     state, text = IntentState.DONE, "left as it was: a trainer is running"
                 else:
-                    moved = await self.tools.blocking(
-                        quarantine.carry_out, self.tools.workspace, intent, self.procedure.roots()
-                    )
+                    moved = await self.tools.blocking(quarantine.carry_out, self.tools.workspace, intent)
                     state, text = IntentState.DONE, f"finished after an interruption: {moved} more moved"
                     await self.tools.blocking(self.tools.catalogue.rescan)
             elif intent.kind is IntentKind.RESTORE:

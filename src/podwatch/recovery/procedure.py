@@ -211,10 +211,6 @@ class Procedure(Choosing):
 
     # -- set aside ----------------------------------------------------------------------------------------------------
 
-    def roots(self) -> tuple[Path, ...]:
-        directory = self.tools.settings.trainer.checkpoint_dir
-        return (directory,) if directory is not None else ()
-
     async def set_aside(self, step: int | None, paths: tuple[Path, ...], why: str) -> None:
         if not paths:
             return
@@ -227,10 +223,10 @@ class Procedure(Choosing):
             steps=known,
             lineage=record.lineage.id if record is not None else "",
             wall=tools.clock.wall(),
-            number=await tools.blocking(quarantine.free_number, tools.workspace, self.roots()),
+            number=await tools.blocking(quarantine.free_number, tools.workspace),
         )
         intent = await tools.journal.run(Journal.open_intent, IntentKind.QUARANTINE, data)
-        moved = await tools.blocking(quarantine.carry_out, tools.workspace, intent, self.roots())
+        moved = await tools.blocking(quarantine.carry_out, tools.workspace, intent)
         await tools.journal.run(Journal.settle, intent.id, IntentState.DONE, f"{moved} moved")
         number = self.quarantine_number = quarantine.number_of(intent)
         tools.say(
@@ -249,6 +245,8 @@ class Procedure(Choosing):
         cannot be executed, HostError when something could not be recorded or set aside."""
         tools = self.tools
         step = choice.step
+        # Nothing is started in a directory that another user put in the place of output_dir.
+        await tools.blocking(tools.workspace.check)
         prepared = await tools.blocking(self.prepare, step)
         before = newest_step(tools.catalogue.sets)
         ahead = await tools.blocking(tools.layout.ahead_of, step)
@@ -343,8 +341,7 @@ class Procedure(Choosing):
     async def _repair(self, trackers: Sequence[Tracker], why: str) -> None:
         """The trainer's own "latest" files say the same as the step that is passed; doing it again does no harm."""
         tools = self.tools
-        roots = (tools.settings.trainer.output_dir, *self.roots())
-        written = await tools.blocking(tracker_files.repair, trackers, roots)
+        written = await tools.blocking(tracker_files.repair, trackers, tools.workspace.tree)
         if written:
             names = ", ".join(path.name for path in written)
             tools.say(EventName.TRAINER_STARTING, f"{names} set right for {why}", trackers=len(written))

@@ -12,22 +12,26 @@ with a preallocated index lies ready.
 """
 
 import contextlib
+import errno
 import json
-import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podwatch.domain.errors import HostError
+from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.intent import Intent
 from podwatch.system.aside import corners, corners_of, drop_empty, move_aside
-from podwatch.system.files import fsync_dir, rename_noreplace
+from podwatch.system.pinned import PinnedTree, RootReplaced
 from podwatch.system.workspace import Workspace
 
 SPARE = ".spare"
 SPARE_INDEX_BYTES = 65_536
 INDEX = "index.json"
+INDEX_BYTES = 16 << 20
+_NAME = re.compile(r"[0-9]+-[^/\0]+")
+"""``<n>-<name>``: one plain segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +64,38 @@ def plan(
 
 
 def moves_of(intent: Intent) -> tuple[Move, ...]:
-    raw = intent.data.get("moves")
-    pairs = raw if isinstance(raw, list) else []
-    return tuple(Move(Path(str(m["from"])), str(m["to"])) for m in pairs)
+    """Raises ValueError where the intent names anything but plain segments."""
+    return _moves(intent.data.get("moves"))
 
 
-def free_number(workspace: Workspace, roots: Sequence[Path] = ()) -> int:
+def _moves(raw: object) -> tuple[Move, ...]:
+    found = []
+    for pair in raw if isinstance(raw, list) else []:
+        if not isinstance(pair, dict):
+            raise ValueError("a move is no object")
+        source, name = pair.get("from"), pair.get("to")
+        if not isinstance(source, str) or not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(f"not one plain name: {str(name)[:100]!r}")
+        found.append(Move(Path(source), name))
+    return tuple(found)
+
+
+def free_number(workspace: Workspace) -> int:
     """Above every directory that is there. Not the intent's id alone: the journal may have been lost and counts from 1
     again, and what lies in an older directory must neither be mixed with this nor lose its index. Blocks."""
     highest = 0
     try:
-        for home in corners_of(workspace, roots, "quarantine"):
-            highest = max(highest, *(int(p.name) for p in home.iterdir() if p.name.isdecimal()), 0)
+        for home in corners_of(workspace, "quarantine"):
+            highest = max(highest, *_numbers(workspace.tree, home), 0)
     except OSError as error:
         raise HostError(
-            f"cannot look at what was set aside before: {error.strerror}", where=str(error.filename)
+            f"cannot look at what was moved to quarantine before: {error.strerror}", where=str(error.filename)
         ) from error
     return highest + 1
+
+
+def _numbers(tree: PinnedTree, home: Path) -> list[int]:
+    return [int(name) for name in tree.names(home) if name.isascii() and name.isdecimal()]
 
 
 def number_of(intent: Intent) -> int:
@@ -89,96 +108,147 @@ def directory_of(workspace: Workspace, intent: Intent) -> Path:
     return workspace.quarantine / str(number_of(intent))
 
 
-def carry_out(workspace: Workspace, intent: Intent, roots: Sequence[Path] = ()) -> int:
-    """Do all moves that are not done yet; how many sources were moved now. Blocks. Raises HostError.
-
-    ``roots`` are configured directories beside output_dir that a source may lie in (``trainer.checkpoint_dir``).
-    """
-    target = directory_of(workspace, intent)
+def carry_out(workspace: Workspace, intent: Intent) -> int:
+    """Do all moves that are not done yet; how many sources were moved now. Blocks. Raises HostError."""
+    tree, target = workspace.tree, directory_of(workspace, intent)
+    try:
+        moves = moves_of(intent)
+    except ValueError as error:
+        raise HostError(f"the journal holds a damaged move: {error}", fix="nothing is moved: report this") from error
+    for move in moves:
+        if not workspace.holds(move.source):
+            raise HostError("refusing to move what is outside the output directory", where=str(move.source))
+    workspace.check()
     try:
         _make(workspace, target)
-        _write_index(target, intent)
+        _write_index(tree, target, intent)
         moved, parents = 0, {target}
-        for move in moves_of(intent):
-            if not _allowed(move.source, workspace, roots):
-                raise HostError("refusing to move what is outside the output directory", where=str(move.source))
+        for move in moves:
             try:
-                homes = corners(move.source, workspace, roots, "quarantine")
-                there = move_aside(move.source, homes, target.name, move.name)
+                homes = corners(move.source, workspace, "quarantine")
+                there = move_aside(tree, move.source, homes, target.name, move.name)
             except FileNotFoundError:
                 continue
             moved += 1
             parents |= {move.source.parent, there.parent}
-        for home in corners_of(workspace, roots, "quarantine"):
-            if home != workspace.quarantine and (home / target.name).is_dir():
-                _write_index(home / target.name, intent)
+        for home in corners_of(workspace, "quarantine"):
+            if home != workspace.quarantine and tree.is_directory(home / target.name):
+                _write_index(tree, home / target.name, intent)
         for parent in parents:
             with contextlib.suppress(FileNotFoundError):
-                fsync_dir(parent)
+                tree.sync(parent)
     except FileExistsError as error:
         raise HostError(
-            "something was written again where it had been set aside already",
+            "the same path was written again after it was moved to quarantine",
             where=str(error.filename),
             fix="look at both copies and remove one; podwatch overwrites neither",
         ) from error
     except OSError as error:
         raise HostError(
-            f"cannot set aside what is ahead of the checkpoint: {error.strerror}",
+            f"cannot move to quarantine what is ahead of the checkpoint: {_reason(error)}",
             where=str(error.filename or target),
-            fix="make the output directory and podwatch's directory beside it writable",
+            fix=_fix(error),
         ) from error
     make_spare(workspace)
     return moved
 
 
-def listing(workspace: Workspace, roots: Sequence[Path] = ()) -> list[dict[str, Any]]:
-    """Every quarantine, oldest first, as its index tells; ``paths`` is one directory on each filesystem.
-    Blocks; what is unreadable is listed without moves."""
+def _reason(error: OSError) -> str:
+    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        return "a directory of this path is a symbolic link or a file, and podwatch follows no link"
+    return error.strerror or str(error)
+
+
+def _fix(error: OSError) -> str:
+    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        return "replace it by a directory, or set trainer.checkpoint_dir to the directory that the link leads to"
+    return "make the output directory and podwatch's directory beside it writable"
+
+
+def listing(workspace: Workspace) -> list[dict[str, Any]]:
+    """Every quarantine, oldest first, as its index says; ``paths`` is one directory on each filesystem. Blocks.
+
+    One whose index cannot be used is listed without moves, with the reason as ``problem``. Raises PermissionDenied
+    where a quarantine cannot be read.
+    """
+    tree = workspace.tree
     found: dict[int, list[Path]] = {}
-    for home in corners_of(workspace, roots, "quarantine"):
-        with contextlib.suppress(OSError):
-            for path in home.iterdir():
-                if path.name.isdecimal() and path.is_dir():
-                    found.setdefault(int(path.name), []).append(path)
+    for home in dict.fromkeys((workspace.quarantine, *corners_of(workspace, "quarantine"))):
+        try:
+            for number in _numbers(tree, home):
+                if tree.is_directory(home / str(number)):
+                    found.setdefault(number, []).append(home / str(number))
+        except PermissionError as error:
+            fix = "run this command as the user podwatch runs as"
+            raise PermissionDenied("cannot read the quarantine", where=str(home), fix=fix) from error
+        except OSError:
+            continue
     entries = []
     for number, paths in sorted(found.items()):
-        index: dict[str, Any] = {"moves": []}
-        for path in reversed(paths):  # the main one has the last word
-            with contextlib.suppress(OSError, ValueError):
-                index = json.loads((path / INDEX).read_bytes())
-        entries.append({**index, "id": number, "path": str(paths[0]), "paths": [str(p) for p in paths]})
+        index: dict[str, Any] = {}
+        problem = "it has no index"
+        for path in paths:  # the main one first
+            try:
+                index, problem = _read_index(tree, path), ""
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, HostError) as error:
+                problem = f"its index cannot be used: {error}"
+            break
+        entry = {"moves": [], **index, "id": number, "path": str(paths[0]), "paths": [str(p) for p in paths]}
+        entries.append(entry if not problem else {**entry, "problem": problem})
     return entries
 
 
-def give_back(workspace: Workspace, quarantine_id: int, roots: Sequence[Path] = ()) -> tuple[Path, ...]:
+def _read_index(tree: PinnedTree, directory: Path) -> dict[str, Any]:
+    """Raises OSError, ValueError (damaged), RootReplaced (of another user's)."""
+    index = json.loads(tree.read_ours(directory / INDEX, INDEX_BYTES).rstrip(b"\0"))
+    if not isinstance(index, dict):
+        raise ValueError("not an object")
+    _moves(index.get("moves"))
+    steps = index.get("steps", {})
+    if not isinstance(steps, dict) or not all(isinstance(state, str) for state in steps.values()):
+        raise ValueError("steps that are no object")
+    return index
+
+
+def give_back(workspace: Workspace, quarantine_id: int) -> tuple[Path, ...]:
     """Return everything of one quarantine to where it was; the paths that are back. Blocks.
 
-    Raises HostError, before anything moves, when there is no such quarantine or a place is taken.
+    Raises HostError, before anything moves, when there is no such quarantine, its index is damaged or forged, or a
+    place is taken.
     """
-    entry = next((e for e in listing(workspace, roots) if e["id"] == quarantine_id), None)
+    workspace.check()
+    tree = workspace.tree
+    entry = next((e for e in listing(workspace) if e["id"] == quarantine_id), None)
     if entry is None:
         raise HostError(f"there is no quarantine {quarantine_id}", where=str(workspace.quarantine))
+    if problem := entry.get("problem"):
+        fix = "nothing was moved: look at the directory and move by hand what you need"
+        raise HostError(f"quarantine {quarantine_id} cannot be returned: {problem}", where=str(entry["path"]), fix=fix)
     directories = [Path(path) for path in entry["paths"]]
-    pairs = [(d / str(m["to"]), Path(str(m["from"]))) for m in entry["moves"] for d in directories]
-    pairs = [(here, there) for here, there in pairs if os.path.lexists(here)]
-    for _, there in pairs:
-        if not _allowed(there, workspace, roots):
-            raise HostError("the index names a place outside the output directory", where=str(there))
-        if os.path.lexists(there):
-            raise HostError("something lies there already", where=str(there), fix="move it away first")
+    pairs = [(d / move.name, move.source) for move in _moves(entry["moves"]) for d in directories]
     try:
+        pairs = [(here, there) for here, there in pairs if tree.lstat(here) is not None]
+        for _, there in pairs:
+            if not workspace.holds(there):
+                raise HostError("the index names a place outside the output directory", where=str(there))
+            if tree.lstat(there) is not None:
+                raise HostError("this path exists already", where=str(there), fix="move it away first")
+        owner = workspace.trainers_uid()
         for here, there in pairs:
-            there.parent.mkdir(parents=True, exist_ok=True)
-            rename_noreplace(here, there)
-            fsync_dir(there.parent)
+            tree.make(there.parent, owner=owner)
+            tree.rename(here, there)
+            tree.sync(there.parent)
         for directory in directories:
-            (directory / INDEX).unlink(missing_ok=True)
-            directory.rmdir()
+            with contextlib.suppress(FileNotFoundError):
+                tree.unlink(directory / INDEX)
+            tree.rmdir(directory)
             if directory.parent != workspace.quarantine:
-                drop_empty(directory.parent)
+                drop_empty(tree, directory.parent)
     except OSError as error:
         raise HostError(
-            f"cannot return it: {error.strerror}", where=str(error.filename or workspace.quarantine)
+            f"cannot return it: {_reason(error)}", where=str(error.filename or workspace.quarantine)
         ) from error
     return tuple(there for _, there in pairs)
 
@@ -186,39 +256,23 @@ def give_back(workspace: Workspace, quarantine_id: int, roots: Sequence[Path] = 
 def make_spare(workspace: Workspace) -> None:
     """Have an empty directory with a preallocated index ready. Best effort; blocks."""
     spare = workspace.quarantine / SPARE
-    with contextlib.suppress(OSError):
-        spare.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(spare / INDEX, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        try:
-            os.posix_fallocate(descriptor, 0, SPARE_INDEX_BYTES)
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(OSError, RootReplaced):
+        workspace.tree.make(spare)
+        workspace.tree.reserve(spare / INDEX, SPARE_INDEX_BYTES)
 
 
 def _make(workspace: Workspace, target: Path) -> None:
-    if target.is_dir():
+    tree = workspace.tree
+    if tree.is_directory(target):
         return
-    try:
-        rename_noreplace(workspace.quarantine / SPARE, target)
-    except OSError:
-        target.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):
+        if tree.rename(workspace.quarantine / SPARE, target):
+            return
+    tree.make(target)
 
 
-def _write_index(target: Path, intent: Intent) -> None:
+def _write_index(tree: PinnedTree, target: Path, intent: Intent) -> None:
     """A missing index is not fatal: the journal has the same pairs."""
     data = json.dumps(dict(intent.data), indent=1).encode() + b"\n"
     with contextlib.suppress(OSError):
-        descriptor = os.open(target / INDEX, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        try:
-            done = 0
-            while done < len(data):
-                done += os.pwrite(descriptor, data[done:], done)
-            os.ftruncate(descriptor, len(data))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _allowed(path: Path, workspace: Workspace, roots: Sequence[Path]) -> bool:
-    """Below a configured root, by name: nothing else is ever moved (promise 9)."""
-    return ".." not in path.parts and any(root in path.parents for root in (workspace.output_dir, *roots))
+        tree.overwrite(target / INDEX, data)

@@ -1,6 +1,7 @@
 """Recovery: keeps one trainer running as its owner wants (DESIGN section 4)."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from podwatch.recovery.state import CatalogueDoor, Phase, RecordHolder, RestoreD
 from podwatch.recovery.wishes import Wishes
 from podwatch.sensors.base import Sensor
 from podwatch.system.clock import Clock
+from podwatch.system.pinned import RootReplaced
 from podwatch.system.workspace import Workspace
 from podwatch.trainer.base import Candidate, Launcher, TrainerHandle
 
@@ -111,7 +113,8 @@ class Recovery(Wishes):
             # Whoever starts podwatch again on this machine wants at least one more try, and not in an hour.
             self.memory.history = replace(self.memory.history, gave_up_at=None)
             self.memory.next_try_wall = None
-        await self._record(adopt_existing)
+        with contextlib.suppress(RootReplaced):  # ``carry_on`` reads it: until then nothing is started
+            await self._record(adopt_existing)
         await tools.blocking(quarantine.make_spare, tools.workspace)
         _, foreign = await self.procedure.ours()
         if any(s.complete for s in foreign):
@@ -164,6 +167,15 @@ class Recovery(Wishes):
     def owns(self, found: CheckpointSet) -> bool:
         """Does this checkpoint belong to the run? What does not is not uploaded either."""
         return self.procedure.owns(found)
+
+    async def recall(self) -> None:
+        if self.tools.record.current is None:
+            await self._record(self.memory.adopted)
+
+    def read_again(self) -> None:
+        """Podwatch's own directory is back: what it says of this run is needed, also where nothing is to be started."""
+        if self.tools.record.current is None and self.ready:
+            self.spawn(self.recall)
 
     async def _record(self, adopt_existing: bool) -> None:
         tools = self.tools

@@ -113,16 +113,20 @@ class RestoreDoor(Protocol):
 class RecordHolder:
     """The run record in memory and on disk. ``load`` and ``save`` block: call them in a worker thread."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
         self.current: RunRecord | None = None
 
+    @property
+    def path(self) -> Path:
+        return self._workspace.record
+
     def load(self) -> RunRecord | None:
-        self.current = load_run_record(self.path)
+        self.current = load_run_record(self._workspace)
         return self.current
 
     def save(self, record: RunRecord) -> None:
-        save_run_record(self.path, record)
+        save_run_record(self._workspace, record)
         self.current = record
 
 

@@ -128,6 +128,8 @@ class Stopping(Core):
 
     async def set_desired(self, desired: Desired, *, above: int | None = None, of: str = "") -> None:
         """Durable when it returns. ``above`` and ``of`` (a start) say what is still to be stopped: see RunRecord."""
+        if self.tools.record.current is None:
+            await self.recall()
         record = self.tools.record.current
         if record is None or (record.desired, record.stop_above, record.stop_of) == (desired, above, of):
             return

@@ -1,13 +1,13 @@
 """How much lies where no checkpoint is: trash, quarantine, and the trainer's by-products (DESIGN section 6)."""
 
-import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from podwatch.domain.errors import HostError
 from podwatch.judgement.retention import QuarantineEntry, SpareEntry
-from podwatch.retention.trash import quarantine_entries, tree_bytes
+from podwatch.retention.trash import quarantine_entries
 from podwatch.system.workspace import Workspace
 
 ENTRIES_PER_LOOK = 20_000
@@ -31,15 +31,11 @@ class Found:
 class Aside:
     """``look`` blocks and belongs into the removal worker; ``found`` is what it saw last.
 
-    ``spare_paths`` is the layout's: (step, directory) below a step, oldest first. ``roots`` are configured directories
-    beside output_dir, which may lie on other file systems and have a quarantine of their own.
+    ``spare_paths`` is the layout's: (step, directory) below a step, oldest first.
     """
 
-    def __init__(
-        self, workspace: Workspace, spare_paths: SparePaths, *, keep_seconds: float, roots: Sequence[Path] = ()
-    ) -> None:
+    def __init__(self, workspace: Workspace, spare_paths: SparePaths, *, keep_seconds: float) -> None:
         self._workspace, self._spare_paths, self._keep_seconds = workspace, spare_paths, keep_seconds
-        self._roots = tuple(roots)
         self._measured: dict[str, tuple[int, int]] = {}
         self.found = Found()
 
@@ -50,9 +46,9 @@ class Aside:
             now_wall=now_wall,
             keep_seconds=self._keep_seconds,
             needed=lambda step: step > verified,
-            roots=self._roots,
         )
-        self.found = Found(entries, self._spares(verified), tree_bytes(self._workspace.trash))
+        trash, _ = self._workspace.tree.measure(self._workspace.trash)
+        self.found = Found(entries, self._spares(verified), trash)
         return self.found
 
     def _spares(self, verified: int) -> tuple[SpareEntry, ...]:
@@ -61,23 +57,24 @@ class Aside:
         budget = ENTRIES_PER_LOOK
         measured: dict[str, tuple[int, int]] = {}
         spares: list[SpareEntry] = []
+        tree = self._workspace.tree
         try:
             paths = self._spare_paths(_EVERY_STEP)
         except OSError:
             return ()
         for step, path in paths:
             try:
-                status = path.lstat()
-            except OSError:
+                status = tree.lstat(path)
+            except (OSError, HostError):
                 continue
-            if not stat.S_ISDIR(status.st_mode):
+            if status is None or not stat.S_ISDIR(status.st_mode):
                 continue
             name = str(path)
             known = self._measured.get(name)
             if known is not None and known[0] == status.st_mtime_ns and step <= verified:
                 measured[name] = known
             elif budget > 0:
-                size, seen = _walk(name, status.st_blocks * 512)
+                size, seen = tree.measure(path, ENTRIES_PER_LOOK)
                 budget -= seen
                 measured[name] = (status.st_mtime_ns, size)
             else:
@@ -85,22 +82,3 @@ class Aside:
             spares.append(SpareEntry(name, step, measured[name][1], status.st_mtime))
         self._measured = measured
         return tuple(spares)
-
-
-def _walk(path: str, size: int) -> tuple[int, int]:
-    """(bytes on disk, entries seen) below ``path``; of a directory beyond ENTRIES_PER_LOOK it is what was counted, a
-    lower bound. Follows no symlink."""
-    seen, todo = 0, [path]
-    while todo:
-        try:
-            with os.scandir(todo.pop()) as entries:
-                for entry in entries:
-                    if seen >= ENTRIES_PER_LOOK:
-                        return size, seen
-                    seen += 1
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(entry.path)
-                    size += entry.stat(follow_symlinks=False).st_blocks * 512
-        except OSError:
-            continue  # gone, or not ours to see: what was counted stands
-    return size, seen

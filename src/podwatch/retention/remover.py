@@ -7,6 +7,7 @@ intent meant.
 
 import errno
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,17 +21,11 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.intent import Intent, IntentKind, IntentState
 from podwatch.journal.journal import Journal
 from podwatch.judgement.retention import Removal, RemovalKind, RemovalPlan
-from podwatch.retention.trash import (
-    Moved,
-    inode_of,
-    move_to_trash,
-    other_trashes,
-    trash_entries,
-    trashes_below,
-)
+from podwatch.retention.trash import Moved, move_to_trash, other_trashes, removable, trash_entries
 from podwatch.system.aside import corners_of
 from podwatch.system.clock import Clock
-from podwatch.system.files import Removed, can_rename, remove_tree
+from podwatch.system.files import Removed
+from podwatch.system.pinned import Identity, PinnedTree
 from podwatch.system.workspace import Workspace
 
 YIELD_EVERY_ENTRIES = 32
@@ -55,19 +50,12 @@ class RemovalReport:
 class Remover:
     """All methods block: call them on a thread of their own, never on the event loop, and one at a time.
 
-    ``output_roots`` are the only directories anything is removed from, besides podwatch's own quarantine and trash.
+    The workspace's roots are the only directories anything is removed from, besides podwatch's own quarantine and
+    trash. While one of them is replaced nothing is removed, the trash included.
     """
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        output_roots: tuple[Path, ...],
-        journal: Journal,
-        clock: Clock,
-        emit: Callable[[Event], None],
-    ) -> None:
+    def __init__(self, workspace: Workspace, journal: Journal, clock: Clock, emit: Callable[[Event], None]) -> None:
         self._workspace = workspace
-        self._roots = output_roots
         self._journal = journal
         self._clock = clock
         self._emit = emit
@@ -89,6 +77,9 @@ class Remover:
         """
         done: list[Removal] = []
         problems: list[str] = []
+        if self._refused(problems):
+            self._stuck(problems)
+            return RemovalReport((), 0, tuple(problems))
         self._finish_all(problems)
         freed = self._empty_trash(problems)
         for removal in plan.removals:
@@ -111,6 +102,15 @@ class Remover:
                 self._tell(removal)
         for kind, what in _TOLD_TOGETHER.items():
             self._tell_together(kind, what, [r for r in done if r.kind is kind])
+        self._stuck(problems)
+        return RemovalReport(tuple(done), freed, tuple(problems))
+
+    def _refused(self, problems: list[str]) -> bool:
+        if problem := self._workspace.problem():
+            problems.append(problem)
+        return bool(problem)
+
+    def _stuck(self, problems: Sequence[str]) -> None:
         if problems:
             self._emit(
                 Event(
@@ -121,44 +121,47 @@ class Remover:
                     {"problems": len(problems), "first": problems[0]},
                 )
             )
-        return RemovalReport(tuple(done), freed, tuple(problems))
 
     def sweep_trash(self) -> RemovalReport:
         """Finish what an earlier podwatch began: half-moved sets, then everything in the trash. Also makes a trash on
         each volume that has none yet, because mkdir fails once it is full."""
         problems: list[str] = []
-        self._more.update(dict.fromkeys(trashes_below(self._roots)))
-        for root in self._roots:
+        if self._refused(problems):
+            return RemovalReport((), 0, tuple(problems))
+        self._more.update(dict.fromkeys(p for p in corners_of(self._workspace, "trash") if p != self._workspace.trash))
+        for root in self._workspace.roots:
             self._prepare(root)
         self._finish_all(problems)
         return RemovalReport((), self._empty_trash(problems), tuple(problems))
 
     def _prepare(self, root: Path) -> None:
         """Found out by trying. A root that does not exist yet, or is not ours to write, is left for when it matters."""
+        tree = self._workspace.tree
         try:
-            if not root.is_dir() or can_rename(root, self._workspace.trash):
+            if not tree.is_directory(root) or tree.can_rename(root, self._workspace.trash):
                 return
-            for candidate in other_trashes(root / "any", (root,))[:2]:
-                candidate.mkdir(parents=True, exist_ok=True)
-                if can_rename(root, candidate):
+            for candidate in other_trashes(root / "any", self._workspace)[:2]:
+                tree.make(candidate)
+                if tree.can_rename(root, candidate):
                     self._more[candidate] = None
                     return
-                candidate.rmdir()
-        except OSError:
+                tree.rmdir(candidate)
+        except (OSError, HostError):
             return
 
-    def _move(self, path: Path, roots: tuple[Path, ...], name: str, inode: tuple[int, int]) -> Moved | None:
+    def _move(self, path: Path, name: str, expected: Identity) -> Moved | None:
         """Into our trash, or into one on its own file system where the rename is refused as one across two."""
+        workspace = self._workspace
         try:
-            return move_to_trash(path, roots, self._workspace.trash, name, expected=inode)
+            return move_to_trash(path, workspace, workspace.trash, name, expected=expected)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
             across = error
-        for trash in other_trashes(path, roots):
+        for trash in other_trashes(path, workspace):
             try:
-                trash.mkdir(parents=True, exist_ok=True)
-                moved = move_to_trash(path, roots, trash, name, expected=inode)
+                workspace.tree.make(trash)
+                moved = move_to_trash(path, workspace, trash, name, expected=expected)
             except OSError:
                 continue
             self._more[trash] = None
@@ -178,18 +181,14 @@ class Remover:
                 problems.append(f"removal {intent.id}: {error}")
 
     def _set_aside(self, removal: Removal, paths_of: Callable[[int], Sequence[Path]]) -> list[Moved]:
-        roots: tuple[Path, ...] = self._roots
-        if removal.kind is RemovalKind.QUARANTINE:
+        if removal.path:
             paths: Sequence[Path] = (Path(removal.path),)
-            roots = corners_of(self._workspace, self._roots, "quarantine")
-        elif removal.path:
-            paths = (Path(removal.path),)
         elif removal.step is not None:
             paths = paths_of(removal.step)
         else:
             raise HostError("a removal names neither step nor path", where=removal.reason, fix="please report it")
-        inodes = [inode_of(path, roots) for path in paths]
-        wanted = [(path, inode) for path, inode in zip(paths, inodes, strict=True) if inode is not None]
+        seen = [(path, self._workspace.tree.lstat(removable(path, self._workspace))) for path in paths]
+        wanted = [(path, status) for path, status in seen if status is not None]
         if not wanted:
             return []
         intent = self._open_intent(removal, wanted)
@@ -198,8 +197,8 @@ class Remover:
         )
         moved: list[Moved] = []
         try:
-            for n, (path, inode) in enumerate(wanted):
-                one = self._move(path, roots, f"{prefix}.{n}", inode)
+            for n, (path, status) in enumerate(wanted):
+                one = self._move(path, f"{prefix}.{n}", Identity.of(status))
                 if one is not None:
                     moved.append(one)
         except (OSError, PodwatchError):
@@ -210,37 +209,43 @@ class Remover:
         return moved
 
     def _finish(self, intent: Intent) -> None:
-        """Go on with a half-moved set. A path that is not the same directory any more was written anew: it stays."""
-        rows = _rows(intent.data)
-        roots = (*corners_of(self._workspace, self._roots, "quarantine"), *self._roots)
-        begun = any(inode_of(path, roots) is None for path, _ in rows[:1])
-        if not begun:
-            self._settle(intent, IntentState.UNDONE, "nothing had been moved; planned anew")
+        """Finish a half-moved set. A path that is not the same directory any more was written again: it stays."""
+        rows, tree = _rows(intent.data), self._workspace.tree
+        found = [tree.lstat(removable(row.path, self._workspace)) for row in rows]
+        if not rows or found[0] is not None:
+            self._settle(intent, IntentState.UNDONE, "nothing had been moved; planned again")
             return
         step = intent.data.get("step")
         prefix = f"{intent.id}.{step if isinstance(step, int) else 'x'}"
-        for n, (path, inode) in enumerate(rows):
-            self._move(path, roots, f"{prefix}.{n}", inode)
+        for n, (row, status) in enumerate(zip(rows, found, strict=True)):
+            if status is not None and row.is_still(status):
+                self._move(row.path, f"{prefix}.{n}", Identity.of(status))
         self._settle(intent, IntentState.DONE, "finished after a restart")
 
     def _empty_trash(self, problems: list[str]) -> int:
         """Delete everything in the trash on a thread of the lowest priority; bytes the disk got back."""
         freed: list[int] = []
+        tree = self._workspace.tree
         for trash in (self._workspace.trash, *self._more):
-            if names := trash_entries(trash):
+            try:
+                names = trash_entries(tree, trash)
+            except (OSError, HostError) as error:
+                problems.append(f"{trash}: {error}")
+                continue
+            if names:
                 worker = threading.Thread(
-                    target=_delete, args=(trash, names, freed, problems), name="podwatch-trash", daemon=True
+                    target=_delete, args=(tree, trash, names, freed, problems), name="podwatch-trash", daemon=True
                 )
                 worker.start()
                 worker.join()
         return sum(freed)
 
-    def _open_intent(self, removal: Removal, wanted: Iterable[tuple[Path, tuple[int, int]]]) -> Intent | None:
+    def _open_intent(self, removal: Removal, wanted: Iterable[tuple[Path, os.stat_result]]) -> Intent | None:
         data: dict[str, object] = {
             "kind": str(removal.kind),
             "step": removal.step,
             "reason": removal.reason,
-            "paths": [[str(path), device, inode] for path, (device, inode) in wanted],
+            "paths": [[str(path), s.st_dev, s.st_ino, stat.S_IFMT(s.st_mode), int(s.st_mtime)] for path, s in wanted],
         }
         try:
             return self._journal.open_intent(IntentKind.PRUNE, data)
@@ -305,7 +310,7 @@ class Remover:
         )
 
 
-def _delete(trash: Path, names: Iterable[str], freed: list[int], problems: list[str]) -> None:
+def _delete(tree: PinnedTree, trash: Path, names: Iterable[str], freed: list[int], problems: list[str]) -> None:
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)  # Linux: this thread only
     except OSError:
@@ -320,19 +325,38 @@ def _delete(trash: Path, names: Iterable[str], freed: list[int], problems: list[
 
     for name in names:
         try:
-            removed = remove_tree(trash, name, tick=tick)
-        except (OSError, ValueError) as error:
+            removed = tree.remove_tree(trash / name, tick=tick)
+        except (OSError, HostError) as error:
             problems.append(f"{trash / name}: {error}")
             continue
         freed.append(removed.bytes)
         problems.extend(f"{trash}/{problem}" for problem in removed.problems)
 
 
-def _rows(data: Mapping[str, object]) -> list[tuple[Path, tuple[int, int]]]:
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What a path named when its removal was journaled. The device number is kept in the journal and not compared:
+    those of NFS and FUSE change with each mount. Journals of older versions have no kind and no time."""
+
+    path: Path
+    inode: int
+    kind: int | None = None
+    mtime: int | None = None
+
+    def is_still(self, status: os.stat_result) -> bool:
+        """The inode number alone may have been given to a new directory of the same name: that one is younger."""
+        return (
+            status.st_ino == self.inode
+            and self.kind in (None, stat.S_IFMT(status.st_mode))
+            and self.mtime in (None, int(status.st_mtime))
+        )
+
+
+def _rows(data: Mapping[str, object]) -> list[_Row]:
     rows = data.get("paths")
     if not isinstance(rows, list):
         raise HostError("a removal in the journal has no paths", where=str(dict(data)), fix="it is left alone")
-    return [(Path(str(path)), (int(device), int(inode))) for path, device, inode in rows]
+    return [_Row(Path(str(path)), int(inode), *(int(v) for v in more)) for path, _device, inode, *more in rows]
 
 
 def _explain(removal: Removal, error: Exception) -> str:

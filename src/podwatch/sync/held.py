@@ -9,7 +9,6 @@ Everything here blocks.
 
 import contextlib
 import os
-import shutil
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,8 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.intent import IntentKind, IntentState
 from podwatch.journal.journal import Journal
 from podwatch.system.aside import corners, corners_of, drop_empty
-from podwatch.system.files import open_below, open_dir_below, open_root, remove_tree
+from podwatch.system.files import open_dir_below
+from podwatch.system.pinned import PinnedTree
 from podwatch.system.workspace import Workspace
 
 WHAT = "uploading"
@@ -40,8 +40,9 @@ class Held:
 class Holder:
     """At most one set at a time. ``margin`` is that of the room for the next save."""
 
-    def __init__(self, workspace: Workspace, roots: Sequence[Path], journal: Journal, margin: float) -> None:
-        self._workspace, self._roots, self._journal, self._margin = workspace, tuple(roots), journal, margin
+    def __init__(self, workspace: Workspace, journal: Journal, margin: float) -> None:
+        self._workspace, self._journal, self._margin = workspace, journal, margin
+        self._tree = workspace.tree
 
     def hold(self, contents: SetContents) -> Held | None:
         """Link every file that travels. None where that cannot be: no room, other filesystems, not allowed, or the set
@@ -67,8 +68,8 @@ class Holder:
             for part, copy in zip(contents.parts, parts, strict=True):
                 if part is not copy:
                     files = [f for f in contents.files if f.part == part.part.name]
-                    _link(part.part.path, copy.part.path, files)
-        except OSError:
+                    _link(self._tree, part.part.path, copy.part.path, files)
+        except (OSError, HostError):
             self.release(held)
             return None
         return held
@@ -77,26 +78,20 @@ class Holder:
         """Is every file still what was found complete? One that the trainer wrote into is not."""
         try:
             for part in held.contents.parts:
-                if any(f.part == part.part.name for f in held.contents.files):
-                    root = open_root(part.part.path)
-                    try:
-                        for file in held.contents.files:
-                            if file.part == part.part.name:
-                                descriptor = open_below(root, file.path, os.O_RDONLY | os.O_NONBLOCK)
-                                try:
-                                    if not _same(os.fstat(descriptor), file):
-                                        return False
-                                finally:
-                                    os.close(descriptor)
-                    finally:
-                        os.close(root)
-        except OSError:
+                files = [f for f in held.contents.files if f.part == part.part.name]
+                if not files:
+                    continue
+                with self._tree.directory(part.part.path) as root:
+                    if not all(_is_there(root, file) for file in files):
+                        return False
+        except (OSError, HostError):
             return False
         return True
 
     def cramped(self, held: Held) -> bool:
-        """Nobody but us has the set any more, and its bytes are needed for the next save."""
-        return any(self._cramped(place.parent, held.contents) for place in held.places) and not _elsewhere(held)
+        """Only we have the set, and its bytes are needed for the next save."""
+        cramped = any(self._cramped(place.parent, held.contents) for place in held.places)
+        return cramped and not self._elsewhere(held)
 
     def release(self, held: Held) -> None:
         """Let go of it. What cannot be removed now is found by ``tidy``."""
@@ -107,11 +102,11 @@ class Holder:
 
     def tidy(self) -> None:
         """Remove everything that is held, as at the start of a podwatch: what an earlier one held."""
-        for home in corners_of(self._workspace, self._roots, WHAT):
+        for home in corners_of(self._workspace, WHAT):
             with contextlib.suppress(OSError):
-                for entry in list(os.scandir(home)):
-                    self._remove(Path(entry.path))
-                drop_empty(home)
+                for name in self._tree.names(home):
+                    self._remove(home / name)
+                drop_empty(self._tree, home)
         with contextlib.suppress(HostError):
             for intent in self._journal.open_intents(IntentKind.HOLD):
                 self._journal.settle(intent.id, IntentState.UNDONE, "let go after a restart")
@@ -120,47 +115,65 @@ class Holder:
 
     def _home(self, path: Path) -> Path | None:
         """The first place of ours that takes a link of a file below ``path``. Never inside the set's own directory."""
-        for candidate in corners(path, self._workspace, self._roots, WHAT):
+        for candidate in corners(path, self._workspace, WHAT):
             if path.parent in candidate.parents:
                 continue
             try:
-                candidate.mkdir(parents=True, exist_ok=True, mode=0o700)
-                _try(path, candidate)
+                self._tree.make(candidate)
+                self._try(path, candidate)
             except OSError:
-                drop_empty(candidate)
+                drop_empty(self._tree, candidate)
                 continue
+            except HostError:
+                return None
             return candidate
         return None
 
+    def _try(self, path: Path, home: Path) -> None:
+        """One link of the first regular file below ``path``; OSError where it is refused."""
+        with self._tree.directory(path) as source, self._tree.directory(home) as target:
+            for _, _, names, fd in os.fwalk(dir_fd=source):
+                for name in names:
+                    if stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                        probe = f".probe.{os.getpid()}"
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(probe, dir_fd=target)
+                        os.link(name, probe, src_dir_fd=fd, dst_dir_fd=target, follow_symlinks=False)
+                        os.unlink(probe, dir_fd=target)
+                        return
+
     def _cramped(self, home: Path, contents: SetContents) -> bool:
         size = sum(f.size for f in contents.files)
-        return shutil.disk_usage(home).free < size * self._margin
+        with self._tree.directory(home) as fd:
+            return free_bytes(fd) < size * self._margin
 
-    @staticmethod
-    def _remove(place: Path) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            remove_tree(place.parent, place.name)
-            drop_empty(place.parent)
+    def _elsewhere(self, held: Held) -> bool:
+        """Does every file still have a name that is not ours?"""
+        with contextlib.suppress(OSError, HostError):
+            for place in held.places:
+                with self._tree.directory(place) as root:
+                    for _, _, names, fd in os.fwalk(dir_fd=root):
+                        if any(os.stat(n, dir_fd=fd, follow_symlinks=False).st_nlink < 2 for n in names):
+                            return False
+            return True
+        return False
 
-
-def _try(path: Path, home: Path) -> None:
-    """One link of the first regular file below ``path``; OSError where it is refused."""
-    for directory, _, names in os.walk(path):
-        for name in names:
-            source = Path(directory) / name
-            if stat.S_ISREG(os.lstat(source).st_mode):
-                probe = home / f".probe.{os.getpid()}"
-                with contextlib.suppress(FileNotFoundError):
-                    probe.unlink()
-                os.link(source, probe, follow_symlinks=False)
-                probe.unlink()
-                return
+    def _remove(self, place: Path) -> None:
+        with contextlib.suppress(OSError, HostError):
+            self._tree.remove_tree(place)
+            drop_empty(self._tree, place.parent)
 
 
-def _link(source: Path, target: Path, files: Sequence[FileEntry]) -> None:
-    target.mkdir(parents=True, mode=0o700)
-    source_root, target_root = open_root(source), open_root(target)
-    try:
+def free_bytes(directory: int) -> int:
+    """Of the file system of an open directory, for who is not root."""
+    room = os.fstatvfs(directory)
+    return room.f_bavail * room.f_frsize
+
+
+def _link(tree: PinnedTree, source: Path, target: Path, files: Sequence[FileEntry]) -> None:
+    """Links of the very files that were judged: each is compared once it is there."""
+    tree.make(target)
+    with tree.directory(source) as source_root, tree.directory(target) as target_root:
         for file in files:
             parent, _, name = file.path.rpartition("/")
             old = open_dir_below(source_root, parent)
@@ -169,28 +182,24 @@ def _link(source: Path, target: Path, files: Sequence[FileEntry]) -> None:
                 try:
                     os.link(name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
                     if not _same(os.stat(name, dir_fd=new, follow_symlinks=False), file):
+                        os.unlink(name, dir_fd=new)
                         raise FileNotFoundError(file.path)
                 finally:
                     os.close(new)
             finally:
                 os.close(old)
+
+
+def _is_there(root: int, file: FileEntry) -> bool:
+    parent, _, name = file.path.rpartition("/")
+    directory = open_dir_below(root, parent)
+    try:
+        return _same(os.stat(name, dir_fd=directory, follow_symlinks=False), file)
     finally:
-        os.close(source_root)
-        os.close(target_root)
+        os.close(directory)
 
 
 def _same(found: os.stat_result, file: FileEntry) -> bool:
     regular = stat.S_ISREG(found.st_mode)
     is_ = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
     return regular and is_ == (file.device, file.inode, file.size, file.mtime_ns)
-
-
-def _elsewhere(held: Held) -> bool:
-    """Does every file still have a name that is not ours?"""
-    with contextlib.suppress(OSError):
-        for place in held.places:
-            for directory, _, names in os.walk(place):
-                if any(os.lstat(Path(directory) / name).st_nlink < 2 for name in names):
-                    return False
-        return True
-    return False

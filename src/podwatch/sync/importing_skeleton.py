@@ -17,6 +17,7 @@ from podwatch.checkpoints.scan import scan_part
 from podwatch.checkpoints.structure.holes import sparse_on_purpose
 from podwatch.domain.errors import PodwatchError, RemoteError
 from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.system.pinned import PinnedTree
 
 END_BYTES = 2 << 20
 """Of each end of a large file: a zip directory of 10,000 tensors, and any safetensors header of a shard, fit."""
@@ -152,7 +153,8 @@ def _try(place: _Place, step: int, items: Sequence[Item], raw: Path, layout: Lay
             parts = layout.steps().get(step)
             if parts is None:
                 return None
-            tracker_files.repair(layout.trackers(step), (out, *layout.watch_roots()), only_missing=True)
+            with contextlib.closing(PinnedTree((out, *layout.watch_roots()))) as tree:
+                tracker_files.repair(layout.trackers(step), tree, only_missing=True)
             found = tuple(scan_part(part).found for part in parts)
             if not any(p.part.required and p.present for p in found):
                 return None

@@ -1,10 +1,14 @@
 """Where a fetched set is built up and how it gets to its place: by renames, and nothing is written over.
 
-The directory it is built in lies on the filesystem where it belongs, found out by trying. What is there and differs is
-set aside first, as a recovery does it, so that ``podwatch quarantine`` shows it and can return it.
+The directory it is built in is on the filesystem where it belongs, found out by trying. What is there and differs is
+moved to quarantine first, as a recovery does it, so that ``podwatch quarantine`` shows it and can return it.
+
+Everything works on pinned directories: no link is followed, and a directory of the trainer's is made with its user's
+rights, never made by root and given away by its name.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -14,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.domain.checkpoint import Completeness
-from podwatch.domain.errors import Busy
+from podwatch.domain.errors import Busy, HostError
 from podwatch.system.aside import corners, corners_of, drop_empty, move_aside, reachable
-from podwatch.system.files import atomic_write, fsync_dir, remove_tree, rename_noreplace
+from podwatch.system.pinned import STAGING, Identity, PinnedTree
 from podwatch.system.workspace import Workspace
 
 LOCK_SECONDS = 5.0
 """A restore whose process was killed holds the lock until its child has noticed, within milliseconds."""
-STAGING = ".podwatch-staging"
 _PREFIX = "restore-"
 
 
@@ -37,15 +40,17 @@ class Place:
 
 
 class Placer:
-    """``to`` is a person's directory, None: in place. ``roots`` are configured directories beside output_dir."""
+    """``to`` is a directory of the operator's choice, None: in place. ``owner`` is (uid, gid) of what is restored, None
+    for our own."""
 
-    def __init__(
-        self, workspace: Workspace, roots: Sequence[Path], to: Path | None, owner: tuple[int, int] | None
-    ) -> None:
-        self._workspace, self._roots, self._to, self._owner = workspace, tuple(roots), to, owner
+    def __init__(self, workspace: Workspace, to: Path | None, owner: tuple[int, int] | None) -> None:
+        self._workspace, self._to = workspace, to
+        self._uid = None if owner is None else owner[0]
+        self.tree = workspace.tree if to is None else PinnedTree((to,), owner=self._uid)
+        """What the child that fetches may write to as well."""
         self._number: int | None = None
         self.set_aside: list[str] = []
-        """What was in the way and lies in quarantine now."""
+        """What was in the way and is in quarantine now."""
 
     @property
     def _first(self) -> Path:
@@ -57,9 +62,11 @@ class Placer:
         """No two restores at once build up in the same place: yields a descriptor that holds the lock, for the child to
         hold, too. Raises Busy."""
         if self._to is not None:
-            make_directories(self._to, self._owner)
+            self.tree.make(self._to, owner=self._uid)
+        else:
+            self._workspace.check()
         end = time.monotonic() + LOCK_SECONDS
-        while (descriptor := _lock(self._first)) is None:
+        while (descriptor := _lock(self.tree, self._first)) is None:
             if time.monotonic() > end:
                 raise Busy("another restore is at work here", where=str(self._first), fix="wait for it, or stop it")
             time.sleep(0.05)
@@ -68,7 +75,8 @@ class Placer:
         finally:
             if self._to is not None:
                 with contextlib.suppress(OSError):
-                    self._first.rmdir()
+                    self.tree.rmdir(self._first)
+                self.tree.close()
             os.close(descriptor)
 
     def homes(self, targets: Mapping[str, Path], shared: frozenset[str]) -> dict[str, Place]:
@@ -79,26 +87,27 @@ class Placer:
             into = target if part in shared else target.parent
             if into not in found:
                 if self._to is None:
-                    candidates = corners(target, self._workspace, self._roots, "staging")
+                    candidates = corners(target, self._workspace, "staging")
                 else:
                     candidates = (self._first, into / STAGING)
-                found[into] = reachable(candidates, into)
+                self.tree.make(into, owner=self._uid)
+                found[into] = reachable(self.tree, candidates, into)
             places[part] = Place(part, target, part in shared, found[into])
         return places
 
     def forget_others(self, keep: str) -> None:
         """What earlier restores of other saves have left takes the room that this one needs."""
-        homes = corners_of(self._workspace, self._roots, "staging") if self._to is None else (self._first,)
+        homes = corners_of(self._workspace, "staging") if self._to is None else (self._first,)
         for home in homes:
             with contextlib.suppress(OSError):
-                for path in home.iterdir():
-                    if path.name.startswith(_PREFIX) and path.name != keep:
-                        remove_tree(home, path.name)
+                for name in self.tree.names(home):
+                    if name.startswith(_PREFIX) and name != keep:
+                        self.tree.remove_tree(home / name)
 
     def forget(self, places: Mapping[str, Place], name: str) -> None:
         for home in {place.home for place in places.values()}:
             with contextlib.suppress(OSError):
-                remove_tree(home, name)
+                self.tree.remove_tree(home / name)
 
     # -- putting it there ---------------------------------------------------------------------------------------------
 
@@ -108,35 +117,35 @@ class Placer:
         if not place.shared:
             self._put(staged, place.target, step, lineage)
             return
-        for entry in sorted(staged.iterdir()):
-            self._put(entry, place.target / entry.name, step, lineage)
-        staged.rmdir()
+        for entry in self.tree.names(staged):
+            self._put(staged / entry, place.target / entry, step, lineage)
+        self.tree.rmdir(staged)
 
     def clean(self, places: Mapping[str, Place], name: str) -> None:
         """All of it is in place."""
         for home in {place.home for place in places.values()}:
             with contextlib.suppress(OSError):
-                (home / name).rmdir()
+                self.tree.rmdir(home / name)
             if home != self._first:
-                drop_empty(home)
+                drop_empty(self.tree, home)
 
     def _put(self, staged: Path, target: Path, step: int, lineage: str) -> None:
-        make_directories(target.parent, self._owner)
-        if os.path.lexists(target):
+        self.tree.make(target.parent, owner=self._uid)
+        if self.tree.lstat(target) is not None:
             self._set_aside(target, step, lineage)
-        rename_noreplace(staged, target)
-        fsync_dir(target.parent)
+        if not self.tree.rename(staged, target):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(staged))
+        self.tree.sync(target.parent)
 
     def _set_aside(self, target: Path, step: int, lineage: str) -> None:
         if self._to is not None:
-            rename_noreplace(target, _free_name(target.with_name(f"{target.name}.aside")))
+            self._rename_beside(target)
         else:
-            homes = corners(target, self._workspace, self._roots, "quarantine")
-            known = corners_of(self._workspace, self._roots, "quarantine")
+            homes = corners(target, self._workspace, "quarantine")
             if self._number is None:
-                self._number = free_number(known)
+                self._number = free_number(self.tree, corners_of(self._workspace, "quarantine"))
             name = f"{len(self.set_aside)}-{target.name}"
-            aside = move_aside(target, homes, str(self._number), name)
+            aside = move_aside(self.tree, target, homes, str(self._number), name)
             # Complete as far as we know: what judges later what may go keeps it until its successor is safe.
             index = {
                 "number": self._number,
@@ -147,54 +156,49 @@ class Placer:
                 "moves": [{"from": str(target), "to": name}],
             }
             path = aside.parent / "index.json"
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                index["moves"] = [*json.loads(path.read_bytes())["moves"], *index["moves"]]  # type: ignore[misc]
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, HostError):
+                index["moves"] = [*json.loads(self.tree.read_ours(path))["moves"], *index["moves"]]  # type: ignore[misc]
             with contextlib.suppress(OSError):
-                atomic_write(path, json.dumps(index, indent=1) + "\n", 0o644)
+                self.tree.write(path, (json.dumps(index, indent=1) + "\n").encode())
         self.set_aside.append(str(target))
 
+    def _rename_beside(self, target: Path) -> None:
+        """To ``<name>.aside``, or the next name that is free."""
+        count = 1
+        while True:
+            name = f"{target.name}.aside" + ("" if count == 1 else f".{count}")
+            try:
+                self.tree.rename(target, target.with_name(name))
+            except FileExistsError:
+                count += 1
+            else:
+                return
 
-def free_number(homes: Sequence[Path]) -> int:
+
+def free_number(tree: PinnedTree, homes: Sequence[Path]) -> int:
     """Above every numbered directory in any of them."""
     numbers = [0]
     for home in homes:
         with contextlib.suppress(FileNotFoundError):
-            numbers += [int(p.name) for p in home.iterdir() if p.name.isdecimal()]
+            numbers += [int(name) for name in tree.names(home) if name.isascii() and name.isdecimal()]
     return 1 + max(numbers)
 
 
-def make_directories(directory: Path, owner: tuple[int, int] | None) -> None:
-    if directory.is_dir():
-        return
-    make_directories(directory.parent, owner)
-    directory.mkdir(exist_ok=True)
-    if owner is not None:
-        os.chown(directory, *owner)
-
-
-def _lock(directory: Path) -> int | None:
-    """An exclusive flock on the directory itself; None while somebody else has it. Nothing is left behind by it."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _lock(tree: PinnedTree, directory: Path) -> int | None:
+    """An exclusive flock on the directory itself; None while another process has it. Nothing is left behind by it."""
     try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with tree.directory(directory, create=True) as found:
+            descriptor = os.dup(found)
     except FileNotFoundError:
         return None  # the one before has just removed it
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+        status = os.fstat(descriptor)
+        if status.st_uid == os.geteuid() and status.st_mode & 0o077:
             os.fchmod(descriptor, 0o700)  # whoever can read a directory can lock it
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), directory.stat()):
+        if Identity.of(os.fstat(descriptor)) == tree.identity(directory):
             return descriptor
-    except (BlockingIOError, FileNotFoundError):
+    except BlockingIOError:
         pass
     os.close(descriptor)
     return None
-
-
-def _free_name(path: Path) -> Path:
-    name, count = path, 1
-    while os.path.lexists(name):
-        count += 1
-        name = path.with_name(f"{path.name}.{count}")
-    return name

@@ -8,7 +8,7 @@ import os
 import pwd
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -80,8 +80,8 @@ class FetchPace:
 
 class Restorer:
     """``store_factory`` opens the store anew for each call, so that it may be used from any thread. ``store_url`` and
-    ``fetcher`` are how the child that does the fetching opens it. ``roots`` are configured directories beside
-    output_dir (``trainer.checkpoint_dir``); ``user`` is the one that training runs as, empty for podwatch's own.
+    ``fetcher`` are how the child that does the fetching opens it. ``user`` is the one that training runs as, empty for
+    podwatch's own.
 
     ``patience``: so many seconds of a store that does not answer are waited out during a fetch, ``waiting`` being told
     each time why and how long; 0 leaves that to whoever calls."""
@@ -98,7 +98,6 @@ class Restorer:
         writer_id: str,
         fetcher: Fetcher,
         pace: FetchPace = FetchPace(),
-        roots: Sequence[Path] = (),
         user: str = "",
         patience: float = 0.0,
         waiting: Callable[[RemoteError, float], None] = lambda _error, _seconds: None,
@@ -106,7 +105,7 @@ class Restorer:
         self._open, self._keys, self._layout = store_factory, keys, layout
         self._workspace, self._journal = workspace, journal
         self._store_url, self._writer_id, self._fetcher, self._pace = store_url, writer_id, fetcher, pace
-        self._roots, self._user = tuple(roots), user
+        self._user = user
         self._patience, self._waiting = patience, waiting
         self._killed = threading.Event()
 
@@ -250,8 +249,8 @@ class Restorer:
         if to is None:
             self._layout.expect_parts(parts)
         targets = {part: self._target(part, save.step, to) for part in parts}
-        owner = owner_of(to or self._workspace.output_dir, self._user if to is None else "")
-        placer = Placer(self._workspace, self._roots, to, owner)
+        owner = self._owner(to)
+        placer = Placer(self._workspace, to, owner)
         name = f"restore-{save.step}-{save.save_id}-{save.manifest_sha1[:8]}"
         with placer.alone() as lock:
             placer.forget_others(name)
@@ -282,8 +281,7 @@ class Restorer:
             if to is None:
                 self._note(save)
                 # A set that its tracker does not know counts as not finished; one that names a step is the trainer's.
-                roots = (self._layout.output_dir, *self._layout.watch_roots())
-                tracker_files.repair(self._layout.trackers(save.step), roots, only_missing=True)
+                tracker_files.repair(self._layout.trackers(save.step), self._workspace.tree, only_missing=True)
             self._journal.settle(intent.id, IntentState.DONE)
         if progress is not None:
             progress(total, total)
@@ -299,17 +297,22 @@ class Restorer:
             manifest.train_command,
         )
 
+    def _owner(self, to: Path | None) -> tuple[int, int] | None:
+        if to is None:
+            self._workspace.check()
+        return owner_of(to or self._workspace.output_dir, self._user if to is None else "")
+
     def _job(self, **fields: Any) -> FetchJob:
         return FetchJob(store=self._store_url, writer_id=self._writer_id, **fields, **asdict(self._pace))
 
     def _beside(self, store: ObjectStore, save: RemoteSave, to: Path | None) -> Brought:
-        owner = owner_of(to or self._workspace.output_dir, self._user if to is None else "")
+        owner = self._owner(to)
         return bring_optional(
             store,
             self._keys,
             self._layout,
             save.manifest,
-            Placer(self._workspace, self._roots, to, owner),
+            Placer(self._workspace, to, owner),
             to,
             partial(self._job, step=save.step, owner=owner),
             lambda job, lock: self._fetch_patiently(job, lambda _here: None, lock),

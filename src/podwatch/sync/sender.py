@@ -48,19 +48,25 @@ class Sender:
         clock: Clock,
         credentials: Callable[[], Credentials | None],
         worker: Worker,
+        workspace: Workspace | None = None,
     ) -> None:
         self._settings, self._identity, self._catalogue = settings, identity, catalogue
         self._journal, self._clock, self._credentials, self._worker = journal, clock, credentials, worker
         self.running: Upload | None = None
         trainer = settings.trainer
-        roots = [trainer.checkpoint_dir] if trainer.checkpoint_dir is not None else []
-        self._holder = Holder(Workspace(trainer.output_dir), roots, journal.sync, settings.disk.margin)
+        beside = (trainer.checkpoint_dir,) if trainer.checkpoint_dir is not None else ()
+        self._workspace = workspace or Workspace(trainer.output_dir, beside=beside)
+        self._holder = Holder(self._workspace, journal.sync, settings.disk.margin)
         self._held: Held | None = None
         self.children = Children(settings.sync.store, OwnUnit())
 
     async def tidy(self) -> None:
         """At the start: let go of what an earlier podwatch held."""
         await self._worker.call(self._holder.tidy)
+
+    async def check(self) -> None:
+        """Raises RootReplaced where the run's directories are not ours to read from: nothing is sent or published."""
+        await self._worker.call(self._workspace.check)
 
     async def contents(self, chosen: CheckpointSet) -> SetContents:
         """What is to be sent. Raises SetVoid when the set is no longer the one that was found complete."""
@@ -222,6 +228,7 @@ class Sender:
         done: dict[str, UploadedObject],
     ) -> PublishedSave:
         await self._still_there(contents.set)
+        await self.check()
         identity, chosen = self._identity(), contents.set
         manifest = Manifest(
             run_id=identity.run_id,

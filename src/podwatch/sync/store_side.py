@@ -29,6 +29,7 @@ from podwatch.sync.sender import Sender
 from podwatch.sync.sweeping import Sweeper, told
 from podwatch.system.clock import Clock
 from podwatch.system.threads import Worker
+from podwatch.system.workspace import Workspace
 
 BACKOFF_MIN, BACKOFF_MAX = 5.0, 600.0
 """Seconds between tries while the store fails: quick after a blip, gentle in a long outage (full jitter)."""
@@ -63,6 +64,7 @@ class StoreSide:
         trained: Callable[[], bool] = lambda: False,
         refused: Callable[[str], None] = lambda why: None,
         finished: Callable[[], bool] = lambda: False,
+        workspace: Workspace | None = None,
     ) -> None:
         self._settings, self._identity, self._catalogue = settings, identity, catalogue
         self._journal, self._clock, self._credentials, self._emit = journal, clock, credentials, emit
@@ -88,6 +90,7 @@ class StoreSide:
             clock=clock,
             credentials=credentials,
             worker=self._worker,
+            workspace=workspace,
         )
         self._holding: Holding | None = None
         if self._keys is not None:

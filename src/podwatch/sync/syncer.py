@@ -18,6 +18,7 @@ from podwatch.sync.engine import SetVoid, UploadStopped
 from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.store_side import BEGUN as BEGUN
 from podwatch.sync.store_side import NOT_OURS, StoreSide, internal
+from podwatch.system.pinned import RootReplaced
 
 
 class Syncer(StoreSide):
@@ -187,6 +188,7 @@ class Syncer(StoreSide):
             await self._rest(wait)
             return True
         try:
+            await self._sender.check()
             chosen = self._pick(step)
         except PodwatchError as error:
             self._answer(error)
@@ -205,6 +207,9 @@ class Syncer(StoreSide):
             await self._abandoned(chosen, error)
             self._answer(error)
             return True
+        except RootReplaced as error:  # what was sent stays noted: it continues once the directories are back
+            self._answer(error)
+            return False
         self._failures = 0
         self._answer(None)
         return True

@@ -1,21 +1,21 @@
-"""Where something of ours may lie so that it can be renamed from and to a place of the trainer's.
+"""Where something of ours may be so that it can be renamed from and to a place of the trainer's.
 
-A run's paths may lie on several filesystems (``trainer.checkpoint_dir`` on another volume, output_dir a mount of its
+A run's paths may be on several filesystems (``trainer.checkpoint_dir`` on another volume, output_dir a mount of its
 own), and a directory from an overlay's lower layer cannot be renamed at all. All of it is found out by trying, never by
-comparing devices (DESIGN section 6). Everything here blocks.
+comparing devices. Everything here blocks, and works through ``workspace.tree``: no link is followed, and a directory of
+ours that another user made or replaced raises RootReplaced.
 """
 
 import contextlib
 import errno
 import os
-import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from podwatch.domain.errors import HostError
-from podwatch.system.files import can_rename, fsync_dir, rename_noreplace
-from podwatch.system.pinned import HIDDEN
+from podwatch.system.files import DIRECTORY_FLAGS, rename_at
+from podwatch.system.pinned import HIDDEN, PinnedTree, RootReplaced
 from podwatch.system.workspace import Workspace
 
 _PARTIAL = ".partial"
@@ -23,46 +23,77 @@ _ELSEWHERE = (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS)
 """What another home may still do."""
 
 
-def corners(path: Path, workspace: Workspace, roots: Sequence[Path], what: str) -> tuple[Path, ...]:
+def corners(path: Path, workspace: Workspace, what: str) -> tuple[Path, ...]:
     """Directories called ``what`` for ``path``, in the order in which they are to be tried: our own, beside the
     configured root that ``path`` lies in, in that root, beside ``path``."""
     found = [workspace.movable / what]
-    root = next((r for r in (*roots, workspace.output_dir) if r in path.parents), None)
+    root = workspace.root_of(path)
     if root is not None:
         found += [root.parent / HIDDEN / root.name / what, root / HIDDEN / what]
     found.append(path.parent / HIDDEN / what)
     return tuple(dict.fromkeys(found))
 
 
-def corners_of(workspace: Workspace, roots: Sequence[Path], what: str) -> tuple[Path, ...]:
-    """Every such directory that exists: our own first, if it does."""
-    found = list(corners(workspace.output_dir / "any", workspace, (), what))
-    for root in roots:
-        found += corners(root / "any", workspace, roots, what)
-    for root in (workspace.output_dir, *roots):
-        with contextlib.suppress(OSError):
-            found.extend(sorted(root.glob(f"*/{HIDDEN}/{what}")))
-            found.extend(sorted(root.glob(f"*/*/{HIDDEN}/{what}")))
-    # os.path, because Path.is_dir raises where a directory above may not be entered
-    return tuple(p for p in dict.fromkeys(found) if os.path.isdir(p) and not os.path.islink(p))  # noqa: PTH112, PTH114
+def corners_of(workspace: Workspace, what: str) -> tuple[Path, ...]:
+    """Every such directory that exists and is ours: our own first, if it does."""
+    found: list[Path] = []
+    for root in workspace.roots:
+        found += corners(root / "any", workspace, what)
+    for root in workspace.roots:
+        found += _below(workspace.tree, root, what)
+    return tuple(p for p in dict.fromkeys(found) if _is_ours(workspace.tree, p))
 
 
-def reachable(candidates: Sequence[Path], place: Path) -> Path:
-    """The first candidate from which a directory can be renamed into ``place``, which need not exist yet: what is made
-    below its nearest ancestor is on the same filesystem. Made if it is not there. Raises HostError."""
-    while not place.is_dir() and place != place.parent:
-        place = place.parent
+def _below(tree: PinnedTree, root: Path, what: str) -> Iterator[Path]:
+    """Up to two levels below a root. Only a hint: whether one is ours is looked at before it is used."""
+    tail = f"{HIDDEN}/{what}"
+    with contextlib.suppress(OSError, RootReplaced), tree.directory(root) as fd:
+        for first in sorted(os.listdir(fd)):  # noqa: PTH208 - a descriptor
+            if _exists(fd, f"{first}/{tail}"):
+                yield root / first / HIDDEN / what
+            try:
+                below = os.open(first, DIRECTORY_FLAGS, dir_fd=fd)
+            except OSError:
+                continue
+            try:
+                for second in sorted(os.listdir(below)):  # noqa: PTH208
+                    if _exists(below, f"{second}/{tail}"):
+                        yield root / first / second / HIDDEN / what
+            except OSError:
+                continue
+            finally:
+                os.close(below)
+
+
+def _exists(directory: int, relative: str) -> bool:
+    try:
+        os.stat(relative, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _is_ours(tree: PinnedTree, path: Path) -> bool:
+    try:
+        return tree.is_directory(path)
+    except (OSError, RootReplaced):
+        return False
+
+
+def reachable(tree: PinnedTree, candidates: Sequence[Path], place: Path) -> Path:
+    """The first candidate from which a directory can be renamed into ``place``, an existing directory. Made if it is
+    not there. Raises HostError."""
     refused = ""
     for candidate in candidates:
-        before = candidate.is_dir()
+        before = tree.is_directory(candidate)
         try:
-            candidate.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if can_rename(candidate, place):
+            tree.make(candidate)
+            if tree.can_rename(candidate, place):
                 return candidate
         except OSError as error:
             refused = refused or f": {error.strerror}"
         if not before:
-            drop_empty(candidate)
+            drop_empty(tree, candidate)
     raise HostError(
         f"nothing can be put there by a rename{refused}",
         where=str(place),
@@ -70,86 +101,100 @@ def reachable(candidates: Sequence[Path], place: Path) -> Path:
     )
 
 
-def drop_empty(directory: Path) -> None:
+def drop_empty(tree: PinnedTree, directory: Path) -> None:
     """Leave nothing of ours behind that holds nothing: the directory, and our hidden one above it."""
-    with contextlib.suppress(OSError):
-        directory.rmdir()
+    with contextlib.suppress(OSError, HostError):
+        tree.rmdir(directory)
         while (directory := directory.parent).name == HIDDEN or directory.parent.name == HIDDEN:
-            directory.rmdir()
+            tree.rmdir(directory)
 
 
-def move_aside(source: Path, homes: Sequence[Path], folder: str, name: str) -> Path:
-    """Rename ``source`` to ``<home>/<folder>/<name>`` in the first home that takes it; returns where it is now.
+def move_aside(tree: PinnedTree, source: Path, homes: Sequence[Path], folder: str, name: str) -> Path:
+    """Rename ``source`` to ``<home>/<folder>/<name>`` in the first home that takes it; returns where it is now. A link
+    is moved itself.
 
-    Done again after a crash it goes on. Raises FileNotFoundError where the source is gone, FileExistsError where both
-    it and its copy aside are there, OSError (EXDEV) where no home takes it.
+    Done again after a crash it continues. Raises FileNotFoundError where the source is gone, FileExistsError where both
+    it and its copy aside are there, OSError (EXDEV: no home takes it; ELOOP or ENOTDIR: a link on the way).
     """
-    begun = next((h for h in homes if os.path.lexists(h / folder / (name + _PARTIAL))), None)
+    begun = next((h for h in homes if tree.lstat(h / folder / (name + _PARTIAL)) is not None), None)
     if begun is not None:
-        return _piecewise(source, begun / folder / name)
-    directory = stat.S_ISDIR(os.lstat(source).st_mode)  # FileNotFoundError: nothing to do
-    taken = next((h / folder / name for h in homes if os.path.lexists(h / folder / name)), None)
+        return _piecewise(tree, source, begun / folder / name)
+    with tree.parent(source) as (fd, last):
+        status = os.stat(last, dir_fd=fd, follow_symlinks=False)  # FileNotFoundError: nothing to do
+    taken = next((h / folder / name for h in homes if tree.lstat(h / folder / name) is not None), None)
     if taken is not None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(source), None, str(taken))
     across = OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
-    for move in (_whole, _piecewise) if directory else (_whole,):
+    for move in (_whole, _piecewise) if stat.S_ISDIR(status.st_mode) else (_whole,):
         for home in homes:
             try:
-                (home / folder).mkdir(parents=True, exist_ok=True)
-                return move(source, home / folder / name)
+                tree.make(home / folder)
+                return move(tree, source, home / folder / name)
             except OSError as error:
                 if error.errno not in _ELSEWHERE:
                     raise
                 across = across if error.errno == errno.EXDEV else error
-            with contextlib.suppress(OSError):
-                (home / folder).rmdir()
-                drop_empty(home)
+            with contextlib.suppress(OSError, HostError):
+                tree.rmdir(home / folder)
+                drop_empty(tree, home)
     raise across
 
 
-def _whole(source: Path, target: Path) -> Path:
-    rename_noreplace(source, target)
-    fsync_dir(target.parent)
+def _whole(tree: PinnedTree, source: Path, target: Path) -> Path:
+    if not tree.rename(source, target):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
+    tree.sync(target.parent)
     return target
 
 
-def _piecewise(source: Path, target: Path) -> Path:
+def _piecewise(tree: PinnedTree, source: Path, target: Path) -> Path:
     """A directory from an overlay's lower layer cannot be renamed; what is in it can, file by file. The copy has its
     name only when it is whole."""
     partial = target.with_name(target.name + _PARTIAL)
-    made = not partial.exists()
+    made = tree.lstat(partial) is None
     try:
-        _pour(source, partial)
+        with tree.parent(source) as (source_fd, name), tree.parent(partial, create=True) as (target_fd, new_name):
+            _pour(source_fd, name, target_fd, new_name)
     except OSError:
         if made:
             with contextlib.suppress(OSError):
-                partial.rmdir()  # not even the first file would go: nothing was done
+                tree.rmdir(partial)  # not even the first file could be moved: nothing was done
         raise
-    rename_noreplace(partial, target)
-    fsync_dir(target.parent)
+    tree.rename(partial, target)
+    tree.sync(target.parent)
     return target
 
 
-def _pour(source: Path, target: Path) -> None:
-    target.mkdir(exist_ok=True)
+def _pour(source_fd: int, name: str, target_fd: int, new_name: str) -> None:
+    """Move what is in the directory ``name`` into ``new_name``, which has its owner, mode and times at the end. Between
+    directories that are open: nothing that is exchanged meanwhile leads elsewhere."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(new_name, 0o700, dir_fd=target_fd)
     try:
-        entries = sorted(os.scandir(source), key=lambda e: e.name)
+        source = os.open(name, DIRECTORY_FLAGS, dir_fd=source_fd)
     except FileNotFoundError:
         return  # all of it had been moved
-    status = os.lstat(source)
-    for entry in entries:
-        here, there = Path(entry.path), target / entry.name
+    try:
+        target = os.open(new_name, DIRECTORY_FLAGS, dir_fd=target_fd)
         try:
-            rename_noreplace(here, there)
-        except FileExistsError:
-            if not entry.is_dir(follow_symlinks=False):
-                raise
-            _pour(here, there)
-        except OSError as error:
-            if error.errno != errno.EXDEV or not entry.is_dir(follow_symlinks=False):
-                raise
-            _pour(here, there)
-    with contextlib.suppress(OSError):
-        shutil.copystat(source, target)
-        os.chown(target, status.st_uid, status.st_gid)
-    source.rmdir()
+            status = os.fstat(source)
+            for entry in sorted(os.listdir(source)):  # noqa: PTH208 - a descriptor
+                try:
+                    rename_at(source, entry, target, entry)
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, errno.EXDEV) or not _is_directory(source, entry):
+                        raise
+                    _pour(source, entry, target, entry)
+            with contextlib.suppress(OSError):
+                os.fchown(target, status.st_uid, status.st_gid)
+                os.fchmod(target, stat.S_IMODE(status.st_mode))
+                os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+    os.rmdir(name, dir_fd=source_fd)
+
+
+def _is_directory(directory: int, name: str) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _RENAME_NOREPLACE = 1
-_AT_FDCWD = -100
 _SYNC_FILE_RANGE_WRITE = 2
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -73,13 +72,15 @@ def atomic_write(path: Path, data: bytes | str, mode: int = 0o600) -> None:
         os.close(directory)
 
 
-def write_at(directory: int, name: str, data: bytes, mode: int) -> None:
-    """``atomic_write`` in a directory that is open."""
+def write_at(directory: int, name: str, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:
+    """``atomic_write`` in a directory that is open. ``owner`` is (uid, gid), None for our own."""
     tmp = f".{name}.{secrets.token_hex(4)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(tmp, flags, mode, dir_fd=directory)
     try:
         try:
+            if owner is not None:
+                os.fchown(fd, *owner)
             os.fchmod(fd, mode)  # the umask may have taken bits away
             view = memoryview(data)
             while view:
@@ -119,18 +120,10 @@ def read_descriptor(fd: int, limit: int, shown: str) -> bytes:
     return b"".join(chunks)
 
 
-def rename_noreplace(source: Path, target: Path) -> None:
-    """Rename, but never over something that exists (FileExistsError). Atomic where the filesystem knows
-    ``RENAME_NOREPLACE``; elsewhere (NFS, some FUSE) checked first, which leaves a gap of microseconds."""
-    _rename(_AT_FDCWD, str(source), _AT_FDCWD, str(target))
-
-
 def rename_at(source_dir: int, source: str, target_dir: int, target: str) -> None:
-    """``rename_noreplace`` between directories that are open."""
-    _rename(source_dir, source, target_dir, target)
-
-
-def _rename(source_dir: int, source: str, target_dir: int, target: str) -> None:
+    """Rename between directories that are open, but never over something that exists (FileExistsError). Atomic where
+    the filesystem knows ``RENAME_NOREPLACE``; elsewhere (NFS, some FUSE) checked first, which leaves a gap of
+    microseconds."""
     renameat2 = getattr(_libc, "renameat2", None)
     if renameat2 is not None:
         if renameat2(source_dir, os.fsencode(source), target_dir, os.fsencode(target), _RENAME_NOREPLACE) == 0:
@@ -138,39 +131,12 @@ def _rename(source_dir: int, source: str, target_dir: int, target: str) -> None:
         code = ctypes.get_errno()
         if code not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
             raise OSError(code, os.strerror(code), source, None, target)
-    at_source, at_target = _dir_fd(source_dir), _dir_fd(target_dir)
     try:
-        os.stat(target, dir_fd=at_target, follow_symlinks=False)
+        os.stat(target, dir_fd=target_dir, follow_symlinks=False)
     except FileNotFoundError:
-        os.rename(source, target, src_dir_fd=at_source, dst_dir_fd=at_target)
+        os.rename(source, target, src_dir_fd=source_dir, dst_dir_fd=target_dir)
         return
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), source, None, target)
-
-
-def _dir_fd(directory: int) -> int | None:
-    return None if directory == _AT_FDCWD else directory
-
-
-def can_rename(source_dir: Path, target_dir: Path) -> bool:
-    """Whether a directory can be renamed from ``source_dir`` into ``target_dir``, found out by trying.
-
-    Devices are not compared: two ReadWritePaths entries of one filesystem fail with EXDEV although ``st_dev`` is equal
-    (facts/systemd.md, "Exposure"). A directory from an overlay's lower layer can still fail later although this
-    succeeded, because the scratch directory is new: callers of rename must handle EXDEV anyway.
-    Raises OSError when the scratch directory itself cannot be made (no permission, read-only, full).
-    """
-    name = f".podwatch-probe-{os.getpid()}-{secrets.token_hex(4)}"
-    scratch, moved = source_dir / name, target_dir / name
-    scratch.mkdir(0o700)
-    try:
-        scratch.rename(moved)
-    except OSError:
-        return False
-    finally:
-        for leftover in (moved, scratch):
-            with contextlib.suppress(OSError):
-                leftover.rmdir()
-    return True
 
 
 def split_relative(relative: str) -> tuple[str, ...]:
@@ -220,7 +186,7 @@ def open_below(root_fd: int, relative: str, flags: int = os.O_RDONLY, mode: int 
 
 @dataclass(slots=True)
 class Removed:
-    """What ``remove_tree`` did. ``problems`` are texts with path and reason; empty means all of it is gone."""
+    """What ``remove_entry`` did. ``problems`` are texts with path and reason; empty means all of it is gone."""
 
     files: int = 0
     directories: int = 0
@@ -228,35 +194,15 @@ class Removed:
     problems: list[str] = field(default_factory=list)
 
 
-def remove_tree(root: Path, relative: str, *, tick: Callable[[Removed], None] | None = None) -> Removed:
-    """Remove the file or tree ``relative`` below ``root``.
-
-    Never follows a symlink (links are removed, not their targets), never leaves ``root``, never crosses into another
-    mount. ``tick`` is called after every removed entry: the caller sleeps there to yield, or raises to stop. Goes on
-    after an entry that cannot be removed and reports it. A path that is already gone is not a problem.
-    Raises OSError when ``root`` cannot be opened, ValueError when ``relative`` is not plain.
-    """
-    done = Removed()
-    parts = split_relative(relative)
-    root_fd = open_root(root)
-    try:
-        try:
-            parent_fd = open_dir_below(root_fd, "/".join(parts[:-1]))
-        except FileNotFoundError:
-            return done
-        try:
-            remove_entry(parent_fd, parts[-1], relative, os.fstat(parent_fd).st_dev, done, tick or (lambda _: None))
-        finally:
-            os.close(parent_fd)
-    finally:
-        os.close(root_fd)
-    return done
-
-
 def remove_entry(
     parent_fd: int, name: str, shown: str, device: int, done: Removed, tick: Callable[[Removed], None]
 ) -> None:
-    """One entry of a directory that is open, as ``remove_tree`` removes it."""
+    """Remove a file or a tree, an entry of a directory that is open; ``shown`` is its name in a problem.
+
+    Never follows a symlink (links are removed, not their targets), never crosses into another mount (``device``).
+    ``tick`` is called after every removed entry: the caller sleeps there to yield, or raises to stop. Continues after
+    an entry that cannot be removed and reports it. An entry that is already gone is no problem.
+    """
     try:
         status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):

@@ -44,8 +44,17 @@ from podwatch.system.files import (
 
 HIDDEN = ".podwatch"
 """The name of every directory of ours beside or in one of the trainer's: layouts pass over it."""
+STAGING = ".podwatch-staging"
+"""Of ours as well: where a restore to a directory of the operator's choice is built up."""
+KEPT = frozenset({"quarantine", "trash", "staging", "uploading"})
+"""The directories in ours that hold what is, or becomes, the trainer's. What they contain belongs to its user."""
+_RECORD = "run.json"
+_LOOKED_AT = 1000
+"""Entries of a directory that decide whether podwatch made it."""
 _MAX_LINKS = 16
 """Links on the way to a root. The kernel allows 40; nobody configures so many."""
+_DEEPEST = 64
+"""No trainer nests so deep."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -91,7 +100,7 @@ class _Root:
                 now: os.stat_result | None = self.path.stat()
             except FileNotFoundError:
                 now = None
-            if self._pinned is None or now is None or Identity.of(now) != Identity.of(self._pinned):
+            if self._pinned is None or now is None or _whose(now) != _whose(self._pinned):
                 self._pin()
             return os.dup(self._fd)
 
@@ -131,10 +140,10 @@ class _Root:
                     where=str(self.path),
                     fix="find out who replaced it, put the original back, then restart podwatch",
                 )
-            check_ours(fd, self.path)
+            check_made_by_us(fd, self.path)
             return
         owner = self._owner if self._pinned is None else self._pinned.st_uid
-        if self._pinned is not None and status.st_uid != owner:
+        if self._pinned is not None and status.st_uid not in (owner, self._owner):
             raise RootReplaced(
                 f"this directory belonged to user {owner} and was replaced by one of user {status.st_uid}",
                 where=str(self.path),
@@ -146,12 +155,33 @@ class _Root:
                 where=str(self.path),
                 fix="chown it to trainer.user, or correct output_dir, checkpoint_dir or trainer.user",
             )
+        if owner not in (None, status.st_uid) and not _meant_for_others(status, fd):
+            raise RootReplaced(
+                f"this directory belongs to user {status.st_uid}, the training's user {owner} cannot write to it, and "
+                "other users can rename it",
+                where=str(self.path),
+                fix="find out who put it there; chown it to trainer.user if it is right",
+            )
         if foreign := links - {status.st_uid}:
             raise RootReplaced(
                 f"a symbolic link of user {min(foreign)} on this path leads to a directory of user {status.st_uid}",
                 where=str(self.path),
                 fix="remove the link, or configure the directory that it leads to",
             )
+
+    def remove(self) -> None:
+        """One of ours that is empty; it is made again when it is needed. Raises OSError, RootReplaced."""
+        os.close(self.open())
+        with self._lock:
+            above, _ = _open_path(self.path.parent)
+            try:
+                now = _lstat_at(above, self.path.name)
+                if self._pinned is not None and Identity.of(now) == Identity.of(self._pinned):
+                    os.rmdir(self.path.name, dir_fd=above)
+                    os.close(self._fd)
+                    self._fd, self._pinned = -1, None
+            finally:
+                os.close(above)
 
     def close(self) -> None:
         with self._lock:
@@ -184,14 +214,21 @@ class PinnedTree:
 
     def problem(self) -> str:
         """Why podwatch may change nothing here; empty if it may. A root that does not exist yet is no problem."""
+        try:
+            self.check()
+        except RootReplaced as error:
+            return str(error)
+        return ""
+
+    def check(self) -> None:
+        """Raises RootReplaced where podwatch may change nothing here."""
         for root in self._roots:
             try:
                 os.close(root.open())
-            except RootReplaced as error:
-                return str(error)
+            except RootReplaced:
+                raise
             except OSError:
                 continue
-        return ""
 
     def contains(self, path: Path) -> bool:
         """Is the path below a root, as it is written?"""
@@ -211,69 +248,80 @@ class PinnedTree:
         return tuple(found)
 
     @contextlib.contextmanager
-    def directory(self, path: Path, *, create: bool = False, mode: int = 0o700) -> Iterator[int]:
+    def directory(
+        self, path: Path, *, create: bool = False, mode: int = 0o700, owner: int | None = None
+    ) -> Iterator[int]:
         """A descriptor of the directory. ``create`` makes what is missing of it: a directory of ours with ``mode``, one
-        of the trainer's as its user would (``make_directory``). Raises RootReplaced, HostError (outside every root) or
-        OSError (ELOOP or ENOTDIR: a link)."""
+        of the trainer's as its user would (``make_directory``; ``owner`` instead of the tree's). Raises RootReplaced,
+        HostError (outside every root) or OSError (ELOOP or ENOTDIR: a link)."""
         root, parts = self._locate(path)
+        owner = self.owner if owner is None else owner
         try:
             fd = root.open()
         except FileNotFoundError:
             if not create:
                 raise
-            _make_ours(root.path) if root.ours else _make_root(root.path, self.owner)
+            _make_ours(root.path) if root.ours else _make_root(root.path, owner)
             fd = root.open()
         ours = root.ours
+        checked = 2 if root.ours else 0
         try:
             for name in parts:
-                ours = ours or name == HIDDEN
-                if create:
-                    if ours:
-                        with contextlib.suppress(FileExistsError):
-                            os.mkdir(name, mode, dir_fd=fd)
-                    else:
-                        make_directory(fd, name, self.owner)
-                below = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
+                ours = ours or name in (HIDDEN, STAGING)
+                try:
+                    below = _open_or_make(fd, name, create, mode if ours else None, owner)
+                except OSError as error:
+                    error.filename = str(path)
+                    raise
                 os.close(fd)
                 fd = below
-                if name == HIDDEN:
+                if name in (HIDDEN, STAGING):
+                    check_made_by_us(fd, path)
+                    checked = 1
+                elif checked:
                     check_ours(fd, path)
+                    checked = 0 if name in KEPT else checked - 1
             yield fd
         finally:
             os.close(fd)
 
     @contextlib.contextmanager
-    def parent(self, path: Path, *, create: bool = False, mode: int = 0o700) -> Iterator[tuple[int, str]]:
+    def parent(
+        self, path: Path, *, create: bool = False, mode: int = 0o700, owner: int | None = None
+    ) -> Iterator[tuple[int, str]]:
         """The directory that holds ``path``, and the last segment: what every operation below works on."""
         root, parts = self._locate(path)
         if not parts:
             raise HostError("refuses to change a configured directory itself", where=str(path))
-        with self.directory(root.path.joinpath(*parts[:-1]), create=create, mode=mode) as fd:
+        above = root.path.joinpath(*parts[:-1])
+        with self.directory(above, create=create, mode=mode, owner=owner) as fd:
             yield fd, parts[-1]
 
     def _find(self, path: Path) -> _Root | None:
         return next((r for r in self._roots if path == r.path or r.path in path.parents), None)
 
     def _locate(self, path: Path) -> tuple[_Root, tuple[str, ...]]:
-        if not path.is_absolute() or ".." in path.parts or "\0" in str(path):
-            raise HostError("not a plain absolute path", where=repr(str(path))[:200], fix="this is a bug: report it")
         root = self._find(path)
+        rest = path.parts if root is None else path.relative_to(root.path).parts
+        if not path.is_absolute() or ".." in rest or "\0" in str(path):
+            raise HostError("not a plain absolute path", where=repr(str(path))[:200], fix="this is a bug: report it")
         if root is None:
             raise HostError(
                 "refuses to touch a path outside the configured directories",
                 where=str(path),
                 fix="configure its directory as output_dir or trainer.checkpoint_dir if it is the trainer's",
             )
-        return root, path.relative_to(root.path).parts
+        return root, rest
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def lstat(self, path: Path) -> os.stat_result | None:
-        """What is called ``path`` now, a link itself and not its target; None if nothing is."""
+        """What is called ``path`` now, a link itself and not its target; None if nothing is. Raises OSError: ELOOP or
+        ENOTDIR where a link is on the way, which says nothing about what is behind it."""
         try:
             with self.parent(path) as (fd, name):
                 return os.stat(name, dir_fd=fd, follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return None
 
     def identity(self, path: Path) -> Identity | None:
@@ -311,12 +359,38 @@ class PinnedTree:
         finally:
             os.close(fd)
 
+    def read_ours(self, path: Path, limit: int = 1 << 20) -> bytes:
+        """``read`` for a file that only podwatch can have written. Raises RootReplaced where another user owns it."""
+        with self.parent(path) as (directory, name):
+            fd = open_regular(directory, name)
+            try:
+                _check_owner(fd, directory, path)
+                return read_descriptor(fd, limit, str(path))
+            finally:
+                os.close(fd)
+
+    def measure(self, path: Path, entries: int = 1 << 62) -> tuple[int, int]:
+        """(bytes on disk, entries seen) of a file or tree, as far as ``entries`` reach; a link counts as itself."""
+        seen = [0, 0]
+        try:
+            with self.parent(path) as (fd, name):
+                _measure(fd, name, seen, entries, _DEEPEST)
+        except OSError:
+            pass
+        return seen[0], seen[1]
+
     # -- changing -----------------------------------------------------------------------------------------------------
 
-    def make(self, path: Path, mode: int = 0o700) -> None:
+    def make(self, path: Path, mode: int = 0o700, *, owner: int | None = None) -> None:
         """Make the directory and what is missing above it, and check that it is ours where it must be."""
-        with self.directory(path, create=True, mode=mode):
+        with self.directory(path, create=True, mode=mode, owner=owner):
             return
+
+    def keep_private(self, path: Path) -> None:
+        """Take away the rights that an older podwatch gave others on a directory of ours."""
+        with self.directory(path) as fd:
+            if stat.S_IMODE(os.fstat(fd).st_mode) & 0o077:
+                os.fchmod(fd, 0o700)
 
     def rename(self, source: Path, target: Path, *, expected: Identity | None = None) -> bool:
         """Move an entry, a link itself, never over something that exists (FileExistsError).
@@ -331,13 +405,24 @@ class PinnedTree:
                 rename_at(source_fd, name, target_fd, new_name)
             except FileNotFoundError:
                 return False
+            except OSError as error:
+                error.filename, error.filename2 = str(source), str(target)
+                raise
             if expected is not None and Identity.of(_lstat_at(target_fd, new_name)) != expected:
-                rename_at(target_fd, new_name, source_fd, name)
+                try:
+                    rename_at(target_fd, new_name, source_fd, name)
+                except FileExistsError:  # and its place was taken meanwhile: it must not stay where it is deleted
+                    rename_at(target_fd, new_name, source_fd, f"{name}.{secrets.token_hex(4)}")
                 return False
             return True
 
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename over what is called ``target``: for two files of ours."""
+        with self.parent(source) as (source_fd, name), self.parent(target) as (target_fd, new_name):
+            os.rename(name, new_name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+
     def remove_tree(self, path: Path, *, tick: Callable[[Removed], None] | None = None) -> Removed:
-        """Remove a file or a tree, links themselves, never across a mount. As ``files.remove_tree``."""
+        """Remove a file or a tree, links themselves, never across a mount. As ``files.remove_entry``."""
         done = Removed()
         try:
             with self.parent(path) as (fd, name):
@@ -350,7 +435,54 @@ class PinnedTree:
         with self.parent(path) as (fd, name):
             os.unlink(name, dir_fd=fd)
 
+    def overwrite(self, path: Path, data: bytes, mode: int = 0o600) -> None:
+        """Write a file of ours in place: into the blocks that ``reserve`` got, so that it works on a full disk.
+        Durable when it returns; not atomic."""
+        with self.parent(path) as (directory, name):
+            fd = open_regular(directory, name, os.O_WRONLY | os.O_CREAT, mode)
+            try:
+                os.fchmod(fd, mode)  # one that an older podwatch left was open to all
+                done = 0
+                while done < len(data):
+                    done += os.pwrite(fd, data[done:], done)
+                os.ftruncate(fd, len(data))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def reserve(self, path: Path, size: int, mode: int = 0o600) -> None:
+        """Have a file of ours with ``size`` bytes of allocated blocks."""
+        with self.parent(path) as (directory, name):
+            fd = open_regular(directory, name, os.O_WRONLY | os.O_CREAT, mode)
+            try:
+                os.posix_fallocate(fd, 0, size)
+            finally:
+                os.close(fd)
+
+    def write_as(self, path: Path, data: bytes, mode: int, owner: tuple[int, int] | None) -> None:
+        """``write`` for a file of the trainer's: it belongs to ``owner`` (uid, gid) before it gets its name."""
+        with self.parent(path) as (fd, name):
+            write_at(fd, name, data, mode, owner=owner)
+
+    def write_link(self, path: Path, target: str, owner: int | None) -> None:
+        """Replace a link of the trainer's by one rename, so that there is no moment without. Raises OSError."""
+        fresh = f".{path.name}.{secrets.token_hex(4)}.tmp"
+        with self.parent(path) as (fd, name):
+            _symlink(fd, fresh, target, owner)
+            try:
+                os.rename(fresh, name, src_dir_fd=fd, dst_dir_fd=fd)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(fresh, dir_fd=fd)
+                raise
+            sync_descriptor(fd)
+
     def rmdir(self, path: Path) -> None:
+        """Remove an empty directory, one of ours beside a root as well. Raises OSError."""
+        root, parts = self._locate(path)
+        if root.ours and not parts:
+            root.remove()
+            return
         with self.parent(path) as (fd, name):
             os.rmdir(name, dir_fd=fd)
 
@@ -401,8 +533,8 @@ def open_pinned(pins: Sequence[Pin], path: str) -> int:
                 below = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
                 os.close(fd)
                 fd = below
-                if name == HIDDEN:
-                    check_ours(fd, Path(path))
+                if name in (HIDDEN, STAGING):
+                    check_made_by_us(fd, Path(path))
         except BaseException:
             os.close(fd)
             raise
@@ -410,9 +542,9 @@ def open_pinned(pins: Sequence[Pin], path: str) -> int:
     raise HostError("refuses to touch a path outside the configured directories", where=path)
 
 
-def open_regular(directory: int, name: str, flags: int = os.O_RDONLY) -> int:
+def open_regular(directory: int, name: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     """Open a regular file in a directory, without following a link and without blocking. Raises OSError."""
-    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, dir_fd=directory)
+    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, mode, dir_fd=directory)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", name)
@@ -420,17 +552,64 @@ def open_regular(directory: int, name: str, flags: int = os.O_RDONLY) -> int:
 
 
 def check_ours(fd: int, path: Path) -> None:
-    """Raises RootReplaced unless the directory belongs to podwatch and nobody else can write to it. Group and other
-    rights that an older podwatch left through its umask are taken away."""
+    """Raises RootReplaced unless the directory belongs to podwatch (or root) and nobody else can write to it. Rights of
+    group and others that an older podwatch left through its umask are taken away."""
+    _check_owner(fd, fd, path)
     status = os.fstat(fd)
-    if status.st_uid != os.geteuid() and status.st_uid != _our_uid(fd):
-        raise RootReplaced(
-            f"podwatch's own directory belongs to user {status.st_uid}",
-            where=str(path),
-            fix=f"move it away, or chown it to user {os.geteuid()} if podwatch made it as another user",
-        )
     if status.st_mode & _OTHERS_WRITE:
-        os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
+        try:
+            os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
+        except OSError as error:
+            raise RootReplaced(
+                "other users can write to podwatch's own directory", where=str(path), fix="chmod go-w it"
+            ) from error
+
+
+def check_made_by_us(fd: int, path: Path) -> None:
+    """``check_ours`` for one that its parent's owner could have exchanged for another directory of root's, by renaming
+    that one: what it holds must be what podwatch puts there. Nothing is changed before that is known."""
+    _check_owner(fd, fd, path)
+    if not _looks_made_by_us(fd):
+        raise RootReplaced(
+            "this directory has podwatch's name, but holds only what podwatch did not put there",
+            where=str(path),
+            fix="find out who replaced it, and move it away or put the original back",
+        )
+    check_ours(fd, path)
+
+
+def _check_owner(fd: int, directory: int, path: Path) -> None:
+    """``fd`` is ``directory`` or lies in it."""
+    status = os.fstat(fd)
+    if status.st_uid in (0, os.geteuid()) or status.st_uid == _our_uid(directory):
+        return
+    raise RootReplaced(
+        f"podwatch's own {'directory' if stat.S_ISDIR(status.st_mode) else 'file'} belongs to user {status.st_uid}",
+        where=str(path),
+        fix=f"move it away, or chown it to user {os.geteuid()} if podwatch made it as another user",
+    )
+
+
+def _looks_made_by_us(fd: int) -> bool:
+    """Empty, or with something that podwatch puts into its directories."""
+    names = os.listdir(fd)[:_LOOKED_AT]
+    bare = True
+    for name in names:
+        if name in KEPT or name.startswith((".podwatch-", "restore-")):
+            return True
+        try:
+            below = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
+        except OSError:
+            bare = False
+            continue
+        try:
+            inside = os.listdir(below)[:_LOOKED_AT]  # noqa: PTH208
+        finally:
+            os.close(below)
+        if any(entry in KEPT or entry.startswith(_RECORD) for entry in inside):
+            return True
+        bare = bare and not inside
+    return bare
 
 
 def make_directory(parent: int, name: str, owner: int | None) -> None:
@@ -462,6 +641,21 @@ def make_directory(parent: int, name: str, owner: int | None) -> None:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _open_or_make(directory: int, name: str, create: bool, mode: int | None, owner: int | None) -> int:
+    """``mode`` is given for a directory of ours. Makes nothing that is there: a full disk refuses that."""
+    try:
+        return os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+    except FileNotFoundError:
+        if not create:
+            raise
+    if mode is None:
+        make_directory(directory, name, owner)
+    else:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, mode, dir_fd=directory)
+    return os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
 
 
 def _open_path(path: Path) -> tuple[int, frozenset[int]]:
@@ -521,6 +715,20 @@ def _read_link(directory: int, name: str, path: Path) -> tuple[str, int]:
         os.close(fd)
 
 
+def _whose(status: os.stat_result) -> tuple[Identity, int]:
+    return Identity.of(status), status.st_uid
+
+
+def _meant_for_others(status: os.stat_result, fd: int) -> bool:
+    """For a directory of ours or root's in which another user trains: can that user write to it, or could nobody else
+    have put it there? Else a directory of root's may have been renamed to the configured name."""
+    if status.st_mode & _OTHERS_WRITE:
+        return True
+    above = os.stat("..", dir_fd=fd)
+    guarded = not above.st_mode & _OTHERS_WRITE or bool(above.st_mode & stat.S_ISVTX)
+    return guarded and above.st_uid in (0, os.geteuid())
+
+
 def _make_ours(path: Path) -> None:
     """podwatch's directory beside a root. The parent is made as well, as any program would make it."""
     try:
@@ -560,6 +768,40 @@ def _our_uid(directory: int) -> int:
         os.close(fd)
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=directory)
+
+
+def _measure(directory: int, name: str, seen: list[int], entries: int, depth: int) -> None:
+    """Adds [bytes, entries] up. Goes on after what cannot be read."""
+    try:
+        status = _lstat_at(directory, name)
+    except OSError:
+        return
+    seen[0] += status.st_blocks * 512
+    seen[1] += 1
+    if not stat.S_ISDIR(status.st_mode) or seen[1] >= entries or depth == 0:
+        return
+    try:
+        fd = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+    except OSError:
+        return
+    try:
+        for entry in os.listdir(fd):  # noqa: PTH208
+            if seen[1] >= entries:
+                return
+            _measure(fd, entry, seen, entries, depth - 1)
+    except OSError:
+        return
+    finally:
+        os.close(fd)
+
+
+def _symlink(directory: int, name: str, target: str, owner: int | None) -> None:
+    """A link that belongs to ``owner`` from its first moment; ours where that user may create nothing here."""
+    if owner is not None and owner != os.geteuid():
+        with contextlib.suppress(PermissionError), _as_user(owner):
+            os.symlink(target, name, dir_fd=directory)
+            return
+    os.symlink(target, name, dir_fd=directory)
 
 
 def _lstat_at(directory: int, name: str) -> os.stat_result:

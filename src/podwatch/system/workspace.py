@@ -1,23 +1,61 @@
-"""podwatch's own corner beside the output directory: record, quarantine, trash, staging (promise 8)."""
+"""podwatch's own directory beside the output directory: record, quarantine, trash, staging (promise 8)."""
 
-from dataclasses import dataclass, replace
+import os
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from podwatch.domain.errors import HostError, PermissionDenied
-from podwatch.system.files import can_rename
-from podwatch.system.pinned import HIDDEN
+from podwatch.system.pinned import HIDDEN, PinnedTree, RootReplaced
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """``<parent>/.podwatch/<name of output_dir>/``: outside the trainer's directory, on the same filesystem.
 
-    ``inside`` is used for quarantine, trash and staging instead where a rename to ``outside`` fails (output_dir is a
-    mount of its own, or an overlay's lower layer): found out by trying, never by comparing devices.
+    ``use_inside``: quarantine, trash and staging are in ``output_dir/.podwatch`` instead, because a rename to
+    ``outside`` fails (output_dir is a mount of its own, or an overlay's lower layer): found out by trying, never by
+    comparing devices. ``beside`` are the other configured directories of the trainer (``trainer.checkpoint_dir``).
+    ``owner`` is the uid that training runs as; None: podwatch's own, or unknown.
+
+    ``tree`` is the only way to change anything in these directories. One for each process and run.
     """
 
     output_dir: Path
     use_inside: bool = False
+    beside: tuple[Path, ...] = ()
+    owner: int | None = None
+    tree: PinnedTree = field(default=None, compare=False, repr=False)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if getattr(self, "tree", None) is None:
+            object.__setattr__(self, "tree", PinnedTree(self.roots, owner=self.owner))
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The trainer's directories."""
+        return tuple(dict.fromkeys((self.output_dir, *self.beside)))
+
+    def root_of(self, path: Path) -> Path | None:
+        """The trainer's directory that ``path`` is below, as it is written; the innermost one."""
+        if not path.is_absolute():
+            return None
+        found = [r for r in self.roots if r in path.parents and ".." not in path.relative_to(r).parts]
+        return max(found, key=lambda r: len(r.parts), default=None)
+
+    def holds(self, path: Path) -> bool:
+        """Below one of the trainer's directories, and in none of ours: nothing else is ever moved (promise 9)."""
+        root = self.root_of(path)
+        return root is not None and HIDDEN not in path.relative_to(root).parts
+
+    def trainers_uid(self) -> int | None:
+        """Who owns what podwatch makes in the trainer's directories; None: podwatch's own user. Blocks."""
+        if self.owner is not None or os.geteuid() != 0:
+            return self.owner
+        try:
+            with self.tree.directory(self.output_dir) as fd:
+                return os.fstat(fd).st_uid
+        except OSError:
+            return None
 
     @property
     def outside(self) -> Path:
@@ -48,19 +86,66 @@ class Workspace:
     def staging(self) -> Path:
         return self.movable / "staging"
 
+    # -- may anything be changed --------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises RootReplaced where podwatch may change nothing in these directories. Blocks."""
+        self.tree.check()
+        if self.use_inside:
+            try:
+                with self.tree.directory(self.inside):
+                    return
+            except OSError:
+                return  # not there, or not reachable: who needs it reports that
+
+    def problem(self) -> str:
+        """The same as text; empty where podwatch may. Blocks."""
+        try:
+            self.check()
+        except RootReplaced as error:
+            return str(error)
+        return ""
+
+    def exposed(self) -> str:
+        """Who can move podwatch's own directory away, in words, and what to do; empty where only root or we can.
+        Normal where the training user owns the parent of output_dir. Blocks."""
+        found = []
+        for parent in dict.fromkeys(root.parent for root in self.roots):
+            try:
+                status = parent.stat()
+            except OSError:
+                continue
+            sticky = status.st_mode & 0o1000
+            if status.st_uid not in (0, os.geteuid()):
+                found.append(f"user {status.st_uid} owns {parent}")
+            elif status.st_mode & 0o022 and not sticky:
+                found.append(f"other users can write to {parent}")
+        if not found:
+            return ""
+        return (
+            f"{' and '.join(found)}, so they can move podwatch's directory {HIDDEN} away. podwatch notices that,"
+            " reports it as critical and changes nothing until it is back. To rule it out: put output_dir into a"
+            " directory that root owns and no other user can write to"
+        )
+
+    # -- making it ----------------------------------------------------------------------------------------------------
+
     def probe(self) -> "Workspace":
         """Create the directories and find out whether a rename out of output_dir works: the workspace to use.
 
         Blocks. Where output_dir does not exist yet, its nearest existing ancestor is tried: what is created below it is
         on the same filesystem, unless someone mounts something there later, which the next probe sees. Everything is
-        made now because mkdir fails on a full disk when rename and unlink still work (facts/systemd.md, "SQLite at
-        100 % full"). Raises HostError or PermissionDenied where the record's own directory cannot be made.
+        made now because mkdir fails on a full disk when rename and unlink still work. A directory that was replaced is
+        left alone: ``problem`` says why, and nothing is changed. Raises HostError or PermissionDenied where the
+        record's own directory cannot be made.
         """
         try:
-            self.outside.mkdir(parents=True, exist_ok=True)
+            self.tree.make(self.outside, 0o755)
+        except RootReplaced:
+            return self
         except PermissionError as error:
             raise PermissionDenied(
-                "may not create podwatch's directory beside the output directory",
+                "cannot create podwatch's directory beside the output directory",
                 where=str(self.outside),
                 fix="run podwatch as the owner of the parent directory, or create it for podwatch's user",
             ) from error
@@ -70,20 +155,23 @@ class Workspace:
                 where=str(self.outside),
                 fix="make the parent of output_dir writable (systemd: name the parent in ReadWritePaths)",
             ) from error
-        source = self.output_dir
-        while not source.is_dir() and source != source.parent:
-            source = source.parent
         try:
-            inside = not can_rename(source, self.outside)
+            chosen = replace(self, use_inside=not self.tree.can_rename(self.output_dir, self.outside))
+        except RootReplaced:
+            return self
+        except FileNotFoundError:  # no output_dir yet: below its parent, as ours is, unless a mount lies between
+            chosen = replace(self, use_inside=False)
         except OSError:
-            inside = False  # output_dir cannot be written at all: "inside" could not work either
-        chosen = replace(self, use_inside=inside)
+            chosen = replace(self, use_inside=False)  # output_dir cannot be written: "inside" could not work either
         for directory in (chosen.quarantine, chosen.trash, chosen.staging):
             try:
-                directory.mkdir(parents=True, exist_ok=True)
+                self.tree.make(directory)
+                self.tree.keep_private(directory)
+            except RootReplaced:
+                return chosen
             except OSError as error:
                 raise HostError(
-                    f"cannot create a directory for what is set aside: {error.strerror}",
+                    f"cannot create a directory for what podwatch moves: {error.strerror}",
                     where=str(directory),
                     fix="free some space or make it writable",
                 ) from error

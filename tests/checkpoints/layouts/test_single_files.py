@@ -161,7 +161,7 @@ def test_removal_takes_the_file_and_nothing_else(pod: Pod) -> None:
     workspace = Workspace(pod.output)
     for directory in (workspace.trash, workspace.quarantine):
         directory.mkdir(parents=True)
-    remover = Remover(workspace, (pod.output,), pod.journal, SystemClock(), pod.events.append)
+    remover = Remover(workspace, pod.journal, SystemClock(), pod.events.append)
     plan = RemovalPlan((Removal(RemovalKind.STORED_SET, size, "in the store", 10),), (), Trigger.USAGE, 1, 0, False)
     report = remover.carry_out(plan, pod.layout.step_paths)
     assert report.problems == ()

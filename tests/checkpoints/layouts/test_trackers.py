@@ -8,6 +8,7 @@ import pytest
 from podwatch.checkpoints.layouts.base import Tracker
 from podwatch.checkpoints.layouts.tracker_files import number, repair
 from podwatch.domain.errors import HostError
+from podwatch.system.pinned import PinnedTree
 
 
 def test_a_number_is_read_and_nothing_else(tmp_path: Path) -> None:
@@ -28,20 +29,20 @@ def test_a_number_is_read_and_nothing_else(tmp_path: Path) -> None:
 def test_written_only_where_it_says_something_else(tmp_path: Path) -> None:
     path = tmp_path / "latest.txt"
     wanted = Tracker(path, content=b"10")
-    assert repair([wanted], [tmp_path]) == (path,)
+    assert repair([wanted], PinnedTree([tmp_path])) == (path,)
     assert path.read_bytes() == b"10"
     before = path.stat()
-    assert repair([wanted], [tmp_path]) == ()
+    assert repair([wanted], PinnedTree([tmp_path])) == ()
     path.write_text("10\n")
-    assert repair([wanted], [tmp_path]) == ()
+    assert repair([wanted], PinnedTree([tmp_path])) == ()
     path.chmod(0o600)
     path.write_text("")
-    assert repair([wanted], [tmp_path], only_missing=True) == (path,)
+    assert repair([wanted], PinnedTree([tmp_path]), only_missing=True) == (path,)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.stat().st_ino != before.st_ino
     path.write_text("20")
-    assert repair([wanted], [tmp_path], only_missing=True) == ()
-    assert repair([wanted], [tmp_path]) == (path,)
+    assert repair([wanted], PinnedTree([tmp_path]), only_missing=True) == ()
+    assert repair([wanted], PinnedTree([tmp_path])) == (path,)
     assert [p.name for p in tmp_path.iterdir()] == ["latest.txt"]
 
 
@@ -50,12 +51,12 @@ def test_a_link_is_replaced_by_a_rename_and_a_link_is_not_written_through(tmp_pa
     victim.write_text("precious")
     link = tmp_path / "step_latest"
     link.symlink_to("step_20")
-    assert repair([Tracker(link, target="step_10")], [tmp_path]) == (link,)
+    assert repair([Tracker(link, target="step_10")], PinnedTree([tmp_path])) == (link,)
     assert link.readlink() == Path("step_10")
-    assert repair([Tracker(link, target="step_10")], [tmp_path]) == ()
+    assert repair([Tracker(link, target="step_10")], PinnedTree([tmp_path])) == ()
     tracker = tmp_path / "latest.txt"
     tracker.symlink_to(victim)
-    assert repair([Tracker(tracker, content=b"10")], [tmp_path]) == (tracker,)
+    assert repair([Tracker(tracker, content=b"10")], PinnedTree([tmp_path])) == (tracker,)
     assert not tracker.is_symlink()
     assert victim.read_text() == "precious"
 
@@ -66,6 +67,6 @@ def test_nothing_outside_the_run(tmp_path: Path) -> None:
     (tmp_path / "run" / "leads-out").symlink_to(tmp_path / "else")
     for path in (tmp_path / "else" / "latest", tmp_path / "run" / "leads-out" / "latest"):
         with pytest.raises(HostError, match="outside"):
-            repair([Tracker(path, content=b"1")], [tmp_path / "run"])
+            repair([Tracker(path, content=b"1")], PinnedTree([tmp_path / "run"]))
     assert list((tmp_path / "else").iterdir()) == []
-    assert repair([Tracker(tmp_path / "run" / "no" / "latest", content=b"1")], [tmp_path / "run"]) == ()
+    assert repair([Tracker(tmp_path / "run" / "no" / "latest", content=b"1")], PinnedTree([tmp_path / "run"])) == ()

@@ -3,20 +3,20 @@
 Most trainers write them by a plain open and write, so an empty or garbled one is being written: it never means step 0.
 """
 
-import contextlib
 import errno
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import Tracker
 from podwatch.checkpoints.layouts.inside import Fault, Inside, StepView
 from podwatch.checkpoints.structure import dcp
 from podwatch.domain.errors import HostError
-from podwatch.system.files import atomic_write, fsync_dir, read_small
+from podwatch.system.files import read_small
+from podwatch.system.pinned import PinnedTree
 
 _LIMIT = 4096
 _NUMBER = re.compile(r"(?:0|[1-9]\d{0,17})")
@@ -108,26 +108,82 @@ def link_target(path: Path) -> str:
         return ""
 
 
-def repair(trackers: Iterable[Tracker], roots: Iterable[Path], *, only_missing: bool = False) -> tuple[Path, ...]:
+def repair(trackers: Iterable[Tracker], tree: PinnedTree, *, only_missing: bool = False) -> tuple[Path, ...]:
     """Make the trackers say what a start needs, each by one atomic rename; those that say it already are left alone.
-    Returns what was written. ``only_missing``: one that names a step stays as it is. HostError: outside ``roots``.
+    Returns what was written. ``only_missing``: one that names a step stays as it is. Raises HostError: outside the
+    trainer's directories, or reached through a link; OSError.
 
     Never while a trainer runs: it may be writing the very file.
     """
-    allowed = [os.path.realpath(r) for r in roots]
     written = []
     for tracker in trackers:
-        parent = os.path.realpath(tracker.path.parent)
-        if not any(parent == root or parent.startswith(root + os.sep) for root in allowed):
-            raise HostError("a tracker outside the run's directories is not touched", where=str(tracker.path))
-        if not _wrong(tracker) or (only_missing and _names_something(tracker.path)):
+        path = tracker.path
+        if not tree.contains(path):
+            raise HostError("refuses to write a tracker outside the run's directories", where=str(path))
+        try:
+            with tree.directory(path.parent) as fd:
+                status = os.fstat(fd)
+            now = _now(tree, path)
+        except FileNotFoundError:
+            continue  # no directory yet: the trainer makes it
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            raise HostError(
+                "refuses to write a tracker outside the run's directories: a symbolic link is on the way",
+                where=str(path),
+                fix="replace the link by a directory",
+            ) from error
+        if now.says(tracker) or (only_missing and now.names_something):
             continue
-        if tracker.target is not None:
-            _replace_link(tracker.path, tracker.target)
-        else:
-            _replace_file(tracker.path, tracker.content or b"")
-        written.append(tracker.path)
+        _write(tree, tracker, now.status, status)
+        written.append(path)
     return tuple(written)
+
+
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """What is in a tracker's place: a link with its target, a file with its text, or neither."""
+
+    status: os.stat_result | None
+    target: str | None = None
+    text: str = ""
+
+    def says(self, tracker: Tracker) -> bool:
+        if tracker.target is not None:
+            return self.target == tracker.target
+        return self.target is None and self.text == (tracker.content or b"").decode().strip()
+
+    @property
+    def names_something(self) -> bool:
+        return self.target is not None or self.text != ""
+
+
+def _now(tree: PinnedTree, path: Path) -> _Now:
+    with tree.parent(path) as (directory, name):
+        try:
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if stat.S_ISLNK(status.st_mode):
+                return _Now(status, os.readlink(name, dir_fd=directory))
+            if not stat.S_ISREG(status.st_mode):
+                return _Now(status)
+        except FileNotFoundError:
+            return _Now(None)
+    try:
+        return _Now(status, text=tree.read(path, _LIMIT).decode().strip())
+    except (OSError, UnicodeDecodeError):
+        return _Now(status)  # too large, gone, or no text: it says nothing
+
+
+def _write(tree: PinnedTree, tracker: Tracker, old: os.stat_result | None, directory: os.stat_result) -> None:
+    """With the mode and owner of the old one, or the directory's owner: the trainer must be able to write it again."""
+    like = directory if old is None else old
+    if tracker.target is not None:
+        tree.write_link(tracker.path, tracker.target, directory.st_uid if os.geteuid() == 0 else None)
+        return
+    mode = stat.S_IMODE(old.st_mode) if old is not None and stat.S_ISREG(old.st_mode) else 0o644
+    owner = (like.st_uid, like.st_gid) if os.geteuid() == 0 else None
+    tree.write_as(tracker.path, tracker.content or b"", mode & 0o777, owner)
 
 
 def wrong(trackers: Iterable[Tracker]) -> tuple[Path, ...]:
@@ -146,37 +202,3 @@ def _says(tracker: Tracker) -> bool:
         except OSError:
             return False
     return not tracker.path.is_symlink() and text(tracker.path) == (tracker.content or b"").decode().strip()
-
-
-def _names_something(path: Path) -> bool:
-    return path.is_symlink() or text(path) != ""
-
-
-def _replace_file(path: Path, content: bytes) -> None:
-    """With the mode and owner of the old one, or the directory's owner: the trainer must be able to write it again."""
-    try:
-        old: os.stat_result | None = path.lstat()
-    except FileNotFoundError:
-        old = None
-    plain = old is not None and stat.S_ISREG(old.st_mode)
-    atomic_write(path, content, mode=stat.S_IMODE(old.st_mode) if plain and old is not None else 0o644)
-    _own(path, old or path.parent.stat())
-
-
-def _replace_link(path: Path, target: str) -> None:
-    """A new link is renamed over the old one, so there is no moment without."""
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    fresh.symlink_to(target)
-    try:
-        _own(fresh, path.parent.stat())
-        fresh.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise
-    fsync_dir(path.parent)
-
-
-def _own(path: Path, like: os.stat_result) -> None:
-    if os.geteuid() == 0:
-        os.chown(path, like.st_uid, like.st_gid, follow_symlinks=False)

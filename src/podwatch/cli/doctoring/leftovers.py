@@ -5,12 +5,13 @@ from collections.abc import Iterator
 
 from podwatch.cli.doctoring.common import Line, Sets, in_time
 from podwatch.config.settings import Settings
+from podwatch.daemon.paths import workspace_of
+from podwatch.domain.errors import HostError
 from podwatch.journal.journal import Journal
 from podwatch.journal.run_record import load_run_record
 from podwatch.recovery import litter
 from podwatch.system import procfs
 from podwatch.system.identity import is_alive
-from podwatch.system.workspace import Workspace
 from podwatch.trainer import find
 from podwatch.trainer.records import read_record
 
@@ -82,7 +83,10 @@ def leftovers(settings: Settings, now: str) -> Iterator[Line]:
 
 
 def _last_start(settings: Settings) -> float | None:
-    record = load_run_record(Workspace(settings.trainer.output_dir).record)
+    try:
+        record = load_run_record(workspace_of(settings))
+    except HostError:
+        return None  # `places` says what is wrong with it
     return record.last_start.wall if record is not None and record.last_start is not None else None
 
 

@@ -3,10 +3,16 @@
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
+from podwatch.checkpoints.layouts import make_layout
 from podwatch.cli.doctoring.common import Line, Sets, in_time, nearest
 from podwatch.client.times import size
 from podwatch.config.settings import Settings
+from podwatch.daemon.paths import workspace_of
+from podwatch.system.workspace import Workspace
+
+LINKS_SHOWN = 4
 
 KEEP_FLAGS = ("--ckpt.keep-last", "--ckpt.keep", "--trainer.ckpt.keep-last")
 """prime-rl's (facts/prime-rl.md section 2)."""
@@ -23,6 +29,36 @@ def output_dir(settings: Settings) -> Iterator[Line]:
         yield Line("output_dir", "ok", f"{path} does not exist yet; {there} is writable")
     else:
         yield Line("output_dir", "ok", str(path))
+
+
+def own_directory(settings: Settings) -> Iterator[Line]:
+    """Can another user lead podwatch out of the run's directories, or take its own away?"""
+    workspace = workspace_of(settings)
+    if problem := in_time(workspace.problem):
+        yield Line("directories", "fail", problem, "podwatch changes nothing until this is repaired")
+        return
+    links = in_time(lambda: _links(settings, workspace))
+    for link in links[:LINKS_SHOWN]:
+        text = f"{link} is a symbolic link: podwatch follows none, so it moves and uploads nothing behind it"
+        yield Line("directories", "warn", text, "use a directory, or set trainer.checkpoint_dir to the link's target")
+    if exposed := in_time(workspace.exposed):
+        yield Line("directories", "warn", exposed, "or accept it: podwatch notices it")
+    if not links and not exposed:
+        yield Line("directories", "ok", f"{workspace.outside}: only podwatch can change it")
+
+
+def _links(settings: Settings, workspace: Workspace) -> list[Path]:
+    """Links on the way to what the layout reads and moves. A link that is moved itself is none of them."""
+    layout = make_layout(settings)
+    found: dict[Path, None] = {}
+    for path in (*layout.watch_roots(), *(p.parent for p in layout.ahead_of(None))):
+        root = workspace.root_of(path)
+        for way in (path, *path.parents):
+            if root is None or root not in way.parents:
+                break
+            if way.is_symlink():
+                found[way] = None
+    return list(found)
 
 
 def state_dir(settings: Settings) -> Iterator[Line]:
