@@ -11,10 +11,10 @@ import pytest
 
 from podwatch.domain.errors import InternalError, PodwatchError, RemoteError
 from podwatch.domain.finding import Severity
+from podwatch.domain.links import check_links
 from podwatch.domain.remote import Manifest
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.engine import SetVoid
-from podwatch.sync.fetching import check_link
 from podwatch.sync.publish import read_manifest
 from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World, until
@@ -430,5 +430,4 @@ async def test_a_link_that_no_restore_would_take_is_left_out(local: World, run: 
     assert pointer is not None
     manifest = read_manifest(local.store(), local.keys, pointer)
     assert [link.path for link in manifest.symlinks] == ["checkpoint/link"]
-    for link in manifest.symlinks:
-        check_link(link)
+    check_links(manifest.files, manifest.symlinks)

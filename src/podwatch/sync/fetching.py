@@ -16,7 +16,8 @@ from pathlib import Path
 
 from podwatch.client.times import size as in_words
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError
-from podwatch.domain.remote import ManifestFile, ManifestSymlink, deceives
+from podwatch.domain.links import check_links
+from podwatch.domain.remote import ManifestFile, ManifestSymlink
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.errors import SaveGone
 from podwatch.sync.fetch_job import Fetched, FetchJob
@@ -57,8 +58,7 @@ class Fetching:
 
     def run(self) -> Fetched:
         files = by_part(self._job.files)
-        for link in self._job.symlinks:
-            check_link(link)
+        check_links(self._job.files, self._job.symlinks)
         staged = tuple(p for p in self._job.parts if not self._in_place(p, files.get(p, [])))
         for part in set(self._job.parts) - set(staged):
             self._count(sum(f.size for f in files[part]))
@@ -244,21 +244,6 @@ def _link_there(target: Path, link: ManifestSymlink) -> bool:
         return str((target / link.path.partition("/")[2]).readlink()) == link.target
     except OSError:
         return False
-
-
-def check_link(link: ManifestSymlink) -> None:
-    """A link must be relative and stay inside its own part (promise 9)."""
-    depth = link.path.count("/") - 1  # directories between the part's own and the link
-    target = link.target
-    bad = not target or target.startswith("/") or deceives(target) or "\\" in target or len(target) > 1000
-    for segment in target.split("/"):
-        if segment == "..":
-            depth -= 1
-        elif segment not in ("", "."):
-            depth += 1
-        bad = bad or depth < 0
-    if bad:
-        raise IntegrityError("manifest holds a link out of its set", where=repr(link.path)[:120])
 
 
 def by_part(files: Iterable[ManifestFile]) -> dict[str, list[ManifestFile]]:

@@ -18,6 +18,7 @@ from podwatch.checkpoints.layouts import tracker_files
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError
 from podwatch.domain.intent import Intent, IntentKind, IntentState
+from podwatch.domain.links import check_links
 from podwatch.domain.remote import Keys, Manifest, Pointer, sha1_hex
 from podwatch.domain.wandb import FROM_STORE, valid_ids
 from podwatch.journal.journal import Journal
@@ -26,7 +27,7 @@ from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.sync.errors import SaveGone
 from podwatch.sync.fetch_job import Fetched, FetchJob
 from podwatch.sync.fetch_process import Fetcher
-from podwatch.sync.fetching import by_part, check_link, is_marker
+from podwatch.sync.fetching import by_part, is_marker
 from podwatch.sync.placing import Placer
 from podwatch.sync.publish import checked_manifest, newest_pointer, published_from, read_manifest
 from podwatch.sync.restore_optional import Brought, bring_optional
@@ -244,8 +245,8 @@ class Restorer:
                 fix="correct the layout, or restore with --to DIR",
             )
         parts = by_part(manifest.files)
+        check_links(manifest.files, manifest.symlinks)
         for link in manifest.symlinks:
-            check_link(link)
             parts.setdefault(link.part, [])
         if to is None:
             self._layout.expect_parts(parts)

@@ -10,8 +10,9 @@ from podwatch import __version__
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
-from podwatch.domain.remote import Manifest, ManifestSymlink
+from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.links import restorable
+from podwatch.domain.remote import Manifest
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
@@ -20,7 +21,6 @@ from podwatch.sync import job as jobs
 from podwatch.sync.children import Children
 from podwatch.sync.doors import RunIdentity, SetSource
 from podwatch.sync.engine import SetVoid, Upload, UploadStopped
-from podwatch.sync.fetching import check_link
 from podwatch.sync.held import Held, Holder
 from podwatch.sync.publish import ObjectsMissing, Publisher, rfc3339
 from podwatch.sync.unit import OwnUnit
@@ -221,6 +221,7 @@ class Sender:
     ) -> PublishedSave:
         await self._still_there(contents.set)
         identity, chosen = self._identity(), contents.set
+        sent = jobs.manifest_files(files, done)
         manifest = Manifest(
             run_id=identity.run_id,
             lineage=identity.lineage,
@@ -231,8 +232,8 @@ class Sender:
             writer_id=identity.writer_id,
             part_size=self._settings.sync.part_size,
             total_bytes=sum(f.size for f in files),
-            files=jobs.manifest_files(files, done),
-            symlinks=tuple(x for x in jobs.manifest_symlinks(contents) if restorable(x)),
+            files=sent,
+            symlinks=restorable(sent, jobs.manifest_symlinks(contents)),
             world_size=contents.world_size,
             config_digest=identity.config_digest,
             producer=f"podwatch {__version__}",
@@ -263,16 +264,6 @@ class Sender:
             return
         if now.save_id != chosen.save_id:
             raise SetVoid("set changed while it was uploaded", where=f"step {chosen.step}")
-
-
-def restorable(link: ManifestSymlink) -> bool:
-    """A restore refuses the whole set for a link that leads out of it or could deceive: such a one is left out here, as
-    the catalogue leaves out those it can see are."""
-    try:
-        check_link(link)
-    except IntegrityError:
-        return False
-    return True
 
 
 def _gone(contents: SetContents) -> bool:
