@@ -28,6 +28,7 @@ from podwatch.sync.fetch_process import FetchProcess
 from podwatch.sync.restore import Restorer
 from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import SystemClock
+from podwatch.system.pinned import PinnedTree
 from podwatch.system.workspace import Workspace
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.hurry import hurrying
@@ -162,6 +163,7 @@ class World:
             clock=SystemClock(),
             credentials=self.credentials,
             emit=self.events.append,
+            tree=PinnedTree([self.output]),
             backoff=self.backoff,
             me=Pod(self.writer_id, f"machine-{self.writer_id}", "boot", "place", f"host-{self.writer_id}"),
             timing=self.timing,
@@ -178,6 +180,7 @@ class World:
             self.layout,
             Workspace(self.output),
             self.journal,
+            tree=PinnedTree([self.output]),
             store_url=self.store_url,
             writer_id=self.writer_id,
             fetcher=FetchProcess(self.credentials),

@@ -110,6 +110,7 @@ def _restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, i
     from podwatch.sync.fetch_process import FetchProcess
     from podwatch.sync.job import keys_for
     from podwatch.sync.restore import FetchPace, Restorer
+    from podwatch.system.run_tree import run_tree
     from podwatch.system.workspace import Workspace
 
     def open_one() -> ObjectStore:
@@ -121,6 +122,7 @@ def _restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, i
         make_layout(settings),
         _workspace(settings) if in_place else Workspace(settings.trainer.output_dir),
         journal,
+        tree=run_tree(settings.trainer),
         store_url=settings.sync.store,
         writer_id="by-hand",
         fetcher=FetchProcess(lambda: credentials(settings)),

@@ -59,6 +59,8 @@ from podwatch.sync.restore import FetchPace, Restorer
 from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import Clock
 from podwatch.system.identity import boot_id, machine_id
+from podwatch.system.pinned import PinnedTree
+from podwatch.system.run_tree import run_tree
 from podwatch.system.threads import Worker
 from podwatch.system.workspace import Workspace
 from podwatch.telling.logging import redactor
@@ -149,6 +151,7 @@ def build(
     layout = make_layout(settings)
     policies = policies_from(settings, max_steps=_target(layout, trainer.command))
     workspace = Workspace(trainer.output_dir).probe()
+    tree = run_tree(trainer)
     checkpoints = settings.checkpoints
     beside = tuple(p for p in (trainer.checkpoint_dir,) if p is not None)
     aside = Aside(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS, roots=beside)
@@ -267,6 +270,7 @@ def build(
             clock=clock,
             credentials=lambda: credentials_for(current()),
             emit=emit,
+            tree=tree,
             me=_pod(writer_id, trainer.output_dir),
             take_over=_first_time(journal.sync, take_over),
             training=lambda: recovery.handle is not None,
@@ -275,7 +279,7 @@ def build(
             finished=lambda: recovery.desired is Desired.FINISHED,
         )
         door = StoreDoor(
-            make_restorer(settings, layout, workspace, journal.sync, writer_id),
+            make_restorer(settings, layout, workspace, journal.sync, writer_id, tree),
             Worker("restore"),
             have_local=lambda: newest_complete(catalogue.sets) is not None,
         )
@@ -363,7 +367,7 @@ def _shown(text: str) -> str:
 
 
 def make_restorer(
-    settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str
+    settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str, tree: PinnedTree
 ) -> Restorer:
     """Also used by ``podwatch restore`` on a pod without a daemon."""
     return Restorer(
@@ -377,6 +381,7 @@ def make_restorer(
         layout,
         workspace,
         journal,
+        tree=tree,
         store_url=settings.sync.store,
         writer_id=writer_id,
         fetcher=FetchProcess(lambda: credentials_for(settings)),

@@ -31,6 +31,7 @@ from podwatch.sync.fetching import by_part, is_marker
 from podwatch.sync.placing import Placer
 from podwatch.sync.publish import checked_manifest, newest_pointer, published_from, read_manifest
 from podwatch.sync.restore_optional import Brought, bring_optional
+from podwatch.system.pinned import PinnedTree, pin_of
 from podwatch.system.workspace import Workspace
 
 RestoreProgress = Callable[[int, int], None]
@@ -95,6 +96,7 @@ class Restorer:
         workspace: Workspace,
         journal: Journal,
         *,
+        tree: PinnedTree,
         store_url: str,
         writer_id: str,
         fetcher: Fetcher,
@@ -105,7 +107,7 @@ class Restorer:
         waiting: Callable[[RemoteError, float], None] = lambda _error, _seconds: None,
     ) -> None:
         self._open, self._keys, self._layout = store_factory, keys, layout
-        self._workspace, self._journal = workspace, journal
+        self._workspace, self._journal, self._tree = workspace, journal, tree
         self._store_url, self._writer_id, self._fetcher, self._pace = store_url, writer_id, fetcher, pace
         self._roots, self._user = tuple(roots), user
         self._patience, self._waiting = patience, waiting
@@ -258,6 +260,7 @@ class Restorer:
             placer.forget_others(name)
             places = placer.homes(targets, frozenset(parts) & self._layout.shared_parts if to is None else frozenset())
             job = self._job(
+                to,
                 step=save.step,
                 owner=owner,
                 part_size=manifest.part_size,
@@ -300,8 +303,10 @@ class Restorer:
             manifest.train_command,
         )
 
-    def _job(self, **fields: Any) -> FetchJob:
-        return FetchJob(store=self._store_url, writer_id=self._writer_id, **fields, **asdict(self._pace))
+    def _job(self, to: Path | None, **fields: Any) -> FetchJob:
+        """Made when all staging directories are there. Raises RootReplaced."""
+        pins = self._tree.pins() if to is None else (pin_of(to),)
+        return FetchJob(store=self._store_url, writer_id=self._writer_id, pins=pins, **fields, **asdict(self._pace))
 
     def _beside(self, store: ObjectStore, save: RemoteSave, to: Path | None) -> Brought:
         owner = owner_of(to or self._workspace.output_dir, self._user if to is None else "")
@@ -312,7 +317,7 @@ class Restorer:
             save.manifest,
             Placer(self._workspace, self._roots, to, owner),
             to,
-            partial(self._job, step=save.step, owner=owner),
+            partial(self._job, to, step=save.step, owner=owner),
             lambda job, lock: self._fetch_patiently(job, lambda _here: None, lock),
         )
 

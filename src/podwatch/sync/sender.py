@@ -18,6 +18,7 @@ from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
 from podwatch.stores.credentials import Credentials
 from podwatch.sync import job as jobs
+from podwatch.sync.belonging import check_contents, owners_of
 from podwatch.sync.children import Children
 from podwatch.sync.doors import RunIdentity, SetSource
 from podwatch.sync.engine import SetVoid, Upload, UploadStopped
@@ -25,6 +26,7 @@ from podwatch.sync.held import Held, Holder
 from podwatch.sync.publish import ObjectsMissing, Publisher, rfc3339
 from podwatch.sync.unit import OwnUnit
 from podwatch.system.clock import Clock
+from podwatch.system.pinned import PinnedTree
 from podwatch.system.threads import Worker
 from podwatch.system.workspace import Workspace
 
@@ -48,7 +50,9 @@ class Sender:
         clock: Clock,
         credentials: Callable[[], Credentials | None],
         worker: Worker,
+        tree: PinnedTree,
     ) -> None:
+        self._tree = tree
         self._settings, self._identity, self._catalogue = settings, identity, catalogue
         self._journal, self._clock, self._credentials, self._worker = journal, clock, credentials, worker
         self.running: Upload | None = None
@@ -87,7 +91,7 @@ class Sender:
         held = None
         if await self._journal.run(Journal.learned, OUTRUN, False):
             with contextlib.suppress(HostError):
-                held = self._held = await self._worker.call(self._holder.hold, contents)
+                held = self._held = await self._worker.call(self._hold, contents)
         watching = None if held is None else asyncio.ensure_future(self._watch(held))
         try:
             await self.send(contents if held is None else held.contents, todo, done, progress)
@@ -101,6 +105,13 @@ class Sender:
         finally:
             if watching is not None:
                 watching.cancel()
+
+    def _hold(self, contents: SetContents) -> Held | None:
+        """What is held is sent from directories of ours: whose it is must be judged before. Blocks."""
+        with contextlib.suppress(OSError):
+            check_contents(self._tree, contents, owners_of(self._tree))
+            return self._holder.hold(contents)
+        return None
 
     async def _watch(self, held: Held) -> None:
         """Ends when the upload had to be stopped because the disk needs the room of what only we have."""
@@ -123,6 +134,8 @@ class Sender:
         progress: Callable[[int], None],
     ) -> None:
         """As ``upload``, and nothing is held: for what may as well be left out."""
+        pins = await self._worker.call(self._tree.pins)
+        owners = None if self._held is not None else await self._worker.call(owners_of, self._tree)
         step, save_id = contents.set.step, contents.set.save_id
         lock = self._settings.state_dir / self._settings.run_id / "upload.lock"
         job = jobs.UploadJob(
@@ -139,6 +152,8 @@ class Sender:
             ),
             connections_max=self._settings.sync.connections_max,
             max_rate=float(self._settings.sync.max_rate or 0),
+            pins=pins,
+            owners=owners,
         )
         expected = {f.remote: f for f in job.files}
         uploads = {f.remote: f.upload for f in job.files}

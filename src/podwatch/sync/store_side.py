@@ -27,6 +27,7 @@ from podwatch.sync.remote_retention import RemoteRetention
 from podwatch.sync.sender import Sender
 from podwatch.sync.sweeping import Sweeper, told
 from podwatch.system.clock import Clock
+from podwatch.system.pinned import PinnedTree
 from podwatch.system.threads import Worker
 
 BACKOFF_MIN, BACKOFF_MAX = 5.0, 600.0
@@ -54,6 +55,7 @@ class StoreSide:
         clock: Clock,
         credentials: Callable[[], Credentials | None],
         emit: Callable[[Event], None],
+        tree: PinnedTree,
         backoff: tuple[float, float] = (BACKOFF_MIN, BACKOFF_MAX),
         me: Pod | None = None,
         timing: Timing | None = None,
@@ -86,6 +88,7 @@ class StoreSide:
             clock=clock,
             credentials=credentials,
             worker=self._worker,
+            tree=tree,
         )
         self._holding: Holding | None = None
         if self._keys is not None:
@@ -123,7 +126,8 @@ class StoreSide:
         self._store: ObjectStore | None = None
         self._publisher: Publisher | None = None
         self._failures = 0
-        self._void: set[tuple[int, str]] = set()
+        self._void: dict[tuple[int, str], str] = {}
+        """What is not sent again, and why."""
         self._begun_at: float | None = None
         self._begun_set: tuple[int, str] | None = None
         self._tidied = False
