@@ -20,7 +20,7 @@ SECONDS = 1
 def ask(path: str) -> str:
     """``no``, ``yes`` or ``unknown`` for one file. A file that vanished is held by nobody."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except FileNotFoundError:
         return "no"
     except OSError:

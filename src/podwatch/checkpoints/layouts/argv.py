@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.layouts.base import ResumeCommand
+from podwatch.system.reading import read_file
 
 PLACEHOLDERS = ("{step}", "{checkpoint}", "{resume_args}")
 _TRUTH = frozenset({"true", "false", "1", "0", "yes", "no"})
@@ -155,8 +156,7 @@ def toml_documents(command: Sequence[str], cwd: Path | None) -> list[Mapping[str
             continue
         path = Path(name) if cwd is None else cwd / name
         try:
-            if path.stat().st_size <= _TOML_LIMIT:
-                documents.append(tomllib.loads(path.read_text(encoding="utf-8")))
+            documents.append(tomllib.loads(read_file(path, _TOML_LIMIT).decode()))
         except (OSError, ValueError):
             continue
     return documents
