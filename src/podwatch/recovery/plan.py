@@ -14,6 +14,7 @@ from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import StartRecord
 from podwatch.domain.wandb import given_in, identity
 from podwatch.evidence import scrub
+from podwatch.system.reading import read_file
 from podwatch.trainer.base import StartPlan
 
 MAX_DIGEST_BYTES = 1 << 20
@@ -136,9 +137,9 @@ def config_digests(argv: Sequence[str], cwd: Path) -> tuple[tuple[str, str], ...
         for name in {argument, argument.lstrip("@"), argument.rpartition("=")[2].lstrip("@")}:
             path = cwd / name
             try:
-                if not name or not path.is_file() or path.stat().st_size > MAX_DIGEST_BYTES:
+                if not name or not path.is_file():
                     continue
-                found[os.path.normpath(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+                found[os.path.normpath(path)] = hashlib.sha256(read_file(path, MAX_DIGEST_BYTES)).hexdigest()
             except (OSError, ValueError):
                 continue
     return tuple(sorted(found.items()))
@@ -151,7 +152,7 @@ def changed_configs(record: StartRecord | None) -> tuple[str, ...]:
     changed = []
     for name, digest in record.config_digests:
         try:
-            now = hashlib.sha256(Path(name).read_bytes()).hexdigest()
+            now = hashlib.sha256(read_file(name, MAX_DIGEST_BYTES)).hexdigest()
         except OSError:
             now = ""
         if now != digest:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from podwatch.domain.errors import ConfigurationError
 from podwatch.system.child import scrubbed_environment
-from podwatch.system.files import read_small
+from podwatch.system.files import read_descriptor
+from podwatch.system.reading import open_file
 
 ALLOWED = frozenset(
     {"PODWATCH_START_ID", "PODWATCH_RUN", "PODWATCH_STEP", "PODWATCH_CHECKPOINT", "PODWATCH_RESUME_ARGS"}
@@ -60,7 +61,11 @@ def read_env_file(path: Path) -> dict[str, str]:
     expanded. The file must belong to root or to us and be closed to others: it holds secrets, and policies written by
     a model run on this machine. Raises ConfigurationError; values never appear in its text."""
     try:
-        status = path.stat()
+        descriptor = open_file(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    try:
+        status = os.fstat(descriptor)
         if status.st_uid not in (0, os.geteuid()):
             raise ConfigurationError(
                 "the environment file belongs to another user",
@@ -73,16 +78,22 @@ def read_env_file(path: Path) -> dict[str, str]:
                 where=str(path),
                 fix=f"chmod 600 {path}",
             )
-        text = read_small(path).decode("utf-8")
+        text = read_descriptor(descriptor, 1 << 20, str(path)).decode("utf-8")
     except OSError as error:
-        raise ConfigurationError(
-            f"cannot read the environment file: {error.strerror}", where=str(path), fix="create it with mode 0600"
-        ) from error
+        raise _unreadable(path, error) from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             "the environment file is not UTF-8 text", where=str(path), fix="save it as UTF-8"
         ) from error
+    finally:
+        os.close(descriptor)
     return parse_env(text, where=str(path))
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"cannot read the environment file: {error.strerror}", where=str(path), fix="create it with mode 0600"
+    )
 
 
 def parse_env(text: str, *, where: str) -> dict[str, str]:
