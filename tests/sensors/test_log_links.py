@@ -1,4 +1,4 @@
-"""Lines of logs and metrics come out in status, bundles and the store: so root reads no file for T that T only points at.
+"""Lines of logs and metrics come out in status, bundles and the store, so root reads no file that T only points at.
 The user T owns output_dir; podwatch is root."""
 
 import os

@@ -77,6 +77,7 @@ def look(settings: "Settings") -> "Catalogue":
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.system.clock import SystemClock
     from podwatch.system.identity import boot_id
+    from podwatch.system.run_tree import run_tree
 
     rules = settings.checkpoints
     journal = _journal_if_any(settings)
@@ -93,6 +94,7 @@ def look(settings: "Settings") -> "Catalogue":
             whose=command_digest(settings.trainer.command),
             boots=Boots(memory, boot_id(), boot_wall()),
             stored=lambda: stored,
+            tree=run_tree(settings.trainer),
         )
         catalogue.rescan()
         catalogue.rescan()

@@ -166,6 +166,7 @@ def build(
         whose=command_digest(trainer.command),
         boots=Boots(journal.sync, boot_id(), boot_wall()),
         stored=lambda: frozenset((p.step, p.save_id) for p in journal.sync.published()),
+        tree=tree,
     )
     launcher = KeeperLauncher(
         settings.run_id,

@@ -4,7 +4,7 @@ from podwatch.config.loading import changes_needing_restart
 from podwatch.daemon.artefacts import TELLING
 from podwatch.daemon.compose import LEARNED
 from podwatch.daemon.core import Core
-from podwatch.daemon.own_findings import backup_findings, config_findings, store_refused_finding
+from podwatch.daemon.own_findings import backup_findings, config_findings, linked_findings, store_refused_finding
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.reloading import waits_for_restart
 from podwatch.domain.errors import ConfigurationError, PodwatchError
@@ -84,6 +84,7 @@ class Turning(Core):
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
         parts = self.parts
         config = config_findings(self._config_problem, since=self._started)
+        config += linked_findings(parts.catalogue.linked, since=self._started)
         if parts.store_refused:
             return (*store_refused_finding(parts.store_refused, since=self._started), *config)
         backup = backup_findings(
