@@ -83,12 +83,12 @@ def test_exchanged_between_the_look_and_the_opening(
 ) -> None:
     real = logs.open_file
 
-    def flip(path: str) -> int:
+    def flip(path: str, *, shown: bool) -> int:
         place = Path(path)
         if place.name == "trainer.log" and place.is_file() and not place.is_symlink():
             place.unlink()
             os.mkfifo(place) if what == "fifo" else link(place, tmp_path / "roots" / "trainer.log")
-        return real(path)
+        return real(path, shown=shown)
 
     monkeypatch.setattr(logs, "open_file", flip)
     news = logs.look(sources(out), {}, from_end=False)

@@ -35,7 +35,7 @@ def link(place: Path, target: object, uid: int) -> Path:
 
 def refused(path: Path) -> str:
     with pytest.raises(OSError) as caught:
-        os.close(open_file(path))
+        os.close(open_file(path, shown=True))
     assert caught.value.errno in (errno.EACCES, errno.EINVAL)
     return str(caught.value.strerror)
 
@@ -105,8 +105,10 @@ def test_hard_links(logs: Path) -> None:
     os.link(roots / "secret", logs / "trainer.log.1")
     assert "hard link" in refused(logs / "trainer.log.1")
     assert read_file(roots / "secret") == b"secret", "in root's own directory it is still root's"
+    assert read_file(logs / "trainer.log.1") == b"secret", "a checkpoint is judged with it"
+    assert read_file(roots / "secret", shown=True) == b"secret"
     os.link(logs / "trainer.log", logs / "same")
-    assert read_file(logs / "same") == b"step 5\n"
+    assert read_file(logs / "same", shown=True) == b"step 5\n"
     (logs / "of-root").write_text("written by root")
     assert read_file(logs / "of-root") == b"written by root", "one name: it was made here"
     roots.chmod(0o777)

@@ -142,7 +142,7 @@ def all_urls(settings: NotifySettings) -> tuple[str, ...]:
 def read_urls(path: Path) -> tuple[str, ...]:
     """One URL a line; blank lines and ``#`` lines are left out. The file may be read by its owner only."""
     try:
-        with opened(path) as file:
+        with opened(path, shown=True) as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
                 raise ConfigurationError("others may read this file", where=str(path), fix=f"chmod 600 {path}")
             lines = [line.strip() for line in file.read().decode().splitlines()]

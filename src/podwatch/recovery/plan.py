@@ -139,7 +139,9 @@ def config_digests(argv: Sequence[str], cwd: Path) -> tuple[tuple[str, str], ...
             try:
                 if not name or not path.is_file():
                     continue
-                found[os.path.normpath(path)] = hashlib.sha256(read_file(path, MAX_DIGEST_BYTES)).hexdigest()
+                found[os.path.normpath(path)] = hashlib.sha256(
+                    read_file(path, MAX_DIGEST_BYTES, shown=True)
+                ).hexdigest()
             except (OSError, ValueError):
                 continue
     return tuple(sorted(found.items()))
@@ -152,7 +154,7 @@ def changed_configs(record: StartRecord | None) -> tuple[str, ...]:
     changed = []
     for name, digest in record.config_digests:
         try:
-            now = hashlib.sha256(read_file(name, MAX_DIGEST_BYTES)).hexdigest()
+            now = hashlib.sha256(read_file(name, MAX_DIGEST_BYTES, shown=True)).hexdigest()
         except OSError:
             now = ""
         if now != digest:

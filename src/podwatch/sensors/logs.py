@@ -115,7 +115,7 @@ def look(
 
 def _look_at(path: str, position: Position | None, from_end: bool, since_wall: float | None) -> FileNews:
     try:
-        fd = open_file(path)  # what a trainer points at is shown to whoever may see our status
+        fd = open_file(path, shown=True)  # what a trainer points at is shown to whoever may see our status
     except FileNotFoundError:
         return FileNews(path)
     except OSError as error:
@@ -168,7 +168,7 @@ def _read(fd: int, position: Position, size: int) -> tuple[Position, tuple[bytes
 def _rest_of_rotated(path: str, position: Position) -> tuple[bytes, ...]:
     """What was written to the old file before it became ``<path>.1``; nothing if it was truncated or deleted."""
     try:
-        fd = open_file(path + ".1")
+        fd = open_file(path + ".1", shown=True)
     except OSError:
         return ()
     try:

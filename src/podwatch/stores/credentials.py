@@ -52,7 +52,7 @@ def credentials_from_environment(
 
 def _read_env_file(path: Path) -> dict[str, str]:
     try:
-        descriptor = open_file(path)
+        descriptor = open_file(path, shown=True)
     except OSError as error:
         raise PermissionDenied(
             f"env file cannot be read: {error.strerror}",

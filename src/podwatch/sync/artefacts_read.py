@@ -205,7 +205,7 @@ def _open(path: Path, *, follow: bool = False, private: bool = True) -> int | No
     try:
         if not follow and stat.S_ISLNK(os.lstat(path).st_mode):
             return None
-        descriptor = open_file(path)
+        descriptor = open_file(path, shown=True)
     except (OSError, ValueError):
         return None
     if not private and not os.fstat(descriptor).st_mode & 0o044:

@@ -6,8 +6,9 @@ not read what a user of the pod merely points at. One rule for all of these file
 - Only regular files are read, without blocking. A FIFO or a device with the name of a log is refused.
 - A symbolic link is followed where only root or podwatch can have put it. Any other link may lead only to a file of its
   own user: of who owns the link, or the directory that the link lies in.
-- A file with several names (hard links) is read where only root or podwatch can have named it, or where it belongs to
-  the owner of its directory.
+- What is shown or leaves the pod (``shown``) must be its maker's: a file with several names (hard links) is read where
+  only root or podwatch can have named it, or where it belongs to the owner of its directory. A checkpoint is judged
+  with such files: it can be resumed from, and is not sent (``sync.linked``).
 
 Each path is walked segment by segment by descriptors, so nothing changes between the check and the read. Everything
 here blocks.
@@ -30,22 +31,22 @@ _ANYBODY = -1
 """Stands for the owner of a link that any user could have put there: no file belongs to it."""
 
 
-def open_file(path: str | os.PathLike[str]) -> int:
+def open_file(path: str | os.PathLike[str], *, shown: bool = False) -> int:
     """A descriptor for reading. Raises OSError: EINVAL for what is no regular file, EACCES for one that a link may not
     lead to, with the reason as its text; FileNotFoundError also where it was exchanged meanwhile."""
-    return _walk(os.path.join(os.getcwd(), os.fspath(path)))  # noqa: PTH109, PTH118 - resolves nothing
+    return _walk(os.path.join(os.getcwd(), os.fspath(path)), shown)  # noqa: PTH109, PTH118 - resolves nothing
 
 
 @contextlib.contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def opened(path: str | os.PathLike[str], *, shown: bool = False) -> Iterator[BinaryIO]:
     """``open_file`` as a file object."""
-    with os.fdopen(open_file(path), "rb") as file:
+    with os.fdopen(open_file(path, shown=shown), "rb") as file:
         yield file
 
 
-def read_file(path: str | os.PathLike[str], limit: int = 1 << 20) -> bytes:
+def read_file(path: str | os.PathLike[str], limit: int = 1 << 20, *, shown: bool = False) -> bytes:
     """The whole file. Raises OSError as ``open_file``, and EFBIG where it holds more than ``limit`` bytes."""
-    fd = open_file(path)
+    fd = open_file(path, shown=shown)
     try:
         return read_descriptor(fd, limit, os.fspath(path))
     finally:
@@ -61,7 +62,7 @@ def stat_file(path: str | os.PathLike[str]) -> os.stat_result:
         os.close(fd)
 
 
-def _walk(path: str) -> int:
+def _walk(path: str, shown: bool) -> int:
     ours = frozenset((0, os.geteuid()))
     users: set[int] = set()
     """Who could have chosen where the links lead."""
@@ -90,7 +91,7 @@ def _walk(path: str) -> int:
                         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
                     below, directory = directory, below
                 else:
-                    _judge(found, os.fstat(directory), ours, users, path)
+                    _judge(found, os.fstat(directory), ours, users, path, shown=shown)
                     return _open_same(directory, name, found, path)
             finally:
                 os.close(below)
@@ -108,12 +109,14 @@ def _choosers(link: os.stat_result, around: os.stat_result, directory: int, ours
     return found
 
 
-def _judge(found: os.stat_result, around: os.stat_result, ours: frozenset[int], users: set[int], path: str) -> None:
+def _judge(
+    found: os.stat_result, around: os.stat_result, ours: frozenset[int], users: set[int], path: str, *, shown: bool
+) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise _refused(errno.EINVAL, "not a regular file", path)
     if users - {found.st_uid}:
         raise _refused(errno.EACCES, f"a symbolic link leads to a file of user {found.st_uid}: not followed", path)
-    if found.st_nlink > 1 and not _owner_made(found, around, ours):
+    if shown and found.st_nlink > 1 and not _owner_made(found, around, ours):
         raise _refused(errno.EACCES, f"a hard link to a file of user {found.st_uid}: not read", path)
 
 

@@ -61,7 +61,7 @@ def read_env_file(path: Path) -> dict[str, str]:
     expanded. The file must belong to root or to us and be closed to others: it holds secrets, and policies written by
     a model run on this machine. Raises ConfigurationError; values never appear in its text."""
     try:
-        descriptor = open_file(path)
+        descriptor = open_file(path, shown=True)
     except OSError as error:
         raise _unreadable(path, error) from error
     try:
