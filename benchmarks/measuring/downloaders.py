@@ -1,6 +1,7 @@
 """Clients that fetch the same files from the same B2 service, each a process of its own: time, CPU and memory."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -74,7 +75,9 @@ def durable(run: Callable[[], Ran], target: Path) -> tuple[Ran, float]:
     """What a client took, and the seconds until all of it is on the disk: podwatch waits for that, others do not."""
     ran = run()
     began = time.monotonic()
-    sync_filesystem(target)
+    descriptor = os.open(target, os.O_RDONLY)
+    sync_filesystem(descriptor)
+    os.close(descriptor)
     return ran, ran.seconds + time.monotonic() - began
 
 
@@ -97,6 +100,7 @@ def fetch_with_podwatch(url: str, target: str, listed: str) -> float:
     from podwatch.stores.credentials import Credentials
     from podwatch.sync.fetch_job import FetchJob
     from podwatch.sync.fetch_process import FetchProcess
+    from podwatch.system.pinned import pin_of
 
     files = tuple(
         ManifestFile(f"trainer/{name}", "trainer", size, 1, 0o644, PREFIX + name, file_id, tuple(hashes))
@@ -105,6 +109,7 @@ def fetch_with_podwatch(url: str, target: str, listed: str) -> float:
     job = FetchJob(
         step=1, store=f"b2://{BUCKET}", writer_id="bench", part_size=PART, files=files, symlinks=(),
         staging={"trainer": target}, targets={"trainer": target + "/nothing"}, connections=4, connections_max=32,
+        pins=(pin_of(Path(target).parent),),
     )  # fmt: skip
     began = time.monotonic()
     done = FetchProcess(lambda: Credentials("id", "key", url)).fetch(job, lambda _here, _came: None)

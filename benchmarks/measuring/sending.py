@@ -12,6 +12,7 @@ from podwatch.stores.open import Credentials
 from podwatch.sync.children import Children
 from podwatch.sync.engine import Upload
 from podwatch.sync.job import JobFile, UploadJob
+from podwatch.system.pinned import pin_of
 from tests.support.b2server import BUCKET, KEY, KEY_ID
 
 PART_SIZE = 100_000_000
@@ -42,6 +43,7 @@ def job_for(paths: Sequence[Path], store: str, name: str, lock: Path, connection
     return UploadJob(
         step=1, save_id=name, store=store, writer_id="bench", part_size=PART_SIZE, connections=connections,
         lock=str(lock), roots={"trainer": str(paths[0].parent)}, files=tuple(files),
+        pins=(pin_of(paths[0].parent),),
     )  # fmt: skip
 
 

@@ -449,7 +449,7 @@ def test_unchanged_sets_are_not_judged_again(out: Path, monkeypatch: pytest.Monk
     bench.settle()
     looked: list[object] = []
     real = settling.scan_part
-    monkeypatch.setattr(settling, "scan_part", lambda part: (looked.append(part), real(part))[1])
+    monkeypatch.setattr(settling, "scan_part", lambda part, roots: (looked.append(part), real(part, roots))[1])
     monkeypatch.setattr(PrimeRLLayout, "judge", lambda *_: pytest.fail("judged again"))
     os.utime(out)  # something may have changed
     bench.poll(10)

@@ -334,3 +334,16 @@ async def test_waiting_is_not_acting(world: World) -> None:
     assert podwatch.recovery.acting
     assert not podwatch.recovery.state.acting
     await podwatch.leave()
+
+
+async def test_checkpoints_behind_a_link_are_never_a_reason_for_a_fresh_start(world: World) -> None:
+    """They are not followed; but a run that has them must not begin at step 0 either."""
+    podwatch = Podwatch(world)
+    podwatch.catalogue.out_of_reach = frozenset({40})
+    await podwatch.recovery.begin()
+    await podwatch.until_phase(Phase.BLOCKED)
+    assert world.plans == []
+    (found,) = [f for f in podwatch.recovery.findings() if f.kind is FindingKind.BLOCKED]
+    assert "step 40 seems to lie behind a symbolic link" in found.summary
+    assert "trainer.checkpoint_dir" in found.suggestion
+    await podwatch.leave()

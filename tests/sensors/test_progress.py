@@ -245,7 +245,7 @@ async def test_an_unreadable_log_is_named(tmp_path: Path) -> None:
     (tmp_path / "keeper.log").mkdir()
     async with pod(tmp_path) as p:
         await until(lambda: p.sensor.latest().ok)
-        assert "keeper.log is not a regular file" in p.sensor.latest().detail
+        assert "keeper.log: not a regular file" in p.sensor.latest().detail
 
 
 def test_the_inbox_takes_no_odd_and_no_endless_roles() -> None:

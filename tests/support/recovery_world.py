@@ -223,6 +223,7 @@ class FlatCatalogue:
         self.layout, self.world = layout, world
         self.sets: tuple[CheckpointSet, ...] = ()
         self.saving = False
+        self.out_of_reach: frozenset[int] = frozenset()
 
     def rescan(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]:
         found = []

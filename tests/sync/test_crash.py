@@ -27,6 +27,7 @@ from podwatch.sync.claims import Claims
 from podwatch.sync.publish import Publisher
 from podwatch.sync.remote_retention import RemoteRetention
 from podwatch.sync.sending import Sending
+from podwatch.system.pinned import pin_of
 from tests.support.forking import in_child, kill
 from tests.sync.conftest import Run, World, until
 
@@ -130,7 +131,7 @@ def once(world: World, step: int, fuse: Fuse) -> None:
 
         job = jobs.UploadJob(
             step=step, save_id=save_id, store="", writer_id=world.writer_id, part_size=part_size(world), connections=1,
-            lock="", roots=jobs.roots(contents), files=todo,
+            lock="", roots=jobs.roots(contents), files=todo, pins=(pin_of(world.output),),
         )  # fmt: skip
         Sending(job, store, heard, lambda _: None).run()
         if (step, contents.set.save_id) not in {(p.step, p.save_id) for p in real.published()}:

@@ -12,6 +12,7 @@ from podwatch.stores import b2_http, b2_receive
 from podwatch.sync.errors import SaveGone
 from podwatch.sync.fetch_job import Fetched, FetchJob
 from podwatch.sync.fetching import Fetching
+from podwatch.system.pinned import pin_of
 from tests.support.stored_set import put_set
 from tests.sync.conftest import World
 from tests.sync.test_restore import damage, drop, tree
@@ -39,6 +40,7 @@ def job(world: World, manifest: Manifest, staging: Path, *, target: Path | None 
         symlinks=manifest.symlinks,
         staging={"checkpoint": str(staging)},
         targets={"checkpoint": str(target or staging / "nowhere")},
+        pins=(pin_of(staging.parent), pin_of(world.output)),
         **options,  # type: ignore[arg-type]
     )
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError
+from podwatch.domain.links import check_links
 from podwatch.domain.remote import ManifestSymlink, Pointer, check_relative_path, sha1_hex
-from podwatch.sync.fetching import check_link
 from podwatch.sync.inventory import inventory, verify_save
 from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World
@@ -176,7 +176,23 @@ def test_names_that_deceive(bucket: World, name: str) -> None:
 @pytest.mark.parametrize("target", ["a\ud800", "a\x1b[2J", "a\u202eb", "a" * 5000])
 def test_links_that_deceive(target: str) -> None:
     with pytest.raises(IntegrityError):
-        check_link(ManifestSymlink("part/link", "part", target))
+        check_links([], [ManifestSymlink("part/link", "part", target)])
+
+
+WAYS_OUT = {
+    "through another link": [("a", "sub"), ("b", "a/../../../../../etc/passwd")],
+    "a link to a link's directory": [("sub/up", ".."), ("out", "sub/up/../../..")],
+    "absolute, at the end of a chain": [("a", "b"), ("b", "/etc/passwd")],
+    "a loop": [("a", "b"), ("b", "a")],
+}
+
+
+@pytest.mark.parametrize("name", WAYS_OUT)
+def test_links_through_links(bucket: World, name: str) -> None:
+    """Each target looks harmless; together they reach a file of the pod's."""
+    links = [{"path": f"checkpoint/{p}", "part": "checkpoint", "target": t} for p, t in WAYS_OUT[name]]
+    rewrite(bucket, lambda doc: doc.update(symlinks=links))
+    assert "link" in refused(bucket)
 
 
 async def test_two_spellings_of_one_name_stay_two_files(local: World, run: Run) -> None:

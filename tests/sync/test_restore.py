@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError
-from podwatch.domain.remote import ManifestSymlink, sha1_hex
+from podwatch.domain.links import check_links
+from podwatch.domain.remote import ManifestFile, ManifestSymlink, sha1_hex
 from podwatch.recovery import quarantine
 from podwatch.stores.calls import TOTAL
-from podwatch.sync.fetching import check_link
 from podwatch.system.workspace import Workspace
 from tests.support.small_disk import small_mount
 from tests.support.stored_set import put_set
@@ -255,15 +255,18 @@ async def test_staging_with_a_planted_symlink(local: World, run: Run, tmp_path: 
     pod.journal.close()
 
 
+AROUND = [ManifestFile(f"part/{p}", "part", 0, 0, 0o644, "k", "", ()) for p in ("dir/x", "dir/sub/y", "a")]
+
+
 @pytest.mark.parametrize("target", ["x", "sub/y", "../a", "./b", "sub/../c"])
 def test_links_inside_are_fine(target: str) -> None:
-    check_link(ManifestSymlink("part/dir/link", "part", target))
+    check_links(AROUND, [ManifestSymlink("part/dir/link", "part", target)])
 
 
 @pytest.mark.parametrize("target", ["", "/x", "../../x", "../../../x", "a/../../../b", "x\0y", "..\\x"])
 def test_links_outside_are_refused(target: str) -> None:
     with pytest.raises(IntegrityError):
-        check_link(ManifestSymlink("part/dir/link", "part", target))
+        check_links(AROUND, [ManifestSymlink("part/dir/link", "part", target)])
 
 
 async def test_pointer_of_another_run_or_place(local: World, run: Run) -> None:

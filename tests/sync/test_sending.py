@@ -22,6 +22,7 @@ from podwatch.stores.parts import FileSource
 from podwatch.sync.job import JobFile, UploadJob
 from podwatch.sync.pace import CORES_BUSY, HELPED, Pace, RateLimit
 from podwatch.sync.sending import Sending, SourceChanged
+from podwatch.system.pinned import pin_of
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.forking import kill
 from tests.sync.conftest import Run, World, until
@@ -64,7 +65,7 @@ def job_of(root: Path, names: list[str], *, part_size: int = PART, resume: dict[
         )  # fmt: skip
     return UploadJob(
         step=1, save_id="s", store="", writer_id="w", part_size=part_size, connections=4, lock="",
-        roots={"p": str(root)}, files=tuple(files), connections_max=8,
+        roots={"p": str(root)}, files=tuple(files), connections_max=8, pins=(pin_of(root),),
     )  # fmt: skip
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
 from podwatch.domain.finding import Severity
+from podwatch.domain.links import check_links
 from podwatch.domain.remote import Manifest
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.engine import SetVoid
-from podwatch.sync.fetching import check_link
 from podwatch.sync.publish import read_manifest
 from podwatch.sync.sender import Sender
 from tests.support.hurry import hurrying
@@ -451,8 +451,7 @@ async def test_a_link_that_no_restore_would_take_is_left_out(local: World, run: 
     assert pointer is not None
     manifest = read_manifest(local.store(), local.keys, pointer)
     assert [link.path for link in manifest.symlinks] == ["checkpoint/link"]
-    for link in manifest.symlinks:
-        check_link(link)
+    check_links(manifest.files, manifest.symlinks)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a directory of another user")

@@ -20,12 +20,14 @@ from podwatch.checkpoints.inspection import Inspection, inspect
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartDir, PartFiles
 from podwatch.checkpoints.ledger import Ledger
 from podwatch.checkpoints.quiet import Windows
+from podwatch.checkpoints.reached import replaced, without_linked
 from podwatch.checkpoints.scan import scan_part
 from podwatch.checkpoints.settling import CUT_OFF_FACTOR, Known, Settling
 from podwatch.checkpoints.structure import isolated
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, SymlinkEntry, newest_complete
 from podwatch.domain.errors import HostError
 from podwatch.system.clock import Clock
+from podwatch.system.pinned import PinnedTree
 
 _NEWEST = 4
 """When anything changed, the newest sets are looked at file by file: they are the ones being written or rewritten."""
@@ -62,7 +64,8 @@ class Catalogue:
     ``memory`` keeps learned file sets and what passed after a reboot, for one run; ``whose`` names its trainer's
     command: the file sets of another one are forgotten. ``boots`` judges what outlived a reboot (None: nothing is
     suspect), except what is ``stored``: (step, save_id). ``leases``: ask the kernel who writes, where a layout has no
-    marker. ``held_back`` knows the sets that are held back; the sets given out say so.
+    marker. ``held_back`` knows the sets that are held back; the sets given out say so. ``tree``: the pinned
+    directories; where one of them was replaced, nothing in it is a checkpoint.
 
     ``rescan``, ``contents``, ``verify`` and ``inspect`` block and belong into a worker thread; the properties never do.
     """
@@ -81,15 +84,28 @@ class Catalogue:
         boots: Boots | None = None,
         stored: Callable[[], Collection[tuple[int, str]]] = lambda: (),
         held_back: HeldBack = NOTHING_HELD,
+        tree: PinnedTree | None = None,
     ) -> None:
         self._layout = layout
+        self._tree = tree
+        self._roots_known = tree.roots if tree is not None else (layout.output_dir,)
+        self._linked: tuple[Path, ...] = ()
+        self._out_of_reach: frozenset[int] = frozenset()
         self._clock = clock
         self._windows = Windows(settle, settle if settle_tracker is None else settle_tracker, settle_weak)
         self._expected = Expected(memory or NoMemory(), lambda: f"{layout.name}/{whose}")
         self._boots = boots
         self._ledger = Ledger(memory or NoMemory())
         self._settling = Settling(
-            layout, clock, self._windows, self._expected, self._ledger, leases=leases, boots=boots, stored=stored
+            layout,
+            clock,
+            self._windows,
+            self._expected,
+            self._ledger,
+            leases=leases,
+            boots=boots,
+            stored=stored,
+            roots=self._roots_known,
         )
         self._known: dict[int, Known] = {}
         self._turn = 0
@@ -123,6 +139,16 @@ class Catalogue:
         """Why the last rescan could not see everything; empty if it could. The sets are then those seen before."""
         return self._problem
 
+    @property
+    def linked(self) -> tuple[Path, ...]:
+        """Symbolic links where step directories belong. What lies behind them is not listed, used or removed."""
+        return self._linked
+
+    @property
+    def out_of_reach(self) -> frozenset[int]:
+        """Steps that seem to lie behind them."""
+        return self._out_of_reach
+
     def watch_dirs(self) -> tuple[Path, ...]:
         """Where events are worth listening to now: the layout's roots and the steps that are not settled."""
         return (*self._layout.watch_roots(), *self._open)
@@ -136,10 +162,13 @@ class Catalogue:
         with self._lock:
             if self._nothing_new():
                 return self.sets
+            if problem := replaced(self._tree):
+                return self._believe_nothing(problem)
             now, wall_ns = self._clock.monotonic(), int(self._clock.wall() * 1e9)
             try:
                 roots = tuple((str(p), *stamp(str(p))) for p in (*self._layout.watch_roots(), self._layout.output_dir))
-                steps = self._layout.steps()
+                found = without_linked(self._layout, self._roots_known, self._layout.steps())
+                steps, self._linked, self._out_of_reach = found
             except OSError as error:
                 self._problem, self._listed = f"{error.filename or self._layout.output_dir}: {error.strerror}", None
                 return self.sets
@@ -167,7 +196,7 @@ class Catalogue:
 
     def contents(self, step: int) -> SetContents:
         """Everything of one step as it is now. HostError if there is no such step."""
-        found = tuple(scan_part(p).found for p in self._parts_of(step))
+        found = tuple(scan_part(p, self._roots_known).found for p in self._parts_of(step))
         with self._lock:
             known = self._known.get(step)
         if known is None:
@@ -185,7 +214,7 @@ class Catalogue:
 
     def inspect(self, step: int) -> Inspection:
         """Check the structure of every file of one step. HostError: there is no such step."""
-        found = [scan_part(p).found for p in self._parts_of(step)]
+        found = [scan_part(p, self._roots_known).found for p in self._parts_of(step)]
         with isolated.session():
             return inspect(found, self._judge(step, found))
 
@@ -193,7 +222,7 @@ class Catalogue:
         """What speaks against a start from this set, from each of its files anew: what ``inspect`` finds broken, and
         that it is no longer the save that was found complete: the next rescan then begins with it from the start.
         HostError: there is no such step."""
-        found = [scan_part(p).found for p in self._parts_of(step)]
+        found = [scan_part(p, self._roots_known).found for p in self._parts_of(step)]
         with isolated.session():
             judgement = self._judge(step, found)
             problems = inspect(found, judgement).problems
@@ -216,9 +245,19 @@ class Catalogue:
             return False
         return all(known.as_before() for known in self._known.values())
 
+    def _believe_nothing(self, problem: str) -> tuple[CheckpointSet, ...]:
+        """What was listed stays listed, as nothing that may be used or removed."""
+        self._problem, self._listed = problem, None
+        for known in self._known.values():
+            known.set = replace(known.set, completeness=Completeness.WRITING, save_id="", reason=problem)
+            known.settled = False
+        self._sets = tuple(self._known[s].set for s in sorted(self._known))
+        return self._sets
+
     def _parts_of(self, step: int) -> tuple[PartDir, ...]:
         try:
-            parts = self._layout.steps().get(step)
+            steps, _, _ = without_linked(self._layout, self._roots_known, self._layout.steps())
+            parts = steps.get(step)
         except OSError as error:
             raise HostError(
                 f"the checkpoints cannot be read: {error.strerror}",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.domain.remote import Manifest, ManifestFile
-from podwatch.system.files import open_below, open_root, read_small
+from podwatch.system.reading import open_file, read_file
 
 INTEGRITY = "integrity.json"
 """``{"algorithm": "sha256", "files": {name: hex}}`` over the files beside it, written after all of them (Megatron-LM,
@@ -107,7 +107,7 @@ def compare_own(contents: SetContents, progress: Callable[[int], None] = lambda 
 def _sums(path: Path) -> Mapping[str, str] | None:
     """Name -> SHA-256; None if it is not of this form. What is no JSON at all the structural check finds."""
     try:
-        document = json.loads(read_small(path, _INTEGRITY_LIMIT))
+        document = json.loads(read_file(path, _INTEGRITY_LIMIT))
     except (OSError, ValueError, RecursionError):
         return None
     files = document.get("files") if isinstance(document, dict) else None
@@ -137,8 +137,4 @@ def _summed(root: Path, path: str, expected: str, progress: Callable[[int], None
 
 
 def _open(root: Path, path: str) -> int:
-    root_fd = open_root(root)
-    try:
-        return open_below(root_fd, path, os.O_RDONLY | os.O_NONBLOCK)
-    finally:
-        os.close(root_fd)
+    return open_file(root / path)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import PartDir, PartFiles
+from podwatch.checkpoints.reached import first_link
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 
 _MAX_DEPTH = 32
@@ -37,8 +38,13 @@ def is_temporary(path: str) -> bool:
     return _TEMPORARY.search(posixpath.basename(path)) is not None
 
 
-def scan_part(part: PartDir) -> Scan:
-    """Read one part's tree. A directory that is absent, vanishes or is a symlink gives ``present=False``."""
+def scan_part(part: PartDir, roots: Sequence[Path] = ()) -> Scan:
+    """Read one part's tree. A directory that is absent, vanishes or is a symlink gives ``present=False``; so does one
+    that is reached from its root through a link, and if the part is required that is an error."""
+    link = first_link(part.path.parent, roots)
+    if link is not None:
+        why = f"{part.name}: {link} is a symbolic link" if part.required else ""
+        return Scan(PartFiles(part, present=False), error=why)
     try:
         # A directory shared by many steps is the output directory or lies in it, and that may be a link.
         status = (part.path.stat if part.names else part.path.lstat)()

@@ -74,8 +74,10 @@ class Settling:
         leases: bool,
         boots: Boots | None,
         stored: Callable[[], Collection[tuple[int, str]]],
+        roots: Sequence[Path],
     ) -> None:
         self._layout = layout
+        self._roots = roots
         self._clock = clock
         self._windows = windows
         self._expected, self._ledger = expected, ledger
@@ -114,7 +116,7 @@ class Settling:
 
     def examine(self, step: int, parts: Sequence[PartDir], known: Known | None) -> Known:
         """Look at one step file by file; ``known`` is what the last look returned. Never raises for what it meets."""
-        scans = [scan_part(p) for p in parts]
+        scans = [scan_part(p, self._roots) for p in parts]
         found = tuple(s.found for s in scans)
         error = next((s.error for s in scans if s.error), "")
         if error:
@@ -170,7 +172,7 @@ class Settling:
             if self._clock.monotonic() >= end:
                 return
             state = states[step]
-            found = tuple(scan_part(p).found for p in steps[step])
+            found = tuple(scan_part(p, self._roots).found for p in steps[step])
             save_id = describing.save_id(found, state.judgement)
             problems = inspect(found, state.judgement).problems
             hole = state.odd.hole if state.odd is not None else ""
@@ -232,7 +234,7 @@ class Settling:
 
     def _complete(self, state: Known, step: int, found: tuple[PartFiles, ...], save_id: str) -> None:
         """The last look: are these still the files that were judged?"""
-        again = tuple(scan_part(p.part).found for p in found)
+        again = tuple(scan_part(p.part, self._roots).found for p in found)
         if describing.fingerprint(again) != state.fingerprint:
             return
         state.set = replace(state.set, completeness=Completeness.COMPLETE, save_id=save_id, reason="", settles_in=None)

@@ -75,6 +75,7 @@ def look(settings: "Settings") -> "Catalogue":
     from podwatch.checkpoints.catalogue import Catalogue
     from podwatch.checkpoints.expected import command_digest
     from podwatch.checkpoints.layouts import make_layout
+    from podwatch.daemon.paths import workspace_of
     from podwatch.system.clock import SystemClock
     from podwatch.system.identity import boot_id
 
@@ -93,6 +94,7 @@ def look(settings: "Settings") -> "Catalogue":
             whose=command_digest(settings.trainer.command),
             boots=Boots(memory, boot_id(), boot_wall()),
             stored=lambda: stored,
+            tree=workspace_of(settings).tree,
         )
         catalogue.rescan()
         catalogue.rescan()

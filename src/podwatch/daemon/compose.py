@@ -170,6 +170,7 @@ def build(
         boots=Boots(journal.sync, boot_id(), boot_wall()),
         stored=lambda: frozenset((p.step, p.save_id) for p in journal.sync.published()),
         held_back=two_writers.held,
+        tree=workspace.tree,
     )
     launcher = KeeperLauncher(
         settings.run_id,

@@ -17,6 +17,7 @@ from podwatch.domain.secrets import register_address
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.system.clock import Clock
+from podwatch.system.reading import opened
 from podwatch.system.threads import Worker
 from podwatch.telling.view import DaemonView
 from podwatch.trainer.environment import build_environment
@@ -145,9 +146,10 @@ def all_urls(settings: NotifySettings) -> tuple[str, ...]:
 def read_urls(path: Path) -> tuple[str, ...]:
     """One URL a line; blank lines and ``#`` lines are left out. The file may be read by its owner only."""
     try:
-        if path.stat().st_mode & 0o077:
-            raise ConfigurationError("others may read this file", where=str(path), fix=f"chmod 600 {path}")
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        with opened(path, shown=True) as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise ConfigurationError("others may read this file", where=str(path), fix=f"chmod 600 {path}")
+            lines = [line.strip() for line in file.read().decode().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
         raise ConfigurationError(f"cannot be read: {why}", where=str(path), fix="correct [notify] urls_file") from error

@@ -1,5 +1,8 @@
 """What only the composed daemon can find: the state of the backup and of its own configuration. Pure functions."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.judgement.claims import Act
@@ -60,6 +63,20 @@ def backup_findings(
 
 def lost_run(sync: SyncState) -> bool:
     return sync.standing.act in (Act.SUPERSEDED, Act.ASIDE)
+
+
+def linked_findings(linked: Sequence[Path], *, since: float) -> tuple[Finding, ...]:
+    """Checkpoints that are reached through a symbolic link, which podwatch never follows."""
+    return tuple(
+        Finding(
+            FindingKind.FOREIGN_CHECKPOINTS,
+            Severity.WARNING,
+            f"{link} is a symbolic link: the checkpoints behind it are not guarded, not backed up and not resumed from",
+            since,
+            "set trainer.checkpoint_dir to the directory that it leads to",
+        )
+        for link in linked
+    )
 
 
 def config_findings(refused: str, *, since: float) -> tuple[Finding, ...]:

@@ -5,7 +5,7 @@ from podwatch.daemon.artefacts import TELLING
 from podwatch.daemon.compose import LEARNED
 from podwatch.daemon.core import Core
 from podwatch.daemon.known_secrets import learn_secrets
-from podwatch.daemon.own_findings import backup_findings, config_findings, store_refused_finding
+from podwatch.daemon.own_findings import backup_findings, config_findings, linked_findings, store_refused_finding
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.reloading import waits_for_restart
 from podwatch.domain.errors import ConfigurationError, PodwatchError
@@ -92,6 +92,7 @@ class Turning(Core):
         parts = self.parts
         config = config_findings(self._config_problem, since=self._started)
         config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
+        config += linked_findings(parts.catalogue.linked, since=self._started)
         if parts.store_refused:
             return (*store_refused_finding(parts.store_refused, since=self._started), *config)
         backup = backup_findings(

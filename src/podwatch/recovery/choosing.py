@@ -34,9 +34,9 @@ class StoreUnknown(PodwatchError):  # noqa: N818
 class NothingToResume(PodwatchError):  # noqa: N818
     """Something is here, but none of it may be used: a person has to decide."""
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: Choice, fix: str = "") -> None:
         super().__init__(
-            choice.reason, fix="see `podwatch checkpoints`; `podwatch start --step N` or `--fresh` decides"
+            choice.reason, fix=fix or "see `podwatch checkpoints`; `podwatch start --step N` or `--fresh` decides"
         )
         self.choice = choice
 
@@ -133,6 +133,10 @@ class Choosing:
             if choice.source == "none":
                 raise NothingToResume(choice)
             if choice.source == "fresh":
+                if behind := tools.catalogue.out_of_reach:
+                    why = f"step {max(behind)} seems to lie behind a symbolic link, which is not followed"
+                    fix = "set trainer.checkpoint_dir to the directory that it leads to, or `podwatch start --fresh`"
+                    raise NothingToResume(replace(choice, source="none", reason=why), fix)
                 self.failed_fetches = 0  # without anything here, only the store can help: ask it again
                 if trouble and not await self._store_must_be_empty():
                     raise StoreUnknown(

@@ -15,6 +15,7 @@ from podwatch.domain.run import StartRecord
 from podwatch.domain.secrets import scrub, scrub_argv
 from podwatch.domain.wandb import given_in, identity
 from podwatch.judgement.command_diff import grouped
+from podwatch.system.reading import read_file
 from podwatch.trainer.base import StartPlan
 
 MAX_DIGEST_BYTES = 1 << 20
@@ -138,9 +139,11 @@ def config_digests(argv: Sequence[str], cwd: Path) -> tuple[tuple[str, str], ...
         for name in {argument, argument.lstrip("@"), argument.rpartition("=")[2].lstrip("@")}:
             path = cwd / name
             try:
-                if not name or not path.is_file() or path.stat().st_size > MAX_DIGEST_BYTES:
+                if not name or not path.is_file():
                     continue
-                found[os.path.normpath(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+                found[os.path.normpath(path)] = hashlib.sha256(
+                    read_file(path, MAX_DIGEST_BYTES, shown=True)
+                ).hexdigest()
             except (OSError, ValueError):
                 continue
     return tuple(sorted(found.items()))
@@ -156,7 +159,7 @@ def changed_files(digests: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     changed = []
     for name, digest in digests:
         try:
-            now = hashlib.sha256(Path(name).read_bytes()).hexdigest()
+            now = hashlib.sha256(read_file(name, MAX_DIGEST_BYTES, shown=True)).hexdigest()
         except OSError:
             now = ""
         if now != digest:

@@ -97,6 +97,9 @@ class CatalogueDoor(Protocol):
     @property
     def saving(self) -> bool: ...
 
+    @property
+    def out_of_reach(self) -> frozenset[int]: ...
+
     def verify(self, step: int) -> tuple[str, ...]: ...
 
 

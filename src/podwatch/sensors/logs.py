@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from podwatch.sensors.loglines import Carry, clean, split_lines
+from podwatch.system.reading import open_file
 
 BLOCK = 256 << 10
 READ_PER_LOOK = 4 << 20
@@ -102,7 +103,7 @@ def tails(sources: Sources) -> dict[str, tuple[str, ...]]:
     found: list[tuple[float, str, tuple[str, ...]]] = []
     for path, name in find(sources):
         with contextlib.suppress(OSError):
-            fd = _open(path)
+            fd = open_file(path, shown=True)
             try:
                 info = os.fstat(fd)
                 if stat.S_ISREG(info.st_mode):
@@ -137,15 +138,13 @@ def look(
 
 def _look_at(path: str, position: Position | None, from_end: bool, since_wall: float | None) -> FileNews:
     try:
-        fd = _open(path)
+        fd = open_file(path, shown=True)  # what a trainer points at is shown to whoever may see our status
     except FileNotFoundError:
         return FileNews(path)
     except OSError as error:
         return FileNews(path, position=position, error=f"{path}: {error.strerror}")
     try:
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            return FileNews(path, error=f"{path} is not a regular file")
         head = os.pread(fd, HEAD, 0)
         rotated: tuple[bytes, ...] = ()
         if position is not None and not position.same_file(info, head):
@@ -167,11 +166,6 @@ def _look_at(path: str, position: Position | None, from_end: bool, since_wall: f
         return FileNews(path, position=position, error=f"{path}: {error.strerror}")
     finally:
         os.close(fd)
-
-
-def _open(path: str) -> int:
-    """O_NONBLOCK: opening a FIFO that has the name of a log must not hang."""
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
 
 
 def _tail(fd: int, size: int) -> tuple[str, ...]:
@@ -205,12 +199,12 @@ def _read(fd: int, position: Position, size: int) -> tuple[Position, tuple[bytes
 def _rest_of_rotated(path: str, position: Position) -> tuple[bytes, ...]:
     """What was written to the old file before it became ``<path>.1``; nothing if it was truncated or deleted."""
     try:
-        fd = _open(path + ".1")
+        fd = open_file(path + ".1", shown=True)
     except OSError:
         return ()
     try:
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or not position.same_file(info, os.pread(fd, HEAD, 0)):
+        if not position.same_file(info, os.pread(fd, HEAD, 0)):
             return ()
         end, lines = _read(fd, position, info.st_size)
         return lines + ((end.carry.begun,) if end.carry.begun else ())

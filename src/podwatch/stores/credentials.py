@@ -8,6 +8,7 @@ from pathlib import Path
 
 from podwatch.domain.errors import ConfigurationError, PermissionDenied
 from podwatch.domain.secrets import register, url_secrets
+from podwatch.system.reading import open_file
 
 KEY_ID, KEY, ENDPOINT = "B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT"
 """The b2 tool's names."""
@@ -53,7 +54,7 @@ def credentials_from_environment(
 
 def _read_env_file(path: Path) -> dict[str, str]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(path, shown=True)
     except OSError as error:
         raise PermissionDenied(
             f"env file cannot be read: {error.strerror}",

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from podwatch.domain.secrets import scrub
 from podwatch.sensors.logs import Sources, find
+from podwatch.system.reading import open_file
 
 MOST_LOGS = 8
 """Of one look, the last written first: launcher, trainer, orchestrator, inference, and some per rank."""
@@ -199,15 +200,15 @@ def _mtime(path: str) -> float:
 
 
 def _open(path: Path, *, follow: bool = False, private: bool = True) -> int | None:
-    """A regular file, or None. A FIFO of a log's name must not hang; what runs in training may lay links beside its
-    logs; ``private=False``: not a file that only its owner may read."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    """A regular file that may be read for whoever named it (``system.reading``), or None. ``private=False``: not a file
+    that only its owner may read."""
     try:
-        descriptor = os.open(path, flags)
+        if not follow and stat.S_ISLNK(os.lstat(path).st_mode):
+            return None
+        descriptor = open_file(path, shown=True)
     except (OSError, ValueError):
         return None
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode) or (not private and not mode & 0o044):
+    if not private and not os.fstat(descriptor).st_mode & 0o044:
         os.close(descriptor)
         return None
     return descriptor

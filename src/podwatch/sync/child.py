@@ -16,9 +16,10 @@ from podwatch.stores.calls import TOTAL
 from podwatch.stores.open import load, open_store
 from podwatch.sync.job import UploadJob
 from podwatch.sync.lines import Lines, job_line, leave
-from podwatch.sync.sending import Sending, SourceChanged
+from podwatch.sync.sending import Sending, SourceChanged, SourceForeign
 from podwatch.system.dying import die_with_parent
 from podwatch.system.locks import FileLock
+from podwatch.system.pinned import RootReplaced
 
 
 def lower_priority(parent: int) -> None:
@@ -45,6 +46,10 @@ class _Sent:
 def _explain(error: BaseException) -> dict[str, Any]:
     if isinstance(error, SourceChanged):
         return {"kind": "changed", "what": error.what, "where": error.where, "fix": "", "transient": False}
+    if isinstance(error, SourceForeign):
+        return {"kind": "foreign", "what": error.what, "where": error.where, "fix": "", "transient": False}
+    if isinstance(error, RootReplaced):
+        return {"kind": "replaced", "what": error.what, "where": error.where, "fix": error.fix, "transient": False}
     if isinstance(error, RemoteError):
         transient = error.transient and not isinstance(error, IntegrityError)
         return {"kind": "store", "what": error.what, "where": error.where, "fix": error.fix, "transient": transient}

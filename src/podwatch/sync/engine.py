@@ -11,6 +11,7 @@ from podwatch.stores.credentials import Credentials
 from podwatch.sync.children import AT_ONCE, Children
 from podwatch.sync.job import UploadJob
 from podwatch.sync.lines import parse_line
+from podwatch.system.pinned import RootReplaced
 
 _LINE_LIMIT = 8 << 20
 """Bytes: 10,000 part hashes of one file are about half a megabyte of JSON."""
@@ -18,6 +19,10 @@ _LINE_LIMIT = 8 << 20
 
 class SetVoid(PodwatchError):  # noqa: N818
     """The set on disk is no longer what was found complete: it was deleted, replaced or written to."""
+
+
+class SetForeign(SetVoid):
+    """The set holds a file that is not the training's: nothing of it is sent."""
 
 
 class UploadStopped(PodwatchError):  # noqa: N818
@@ -49,7 +54,7 @@ class Upload:
                 self._process.kill()
 
     async def run(self, credentials: Credentials | None, heard: Heard, on_progress: Callable[[int], None]) -> None:
-        """Raises SetVoid, RemoteError (with ``transient``), or UploadStopped after ``kill``."""
+        """Raises SetVoid, RootReplaced, RemoteError (with ``transient``), or UploadStopped after ``kill``."""
         child = await self._children.take()
         process = self._process = child.process
         assert process.stdin is not None
@@ -115,6 +120,10 @@ def _error(message: dict[str, Any]) -> PodwatchError:
     kind = message.get("kind")
     if kind == "changed":
         return SetVoid(what, where=where)
+    if kind == "foreign":
+        return SetForeign(what, where=where)
+    if kind == "replaced":
+        return RootReplaced(what, where=where, fix=fix)
     if kind == "internal":
         return InternalError(f"upload failed inside podwatch: {what}", where=where, fix="please report this")
     return RemoteError(what, where=where, fix=fix, transient=bool(message.get("transient")))

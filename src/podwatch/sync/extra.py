@@ -13,8 +13,8 @@ from podwatch.client.times import size as in_words
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.judgement.optional_parts import EXTRA
 from podwatch.sync.artefacts_read import looks_like_a_key
-from podwatch.system.files import read_small
 from podwatch.system.pinned import HIDDEN
+from podwatch.system.reading import read_file
 
 MOST_FILES = 10_000
 """Of ``extra``: an exported model has a hundred; a tree of rollouts is not what a milestone is for."""
@@ -87,7 +87,7 @@ def _without_shards(root: Path, files: Sequence[FileEntry]) -> str:
     there = {f.path for f in files}
     for index in sorted(p for p in there if p.endswith(_INDEX)):
         try:
-            named = set(map(str, json.loads(read_small(root / index, _INDEX_BYTES))["weight_map"].values()))
+            named = set(map(str, json.loads(read_file(root / index, _INDEX_BYTES))["weight_map"].values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return f"{index} cannot be read"
         folder = index.rpartition("/")[0]

@@ -7,14 +7,15 @@ from typing import Any
 
 from podwatch.domain.remote import ManifestFile, ManifestSymlink
 from podwatch.stores.credentials import Credentials
+from podwatch.system.pinned import Pin
 
 
 @dataclass(frozen=True, slots=True)
 class FetchJob:
     """``staging`` maps each part to the directory in which ``<part>/...`` is built up, on the filesystem where the part
     belongs; ``targets`` to where the part belongs, whatever lies there now. ``owner`` is (uid, gid), None for our own.
-    ``connections`` grow to ``connections_max`` where
-    that helps; ``max_rate`` is bytes per second, 0 for no limit."""
+    All of them lie below one of ``pins``. ``connections`` grow to ``connections_max`` where that helps; ``max_rate`` is
+    bytes per second, 0 for no limit."""
 
     step: int
     store: str
@@ -28,6 +29,7 @@ class FetchJob:
     connections: int = 4
     connections_max: int = 0
     max_rate: float = 0.0
+    pins: tuple[Pin, ...] = ()
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -46,7 +48,9 @@ class FetchJob:
         files = tuple(ManifestFile(**{**f, "parts_sha1": tuple(f["parts_sha1"])}) for f in doc.pop("files"))
         links = tuple(ManifestSymlink(**s) for s in doc.pop("symlinks"))
         owner = doc.pop("owner")
-        job = cls(**doc, files=files, symlinks=links, owner=None if owner is None else (int(owner[0]), int(owner[1])))
+        pins = tuple(Pin(**p) for p in doc.pop("pins"))
+        given = None if owner is None else (int(owner[0]), int(owner[1]))
+        job = cls(**doc, files=files, symlinks=links, owner=given, pins=pins)
         return job, None if secret is None else Credentials(*secret)
 
 

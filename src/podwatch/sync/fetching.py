@@ -8,22 +8,24 @@ is copied from there. Runs in a child process (fetch_child.py).
 import contextlib
 import hashlib
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from podwatch.client.times import size as in_words
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError
-from podwatch.domain.remote import ManifestFile, ManifestSymlink, deceives
+from podwatch.domain.links import check_links
+from podwatch.domain.remote import ManifestFile, ManifestSymlink
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.errors import SaveGone
 from podwatch.sync.fetch_job import Fetched, FetchJob
 from podwatch.sync.lanes import Lanes
 from podwatch.sync.pace import RateLimit
-from podwatch.sync.staged import StagedFile, hash_in_place, same_on_disk
-from podwatch.system.files import fsync_dir, open_dir_below, open_root, sync_filesystem
+from podwatch.sync.staged import StagedFile, hash_in_place, link_there, open_there, same_on_disk
+from podwatch.sync.staging import allocated, give_away, open_staging, strip
+from podwatch.system.files import open_dir_below, sync_filesystem
 
 MARKERS = frozenset(
     {".metadata", "STABLE", "COMPLETED", "trainer_state.json", "latest", "model.safetensors.index.json"}
@@ -57,46 +59,45 @@ class Fetching:
 
     def run(self) -> Fetched:
         files = by_part(self._job.files)
-        for link in self._job.symlinks:
-            check_link(link)
+        check_links(self._job.files, self._job.symlinks)
         staged = tuple(p for p in self._job.parts if not self._in_place(p, files.get(p, [])))
         for part in set(self._job.parts) - set(staged):
             self._count(sum(f.size for f in files[part]))
         homes = {part: Path(self._job.staging[part]) for part in staged}
-        for home in homes.values():
-            home.mkdir(parents=True, exist_ok=True, mode=0o700)
         wanted = [f for part in staged for f in files.get(part, [])]
         links = [s for s in self._job.symlinks if s.part in staged]
-        for home in set(homes.values()):
-            strip(home, {f.path for f in wanted if homes[f.part] == home})
-        check_room([(homes[f.part], f.size) for f in wanted])
-        roots = {home: open_root(home) for home in set(homes.values())}
+        roots: dict[Path, int] = {}
         try:
+            for home in set(homes.values()):
+                roots[home] = open_staging(self._job.pins, home)
+                strip(roots[home], {f.path for f in wanted if homes[f.part] == home})
+            check_room([(roots[homes[f.part]], f.size) for f in wanted])
             plain = sorted((f for f in wanted if not is_marker(f.path)), key=lambda f: -f.size)
             self._fetch(plain, homes, roots)
             self._fetch([f for f in wanted if is_marker(f.path)], homes, roots)
             for link in links:
                 self._link(roots[homes[link.part]], link)
+            for descriptor in roots.values():
+                give_away(descriptor, self._job.owner)
+                sync_filesystem(descriptor)
         finally:
             for descriptor in roots.values():
                 os.close(descriptor)
-        for home in roots:
-            self._settle(home)
         return Fetched(staged, self._downloaded)
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
     def _in_place(self, part: str, files: list[ManifestFile]) -> bool:
         """Does the part lie where it belongs, every byte and mtime? Its links are put there with its last file."""
-        target = Path(self._job.targets[part])
-        if not files or not all(same_on_disk(target, f) for f in files):
+        target, pins = self._job.targets[part], self._job.pins
+        if not files or not all(same_on_disk(pins, target, f) for f in files):
             return False
-        if not all(_link_there(target, s) for s in self._job.symlinks if s.part == part):
+        if not all(link_there(pins, target, s) for s in self._job.symlinks if s.part == part):
             return False
         wrong: list[str] = []
 
         def look(file: ManifestFile, number: int) -> None:
-            if not wrong and hash_in_place(target, file, self._job.part_size, number) != file.parts_sha1[number]:
+            if not wrong and hash_in_place(pins, target, file, self._job.part_size, number) != file.parts_sha1[number]:
                 wrong.append(file.path)
 
         self._lanes.run(
@@ -109,7 +110,7 @@ class Fetching:
     def _fetch(self, files: Iterable[ManifestFile], homes: dict[str, Path], roots: dict[Path, int]) -> None:
         work: list[Callable[[], None]] = []
         for file in files:
-            seed = Path(self._job.targets[file.part])
+            seed = partial(open_there, self._job.pins, self._job.targets[file.part], file)
             state = StagedFile(file, roots[homes[file.part]], self._job.part_size, seed)
             work += [lambda s=state, n=n: self._piece(s, n) for n in range(state.left)]  # type: ignore[misc]
         self._lanes.run(work)
@@ -188,77 +189,27 @@ class Fetching:
         finally:
             os.close(directory)
 
-    def _settle(self, home: Path) -> None:
-        for directory, _, _ in os.walk(home, topdown=False):
-            if self._job.owner is not None and Path(directory) != home:
-                os.chown(directory, *self._job.owner, follow_symlinks=False)
-            fsync_dir(Path(directory))
-        sync_filesystem(home)
 
-
-def strip(staging: Path, wanted: set[str]) -> None:
-    """Nothing may lie in the staging directory that the manifest does not name, and nothing that is more than a plain
-    file of one name: what is written into a planted link would land elsewhere."""
-    for directory, folders, names in os.walk(staging, followlinks=False):
-        for name in names:
-            path = Path(directory) / name
-            found = path.lstat()
-            plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-            if not plain or path.relative_to(staging).as_posix() not in wanted:
-                path.unlink()
-        for name in folders:
-            path = Path(directory) / name
-            if path.is_symlink():
-                path.unlink()
-            elif path.relative_to(staging).as_posix() in wanted:
-                path.rmdir()  # a directory where a file must be; one that holds something stops the restore
-
-
-def check_room(wanted: list[tuple[Path, int]]) -> None:
-    """Raises HostError where the files do not fit. What is staged already takes no room again."""
+def check_room(wanted: list[tuple[int, int]]) -> None:
+    """(staging directory, bytes) of each file. Raises HostError where they do not fit. What is staged already takes no
+    room again."""
     needed: dict[int, int] = {}
-    homes: dict[int, set[Path]] = {}
+    homes: dict[int, set[int]] = {}
     for home, size in wanted:
-        device = home.stat().st_dev
+        device = os.fstat(home).st_dev
         needed[device] = needed.get(device, 0) + size
         homes.setdefault(device, set()).add(home)
     for device, size in needed.items():
         one = next(iter(homes[device]))
-        room = os.statvfs(one)
+        room = os.fstatvfs(one)
         free = room.f_bavail * room.f_frsize
-        staged = sum(_allocated(home) for home in homes[device])
+        staged = sum(allocated(home) for home in homes[device])
         if size > free + staged:
             raise HostError(
                 f"not enough room to restore: {in_words(size)} needed, {in_words(free)} free",
-                where=str(one),
+                where=os.readlink(f"/proc/self/fd/{one}"),  # noqa: PTH115 - text is wanted
                 fix="make room (podwatch prune), then restore again",
             )
-
-
-def _allocated(home: Path) -> int:
-    return sum(p.lstat().st_blocks * 512 for p in home.rglob("*") if p.is_file() and not p.is_symlink())
-
-
-def _link_there(target: Path, link: ManifestSymlink) -> bool:
-    try:
-        return str((target / link.path.partition("/")[2]).readlink()) == link.target
-    except OSError:
-        return False
-
-
-def check_link(link: ManifestSymlink) -> None:
-    """A link must be relative and stay inside its own part (promise 9)."""
-    depth = link.path.count("/") - 1  # directories between the part's own and the link
-    target = link.target
-    bad = not target or target.startswith("/") or deceives(target) or "\\" in target or len(target) > 1000
-    for segment in target.split("/"):
-        if segment == "..":
-            depth -= 1
-        elif segment not in ("", "."):
-            depth += 1
-        bad = bad or depth < 0
-    if bad:
-        raise IntegrityError("manifest holds a link out of its set", where=repr(link.path)[:120])
 
 
 def by_part(files: Iterable[ManifestFile]) -> dict[str, list[ManifestFile]]:

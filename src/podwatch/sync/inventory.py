@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from podwatch.domain.errors import IntegrityError
+from podwatch.domain.links import check_links
 from podwatch.domain.remote import Keys, Manifest, ManifestFile, Pointer
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.sync.optional_manifest import read_optional
@@ -115,6 +116,10 @@ def verify_optional(store: ObjectStore, keys: Keys, save: SavedSet, *, deep: boo
 
 def _verify(store: ObjectStore, manifest: Manifest, *, deep: bool) -> tuple[str, ...]:
     reasons = []
+    try:
+        check_links(manifest.files, manifest.symlinks)
+    except IntegrityError as error:
+        reasons.append(str(error))
     for file in manifest.files:
         found = store.stat(file.key, file.file_id)
         if found is None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from podwatch.domain.checkpoint import FileEntry
@@ -10,6 +10,7 @@ from podwatch.domain.errors import IntegrityError
 from podwatch.domain.remote import Keys, ManifestFile, ManifestSymlink, check_relative_path
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open import parse_store_url
+from podwatch.system.pinned import Pin
 
 if TYPE_CHECKING:  # the child, which only reads a job, starts in half the time and memory without these
     from podwatch.checkpoints.catalogue import SetContents
@@ -41,8 +42,10 @@ class JobFile:
 
 @dataclass(frozen=True, slots=True)
 class UploadJob:
-    """``roots`` maps each part to its absolute directory. ``files`` are those not in the store yet. ``connections``
-    grow to ``connections_max`` where that helps; ``max_rate`` is bytes per second, 0 for no limit."""
+    """``roots`` maps each part to its absolute directory, below one of ``pins``. ``files`` are those not in the store
+    yet. ``connections`` grow to ``connections_max`` where that helps; ``max_rate`` is bytes per second, 0 for no limit.
+
+    ``owners``: the users whose files may have several names; None: the daemon has judged that (``belonging``)."""
 
     step: int
     save_id: str
@@ -55,20 +58,26 @@ class UploadJob:
     files: tuple[JobFile, ...]
     connections_max: int = 0
     max_rate: float = 0.0
+    pins: tuple[Pin, ...] = ()
+    owners: tuple[int, ...] | None = ()
 
     def to_line(self, credentials: Credentials | None) -> bytes:
         """One JSON line. Holds the secret: goes through a pipe only, never into argv, environment or a log."""
         secret = None if credentials is None else [credentials.key_id, credentials.key, credentials.endpoint]
         job = {name: getattr(self, name) for name in _JOB}
         files = [{name: getattr(file, name) for name in _FILE} for file in self.files]  # ``asdict`` takes ten times it
-        return json.dumps({**job, "roots": dict(self.roots), "files": files, "credentials": secret}).encode() + b"\n"
+        more = {"roots": dict(self.roots), "files": files, "pins": [asdict(p) for p in self.pins]}
+        return json.dumps({**job, **more, "credentials": secret}).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> "tuple[UploadJob, Credentials | None]":
         doc: dict[str, Any] = json.loads(line)
         secret = doc.pop("credentials")
         files = tuple(_from_json(f) for f in doc.pop("files"))
-        return cls(**doc, files=files), None if secret is None else Credentials(*secret)
+        pins = tuple(Pin(**p) for p in doc.pop("pins"))
+        owners = doc.pop("owners")
+        job = cls(**doc, files=files, pins=pins, owners=None if owners is None else tuple(owners))
+        return job, None if secret is None else Credentials(*secret)
 
 
 _JOB = tuple(f.name for f in fields(UploadJob))

@@ -15,6 +15,7 @@ from podwatch.checkpoints.layouts.base import PartDir
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
+from podwatch.domain.links import restorable
 from podwatch.domain.remote import Keys, Manifest, ManifestFile
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
@@ -28,7 +29,7 @@ from podwatch.sync.doors import RunIdentity, SetSource
 from podwatch.sync.engine import SetVoid, UploadStopped
 from podwatch.sync.optional_manifest import read_optional
 from podwatch.sync.publish import Confirm, matches_store, rfc3339
-from podwatch.sync.sender import Sender, restorable
+from podwatch.sync.sender import Sender
 from podwatch.system.clock import Clock
 from podwatch.system.threads import Worker
 
@@ -226,7 +227,7 @@ class OptionalParts:
 
     def _manifest(self, ready: Ready, files: tuple[ManifestFile, ...], before: Manifest | None) -> Manifest:
         """With the parts that travelled earlier and are not sent anew."""
-        links = tuple(x for x in jobs.manifest_symlinks(ready.contents) if restorable(x))
+        links = restorable(files, jobs.manifest_symlinks(ready.contents))
         part_size = self._settings.sync.part_size
         if before is not None and before.part_size == part_size:
             files = (*(f for f in before.files if f.part not in ready.parts), *files)

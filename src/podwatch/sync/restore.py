@@ -18,6 +18,7 @@ from podwatch.checkpoints.layouts import tracker_files
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError
 from podwatch.domain.intent import Intent, IntentKind, IntentState
+from podwatch.domain.links import check_links
 from podwatch.domain.remote import Keys, Manifest, Pointer, sha1_hex
 from podwatch.domain.wandb import FROM_STORE, valid_ids
 from podwatch.journal.journal import Journal
@@ -26,10 +27,11 @@ from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.sync.errors import SaveGone
 from podwatch.sync.fetch_job import Fetched, FetchJob
 from podwatch.sync.fetch_process import Fetcher
-from podwatch.sync.fetching import by_part, check_link, is_marker
+from podwatch.sync.fetching import by_part, is_marker
 from podwatch.sync.placing import Placer
 from podwatch.sync.publish import checked_manifest, newest_pointer, published_from, read_manifest
 from podwatch.sync.restore_optional import Brought, bring_optional
+from podwatch.system.pinned import pin_of
 from podwatch.system.workspace import Workspace
 
 RestoreProgress = Callable[[int, int], None]
@@ -243,8 +245,8 @@ class Restorer:
                 fix="correct the layout, or restore with --to DIR",
             )
         parts = by_part(manifest.files)
+        check_links(manifest.files, manifest.symlinks)
         for link in manifest.symlinks:
-            check_link(link)
             parts.setdefault(link.part, [])
         if to is None:
             self._layout.expect_parts(parts)
@@ -256,6 +258,7 @@ class Restorer:
             placer.forget_others(name)
             places = placer.homes(targets, frozenset(parts) & self._layout.shared_parts if to is None else frozenset())
             job = self._job(
+                to,
                 step=save.step,
                 owner=owner,
                 part_size=manifest.part_size,
@@ -302,8 +305,10 @@ class Restorer:
             self._workspace.check()
         return owner_of(to or self._workspace.output_dir, self._user if to is None else "")
 
-    def _job(self, **fields: Any) -> FetchJob:
-        return FetchJob(store=self._store_url, writer_id=self._writer_id, **fields, **asdict(self._pace))
+    def _job(self, to: Path | None, **fields: Any) -> FetchJob:
+        """Made when all staging directories are there. Raises RootReplaced."""
+        pins = self._workspace.tree.pins() if to is None else (pin_of(to),)
+        return FetchJob(store=self._store_url, writer_id=self._writer_id, pins=pins, **fields, **asdict(self._pace))
 
     def _beside(self, store: ObjectStore, save: RemoteSave, to: Path | None) -> Brought:
         owner = self._owner(to)
@@ -314,7 +319,7 @@ class Restorer:
             save.manifest,
             Placer(self._workspace, to, owner),
             to,
-            partial(self._job, step=save.step, owner=owner),
+            partial(self._job, to, step=save.step, owner=owner),
             lambda job, lock: self._fetch_patiently(job, lambda _here: None, lock),
         )
 

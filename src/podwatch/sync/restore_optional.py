@@ -10,11 +10,12 @@ from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, IntegrityError
+from podwatch.domain.links import check_links
 from podwatch.domain.remote import Keys, Manifest, sha1_hex
 from podwatch.judgement.optional_parts import EXTRA
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.fetch_job import Fetched, FetchJob
-from podwatch.sync.fetching import by_part, check_link
+from podwatch.sync.fetching import by_part
 from podwatch.sync.optional_manifest import read_optional
 from podwatch.sync.placing import Placer
 
@@ -59,8 +60,7 @@ def bring_optional(
             try:
                 if not _PART.match(part) or part in {f.part for f in required.files}:
                     raise IntegrityError("it cannot be an optional part", where=repr(part)[:80])
-                for link in links:
-                    check_link(link)
+                check_links(files, links)
                 target = _target(layout, part, manifest.step, to)
                 places = placer.homes({part: target}, frozenset())
                 try:

@@ -10,17 +10,18 @@ from podwatch import __version__
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
-from podwatch.domain.remote import Manifest, ManifestSymlink
+from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.links import restorable
+from podwatch.domain.remote import Manifest
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
 from podwatch.stores.credentials import Credentials
 from podwatch.sync import job as jobs
+from podwatch.sync.belonging import check_contents, owners_of
 from podwatch.sync.children import Children
 from podwatch.sync.doors import RunIdentity, SetSource
 from podwatch.sync.engine import SetVoid, Upload, UploadStopped
-from podwatch.sync.fetching import check_link
 from podwatch.sync.held import Held, Holder
 from podwatch.sync.publish import ObjectsMissing, Publisher, rfc3339
 from podwatch.sync.unit import OwnUnit
@@ -95,7 +96,7 @@ class Sender:
         held = None
         if await self._journal.run(Journal.learned, OUTRUN, False):
             with contextlib.suppress(HostError):
-                held = self._held = await self._worker.call(self._holder.hold, contents)
+                held = self._held = await self._worker.call(self._hold, contents)
         watching = None if held is None else asyncio.ensure_future(self._watch(held))
         try:
             await self.send(contents if held is None else held.contents, todo, done, progress)
@@ -109,6 +110,13 @@ class Sender:
         finally:
             if watching is not None:
                 watching.cancel()
+
+    def _hold(self, contents: SetContents) -> Held | None:
+        """What is held is sent from directories of ours: whose it is must be judged before. Blocks."""
+        with contextlib.suppress(OSError):
+            check_contents(self._workspace.tree, contents, owners_of(self._workspace.tree))
+            return self._holder.hold(contents)
+        return None
 
     async def _watch(self, held: Held) -> None:
         """Ends when the upload had to be stopped because the disk needs the room of what only we have."""
@@ -131,6 +139,8 @@ class Sender:
         progress: Callable[[int], None],
     ) -> None:
         """As ``upload``, and nothing is held: for what may as well be left out."""
+        pins = await self._worker.call(self._workspace.tree.pins)
+        owners = None if self._held is not None else await self._worker.call(owners_of, self._workspace.tree)
         step, save_id = contents.set.step, contents.set.save_id
         lock = self._settings.state_dir / self._settings.run_id / "upload.lock"
         job = jobs.UploadJob(
@@ -147,6 +157,8 @@ class Sender:
             ),
             connections_max=self._settings.sync.connections_max,
             max_rate=float(self._settings.sync.max_rate or 0),
+            pins=pins,
+            owners=owners,
         )
         expected = {f.remote: f for f in job.files}
         uploads = {f.remote: f.upload for f in job.files}
@@ -230,6 +242,7 @@ class Sender:
         await self._still_there(contents.set)
         await self.check()
         identity, chosen = self._identity(), contents.set
+        sent = jobs.manifest_files(files, done)
         manifest = Manifest(
             run_id=identity.run_id,
             lineage=identity.lineage,
@@ -240,8 +253,8 @@ class Sender:
             writer_id=identity.writer_id,
             part_size=self._settings.sync.part_size,
             total_bytes=sum(f.size for f in files),
-            files=jobs.manifest_files(files, done),
-            symlinks=tuple(x for x in jobs.manifest_symlinks(contents) if restorable(x)),
+            files=sent,
+            symlinks=restorable(sent, jobs.manifest_symlinks(contents)),
             world_size=contents.world_size,
             config_digest=identity.config_digest,
             producer=f"podwatch {__version__}",
@@ -275,16 +288,6 @@ class Sender:
             return
         if now.save_id != chosen.save_id:
             raise SetVoid("set changed while it was uploaded", where=f"step {chosen.step}")
-
-
-def restorable(link: ManifestSymlink) -> bool:
-    """A restore refuses the whole set for a link that leads out of it or could deceive: such a one is left out here, as
-    the catalogue leaves out those it can see are."""
-    try:
-        check_link(link)
-    except IntegrityError:
-        return False
-    return True
 
 
 def _gone(contents: SetContents) -> bool:

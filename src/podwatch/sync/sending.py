@@ -6,25 +6,30 @@ before a kill is not sent again.
 """
 
 import contextlib
+import errno
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 from podwatch.domain.errors import IntegrityError, PodwatchError
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.stores.parts import FileSource, part_sha1, part_spans
 from podwatch.sync.job import JobFile, UploadJob
 from podwatch.sync.lanes import Lanes
+from podwatch.sync.linked import foreign
 from podwatch.sync.pace import RateLimit
-from podwatch.system.files import open_below, open_root
+from podwatch.system.files import open_dir_below
+from podwatch.system.pinned import open_pinned, open_regular
 
 
 class SourceChanged(PodwatchError):  # noqa: N818
     """A file is not what the catalogue saw: the set is void."""
+
+
+class SourceForeign(PodwatchError):  # noqa: N818
+    """A file is not the training's: the set is void."""
 
 
 Say = Callable[..., None]
@@ -200,18 +205,30 @@ class Sending:
 
 
 def _open(job: UploadJob, file: JobFile) -> int:
+    """The file, reached from one of the daemon's roots without following a link. Raises SourceChanged, SourceForeign,
+    RootReplaced."""
+    folder, _, name = file.path.rpartition("/")
     try:
-        root = open_root(Path(job.roots[file.part]))
+        root = open_pinned(job.pins, job.roots[file.part])
         try:
-            descriptor = open_below(root, file.path, os.O_RDONLY | os.O_NONBLOCK)
+            directory = open_dir_below(root, folder)
         finally:
             os.close(root)
+        try:
+            descriptor = open_regular(directory, name)
+            around = os.fstat(directory)
+        finally:
+            os.close(directory)
     except OSError as error:
-        raise SourceChanged(f"file cannot be opened: {error.strerror}", where=file.remote) from error
+        what = "a symbolic link is in the way" if error.errno in (errno.ELOOP, errno.ENOTDIR) else error.strerror
+        raise SourceChanged(f"file cannot be opened: {what}", where=file.remote) from error
     found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or _identity(found) != _expected(file):
+    if _identity(found) != _expected(file):
         os.close(descriptor)
         raise SourceChanged("file is not the one that was found complete", where=file.remote)
+    if job.owners is not None and (reason := foreign(found, around, job.owners)):
+        os.close(descriptor)
+        raise SourceForeign(f"{file.remote} {reason}", where=file.remote)
     return descriptor
 
 

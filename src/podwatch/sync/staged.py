@@ -1,17 +1,19 @@
 """One file of a restore: its pieces on this disk, and what already lies there of it. Nothing that is found is trusted:
 every piece is hashed before it counts."""
 
+import contextlib
 import errno
 import hashlib
 import os
 import stat
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
-from podwatch.domain.remote import ManifestFile
+from podwatch.domain.errors import HostError
+from podwatch.domain.remote import ManifestFile, ManifestSymlink
 from podwatch.stores.parts import part_spans
-from podwatch.system.files import open_below, open_dir_below, open_root, start_writeback
+from podwatch.system.files import open_below, open_dir_below, start_writeback
+from podwatch.system.pinned import Pin, open_pinned, open_regular
 
 _BLOCK = 1 << 20
 _ZEROS = bytes(_BLOCK)
@@ -20,10 +22,11 @@ _ZEROS = bytes(_BLOCK)
 class StagedFile:
     """Its lock guards opening and counting; pieces are written by several threads at once.
 
-    ``seed`` is the directory of a set that is there and may share pieces with this one (a damaged local copy)."""
+    ``seed`` opens the same file of a set that is there and may share pieces with this one (a damaged local copy); -1 if
+    there is none."""
 
-    def __init__(self, file: ManifestFile, root: int, part_size: int, seed: Path | None = None) -> None:
-        self.file, self._root, self._seed_root = file, root, seed
+    def __init__(self, file: ManifestFile, root: int, part_size: int, seed: Callable[[], int] = lambda: -1) -> None:
+        self.file, self._root, self._open_seed = file, root, seed
         self.spans = part_spans(file.size, part_size)
         self.lock = threading.Lock()
         self.left = max(1, len(self.spans))
@@ -40,9 +43,12 @@ class StagedFile:
             folder = self.file.path.rpartition("/")[0]
             os.close(open_dir_below(self._root, folder, create=True))
             self._fd = open_below(self._root, self.file.path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600)
-            self._had = os.fstat(self._fd).st_size
+            found = os.fstat(self._fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                raise OSError(errno.EINVAL, "not a plain file of ours", self.file.path)
+            self._had = found.st_size
             os.ftruncate(self._fd, self.file.size)
-            self._seed = _open_seed(self._seed_root, self.file) if self._seed_root is not None else -1
+            self._seed = self._open_seed()
 
     def close(self) -> None:
         with self.lock:
@@ -116,26 +122,43 @@ class StagedFile:
         self.close()
 
 
-def _open_seed(root: Path, file: ManifestFile) -> int:
+def open_there(pins: Sequence[Pin], root: str, file: ManifestFile) -> int:
+    """What lies of the file below ``root``, where it belongs: reached without following a link. -1 if it is not there,
+    or is no regular file."""
     try:
-        directory = open_root(root)
-    except OSError:
+        with _folder(pins, root, file.path) as (directory, name):
+            return open_regular(directory, name)
+    except (OSError, HostError):
         return -1
+
+
+def link_there(pins: Sequence[Pin], root: str, link: ManifestSymlink) -> bool:
+    """Does the link lie below ``root`` as the manifest has it?"""
     try:
-        descriptor = open_below(directory, file.path.partition("/")[2], os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return -1
+        with _folder(pins, root, link.path) as (directory, name):
+            return os.readlink(name, dir_fd=directory) == link.target
+    except (OSError, HostError):
+        return False
+
+
+@contextlib.contextmanager
+def _folder(pins: Sequence[Pin], root: str, path: str) -> Iterator[tuple[int, str]]:
+    """``path`` begins with the part's name, which is not in ``root``."""
+    folder, _, name = path.partition("/")[2].rpartition("/")
+    top = open_pinned(pins, root)
+    try:
+        directory = open_dir_below(top, folder)
+    finally:
+        os.close(top)
+    try:
+        yield directory, name
     finally:
         os.close(directory)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        return -1
-    return descriptor
 
 
-def same_on_disk(root: Path, file: ManifestFile) -> bool:
+def same_on_disk(pins: Sequence[Pin], root: str, file: ManifestFile) -> bool:
     """Has the file below ``root`` this size and mtime? Cheap; whether its bytes are right is another question."""
-    descriptor = _open_seed(root, file)
+    descriptor = open_there(pins, root, file)
     if descriptor < 0:
         return False
     try:
@@ -145,9 +168,9 @@ def same_on_disk(root: Path, file: ManifestFile) -> bool:
         os.close(descriptor)
 
 
-def hash_in_place(root: Path, file: ManifestFile, part_size: int, number: int) -> str:
+def hash_in_place(pins: Sequence[Pin], root: str, file: ManifestFile, part_size: int, number: int) -> str:
     """SHA-1 of one piece of the file below ``root``; empty where it cannot be read whole."""
-    descriptor = _open_seed(root, file)
+    descriptor = open_there(pins, root, file)
     if descriptor < 0:
         return ""
     try:

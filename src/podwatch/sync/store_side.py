@@ -128,7 +128,8 @@ class StoreSide:
         self._store: ObjectStore | None = None
         self._publisher: Publisher | None = None
         self._failures = 0
-        self._void: set[tuple[int, str]] = set()
+        self._void: dict[tuple[int, str], str] = {}
+        """What is not sent again, and why."""
         self._begun_at: float | None = None
         self._begun_set: tuple[int, str] | None = None
         self._tidied = False

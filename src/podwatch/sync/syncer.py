@@ -14,11 +14,13 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.journal.journal import Journal
 from podwatch.sync import job as jobs
-from podwatch.sync.engine import SetVoid, UploadStopped
+from podwatch.sync.engine import SetForeign, SetVoid, UploadStopped
 from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.store_side import BEGUN as BEGUN
 from podwatch.sync.store_side import NOT_OURS, StoreSide, internal
 from podwatch.system.pinned import RootReplaced
+
+CHANGED = "set changed on disk while it was uploaded"
 
 
 class Syncer(StoreSide):
@@ -91,12 +93,12 @@ class Syncer(StoreSide):
 
     def retry(self, step: int, save_id: str) -> None:
         """What was abandoned, or held back, may be sent again: the operator asks for it."""
-        self._void.discard((step, save_id))
+        self._void.pop((step, save_id), None)
 
     async def abandon(self, step: int) -> None:
         """Stop uploading ``step`` (the disk is about to kill the run, and this set must go)."""
         if self._sender.running is not None and self._sender.running.job.step == step:
-            self._void.add((step, self._sender.running.job.save_id))
+            self._void[step, self._sender.running.job.save_id] = CHANGED
             self._sender.running.kill()
             await self._idle.wait()
 
@@ -199,7 +201,7 @@ class Syncer(StoreSide):
                 await self._prune_remote((await self._journal.run(Journal.published))[-1])
             return await self._carry_optional()
         if (chosen.step, chosen.save_id) in self._void:
-            self._answer(SetVoid("set changed on disk while it was uploaded", where=f"step {chosen.step}"))
+            self._answer(SetVoid(self._void[chosen.step, chosen.save_id], where=f"step {chosen.step}"))
             return False
         try:
             await self._send(publisher, chosen)
@@ -293,17 +295,20 @@ class Syncer(StoreSide):
     # -- telling ----------------------------------------------------------------------------------------------------
 
     async def _abandoned(self, chosen: CheckpointSet, error: PodwatchError) -> None:
-        self._void.add((chosen.step, chosen.save_id))
+        not_ours = isinstance(error, SetForeign)
+        self._void[chosen.step, chosen.save_id] = error.what if not_ours else CHANGED
         begun = await self._journal.run(Journal.begun, chosen.step, chosen.save_id)
         for upload in begun.values():  # unfinished parts are paid for; a sweep finds what cannot be cancelled now
             if self._store is not None:
                 with contextlib.suppress(PodwatchError):
                     await self._worker.call(self._store.cancel_large, upload.upload)
-        in_a_row = self._state.abandoned_in_a_row + (isinstance(error, SetVoid))
+        in_a_row = self._state.abandoned_in_a_row + (isinstance(error, SetVoid) and not not_ours)
         self._state = replace(self._state, abandoned_in_a_row=in_a_row)
         self._journal.post(Journal.forget_save, chosen.step, chosen.save_id)
         newer = any(s.complete and s.step > chosen.step for s in self._catalogue.sets)
-        if in_a_row >= 2:
+        if not_ours:
+            severity, hint = Severity.CRITICAL, ": find out who made it, remove it, and save again"
+        elif in_a_row >= 2:
             severity, hint = Severity.CRITICAL, ": the trainer removes checkpoints faster than they can be uploaded"
         else:
             severity, hint = (Severity.INFO if newer or isinstance(error, UploadStopped) else Severity.WARNING), ""

@@ -39,16 +39,12 @@ def sync_descriptor(directory: int) -> None:
             raise
 
 
-def sync_filesystem(path: Path) -> None:
-    """Everything written to the filesystem of ``path`` is on the disk, and an error in doing so raises OSError (Linux
-    5.8 and later). One call for thousands of small files, each of which would wait for the disk by itself."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if _libc.syncfs(fd) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), str(path))
-    finally:
-        os.close(fd)
+def sync_filesystem(descriptor: int) -> None:
+    """Everything written to the filesystem of this open file is on the disk, and an error in doing so raises OSError
+    (Linux 5.8 and later). One call for thousands of small files, each of which would wait for the disk by itself."""
+    if _libc.syncfs(descriptor) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def start_writeback(descriptor: int, offset: int, length: int) -> None:

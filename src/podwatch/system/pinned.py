@@ -56,6 +56,8 @@ _MAX_LINKS = 16
 _DEEPEST = 64
 """No trainer nests so deep."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""To go through a directory: needs no right to list it, which other users' homes do not give."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -517,6 +519,16 @@ class PinnedTree:
             root.close()
 
 
+def pin_of(path: Path) -> Pin:
+    """A directory that an operator names, for a child process. Raises RootReplaced (another user's link), OSError."""
+    fd, _ = _open_path(path)
+    try:
+        status = os.fstat(fd)
+    finally:
+        os.close(fd)
+    return Pin(str(path), status.st_dev, status.st_ino)
+
+
 def open_pinned(pins: Sequence[Pin], path: str) -> int:
     """In a child process: a descriptor of the directory ``path`` below one of the daemon's roots. No link is followed.
     Raises RootReplaced where a root is not the daemon's any more, HostError outside them, OSError."""
@@ -665,14 +677,14 @@ def _open_path(path: Path) -> tuple[int, frozenset[int]]:
     owners: set[int] = set()
     pending = list(reversed(path.parts[1:]))
     links = 0
-    fd = os.open("/", DIRECTORY_FLAGS)
+    fd = os.open("/", _PASS)
     try:
         while pending:
             name = pending.pop()
             if name in ("", "."):
                 continue
             try:
-                below = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
+                below = os.open(name, _PASS, dir_fd=fd)
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                     raise
@@ -692,10 +704,13 @@ def _open_path(path: Path) -> tuple[int, frozenset[int]]:
                 if target.startswith("/"):
                     os.close(fd)
                     fd = -1
-                    fd = os.open("/", DIRECTORY_FLAGS)
+                    fd = os.open("/", _PASS)
                 continue
             os.close(fd)
             fd = below
+        below = os.open(".", DIRECTORY_FLAGS, dir_fd=fd)
+        os.close(fd)
+        fd = below
     except BaseException:
         if fd >= 0:
             os.close(fd)

@@ -10,7 +10,8 @@ from pathlib import Path
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_named
 from podwatch.system.child import scrubbed_environment
-from podwatch.system.files import read_small
+from podwatch.system.files import read_descriptor
+from podwatch.system.reading import open_file
 
 ALLOWED = frozenset(
     {"PODWATCH_START_ID", "PODWATCH_RUN", "PODWATCH_STEP", "PODWATCH_CHECKPOINT", "PODWATCH_RESUME_ARGS"}
@@ -62,7 +63,11 @@ def read_env_file(path: Path) -> dict[str, str]:
     a model run on this machine. Raises ConfigurationError; values never appear in its text.
     What is read is known to the scrubber from then on."""
     try:
-        status = path.stat()
+        descriptor = open_file(path, shown=True)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    try:
+        status = os.fstat(descriptor)
         if status.st_uid not in (0, os.geteuid()):
             raise ConfigurationError(
                 "the environment file belongs to another user",
@@ -75,18 +80,24 @@ def read_env_file(path: Path) -> dict[str, str]:
                 where=str(path),
                 fix=f"chmod 600 {path}",
             )
-        text = read_small(path).decode("utf-8")
+        text = read_descriptor(descriptor, 1 << 20, str(path)).decode("utf-8")
     except OSError as error:
-        raise ConfigurationError(
-            f"cannot read the environment file: {error.strerror}", where=str(path), fix="create it with mode 0600"
-        ) from error
+        raise _unreadable(path, error) from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             "the environment file is not UTF-8 text", where=str(path), fix="save it as UTF-8"
         ) from error
+    finally:
+        os.close(descriptor)
     values = parse_env(text, where=str(path))
     register_named(values, all_of_it=True)
     return values
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"cannot read the environment file: {error.strerror}", where=str(path), fix="create it with mode 0600"
+    )
 
 
 def parse_env(text: str, *, where: str) -> dict[str, str]:

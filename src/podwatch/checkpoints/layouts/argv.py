@@ -11,6 +11,7 @@ from typing import Any
 
 from podwatch.checkpoints.layouts.base import ResumeCommand
 from podwatch.domain.secrets import register_document
+from podwatch.system.reading import read_file
 
 PLACEHOLDERS = ("{step}", "{checkpoint}", "{resume_args}")
 _TRUTH = frozenset({"true", "false", "1", "0", "yes", "no"})
@@ -156,9 +157,8 @@ def toml_documents(command: Sequence[str], cwd: Path | None) -> list[Mapping[str
             continue
         path = Path(name) if cwd is None else cwd / name
         try:
-            if path.stat().st_size <= _TOML_LIMIT:
-                documents.append(tomllib.loads(path.read_text(encoding="utf-8")))
-                register_document(documents[-1])
+            documents.append(tomllib.loads(read_file(path, _TOML_LIMIT).decode()))
+            register_document(documents[-1])
         except (OSError, ValueError):
             continue
     return documents

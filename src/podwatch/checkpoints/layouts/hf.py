@@ -16,8 +16,11 @@ from podwatch.checkpoints.layouts.hf_judge import STATE, judge_checkpoint
 from podwatch.checkpoints.layouts.names import step_names
 from podwatch.checkpoints.layouts.program import program
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs
+from podwatch.system.reading import read_file
 
 CHECKPOINT = re.compile(r"^checkpoint-(0|[1-9]\d{0,17})$")
+_STATE_LIMIT = 64 << 20
+"""Bytes. It holds every logged row of the run."""
 _PROGRAMS = ("axolotl", "llamafactory-cli", "swift", "trl")
 _MODULES = ("axolotl.cli", "llamafactory", "swift.cli", "trl")
 _ARGUMENTS = ("--per_device_train_batch_size", "--num_train_epochs", "--save_steps", "--gradient_accumulation_steps")
@@ -28,7 +31,7 @@ def _states(root: Path, most: int = 3) -> list[dict[str, Any]]:
     found = []
     for _, name in sorted(step_names(root, CHECKPOINT).items(), reverse=True)[:most]:
         try:
-            state = json.loads((root / name / STATE).read_bytes())
+            state = json.loads(read_file(root / name / STATE, _STATE_LIMIT))
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(state, dict):

@@ -12,6 +12,7 @@ from podwatch.checkpoints.layouts import argv
 from podwatch.checkpoints.layouts.base import Site
 from podwatch.checkpoints.layouts.preset import Preset
 from podwatch.checkpoints.layouts.program import Program, program
+from podwatch.system.reading import read_file
 
 FLAG = "--resume_from_checkpoint"
 _AXOLOTL = "--auto-resume-from-checkpoints"
@@ -74,9 +75,7 @@ def _ignores(seen: Program, cwd: Path) -> bool:
         return False
     path = cwd / seen.script
     try:
-        if not path.is_file() or path.stat().st_size > _SCRIPT_LIMIT:
-            return False
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        text = read_file(path, _SCRIPT_LIMIT).decode(errors="replace")
+    except (OSError, ValueError):
         return False
     return re.search(r"\.train\(\s*\)", text) is not None and "resume_from_checkpoint" not in text

@@ -17,6 +17,7 @@ from podwatch.checkpoints.structure import dcp, safetensors, torch_zip
 from podwatch.checkpoints.structure.files import check_file
 from podwatch.checkpoints.structure.holes import has_hole
 from podwatch.domain.checkpoint import FileEntry
+from podwatch.system.reading import read_file
 
 _TEXT_LIMIT = 1 << 20
 """Bytes. Markers and small JSON files; a larger one is not what its name says."""
@@ -91,7 +92,7 @@ class Inside:
         try:
             if self.files[name].size > _TEXT_LIMIT:
                 raise self.fault(f"{name} is larger than any such file", damaged=True)
-            return (self.path / name).read_text(encoding="utf-8").strip()
+            return read_file(self.path / name, _TEXT_LIMIT).decode("utf-8").strip()
         except UnicodeDecodeError as error:
             raise self.fault(f"{name} is not text: being written, or cut off", damaged=True) from error
 
@@ -100,7 +101,7 @@ class Inside:
         if self.files[name].size > 64 * _TEXT_LIMIT:
             raise self.fault(f"{name} is larger than any such file", damaged=True)
         try:
-            return json.loads((self.path / name).read_bytes())
+            return json.loads(read_file(self.path / name, 64 * _TEXT_LIMIT))
         except (ValueError, RecursionError) as error:
             raise self.fault(f"{name} cannot be parsed: being written, or cut off", damaged=True) from error
 

@@ -17,6 +17,7 @@ from podwatch.checkpoints.layouts.inside import Inside, StepView
 from podwatch.checkpoints.layouts.names import all_step_names
 from podwatch.checkpoints.layouts.preset import Preset
 from podwatch.checkpoints.layouts.step_dirs import Rules
+from podwatch.system.reading import opened
 
 STEP = re.compile(r"(?:.*_)?(\d{1,18})")
 COMMIT = "commit_success.txt"
@@ -74,7 +75,7 @@ def _items(inside: Inside, stamps: Mapping[str, object]) -> None:
 
 
 def _manifest(inside: Inside, name: str) -> None:
-    with (inside.path / name).open("rb") as file:
+    with opened(inside.path / name) as file:
         head = file.read(12)
     if head[:4] != _MANIFEST or int.from_bytes(head[4:12], "little") != inside.files[name].size:
         raise inside.fault(f"{name} is truncated or damaged", damaged=True)

@@ -10,6 +10,7 @@ from podwatch.checkpoints.layouts.base import ResumeCommand
 from podwatch.checkpoints.layouts.names import is_plain_dir
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.wandb import is_id, valid_ids
+from podwatch.system.reading import opened
 
 _OLD = ("--ckpt.resume-step", "--trainer.ckpt.resume-step", "--orchestrator.ckpt.resume-step")
 _NEW = ("--resume.step", "--resume.dir")
@@ -157,7 +158,7 @@ def broadcasts_by_nccl(command: Sequence[str], cwd: Path) -> bool:
 
 def _mentions(path: Path, word: str) -> bool:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return word in file.read(500_000)
+        with opened(path) as file:
+            return word.encode() in file.read(500_000)
     except OSError:
         return False

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from podwatch.system.reading import read_file
+
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "composer", "torch.distributed.run", "torch.distributed.launch")
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _WRAPPERS = {"nohup": 0, "setsid": 0, "exec": 0, "time": 0, "stdbuf": 0, "nice": 0, "ionice": 0, "numactl": 0, "env": 0}
@@ -129,9 +131,8 @@ def _shell(words: list[str], cwd: Path | None) -> Program:
     path = Path(rest[0]) if cwd is None else cwd / rest[0]
     text = ""
     try:
-        if path.is_file() and path.stat().st_size <= _SCRIPT_LIMIT:
-            text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        text = read_file(path, _SCRIPT_LIMIT).decode(errors="replace")
+    except (OSError, ValueError):
         pass  # the start itself will say so better
     return Program(
         Path(rest[0]).name, launcher="sh", arguments=tuple(rest[1:]), script=rest[0], shell=_uncommented(text)

@@ -15,8 +15,8 @@ from podwatch.checkpoints.layouts.base import Tracker
 from podwatch.checkpoints.layouts.inside import Fault, Inside, StepView
 from podwatch.checkpoints.structure import dcp
 from podwatch.domain.errors import HostError
-from podwatch.system.files import read_small
 from podwatch.system.pinned import PinnedTree
+from podwatch.system.reading import read_file
 
 _LIMIT = 4096
 _NUMBER = re.compile(r"(?:0|[1-9]\d{0,17})")
@@ -25,11 +25,11 @@ _NUMBER = re.compile(r"(?:0|[1-9]\d{0,17})")
 def text(path: Path) -> str:
     """What it says; empty if it is absent, empty, too large or no text (being written). OSError: it cannot be read."""
     try:
-        return read_small(path, _LIMIT).decode().strip()
+        return read_file(path, _LIMIT).decode().strip()
     except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
         return ""
     except OSError as error:
-        if error.errno in (errno.EFBIG, errno.EINVAL):
+        if error.errno in (errno.EFBIG, errno.EINVAL, errno.ELOOP):
             return ""
         raise
 

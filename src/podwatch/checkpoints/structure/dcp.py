@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.checkpoints.structure import isolated, torch_zip
+from podwatch.system.reading import opened
 
 INDEX = ".metadata"
 INDEX_TMP = ".metadata.tmp"
@@ -104,7 +105,7 @@ def check_records(directory: Path) -> tuple[str, ...]:
         if not _safe(name) or not is_shard(name):
             continue
         spans = sorted(zip(records[::2], records[1::2], strict=True))
-        with (directory / name).open("rb") as file:
+        with opened(directory / name) as file:
             bad = torch_zip.bad_records(file.fileno(), spans)
         if bad:
             problems.append(f"{name}: {len(bad)} of {len(spans)} records are not written, first at byte {bad[0]}")

@@ -1,10 +1,12 @@
 """Check any single file by what its name says it is. Files of unknown kinds have nothing to be checked."""
 
+import errno
 import json
 import re
 from pathlib import Path
 
 from podwatch.checkpoints.structure import safetensors, torch_zip
+from podwatch.system.reading import opened, read_file
 
 _TORCH = (".pt", ".pth", ".ckpt")
 _TORCH_BIN = re.compile(r"(?:pytorch_model|adapter_model|optimizer|scheduler|model|training_args)\b.*\.bin$")
@@ -27,7 +29,7 @@ def check_file(path: Path) -> str:
         return torch_zip.check(path)
     if name.endswith(".bin"):
         # Any program may call its data .bin: only what begins like a torch file is judged as one.
-        with path.open("rb") as file:
+        with opened(path) as file:
             head = file.read(4)
         if not head:
             return "is empty" if _TORCH_BIN.match(name) else ""
@@ -40,10 +42,11 @@ def check_file(path: Path) -> str:
 
 def check_json(path: Path) -> str:
     """Empty if the file parses as JSON (a larger one than any trainer writes is not read)."""
-    if path.stat().st_size > _JSON_LIMIT:
-        return ""
     try:
-        json.loads(path.read_bytes())
+        json.loads(read_file(path, _JSON_LIMIT))
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
     except (ValueError, RecursionError):
         return "is not valid JSON (being written, or cut off)"
     return ""

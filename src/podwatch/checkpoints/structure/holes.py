@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+from podwatch.system.reading import open_file
+
 _ON_PURPOSE = ContextVar("sparse on purpose", default=False)
 
 
@@ -28,7 +30,7 @@ def has_hole(path: Path) -> bool:
     """True if the kernel knows of an unwritten range, False also where it cannot tell. OSError: cannot be opened."""
     if _ON_PURPOSE.get():
         return False
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = open_file(path)
     try:
         size = os.fstat(fd).st_size
         if size == 0:

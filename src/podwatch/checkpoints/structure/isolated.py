@@ -8,6 +8,7 @@ CPU time and never prints. A bad answer of a used child is asked again of a fres
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.structure import unpickler
+from podwatch.system.reading import open_file
 
 DEADLINE = 45.0
 """Seconds. Above the child's own CPU limit; the rest is for slow storage."""
@@ -48,18 +50,22 @@ def parse(mode: str, path: Path) -> Parsed:
     ``values`` (small values of a torch zip).
     """
     try:
-        status = path.stat()
+        descriptor = open_file(path)
     except FileNotFoundError:
         return Parsed(None, "vanished", gone=True)
     except OSError as error:
         return Parsed(None, error.strerror or str(error), unreadable=True)
-    key = (mode, str(path), status.st_ino, status.st_size, status.st_mtime_ns)
-    with _lock:
-        known = _cache.get(key)
-        if known is not None:
-            _cache.move_to_end(key)
-            return known
-    parsed, stamp = _ask(mode, path)
+    try:
+        status = os.fstat(descriptor)
+        key = (mode, str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+        with _lock:
+            known = _cache.get(key)
+            if known is not None:
+                _cache.move_to_end(key)
+                return known
+        parsed, stamp = _ask(mode, path, descriptor)
+    finally:
+        os.close(descriptor)
     ours = stamp == list(key[2:]) if parsed.answer is not None else not (parsed.gone or parsed.unreadable)
     if ours and mode != "records":
         with _lock:
@@ -76,8 +82,14 @@ class _Reader:
         # Nothing of our environment is the child's business, except where its interpreter finds its own libraries.
         environment = {n: v for n, v in os.environ.items() if n == "LD_LIBRARY_PATH"}
         self.used = False
-        self._child = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_SOURCE)],
+        self._files, theirs = socket.socketpair()
+        with theirs:
+            self._child = self._start(theirs, environment)
+
+    def _start(self, theirs: socket.socket, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_SOURCE), str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -85,16 +97,18 @@ class _Reader:
             env=environment,
         )
 
-    def ask(self, mode: str, path: Path) -> dict[str, Any] | None:
-        """The child's answer, or None if it ended instead. TimeoutError after the deadline."""
+    def ask(self, mode: str, path: Path, descriptor: int) -> dict[str, Any] | None:
+        """What the child says of this open file (``path`` is its name in the child's memory), or None if it ended
+        instead. TimeoutError after the deadline."""
         if self._child.stdin is None or self._child.stdout is None:
             return None
         try:
+            socket.send_fds(self._files, [b"f"], [descriptor])
             self._child.stdin.write(json.dumps([mode, str(path)]).encode() + b"\n")
             self._child.stdin.flush()
             line = self._line(self._child.stdout.fileno())
             document = json.loads(line) if line else None
-        except (BrokenPipeError, ValueError):
+        except (ConnectionError, ValueError):
             return None
         return document if isinstance(document, dict) else None
 
@@ -114,6 +128,7 @@ class _Reader:
 
     def close(self) -> None:
         self._child.kill()
+        self._files.close()
         for pipe in (self._child.stdin, self._child.stdout):
             if pipe is not None:
                 try:
@@ -144,7 +159,7 @@ def session() -> Iterator[None]:
             reader.close()
 
 
-def _ask(mode: str, path: Path) -> tuple[Parsed, list[int]]:
+def _ask(mode: str, path: Path, descriptor: int) -> tuple[Parsed, list[int]]:
     with session():
         for _attempt in range(2):
             reader: _Reader | None = _local.reader
@@ -155,7 +170,7 @@ def _ask(mode: str, path: Path) -> tuple[Parsed, list[int]]:
                     return Parsed(None, f"the reader cannot be started: {error.strerror}", unreadable=True), []
             used, reader.used = reader.used, True
             try:
-                document = reader.ask(mode, path)
+                document = reader.ask(mode, path, descriptor)
             except TimeoutError:
                 _local.reader = None
                 reader.close()

@@ -1,10 +1,13 @@
 """safetensors: the header must describe exactly the bytes that are there (facts/checkpoints.md section 2.1)."""
 
+import errno
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from podwatch.system.reading import opened, read_file
 
 MAX_HEADER = 100_000_000
 """Bytes; the limit of the format's own reader."""
@@ -25,7 +28,7 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """Check one file by its header. OSError (vanished, permission) is the caller's to judge."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         size = file.seek(0, 2)
         file.seek(0)
         lead = file.read(8)
@@ -86,10 +89,14 @@ class Index:
 
 def read_index(path: Path) -> Index:
     """Shards named by an index file; unsafe shard names are refused. OSError is the caller's."""
-    if path.stat().st_size > MAX_HEADER:
-        return Index("is larger than any index")
     try:
-        mapping = json.loads(path.read_bytes())["weight_map"]
+        raw = read_file(path, MAX_HEADER)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            return Index("is larger than any index")
+        raise
+    try:
+        mapping = json.loads(raw)["weight_map"]
         shards, names = frozenset(mapping.values()), frozenset(mapping)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Index("is not a readable index")

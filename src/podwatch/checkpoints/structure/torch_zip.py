@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from podwatch.checkpoints.structure import isolated
+from podwatch.system.reading import opened
 
 _ZIP = b"PK\x03\x04"
 _END = b"PK\x05\x06"
@@ -25,7 +26,7 @@ LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f920")
 
 def check(path: Path) -> str:
     """Empty if sound, else what is wrong. OSError (vanished, permission) is the caller's to judge."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         head = file.read(len(LEGACY_MAGIC))
         size = file.seek(0, os.SEEK_END)
         if head == LEGACY_MAGIC:
@@ -42,7 +43,7 @@ def is_torch_name(name: str) -> bool:
 
 def is_legacy(path: Path) -> bool:
     """True for the old format, whose truncation cannot be seen from the file alone."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         return file.read(len(LEGACY_MAGIC)) == LEGACY_MAGIC
 
 

@@ -2,7 +2,8 @@
 
 Two lives: imported as a module by its tests, and run as a script by ``isolated.py``:
 ``python -I -S unpickler.py``, one request
-``(dcp|records|values) FILE`` per line of its input. A damaged pickle can ask for giant allocations
+``(dcp|records|values) FILE`` per line of its input. The number of a socket as its argument: each file comes open
+through that. A damaged pickle can ask for giant allocations
 (facts/checkpoints.md section 2.3), so the script limits its own memory and CPU time and answers with one line of JSON,
 never a traceback.
 Standard library only, and no import of podwatch: in the child there is none. Few imports, because each child pays for
@@ -12,6 +13,7 @@ them: without ``pickle`` (which is ``_pickle`` and much that is not needed), ``t
 
 from __future__ import annotations
 
+import _socket
 import gc
 import io
 import json
@@ -178,20 +180,19 @@ def _described(root: Any, *, with_records: bool) -> dict[str, Any]:
     return answer
 
 
-def zip_values(path: str) -> dict[str, Any]:
+def zip_values(file: io.BufferedReader) -> dict[str, Any]:
     """Numbers, texts and booleans in a torch zip's ``data.pkl``, as ``{"a.b": value}``; tensors are left out. Of lists
     and dicts at the top also the length, as ``{"a#": 2}``: that something is there at all."""
     import zipfile  # here, because it costs a third of the start and an index needs none
 
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(file) as archive:
         entry = next((i for i in archive.infolist() if i.filename.endswith("/data.pkl")), None)
         if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.file_size > MAX_PICKLE_BYTES:
             raise ValueError("no readable data.pkl")
-        with open(path, "rb") as file:  # noqa: PTH123 - read by offset: files written without CRC fail ZipFile.read
-            file.seek(entry.header_offset)
-            header = file.read(30)
-            file.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), os.SEEK_CUR)
-            root = load(file.read(entry.file_size))
+        file.seek(entry.header_offset)  # read by offset: files written without CRC fail ZipFile.read
+        header = file.read(30)
+        file.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), os.SEEK_CUR)
+        root = load(file.read(entry.file_size))
     return _collected(root)
 
 
@@ -239,15 +240,15 @@ def _index(file: io.BufferedReader, path: str, *, with_records: bool) -> dict[st
     return _described(_last[1], with_records=with_records)
 
 
-def answer(mode: str, path: str) -> dict[str, Any]:
-    """Describe one file. Nothing is raised."""
+def answer(mode: str, path: str, descriptor: int | None = None) -> dict[str, Any]:
+    """Describe one file, which may be open already. Nothing is raised."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs 5 ms of start-up here
+        with open(path if descriptor is None else descriptor, "rb") as file:  # noqa: PTH123 - pathlib costs 5 ms here
             status = os.fstat(file.fileno())
             if mode != "values" and status.st_size > MAX_PICKLE_BYTES:
                 raise ValueError(f"{status.st_size} bytes is too large for a checkpoint index")
             stamp = [status.st_ino, status.st_size, status.st_mtime_ns]
-            found = zip_values(path) if mode == "values" else _index(file, path, with_records=mode == "records")
+            found = zip_values(file) if mode == "values" else _index(file, path, with_records=mode == "records")
     except FileNotFoundError:
         return {"ok": False, "gone": True, "error": "vanished"}
     except OSError as error:
@@ -267,10 +268,17 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     gc.disable()  # for good: a tree that is kept would be walked through again and again
+    sender = _socket.socket(fileno=int(sys.argv[1])) if len(sys.argv) > 1 else None
     for line in sys.stdin:
         mode, path = json.loads(line)
-        sys.stdout.write(json.dumps(answer(mode, path)) + "\n")
+        descriptor = None if sender is None else _received(sender)
+        sys.stdout.write(json.dumps(answer(mode, path, descriptor)) + "\n")
         sys.stdout.flush()
+
+
+def _received(sender: _socket.socket) -> int:
+    _, extra, _, _ = sender.recvmsg(1, _socket.CMSG_SPACE(4))
+    return int.from_bytes(extra[0][2][:4], sys.byteorder)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,22 @@
+"""Files with several names (hard links), judged by who owns them and the directory that they were found in."""
+
+import os
+import stat
+from collections.abc import Collection
+
+
+def foreign(file: os.stat_result, directory: os.stat_result, owners: Collection[int]) -> str:
+    """Why this regular file may not leave the pod; empty if it may.
+
+    A file with one name was made where it lies, or moved there by someone who may. One with several names can be a link
+    to a file that its maker may not even read, so it must belong to one of ``owners``, or to the owner of its
+    directory, if only that owner can make entries in it.
+    """
+    if file.st_nlink < 2 or file.st_uid in owners:
+        return ""
+    if file.st_uid == directory.st_uid and not directory.st_mode & stat.S_IWOTH:
+        return ""
+    return (
+        f"is a hard link to a file of user {file.st_uid}, in a directory of user {directory.st_uid}: "
+        "it is not sent, because only its owner may decide that"
+    )

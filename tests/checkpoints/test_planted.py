@@ -1,0 +1,128 @@
+"""What T puts in the place of a checkpoint's file, before or after it was seen: a FIFO must not block the daemon, and a
+link must not make it read what T may not."""
+
+import io
+import os
+import pickle
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from podwatch.checkpoints.layouts import argv, hf, prime_rl_command, program, tracker_files
+from podwatch.checkpoints.layouts.inside import Inside
+from podwatch.checkpoints.structure import dcp, files, holes, isolated, safetensors, torch_zip
+from podwatch.domain.checkpoint import FileEntry
+from podwatch.sync import extra
+from tests.support.other_users import T, as_root, enterable, own
+
+SECRET = b'{"weight_map": {"secret": "secret"}, "best_model_checkpoint": "checkpoint-7", "files": {}, "iteration": 1}'
+
+
+def entry(path: Path) -> FileEntry:
+    return FileEntry(path.name, "p", len(SECRET), 0)
+
+
+def inside(path: Path) -> Inside:
+    return Inside(path.parent, {path.name: entry(path)})
+
+
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "safetensors header": ("model.safetensors", safetensors.read_header),
+    "index": ("model.safetensors.index.json", safetensors.read_index),
+    "index of an export": ("x.safetensors.index.json", lambda p: extra._without_shards(p.parent, [entry(p)])),
+    "torch file": ("model.pt", torch_zip.check),
+    "old torch format": ("model.pt", torch_zip.is_legacy),
+    "torch values": ("model.pt", torch_zip.read_values),
+    "any .bin": ("model.bin", files.check_file),
+    "json": ("config.json", files.check_json),
+    "holes": ("model.bin", holes.has_hole),
+    "dcp index": (".metadata", lambda p: isolated.parse("dcp", p)),
+    "dcp records": (".metadata", lambda p: dcp.check_records(p.parent)),
+    "a marker": ("DONE", lambda p: inside(p).text(p.name)),
+    "a state": ("trainer_state.json", lambda p: inside(p).json(p.name)),
+    "a tracker": ("latest", tracker_files.text),
+    "trainer state of hf": ("trainer_state.json", lambda p: hf._pinned(p.parent.parent)),
+    "a command's toml": ("run.toml", lambda p: argv.toml_documents(["x", "@", str(p)], None)),
+    "a command's script": ("train.sh", lambda p: program.program(["bash", str(p)])),
+    "a mention": ("train.sh", lambda p: prime_rl_command._mentions(p, "secret")),
+}  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    enterable(tmp_path)
+    place = tmp_path / "home" / "checkpoint-5"
+    place.mkdir(parents=True)
+    return place
+
+
+def outcome(read: Callable[[Path], object], path: Path) -> str:
+    """What it said within a few seconds; a thread, because one that hangs cannot be stopped."""
+    said: list[str] = []
+
+    def run() -> None:
+        try:
+            said.append(repr(read(path)))
+        except Exception as error:
+            said.append(repr(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert said, "it hangs"
+    return said[0]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_fifo_blocks_nobody(place: Path, name: str) -> None:
+    file, read = READERS[name]
+    os.mkfifo(place / file)
+    outcome(read, place / file)
+
+
+def contents(file: Path) -> Iterator[None]:
+    """The same file with very different contents, one after the other: each reader tells at least two of them apart."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("x/data.pkl", pickle.dumps({"secret": 7}))
+    kinds = (SECRET, b"", b"x = 1\n", b"7\n", pickle.dumps({"a": 1}), packed.getvalue(), torch_zip.LEGACY_MAGIC * 9)
+    for kind in kinds:
+        file.write_bytes(kind)
+        yield
+    file.write_bytes(b"")
+    os.truncate(file, 1 << 20)  # nothing but a hole
+    yield
+
+
+@pytest.mark.parametrize("name", READERS)
+@as_root
+def test_a_link_to_what_is_roots_tells_nothing_of_it(place: Path, tmp_path: Path, name: str) -> None:
+    file, read = READERS[name]
+    (tmp_path / "plain" / place.name).mkdir(parents=True)
+    plain = tmp_path / "plain" / place.name / file
+    assert len({outcome(read, plain) for _ in contents(plain)}) > 1, "the reader can tell"
+    secret = tmp_path / "secret"
+    (place / file).symlink_to(secret)
+    own(tmp_path / "home", T)
+    assert len({outcome(read, place / file) for _ in contents(secret)}) == 1
+
+
+def test_a_child_that_parses_gets_the_very_file_that_was_judged(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exchanged for a FIFO after it was opened here: the child reads the open file."""
+    (place / ".metadata").write_bytes(b"no pickle")
+    real = isolated._Reader.ask
+
+    def flip(self: isolated._Reader, mode: str, path: Path, descriptor: int) -> object:
+        if path.is_file():
+            path.unlink()
+            os.mkfifo(path)
+        return real(self, mode, path, descriptor)
+
+    monkeypatch.setattr(isolated._Reader, "ask", flip)
+    parsed = isolated.parse("dcp", place / ".metadata")
+    assert parsed.answer is None
+    assert not parsed.gone
+    assert not parsed.unreadable

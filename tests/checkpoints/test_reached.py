@@ -1,0 +1,128 @@
+"""Only what is reached without a link below its configured root, in the directory that was pinned, is a checkpoint."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
+from podwatch.checkpoints.reached import first_link
+from podwatch.daemon.own_findings import linked_findings
+from podwatch.domain.checkpoint import CheckpointSet, Completeness
+from podwatch.domain.errors import HostError
+from podwatch.system.pinned import PinnedTree
+from tests.support.checkpoints import write_prime_rl_step
+from tests.support.clock import ManualClock
+from tests.support.other_users import E, T, as_root, enterable, own
+
+
+class Bench:
+    def __init__(self, out: Path, tree: PinnedTree | None = None) -> None:
+        self.clock = ManualClock()
+        self.catalogue = Catalogue(PrimeRLLayout(out), self.clock, settle=5.0, settle_weak=60.0, tree=tree)
+
+    def settle(self) -> dict[int, CheckpointSet]:
+        self.catalogue.rescan()
+        self.clock.advance(1000)
+        return {s.step: s for s in self.catalogue.rescan()}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    enterable(tmp_path)
+    out = tmp_path / "home" / "outputs"
+    write_prime_rl_step(out, 5, "A", ranks=2)
+    if os.geteuid() == 0:
+        own(tmp_path / "home", T)
+    return out
+
+
+def behind_a_link(place: Path, elsewhere: Path) -> None:
+    place.rename(elsewhere)
+    place.symlink_to(elsewhere)
+
+
+def test_checkpoints_behind_a_link_are_none(out: Path, tmp_path: Path) -> None:
+    bench = Bench(out)
+    assert bench.settle()[5].complete
+    behind_a_link(out / "checkpoints", tmp_path / "other")
+    assert bench.settle() == {}, "not listed: so not sent, not resumed from and not removed"
+    assert bench.catalogue.linked == (out / "checkpoints",)
+    assert bench.catalogue.out_of_reach == {5}
+    with pytest.raises(HostError):
+        bench.catalogue.contents(5)
+    (finding,) = linked_findings(bench.catalogue.linked, since=0.0)
+    assert "outputs/checkpoints is a symbolic link" in finding.summary
+    assert "trainer.checkpoint_dir" in finding.suggestion
+    (out / "checkpoints").unlink()
+    (tmp_path / "other").rename(out / "checkpoints")
+    assert bench.settle()[5].complete
+    assert bench.catalogue.linked == ()
+    assert bench.catalogue.out_of_reach == frozenset()
+
+
+@pytest.mark.parametrize("segment", ["step_5", "step_5/trainer"])
+def test_a_link_further_down(out: Path, tmp_path: Path, segment: str) -> None:
+    place = out / "checkpoints" / segment
+    behind_a_link(place, tmp_path / "other")
+    assert not any(s.complete for s in Bench(out).settle().values())
+
+
+def test_links_above_the_root_are_the_operators(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "app").symlink_to(out.parent)
+    assert Bench(tmp_path / "app" / "outputs").settle()[5].complete
+    assert first_link(out / "checkpoints" / "step_5", (out,)) is None
+
+
+def to_a_link(out: Path) -> None:
+    other = out.parents[1] / "of-e" / "outputs"
+    write_prime_rl_step(other, 9, "A", ranks=2)
+    write_prime_rl_step(other, 5, "A", ranks=2)
+    own(other, E)
+    out.symlink_to(other)
+    os.chown(out, T, T, follow_symlinks=False)
+
+
+def to_another_owner(out: Path) -> None:
+    write_prime_rl_step(out, 9, "A", ranks=2)
+    write_prime_rl_step(out, 5, "A", ranks=2)
+    own(out, E)
+
+
+@pytest.mark.parametrize("replace", [to_a_link, to_another_owner])
+@as_root
+def test_a_replaced_output_directory_holds_nothing_that_may_be_used(out: Path, replace: Callable[[Path], None]) -> None:
+    bench = Bench(out, PinnedTree([out], owner=T))
+    assert bench.settle()[5].complete
+    out.rename(out.with_name("earlier"))
+    replace(out)
+    sets = bench.settle()
+    assert set(sets) == {5}
+    assert sets[5].completeness is Completeness.WRITING, "neither used nor removed"
+    assert not sets[5].save_id
+    assert "find out who replaced it" in bench.catalogue.problem or "remove the link" in bench.catalogue.problem
+    out.rename(out.with_name("of-e"))
+    out.with_name("earlier").rename(out)
+    assert bench.settle()[5].complete
+    assert bench.catalogue.problem == ""
+
+
+@as_root
+def test_one_that_was_never_right_holds_nothing(out: Path) -> None:
+    own(out, E)
+    bench = Bench(out, PinnedTree([out], owner=T))
+    assert bench.settle() == {}
+    assert f"belongs to user {E}" in bench.catalogue.problem
+
+
+@as_root
+def test_recreated_by_its_owner_it_is_looked_at_again(out: Path) -> None:
+    bench = Bench(out, PinnedTree([out], owner=T))
+    assert bench.settle()[5].complete
+    out.rename(out.with_name("earlier"))
+    write_prime_rl_step(out, 9, "A", ranks=2)
+    own(out, T)
+    sets = bench.settle()
+    assert [s for s in sets if sets[s].complete] == [9]

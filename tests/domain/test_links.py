@@ -1,0 +1,145 @@
+"""Links of a manifest are judged by where the kernel leads them after a restore, the kernel being asked."""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podwatch.domain import links as links_module
+from podwatch.domain.errors import IntegrityError
+from podwatch.domain.links import check_links, restorable
+from podwatch.domain.remote import ManifestFile, ManifestSymlink
+
+NAMES = ("a", "b", "sub", "é", "..x", "...")
+names = st.sampled_from(NAMES)
+paths = st.lists(names, min_size=1, max_size=3).map("/".join)
+targets = st.lists(st.one_of(names, st.sampled_from(["..", "..", ".", ""])), min_size=1, max_size=5).map("/".join)
+
+
+def file(path: str) -> ManifestFile:
+    return ManifestFile(f"part/{path}", "part", 0, 0, 0o644, "key", "", ())
+
+
+def link(path: str, target: str) -> ManifestSymlink:
+    return ManifestSymlink(f"part/{path}", "part", target)
+
+
+def accepted(files: Sequence[ManifestFile], links: Sequence[ManifestSymlink]) -> bool:
+    try:
+        check_links(files, links)
+    except IntegrityError:
+        return False
+    return True
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[list[str], dict[str, str]]:
+    """Names that can lie beside each other: nothing below a file or a link."""
+    entries: dict[str, str | None] = {}
+    for path, target in draw(st.lists(st.tuples(paths, st.none() | targets), min_size=1, max_size=8)):
+        folders = {path[:i] for i, c in enumerate(path) if c == "/"}
+        if path not in entries and not folders & set(entries) and not any(e.startswith(f"{path}/") for e in entries):
+            entries[path] = target
+    files = [p for p, t in entries.items() if t is None]
+    return files, {p: t for p, t in entries.items() if t}
+
+
+@given(trees())
+def test_the_kernel_agrees(tree: tuple[list[str], dict[str, str]]) -> None:
+    plain, targets = tree
+    files, links = [file(p) for p in plain], [link(p, t) for p, t in targets.items()]
+    fine = {x.path.removeprefix("part/") for x in links} - {p for p in targets if not accepted_alone(p, files, links)}
+    root = Path(tempfile.mkdtemp())
+    try:
+        part = root / "below" / "part-that-no-target-names"
+        part.mkdir(parents=True)
+        for path in plain:
+            (part / path).parent.mkdir(parents=True, exist_ok=True)
+            (part / path).touch()
+        for path, target in targets.items():
+            (part / path).parent.mkdir(parents=True, exist_ok=True)
+            (part / path).symlink_to(target)
+        for path in targets:
+            try:
+                real = os.path.realpath(part / path, strict=True)
+                inside = Path(real) == part or part in Path(real).parents
+                assert (path in fine) == inside, f"{path} -> {real}"
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    assert path not in fine, f"{path} is a loop"
+                elif path in fine:
+                    real = os.path.realpath(part / path)
+                    assert Path(real) == part or part in Path(real).parents, f"{path} dangles outside: {real}"
+    finally:
+        shutil.rmtree(root)
+
+
+def accepted_alone(path: str, files: Sequence[ManifestFile], links: Sequence[ManifestSymlink]) -> bool:
+    """Is this link among those that can stay? (Another one being refused does not make it bad.)"""
+    return f"part/{path}" not in {x.path for x, _ in links_module._bad(files, links)}
+
+
+@given(trees())
+def test_what_may_travel_is_accepted_by_every_restore(tree: tuple[list[str], dict[str, str]]) -> None:
+    files, links = [file(p) for p in tree[0]], [link(p, t) for p, t in tree[1].items()]
+    kept = restorable(files, links)
+    assert accepted(files, kept)
+    assert (kept == tuple(links)) == accepted(files, links)
+
+
+OUT = {
+    "through another link": {"a": "sub", "b": "a/../../x"},
+    "a link to a link's directory": {"deep/up": "..", "out": "deep/up/../../x"},
+    "a chain": {"l1": "l2", "l2": "l3", "l3": "sub/../../x"},
+    "a link in a directory that a link names": {"sub/up": "../..", "way": "sub/up"},
+    "absolute": {"a": "/etc/passwd"},
+    "absolute, at the end of a chain": {"a": "b", "b": "/etc"},
+    "up and up": {"a": "..", },
+    "empty and dot segments": {"a": ".//./..//."},
+    "to itself": {"a": "a"},
+    "a loop of two": {"a": "b/x", "b": "a/y"},
+    "back from what is not known": {"a": "nowhere/../sub"},
+    "back from a file": {"a": "file/../sub"},
+    "empty": {"a": ""},
+    "back through a name with a dot look-alike": {"a": "sub/．．/../../../x"},
+    "too many on the way": {f"l{n}": f"l{n + 1}" for n in range(60)},
+    "twice as long with each": {f"l{n}": f"l{n + 1}/../l{n + 1}" for n in range(39)} | {"l39": "sub"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OUT)
+def test_it_is_refused(name: str) -> None:
+    files = [file("sub/x"), file("deep/y"), file("file")]
+    links = [link(p, t) for p, t in OUT[name].items()]
+    assert not accepted(files, links)
+    assert accepted(files, restorable(files, links))
+
+
+INSIDE = {
+    "a file": {"a": "file"}, "a directory": {"a": "sub"}, "through a link": {"a": "sub", "b": "a/x"},
+    "back inside": {"sub/a": "../file"}, "a chain": {"a": "b", "b": "./c/", "c": "sub//x"},
+    "dangling": {"a": "not-sent.tmp"}, "the part itself": {"sub/a": ".."},
+    "back through a link": {"a": "sub", "b": "a/../file"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_it_is_fine(name: str) -> None:
+    assert accepted([file("sub/x"), file("file")], [link(p, t) for p, t in INSIDE[name].items()])
+
+
+def test_nothing_lies_below_a_link() -> None:
+    assert not accepted([file("a/x")], [link("a", "sub")])
+    assert not accepted([], [link("a/x", "y"), link("a", "sub")])
+    assert not accepted([], [ManifestSymlink("other/a", "part", "x")])
+
+
+def test_a_hostile_number_of_links_costs_little() -> None:
+    many = [link(f"d/l{n}", "/".join(["..", "d"] * 180)) for n in range(10_001)]
+    assert not accepted([], many)
