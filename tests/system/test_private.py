@@ -117,7 +117,7 @@ def test_another_user_cannot_hold_up_a_restore(public: Path) -> None:
     """Whoever can read a directory can lock it."""
     staging = public / "staging"
     staging.mkdir(mode=0o755)
-    descriptor = _lock(staging)
+    descriptor = _lock(PinnedTree([public]), staging)
     assert descriptor is not None
     os.close(descriptor)
 
