@@ -215,6 +215,12 @@ def test_words_paths_addresses_and_numbers_are_ordinary_even_under_a_telling_nam
     assert scrub(f"cannot read {value} today") == f"cannot read {value} today"
 
 
+def test_flags_and_variables_in_a_text() -> None:
+    for text in ("login --token=tok_abc x", "login --token tok_abc x", "TOKEN=tok_abc x", "export KEY='tok_abc' x"):
+        assert "tok_abc" not in scrub(text)
+        assert scrub(text).endswith(" x")
+
+
 def test_what_is_ordinary_is_removed_beside_its_name() -> None:
     assert scrub("db_password=training api_key: 123456") == f"db_password={MASK} api_key: {MASK}"
 

@@ -394,6 +394,9 @@ _QUERY = re.compile(r"(?<=[?&;])(?P<name>[A-Za-z0-9_.\-]++)(?P<between>=)(?P<val
 
 
 def _hidden_in_text(name: str, value: str) -> bool:
+    """A flag or a variable is part of a command; ``key: value`` may be anything."""
+    if name.startswith("-") or name.isupper():
+        return _hides(name, value)
     strength = name_strength(name)
     return strength > 0 and not _nothing(value) and (strength == 2 or _looks_random(value))
 
