@@ -115,6 +115,17 @@ def test_a_known_value_is_found_in_every_form(secret: str) -> None:
         assert cleaned.startswith("it said (") or MASK in cleaned[:20]
 
 
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(ALNUM + "-_+/=", min_size=16, max_size=40), st.integers(12, 40), st.booleans())
+def test_a_quotation_that_was_cut_shows_no_half(secret: str, length: int, beginning: bool) -> None:
+    secrets.forget()
+    register(secret)
+    cut = secret[:length] if beginning else secret[-length:]
+    cleaned = scrub(f"at the end of a line: {cut}" if beginning else f"{cut} at the beginning of one")
+    assert cut not in cleaned
+    assert cleaned in (f"at the end of a line: {MASK}", f"{MASK} at the beginning of one")
+
+
 def test_base64_leaves_no_more_than_a_byte_at_each_end() -> None:
     register("planted-s3cret-value-0001")
     for n in range(6):
@@ -204,6 +215,12 @@ def test_words_paths_addresses_and_numbers_are_ordinary_even_under_a_telling_nam
     assert scrub(f"cannot read {value} today") == f"cannot read {value} today"
 
 
+def test_flags_and_variables_in_a_text() -> None:
+    for text in ("login --token=tok_abc x", "login --token tok_abc x", "TOKEN=tok_abc x", "export KEY='tok_abc' x"):
+        assert "tok_abc" not in scrub(text)
+        assert scrub(text).endswith(" x")
+
+
 def test_what_is_ordinary_is_removed_beside_its_name() -> None:
     assert scrub("db_password=training api_key: 123456") == f"db_password={MASK} api_key: {MASK}"
 
@@ -230,9 +247,9 @@ def test_a_value_inside_a_long_stretch_of_base64_takes_no_time() -> None:
 
 def test_what_an_environment_tells() -> None:
     assert secret_values({"HF_TOKEN": "abcdefg9", "HOME": "/root/home", "KEY": "x"}) == {"abcdefg9"}
-    run, plain = "q1w2e3r4t5z6u7i8o9", "q1w2e3r4t5z6u7i8o9p0"
+    run, plain = "q1w2e3r4t5z6u7i8o9", "a9s8d7f6g5h4j3k2l1y0"
     register_named({"WANDB_PROJECT": "night-run-of-august", "WANDB_RUN_ID": run, "PLAIN": plain}, all_of_it=True)
-    assert scrub("project night-run-of-august, run q1w2e3r4t5z6u7i8o9, q1w2e3r4t5z6u7i8o9p0") == (
+    assert scrub("project night-run-of-august, run q1w2e3r4t5z6u7i8o9, a9s8d7f6g5h4j3k2l1y0") == (
         f"project night-run-of-august, run q1w2e3r4t5z6u7i8o9, {MASK}"
     )
     register_named({"DATABASE": "postgres://me:aPassw0rdOfMine@db/x"})

@@ -5,7 +5,8 @@ that makes one can forget it. Two nets: values that podwatch *knows* (``register
 shapes that look like a secret. A shape may take out something harmless; that is better than to keep a key.
 
 Covered, for known values of at least 8 characters: the value itself, percent-encoded, JSON-, repr- or shell-escaped,
-in hexadecimal, in base64 at any alignment, and split by line breaks (with indentation) or terminal colours. For values
+in hexadecimal, in base64 at any alignment, and split by line breaks (with indentation) or terminal colours, and the
+first or last 12 of at least 16 characters where a quotation was cut. For values
 that are not known: names (``api_key=...``, ``--x-token ...``, headers), URLs with a password, private key blocks and
 the key formats of the usual services. Not covered: an unknown secret under an ordinary name without a known format, and
 one that is encrypted, compressed, or split by other text.
@@ -264,9 +265,36 @@ def _without_known(text: str, forms: Sequence[str], raw: Sequence[str], cores: S
     for core in cores:
         if core in text:
             text = _without_encoded(text, core)
+    for value in raw:
+        if len(value) >= _CUT_FROM and not _URL.match(value):
+            text = _without_cut(text, value)
     for breaks in _BREAKS if raw else ():
         if breaks.search(text):
             text = _without_split(text, raw, breaks)
+    return text
+
+
+_CUT_FROM, _CUT_SHOWN = 16, 12
+"""Characters: what is long is looked for by its first and its last ones, too. Many messages quote only so much of a
+line, and the cut may go through a secret."""
+
+
+def _without_cut(text: str, value: str) -> str:
+    head, tail = value[:_CUT_SHOWN], value[-_CUT_SHOWN:]
+    at = text.find(head)
+    while at >= 0:
+        end = at + len(head)
+        while end < len(text) and end - at < len(value) and text[end] == value[end - at]:
+            end += 1
+        text = f"{text[:at]}{MASK}{text[end:]}"
+        at = text.find(head, at + len(MASK))
+    at = text.rfind(tail)
+    while at >= 0:
+        end, begin = at + len(tail), at
+        while begin > 0 and end - begin < len(value) and text[begin - 1] == value[begin - 1 - end]:
+            begin -= 1
+        text = f"{text[:begin]}{MASK}{text[end:]}"
+        at = text.rfind(tail, 0, begin)
     return text
 
 
@@ -366,6 +394,9 @@ _QUERY = re.compile(r"(?<=[?&;])(?P<name>[A-Za-z0-9_.\-]++)(?P<between>=)(?P<val
 
 
 def _hidden_in_text(name: str, value: str) -> bool:
+    """A flag or a variable is part of a command; ``key: value`` may be anything."""
+    if name.startswith("-") or name.isupper():
+        return _hides(name, value)
     strength = name_strength(name)
     return strength > 0 and not _nothing(value) and (strength == 2 or _looks_random(value))
 
