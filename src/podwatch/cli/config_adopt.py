@@ -217,7 +217,7 @@ def _names_in(env_file: Path | None) -> frozenset[str]:
 
 
 def _diff(old: str, new: str, path: Path) -> list[str]:
-    """A unified diff, scrubbed: the file may hold what nobody should have put there."""
+    """A unified diff, scrubbed: the file may hold what does not belong there."""
     from podwatch.evidence import scrub
 
     lines = difflib.unified_diff(old.splitlines(), new.splitlines(), str(path), f"{path} (adopted)", lineterm="", n=1)
@@ -234,7 +234,7 @@ def _state(path: Path) -> os.stat_result:
 
 
 def _replace(path: Path, text: str, before: os.stat_result) -> None:
-    """Atomically, with the mode and owner that it had; refused if somebody else changed it meanwhile."""
+    """Atomically, with the mode and owner that it had; refused if another process changed it meanwhile."""
     from podwatch.domain.errors import Busy, HostError
     from podwatch.system.files import fsync_dir
 
