@@ -119,6 +119,26 @@ def test_owner_and_link_stay(path: Path, tmp_path: Path) -> None:
     assert (path.stat().st_uid, path.stat().st_gid, path.stat().st_mode & 0o777) == (0, 12345, 0o640)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process as another user")
+def test_what_another_user_runs_is_not_adopted(path: Path) -> None:
+    """Else that user would choose what podwatch runs as root."""
+    process = subprocess.Popen(["/bin/sleep", "600"], user=12345)
+    try:
+        result = adopt(path, process.pid)
+        assert "runs as uid 12345" in str(result.exception)
+    finally:
+        process.kill()
+        process.wait()
+    assert path.read_text() == FILE
+
+
+def test_an_environment_in_a_table_of_its_own_stays_there(path: Path, tmp_path: Path) -> None:
+    path.write_text(FILE + '\n[trainer.env]\nWANDB_MODE = "online" # mine\nOTHER = "x"\n')
+    with running(tmp_path, "--max-steps", "99", WANDB_MODE="offline") as pid:
+        assert adopt(path, pid).exit_code == 0
+    assert 'WANDB_MODE = "offline" # mine\nOTHER = "x"' in path.read_text()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("--wandb.api-key", "abcdef123456"), ("--hf-token=abcdef123456",), ("--x", "hf_abcdefghijklmnopqrstuv"),

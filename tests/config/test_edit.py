@@ -60,6 +60,21 @@ def test_what_was_asked_for_changes_and_every_comment_stays(before: str, command
     assert [line for line in untouched if line not in after.splitlines() and not line.startswith(("#", "]"))] == []
 
 
+@given(files(), st.dictionaries(st.sampled_from(["B", "C_D", "A"]), text, min_size=1))
+def test_a_table_is_changed_where_it_is_written(before: str, env: dict[str, str]) -> None:
+    now = tomllib.loads(before).get("trainer", {}).get("env", {})
+    wanted = now | env
+    try:
+        after = set_values(before, {ENV: wanted})
+    except ConfigurationError:
+        assert "trainer.command" in before
+        return
+    assert tomllib.loads(after)["trainer"]["env"] == wanted
+    assert after.count("#") == before.count("#") + sum(value.count("#") for value in env.values()) - sum(
+        now[name].count("#") for name in env if name in now
+    )
+
+
 def test_windows_line_ends_stay() -> None:
     after = set_values('[trainer]\r\ncwd = "/x" # c\r\n', {CWD: "/y"})
     assert after == '[trainer]\r\ncwd = "/y" # c\r\n'

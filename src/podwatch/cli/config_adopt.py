@@ -57,6 +57,7 @@ def adopt(where: Where, pid: int | None, dry_run: bool, as_json: bool) -> None:
     before = _state(path)
     text = read_trusted(path)
     trainer = _detect.read_trainer(pid if pid is not None else _running(where))
+    _same_user(trainer.pid, loaded.settings.trainer.user)
     change = proposed(trainer, loaded.settings, ours=_ours(trainer.pid))
     edited = set_values(text, change.values, where=str(path)) if change.values else text
     load_text(edited, path, environ=os.environ)  # what would not load is never written
@@ -181,6 +182,25 @@ def _running(where: Where) -> int:
     return trainers[0][0]
 
 
+def _same_user(pid: int, user: str) -> None:
+    """What one user runs must not become what podwatch starts as another, root above all."""
+    import pwd
+
+    from podwatch.domain.errors import ConfigurationError, HostError
+
+    try:
+        runs_as = Path(f"/proc/{pid}").stat().st_uid
+        wanted = pwd.getpwnam(user).pw_uid if user else os.geteuid()
+    except (OSError, KeyError) as error:
+        raise HostError(f"cannot tell whose process this is: {error}", where=f"pid {pid}") from error
+    if runs_as != wanted:
+        raise ConfigurationError(
+            f"the process runs as uid {runs_as}, and podwatch would start its command as uid {wanted}",
+            where=f"pid {pid}",
+            fix="if it is your training, set [trainer] user to its user first",
+        )
+
+
 def _ours(pid: int) -> bool:
     from podwatch.system import procfs
 
@@ -198,7 +218,7 @@ def _names_in(env_file: Path | None) -> frozenset[str]:
 
 
 def _diff(old: str, new: str, path: Path) -> list[str]:
-    """A unified diff, scrubbed: the file may hold what nobody should have put there."""
+    """A unified diff, scrubbed: the file may hold what does not belong there."""
     from podwatch.evidence import scrub
 
     lines = difflib.unified_diff(old.splitlines(), new.splitlines(), str(path), f"{path} (adopted)", lineterm="", n=1)
@@ -215,7 +235,7 @@ def _state(path: Path) -> os.stat_result:
 
 
 def _replace(path: Path, text: str, before: os.stat_result) -> None:
-    """Atomically, with the mode and owner that it had; refused if somebody else changed it meanwhile."""
+    """Atomically, with the mode and owner that it had; refused if another process changed it meanwhile."""
     from podwatch.domain.errors import Busy, HostError
     from podwatch.system.files import fsync_dir
 

@@ -71,6 +71,10 @@ def _set(text: str, path: Path, value: Any) -> str:
     lines = text.split("\n")
     known = key_lines(text)
     at = known.get(path)
+    if at is not None and lines[at - 1].lstrip().startswith("["):  # a table of its own: key by key
+        for name, item in value.items() if isinstance(value, Mapping) else ():
+            text = _set(text, (*path, name), item)
+        return text
     if at is not None:
         first = at - 1
         column = _after_equals(lines[first])

@@ -5,7 +5,7 @@ from difflib import SequenceMatcher
 
 
 def grouped(argv: Sequence[str]) -> list[str]:
-    """Arguments as a person reads them: a flag and its value are one (``--max-steps 99``)."""
+    """Arguments as the operator reads them: a flag and its value are one (``--max-steps 99``)."""
     found: list[str] = []
     for word in argv:
         last = found[-1] if found else ""

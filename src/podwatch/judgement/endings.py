@@ -18,8 +18,8 @@ ATTACH_EXIT_WAIT_SECONDS = 120.0
 """An operator may have stopped the trainer: wait before acting (DESIGN section 2). The slowest teardown in facts is
 prime-rl's (60 s for each child), and each role that ends starts the time again, so that the last one has it in full."""
 TERMINAL_WAIT_SECONDS = 900.0
-"""The same where somebody typed in its terminal within as long a time before its end, or since: the operator is there,
-and decides."""
+"""The same where the operator typed in its terminal within as long a time before its end, or since: they are there,
+and decide."""
 ONE_END_SECONDS = 60.0
 """Roles that end within this time of each other end together: prime-rl's launcher gives each child 60 s."""
 INTERRUPTED = "interrupted"

@@ -47,7 +47,7 @@ def why_held(found: CheckpointSet, spans: Sequence[Span]) -> str:
 @dataclass(frozen=True, slots=True)
 class Beside:
     """What is known of processes beside ours that may write into output_dir. ``looked_at``: the last look, ``spans``
-    when there were any; monotonic seconds. The default says that nobody else can be there."""
+    when there were any; monotonic seconds. The default says that no other process can be there."""
 
     looked_at: float = float("inf")
     spans: tuple[Span, ...] = ()
@@ -57,8 +57,8 @@ ALONE = Beside()
 
 
 def made_by_us(sample: ProgressSample, beside: Beside) -> bool | None:
-    """Is this sign of progress our own trainer's? What our own log says is; a file or another log only if nobody else
-    was there when it was written. None: a look at the processes that is newer than the sample has to tell."""
+    """Is this sign of progress our own trainer's? What our own log says is; a file or another log only if no other
+    process was there when it was written. None: a look at the processes that is newer than the sample has to tell."""
     if sample.own:
         return True
     if any(span.meets(sample.at, sample.at) for span in beside.spans):

@@ -30,8 +30,8 @@ _STARTERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.l
 _FILES = frozenset({".ckpt", ".pt", ".pth", ".bin", ".safetensors", ".distcp"})
 """What a checkpoint that is one file ends with."""
 READ_EVERY, YOUNG_SECONDS = 12, 120.0
-"""A process that used no CPU is read at each twelfth look, a young one at each: CPU is told in hundredths of a second,
-and to open a file takes less. What saves a checkpoint uses more."""
+"""A process that used no CPU is read at each twelfth look, a young one at each: CPU is counted in hundredths of a
+second, and to open a file takes less. What saves a checkpoint uses more."""
 _LAUNCHERS = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER})
 _ENGINES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
 
