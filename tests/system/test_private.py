@@ -15,6 +15,7 @@ from podwatch.daemon.paths import run_paths
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.sync.placing import _lock
 from podwatch.system.locks import FileLock
+from podwatch.system.pinned import PinnedTree
 from tests.support import strangers
 from tests.support.strangers import needs_root
 

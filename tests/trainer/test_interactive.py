@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from podwatch.domain.process import ProcessIdentity
 from podwatch.trainer.find import Run, judge
-from podwatch.trainer.interactive import barred, find_interactive, interactive, of_users, served, spared, starter
+from podwatch.trainer.interactive import (
+    barred,
+    carries,
+    find_interactive,
+    interactive,
+    of_users,
+    served,
+    spared,
+    starter,
+)
 from podwatch.trainer.processes import Process
 
 TTY = 34816
@@ -251,7 +260,13 @@ ENVIRONMENTS = {
     "a terminal in a browser that is not known": ["python|python -m webterm", "bash"],
     "script": ["bash", "script|script -q /tmp/log", "bash -i"],
     "a script that ends in a shell": ["tmux: server|tmux", "bash -c setup.sh;\tbash", "bash"],
-    "an agent": ["claude|claude", "bash -s"],
+    "an agent": ["assistant|assistant", "bash -s"],
+    "a coding agent": ["-bash", "assistant|assistant"],
+    "a coding agent in Python": ["-bash", "aider|/usr/bin/python3 /usr/bin/aider"],
+    "an agent without a terminal": ["openclaw|/opt/agent/bin/agent serve", "bash -s"],
+    "a CI runner": ["Runner.Worker|/opt/runner/bin/Runner.Worker spawnclient"],
+    "a web service": ["python|python -m uvicorn app:app"],
+    "a test runner": ["bash", "pytest|/usr/bin/python3 /usr/bin/pytest -q"],
     "IPython": ["-bash", "python|/usr/bin/python3 /usr/bin/ipython"],
     "Python": ["-bash", "python3"],
     "nushell": ["tmux: server|tmux", "nu"],
@@ -428,3 +443,12 @@ def test_a_trainer_on_a_gpu_is_in_a_tree_or_is_not_ours(processes: list[Process]
         mine = of_users(process, USERS) and not process.above_us and process.pid not in persons | podwatchs
         if process.cuda and trainer and mine:
             assert any(process.pid in {p.pid for p in below(top, processes)} for top in tops), process.pid
+
+
+@given(pods())
+def test_a_tree_is_extended_only_through_what_can_start_a_trainer(processes: list[Process]) -> None:
+    by_pid = {p.pid: p for p in processes}
+    for candidate in judge(processes, Run(OUT, users=USERS)).candidates:
+        top = by_pid[candidate.launcher.pid]
+        inside = [p for p in processes if p.parent_pid == top.pid]
+        assert trains(top) or top.names_run or any(carries(top, child) for child in inside), top

@@ -23,7 +23,7 @@ from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
 from podwatch.trainer import naming
 from podwatch.trainer.base import Candidate
-from podwatch.trainer.interactive import barred, children_of, find_interactive, of_users, starter
+from podwatch.trainer.interactive import barred, carries, children_of, find_interactive, of_users, starter
 from podwatch.trainer.processes import Process, read
 from podwatch.trainer.roles import looks_like_reader, looks_like_trainer, program, script_of
 
@@ -126,7 +126,7 @@ class _Pod:
         """The process, then its parents up to the top of its tree."""
         found = [process]
         parent = self.by_pid.get(process.parent_pid)
-        while parent is not None and parent not in found and not self.stops(parent):
+        while parent is not None and parent not in found and not self.stops(parent) and carries(parent, found[-1]):
             found.append(parent)
             parent = self.by_pid.get(parent.parent_pid)
         return found

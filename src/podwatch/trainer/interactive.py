@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole
 from podwatch.trainer.processes import Process
-from podwatch.trainer.roles import classify, program
+from podwatch.trainer.roles import classify, looks_like_trainer, program, runs_program
 
 _POSIX: Final = frozenset(
     {
@@ -119,6 +119,21 @@ _STARTERS: Final = TERMINALS | frozenset(
      "runsvdir", "supervisord", "monit", "cron", "crond", "anacron", "atd", "slurmstepd", "slurmd", "script",
      "asciinema", "expect", "unbuffer", "node", "podwatch", "reptyr", "ssh", "tailscaled", "teleport", "sshpass"}
 )  # fmt: skip
+_WRAPPERS: Final = frozenset(
+    {"uv", "uvx", "env", "nohup", "nice", "ionice", "stdbuf", "setsid", "timeout", "time", "chrt", "numactl", "taskset",
+     "prlimit", "setpriv", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "hydra_pmi_proxy", "srun",
+     "horovodrun", "conda", "mamba", "micromamba", "pixi", "poetry", "pipenv", "pdm", "hatch", "rye", "make", "perf",
+     "nsys", "ncu", "strace", "flock", "xargs", "dotenv", "doppler", "catchsegv", "torchrun", "deepspeed", "accelerate"}
+)  # fmt: skip
+"""Programs that start one other program, and have no purpose without it."""
+_SERVICES: Final = frozenset(
+    {"uvicorn", "gunicorn", "hypercorn", "daphne", "flask", "streamlit", "gradio", "celery", "rq", "dramatiq",
+     "airflow",
+     "prefect", "dagster", "luigid", "mlflow", "pytest", "py.test", "tox", "nox", "aider", "ansible-playbook",
+     "supervisord", "circusd", "honcho", "fab", "buildbot", "salt-minion", "dask-worker", "dask", "ray", "django-admin",
+     "manage.py", "twistd", "http.server", "code", "openhands", "open-interpreter", "interpreter", "sweagent"}
+)  # fmt: skip
+"""Python programs that start many things in their life, training among them."""
 _MODULES: Final = frozenset({"jupyterlab", "notebook", "jupyter_server", "jupyter", "jupyterhub", "podwatch", "marimo"})
 """The same, as ``python -m NAME``."""
 _CUT: Final = 15
@@ -222,6 +237,25 @@ def starter(process: Process, children: Iterable[Process] = ()) -> bool:
         return True
     shell = shell_of(process)
     return bool(shell) and not has_script(shell, process.argv) and not _reads_a_file(process)
+
+
+def carries(process: Process, child: Process) -> bool:
+    """Whether what started ``child`` can be part of its tree: a shell with a script, a wrapper, a Python program, a
+    launcher, a process that trains itself. Not an agent, an IDE, a CI runner or a web service, whose programs are
+    unknown; nor a Python program that keeps a terminal and runs ``child`` away from it, as an agent does."""
+    if process.cuda or process.writes or process.names_run:
+        return True
+    if classify(process.name, process.argv) is not ProcessRole.OTHER:
+        return runs_program(process.exe, process.argv)
+    if shell_of(process):
+        return True
+    name, _ = program(process.argv)
+    exe = _base(process.exe)
+    if _is_python(process) or exe.startswith(("python", "pypy")):
+        apart = process.tty != 0 and child.session != process.session
+        return name not in _SERVICES and (not apart or looks_like_trainer(process.argv))
+    first = _base(process.argv[0] if process.argv else "")
+    return bool({exe, process.name, first} & _WRAPPERS)
 
 
 def terminal_server(process: Process) -> bool:
