@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.stores.local import LocalStore
-from podwatch.sync.engine import SetVoid
+from podwatch.sync.belonging import check_contents, owners_of
+from podwatch.sync.engine import SetForeign, SetVoid
 from podwatch.sync.job import JobFile, UploadJob
 from podwatch.sync.linked import foreign
 from podwatch.sync.sending import Sending, SourceChanged, SourceForeign
@@ -157,3 +158,22 @@ async def test_the_whole_set_is_void_and_not_tried_again(local: World, run: Run,
     assert told.severity == "critical"
     assert local.pointer() is None
     assert local.names().count("upload-started") == 1
+
+
+@as_root
+def test_a_set_that_is_held_is_judged_where_the_trainer_wrote_it(local: World, tmp_path: Path) -> None:
+    """Our links are in our directory, which says nothing of whose files they are."""
+    enterable(tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET)
+    root = local.write_set(5, size=1000)
+    own(local.output, T)
+    local.scan()
+    tree = PinnedTree([local.output], owner=T)
+    check_contents(tree, local.catalogue.contents(5), owners_of(tree))
+    assert owners_of(tree) == (T,), "root's files count only in root's directories"
+    os.link(root / "model.bin", tmp_path / "held")
+    check_contents(tree, local.catalogue.contents(5), owners_of(tree))
+    os.link(secret, root / "other.bin")
+    with pytest.raises(SetForeign, match="hard link to a file of user 0"):
+        check_contents(tree, local.catalogue.contents(5), owners_of(tree))

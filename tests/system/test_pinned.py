@@ -346,3 +346,20 @@ def test_no_descriptor_is_left_open(out: Path) -> None:
             tree.read(out / "none")
     tree.close()
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+
+
+@as_root
+def test_our_directory_removed_and_made_again_is_pinned_again(tree: PinnedTree, out: Path) -> None:
+    """As the last of what it held goes, and something new is held; nobody looked in between."""
+    hidden = out.parent / HIDDEN
+    tree.make(hidden / "out")
+    before = tree.pins()
+    (hidden / "out").rmdir()
+    hidden.rmdir()
+    hidden.mkdir(0o700)
+    assert tree.problem() == ""
+    assert tree.pins() != before
+    hidden.rmdir()
+    hidden.mkdir()
+    own(hidden, T)
+    assert f"belongs to user {T}" in tree.problem()

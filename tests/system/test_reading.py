@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.system import reading
-from podwatch.system.reading import open_file, opened, read_file, stat_file
+from podwatch.system.reading import open_file, opened, read_file
 from tests.support.other_users import E, T, as_root, enterable, exchanging, own
 
 
@@ -44,7 +44,6 @@ def test_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "x").write_text("abc")
     assert read_file(tmp_path / "x") == b"abc"
     assert read_file(f"{tmp_path}//./x") == b"abc"
-    assert stat_file(tmp_path / "x").st_size == 3
     with opened(tmp_path / "x") as file:
         assert file.read(2) == b"ab"
     monkeypatch.chdir(tmp_path)
@@ -164,7 +163,9 @@ def test_it_resolves_as_the_kernel_does(names: list[str]) -> None:
     except OSError:
         expected = None
     if expected is not None:
-        assert stat_file(path).st_ino == expected
+        fd = open_file(path)
+        assert os.fstat(fd).st_ino == expected
+        os.close(fd)
     elif not path.endswith(("/", "/.")):  # POSIX wants a directory there; nobody configures such a path
         with pytest.raises(OSError):
             open_file(path)

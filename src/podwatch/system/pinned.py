@@ -136,7 +136,9 @@ class _Root:
 
     def _judge(self, status: os.stat_result, links: frozenset[int], fd: int) -> None:
         if self.ours:
-            if self._pinned is not None:
+            if (
+                self._pinned is not None and os.fstat(self._fd).st_nlink > 0
+            ):  # else it was empty, removed and made again
                 raise RootReplaced(
                     "podwatch's own directory was replaced while podwatch ran",
                     where=str(self.path),

@@ -53,15 +53,6 @@ def read_file(path: str | os.PathLike[str], limit: int = 1 << 20, *, shown: bool
         os.close(fd)
 
 
-def stat_file(path: str | os.PathLike[str]) -> os.stat_result:
-    """Of what ``open_file`` would open. Raises OSError."""
-    fd = open_file(path)
-    try:
-        return os.fstat(fd)
-    finally:
-        os.close(fd)
-
-
 def _walk(path: str, shown: bool) -> int:
     ours = frozenset((0, os.geteuid()))
     users: set[int] = set()
