@@ -57,6 +57,8 @@ _DEEPEST = 64
 """No trainer nests so deep."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _libc = ctypes.CDLL(None, use_errno=True)
+_also_ours: set[tuple[int, int]] = set()
+"""(device, uid) under which a filesystem shows what we create: found out once for each, by creating a file."""
 
 
 class RootReplaced(HostError):  # noqa: N818 - reads better at the raise site
@@ -580,7 +582,10 @@ def check_made_by_us(fd: int, path: Path) -> None:
 def _check_owner(fd: int, directory: int, path: Path) -> None:
     """``fd`` is ``directory`` or lies in it."""
     status = os.fstat(fd)
-    if status.st_uid in (0, os.geteuid()) or status.st_uid == _our_uid(directory):
+    if status.st_uid in (0, os.geteuid()) or (status.st_dev, status.st_uid) in _also_ours:
+        return
+    if status.st_uid == _our_uid(directory):
+        _also_ours.add((status.st_dev, status.st_uid))
         return
     raise RootReplaced(
         f"podwatch's own {'directory' if stat.S_ISDIR(status.st_mode) else 'file'} belongs to user {status.st_uid}",
