@@ -553,7 +553,7 @@ def open_regular(directory: int, name: str, flags: int = os.O_RDONLY, mode: int 
 
 
 def check_ours(fd: int, path: Path) -> None:
-    """Raises RootReplaced unless the directory belongs to podwatch (or root) and nobody else can write to it. Rights of
+    """Raises RootReplaced unless the directory belongs to podwatch (or root) and no other user can write to it. Rights of
     group and others that an older podwatch left through its umask are taken away."""
     _check_owner(fd, fd, path)
     status = os.fstat(fd)
@@ -580,7 +580,7 @@ def check_made_by_us(fd: int, path: Path) -> None:
 
 
 def _check_owner(fd: int, directory: int, path: Path) -> None:
-    """``fd`` is ``directory`` or lies in it."""
+    """``fd`` is ``directory`` or is in it."""
     status = os.fstat(fd)
     if status.st_uid in (0, os.geteuid()) or (status.st_dev, status.st_uid) in _also_ours:
         return
@@ -724,7 +724,7 @@ def _whose(status: os.stat_result) -> tuple[Identity, int]:
 
 
 def _meant_for_others(status: os.stat_result, fd: int) -> bool:
-    """For a directory of ours or root's in which another user trains: can that user write to it, or could nobody else
+    """For a directory of ours or root's in which another user trains: can that user write to it, or could no other user
     have put it there? Else a directory of root's may have been renamed to the configured name."""
     if status.st_mode & _OTHERS_WRITE:
         return True
@@ -775,7 +775,7 @@ def _our_uid(directory: int) -> int:
 
 
 def _measure(directory: int, name: str, seen: list[int], entries: int, depth: int) -> None:
-    """Adds [bytes, entries] up. Goes on after what cannot be read."""
+    """Adds [bytes, entries] up. Continues after what cannot be read."""
     try:
         status = _lstat_at(directory, name)
     except OSError:
