@@ -553,8 +553,8 @@ def open_regular(directory: int, name: str, flags: int = os.O_RDONLY, mode: int 
 
 
 def check_ours(fd: int, path: Path) -> None:
-    """Raises RootReplaced unless the directory belongs to podwatch (or root) and no other user can write to it. Rights of
-    group and others that an older podwatch left through its umask are taken away."""
+    """Raises RootReplaced unless the directory belongs to podwatch (or root) and no other user can write to it. Rights
+    of group and others that an older podwatch left through its umask are taken away."""
     _check_owner(fd, fd, path)
     status = os.fstat(fd)
     if status.st_mode & _OTHERS_WRITE:
