@@ -12,7 +12,7 @@ int main(int argc, char **argv)
     uid_t uid = (uid_t)atol(argv[1]);
     if (setgroups(0, NULL) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid))
         return 1;
-    puts("begun");
+    puts("ready");
     fflush(stdout);
     for (;;) {
         for (int i = 2; i + 1 < argc; i += 2)

@@ -116,7 +116,7 @@ class Site:
         return Intent(number, IntentKind.QUARANTINE, 1.0, {"step": 5, "steps": {}, "wall": 1.0, "moves": moves})
 
     def unharmed(self) -> None:
-        """Both victims, wherever T's own exchanges left them, are what they were, and nobody else read them."""
+        """Both victims, wherever T's own exchanges left them, are what they were, and no other user read them."""
         inodes = dict(self.before.values())
         seen = set()
         for directory, names, _ in os.walk(self.base):

@@ -253,14 +253,22 @@ def test_a_link_on_the_way_is_refused_and_named(site: Site) -> None:
 @pytest.mark.parametrize("user", [T, None])
 def test_restored_directories_belong_to_the_trainer(site: Site, user: int | None) -> None:
     """Each level that is missing; also where trainer.user is not set and output_dir says whose it is."""
-    workspace = Workspace(site.out, owner=user)
-    placer = Placer(workspace, None, (T, T))
-    target = site.out / "run" / "a" / "checkpoints" / "step_7"
+    site.workspace.tree.close()
+    site.workspace = Workspace(site.out, owner=user)
+    placer = Placer(site.workspace, None, (T, T))
+    target = site.out / "run" / "default" / "checkpoints" / "step_7"
     places = placer.homes({"checkpoint": target}, frozenset())
-    assert {p.stat().st_uid for p in (site.out / "run", target.parent.parent, target.parent)} == {T}
+    assert not (site.out / "run").exists(), "nothing is to be seen before it is whole"
     assert places["checkpoint"].home.stat().st_uid == 0
     assert stat.S_IMODE(places["checkpoint"].home.stat().st_mode) == 0o700
-    workspace.tree.close()
+    OPERATIONS["restore deep"].act(site)
+    assert {p.stat().st_uid for p in (target, *list(target.parents)[:3])} == {T}
+
+
+def test_a_restore_through_a_link_is_refused_before_anything_is_fetched(site: Site) -> None:
+    own_link(site.out / "run", site.above)
+    with pytest.raises(NotADirectoryError, match="out/run'"):
+        Placer(site.workspace, None, (T, T)).homes({"a": site.out / "run" / "b" / "c" / "step_7"}, frozenset())
 
 
 def test_a_repaired_tracker_belongs_to_the_trainer(site: Site) -> None:

@@ -32,7 +32,7 @@ def exchanging(program: Path, *pairs: tuple[Path, Path]) -> Iterator[None]:
     process = subprocess.Popen([program, str(T), *arguments], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"begun\n"
+        assert process.stdout.readline() == b"ready\n"
         yield
         assert process.poll() is None, "it was at work all the time"
     finally:

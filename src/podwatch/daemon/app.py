@@ -43,6 +43,7 @@ from podwatch.sync.artefacts import LAST_SECONDS
 from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.locks import FileLock
 from podwatch.system.memory import give_back, settle
+from podwatch.system.threads import Worker
 from podwatch.telling import logging as log
 
 FIRST_LOOK_SECONDS = 10.0
@@ -238,7 +239,13 @@ class Daemon(Turning):
 
     async def _exposed(self) -> tuple[str, ...]:
         """That another user can move podwatch's directory away: worth one warning, not one at each start."""
-        text = await self._disk.call(self.parts.workspace.exposed)
+        worker = Worker("exposed")  # of its own: a file system that hangs keeps it
+        try:
+            text = await worker.call(self.parts.workspace.exposed, timeout=FIRST_LOOK_SECONDS)
+        except TimeoutError:
+            return ()
+        finally:
+            worker.close()
         if text == await self.parts.journal.run(Journal.learned, EXPOSED, ""):
             return ()
         await self.parts.journal.run(Journal.learn, EXPOSED, text)

@@ -50,7 +50,7 @@ def move_to_trash(
     """Rename ``path`` into ``trash`` as ``name``. A symlink is moved itself, never what it points to.
 
     None when it is gone already, or is not what ``expected`` says. Raises OSError (EXDEV where output_dir cannot be
-    renamed from; ELOOP or ENOTDIR when a symlink stands in the way) and HostError.
+    renamed from; ELOOP or ENOTDIR where a symlink is on the way) and HostError.
     """
     tree = workspace.tree
     try:

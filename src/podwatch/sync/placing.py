@@ -90,10 +90,23 @@ class Placer:
                     candidates = corners(target, self._workspace, "staging")
                 else:
                     candidates = (self._first, into / STAGING)
-                self.tree.make(into, owner=self._uid)
-                found[into] = reachable(self.tree, candidates, into)
+                found[into] = reachable(self.tree, candidates, self._standing(into))
             places[part] = Place(part, target, part in shared, found[into])
         return places
+
+    def _standing(self, into: Path) -> Path:
+        """``into``, or the nearest directory above it that exists: what is made below that is on the same filesystem.
+        Nothing of a set is to be seen before it is whole. Raises NotADirectoryError where a link is on the way: before
+        anything is fetched."""
+        roots = (self._to,) if self._to is not None else self._workspace.roots
+        while into not in roots:
+            if self.tree.is_directory(into):
+                return into
+            if _is_there(self.tree, into):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(into))
+            into = into.parent
+        self.tree.make(into, owner=self._uid)
+        return into
 
     def forget_others(self, keep: str) -> None:
         """What earlier restores of other saves have left takes the room that this one needs."""
@@ -182,6 +195,13 @@ def free_number(tree: PinnedTree, homes: Sequence[Path]) -> int:
         with contextlib.suppress(FileNotFoundError):
             numbers += [int(name) for name in tree.names(home) if name.isascii() and name.isdecimal()]
     return 1 + max(numbers)
+
+
+def _is_there(tree: PinnedTree, path: Path) -> bool:
+    try:
+        return tree.lstat(path) is not None
+    except NotADirectoryError:
+        return False  # a link above it: that one is found next
 
 
 def _lock(tree: PinnedTree, directory: Path) -> int | None:

@@ -116,9 +116,9 @@ def move_aside(tree: PinnedTree, source: Path, homes: Sequence[Path], folder: st
     Done again after a crash it continues. Raises FileNotFoundError where the source is gone, FileExistsError where both
     it and its copy aside are there, OSError (EXDEV: no home takes it; ELOOP or ENOTDIR: a link on the way).
     """
-    begun = next((h for h in homes if tree.lstat(h / folder / (name + _PARTIAL)) is not None), None)
-    if begun is not None:
-        return _piecewise(tree, source, begun / folder / name)
+    half = next((h for h in homes if tree.lstat(h / folder / (name + _PARTIAL)) is not None), None)
+    if half is not None:
+        return _piecewise(tree, source, half / folder / name)
     with tree.parent(source) as (fd, last):
         status = os.stat(last, dir_fd=fd, follow_symlinks=False)  # FileNotFoundError: nothing to do
     taken = next((h / folder / name for h in homes if tree.lstat(h / folder / name) is not None), None)

@@ -59,6 +59,8 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """To go through a directory: needs no right to list it, which other users' homes do not give."""
 _libc = ctypes.CDLL(None, use_errno=True)
+_also_ours: set[tuple[int, int]] = set()
+"""(device, uid) under which a filesystem shows what we create: found out once for each, by creating a file."""
 
 
 class RootReplaced(HostError):  # noqa: N818 - reads better at the raise site
@@ -566,8 +568,8 @@ def open_regular(directory: int, name: str, flags: int = os.O_RDONLY, mode: int 
 
 
 def check_ours(fd: int, path: Path) -> None:
-    """Raises RootReplaced unless the directory belongs to podwatch (or root) and nobody else can write to it. Rights of
-    group and others that an older podwatch left through its umask are taken away."""
+    """Raises RootReplaced unless the directory belongs to podwatch (or root) and no other user can write to it. Rights
+    of group and others that an older podwatch left through its umask are taken away."""
     _check_owner(fd, fd, path)
     status = os.fstat(fd)
     if status.st_mode & _OTHERS_WRITE:
@@ -593,9 +595,12 @@ def check_made_by_us(fd: int, path: Path) -> None:
 
 
 def _check_owner(fd: int, directory: int, path: Path) -> None:
-    """``fd`` is ``directory`` or lies in it."""
+    """``fd`` is ``directory`` or is in it."""
     status = os.fstat(fd)
-    if status.st_uid in (0, os.geteuid()) or status.st_uid == _our_uid(directory):
+    if status.st_uid in (0, os.geteuid()) or (status.st_dev, status.st_uid) in _also_ours:
+        return
+    if status.st_uid == _our_uid(directory):
+        _also_ours.add((status.st_dev, status.st_uid))
         return
     raise RootReplaced(
         f"podwatch's own {'directory' if stat.S_ISDIR(status.st_mode) else 'file'} belongs to user {status.st_uid}",
@@ -737,7 +742,7 @@ def _whose(status: os.stat_result) -> tuple[Identity, int]:
 
 
 def _meant_for_others(status: os.stat_result, fd: int) -> bool:
-    """For a directory of ours or root's in which another user trains: can that user write to it, or could nobody else
+    """For a directory of ours or root's in which another user trains: can that user write to it, or could no other user
     have put it there? Else a directory of root's may have been renamed to the configured name."""
     if status.st_mode & _OTHERS_WRITE:
         return True
@@ -788,7 +793,7 @@ def _our_uid(directory: int) -> int:
 
 
 def _measure(directory: int, name: str, seen: list[int], entries: int, depth: int) -> None:
-    """Adds [bytes, entries] up. Goes on after what cannot be read."""
+    """Adds [bytes, entries] up. Continues after what cannot be read."""
     try:
         status = _lstat_at(directory, name)
     except OSError:

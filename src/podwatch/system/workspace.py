@@ -159,7 +159,7 @@ class Workspace:
             chosen = replace(self, use_inside=not self.tree.can_rename(self.output_dir, self.outside))
         except RootReplaced:
             return self
-        except FileNotFoundError:  # no output_dir yet: below its parent, as ours is, unless a mount lies between
+        except FileNotFoundError:  # no output_dir yet: below its parent, as ours is, unless a mount is between
             chosen = replace(self, use_inside=False)
         except OSError:
             chosen = replace(self, use_inside=False)  # output_dir cannot be written: "inside" could not work either
