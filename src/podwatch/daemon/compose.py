@@ -18,6 +18,7 @@ from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.fetching import StoreDoor
+from podwatch.daemon.footing import Footing, Records
 from podwatch.daemon.forecast import SAVES, Forecast
 from podwatch.daemon.paths import RunPaths
 from podwatch.daemon.policies import policies_from
@@ -25,7 +26,8 @@ from podwatch.daemon.sensing import Senses
 from podwatch.daemon.wandb_ids import WandbIds
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.claims import Pod
-from podwatch.domain.errors import PodwatchError
+from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.mutation import Mutation, MutationGuard
 from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Desired
 from podwatch.evidence import scrub
@@ -111,6 +113,8 @@ class Parts:
     files: Worker
     removals: Worker
     token: str
+    guard: MutationGuard
+    footing: Footing
 
 
 def credentials_for(settings: Settings) -> Credentials | None:
@@ -137,18 +141,19 @@ def build(
     take_over: str = "",
     held_elsewhere: Callable[[str], None] = lambda why: None,
     warn: Callable[[str], None] = lambda text: None,
+    footing: Callable[..., Footing] = Footing,
 ) -> Parts:
     """``wake`` is called from a thread when checkpoint files changed, ``warn`` when such events cannot be had (a rescan
     finds them later); ``current`` gives the settings as last reloaded; ``heartbeat_base`` is the URL pings go to;
     ``take_over`` a person's word (an id of it) that this pod takes the run; ``held_elsewhere`` is called when another
-    pod holds it.
+    pod holds it. ``footing`` makes the Footing from journal, clock and where records are written.
 
     ``same_disk_store`` allows a ``file://`` store beside the checkpoints: for the demo only. Blocks: probes the disk.
     """
     trainer = settings.trainer
     layout = make_layout(settings)
     policies = policies_from(settings, max_steps=_target(layout, trainer.command))
-    workspace = Workspace(trainer.output_dir).probe()
+    workspace, missing = _workspace(Workspace(trainer.output_dir))
     checkpoints = settings.checkpoints
     beside = tuple(p for p in (trainer.checkpoint_dir,) if p is not None)
     aside = Aside(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS, roots=beside)
@@ -256,9 +261,22 @@ def build(
             config_digest=_digest(current.last_start.config_digests) if current and current.last_start else "",
         )
 
+    guard = MutationGuard()
+    stand = footing(
+        journal.sync,
+        clock,
+        Records(settings.state_dir / settings.run_id / "keeper", workspace),
+        store=bool(settings.sync.store),
+        emit=emit,
+        acting=lambda: recovery.state.acting,
+        trained=lambda: recovery.seen_here,
+    )
+    stand.missing = missing
+    guard.add(stand.blocked_reason)
     refused = _refuse_store(settings, same_disk_store)
     syncer, door = None, None
-    if settings.sync.store and not refused:
+    # An unread database would make this pod a stranger to its own run, in the store's eyes.
+    if settings.sync.store and not refused and not stand.unknown:
         syncer = Syncer(
             settings=settings,
             identity=identity,
@@ -273,6 +291,7 @@ def build(
             trained=lambda: record.current is not None and record.current.last_start is not None,
             refused=held_elsewhere,
             finished=lambda: recovery.desired is Desired.FINISHED,
+            withheld=lambda: guard.blocked_reason(Mutation.PUBLISH),
         )
         door = StoreDoor(
             make_restorer(settings, layout, workspace, journal.sync, writer_id),
@@ -289,7 +308,7 @@ def build(
             built["PODWATCH_HEARTBEAT_ORCHESTRATOR_URL"] = f"{base}/heartbeat/{token}/orchestrator"
         return built
 
-    recovery = Recovery(
+    recovery: Recovery = Recovery(
         settings=settings,
         policies=policies,
         clock=clock,
@@ -308,6 +327,7 @@ def build(
         environment=environment,
         ports=lambda: _ports(servers.urls or before.servers),
         standing=lambda: _ALONE if syncer is None else syncer.standing,
+        guard=guard,
     )
     roots = tuple(dict.fromkeys(p for p in (trainer.output_dir, trainer.checkpoint_dir) if p is not None))
     return Parts(
@@ -337,12 +357,22 @@ def build(
         syncer=syncer,
         wandb_ids=wandb_ids,
         store_refused=refused,
-        remover=Remover(workspace, roots, journal.sync, clock, emit),
+        remover=Remover(workspace, roots, journal.sync, clock, emit, lambda: guard.blocked_reason(Mutation.DELETE)),
         aside=aside,
         files=Worker("checkpoints"),
         removals=Worker("removals"),
         token=token,
+        guard=guard,
+        footing=stand,
     )
+
+
+def _workspace(found: Workspace) -> tuple[Workspace, str]:
+    """Probed; or as it is, and why it cannot be used: a guard that deletes and starts nothing needs none."""
+    try:
+        return found.probe(), ""
+    except HostError as error:
+        return found, str(error)
 
 
 def _places(settings: Settings, catalogue: Catalogue) -> dict[str, Path]:

@@ -9,6 +9,7 @@ from podwatch.daemon.pruning import plan_document
 from podwatch.daemon.rounds import Rounds
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import Busy, HostError, UsageError
+from podwatch.domain.mutation import Mutation, MutationGuard
 from podwatch.journal import Journal
 from podwatch.recovery import cleaning, quarantine
 from podwatch.telling.documents import (
@@ -136,6 +137,8 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         return {"steps": answers}
 
     async def sync(params: dict[str, Any]) -> dict[str, Any]:
+        if reason := parts.guard.blocked_reason(Mutation.PUBLISH):
+            raise HostError("nothing is uploaded now", where=reason, fix="`podwatch status` names the fix")
         if parts.syncer is None:
             raise HostError("no store is configured", where="sync.store", fix='set it, for example "b2://my-bucket"')
         step = _step(params)
@@ -159,12 +162,14 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         handle = parts.recovery.handle
         if handle is not None and await handle.exit_status() is None:
             raise Busy("training is running", where="quarantine", fix="`podwatch stop-training` first")
+        _may_move(parts.guard)
         roots = tuple(p for p in (parts.settings.trainer.output_dir, parts.settings.trainer.checkpoint_dir) if p)
         back = await parts.removals.call(quarantine.give_back, parts.workspace, int(params["id"]), roots)
         rounds.guarding.wake()
         return {"message": f"{len(back)} entries are back", "paths": [str(p) for p in back]}
 
     async def clean(_: dict[str, Any]) -> dict[str, Any]:
+        _may_move(parts.guard)
         cleaned = await cleaning.request_clean(parts.recovery)
         rounds.guarding.wake()
         return cleaned_document(cleaned, daemon=True)
@@ -221,6 +226,11 @@ def once_begun(handlers: Mapping[str, Handler], begun: asyncio.Event) -> Mapping
         return call
 
     return {name: handler if name in AT_ONCE else waiting(handler) for name, handler in handlers.items()}
+
+
+def _may_move(guard: MutationGuard) -> None:
+    if reason := guard.blocked_reason(Mutation.DELETE):
+        raise Busy("nothing of the trainer's may be moved now", where=reason, fix="`podwatch status` names the fix")
 
 
 def _step(params: Mapping[str, Any]) -> int | None:

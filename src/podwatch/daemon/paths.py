@@ -1,7 +1,7 @@
 """Where one run's state and runtime files lie."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +54,30 @@ def run_paths(state_dir: Path, run_id: str, environ: Mapping[str, str]) -> RunPa
     raise HostError("no runtime directory can be written", where=f"/run/podwatch, {state_dir}", fix="set state_dir")
 
 
+def guard_paths(state_dir: Path, run_id: str, environ: Mapping[str, str]) -> RunPaths:
+    """The same for the daemon, which guards also where a directory cannot be made: never raises. Blocks."""
+    try:
+        return run_paths(state_dir, run_id, environ)
+    except HostError:
+        return unmade_paths(state_dir, run_id, environ, usable=_writable)
+
+
+def unmade_paths(
+    state_dir: Path, run_id: str, environ: Mapping[str, str], usable: Callable[[Path], bool] = lambda path: True
+) -> RunPaths:
+    """Where they would be, with the first runtime directory that is ``usable``. Nothing is looked at by itself."""
+    runtimes = [root / run_id for root in _runtime_roots(state_dir, environ)]
+    return RunPaths(state_dir / run_id, next((path for path in runtimes if usable(path)), runtimes[0]))
+
+
+def _writable(path: Path) -> bool:
+    try:
+        _make(path, 0o755, "")
+        return os.access(path, os.W_OK)
+    except (HostError, OSError):
+        return False
+
+
 def _runtime_roots(state_dir: Path, environ: Mapping[str, str]) -> list[Path]:
     explicit = environ.get("PODWATCH_RUNTIME_DIR")
     if explicit:
@@ -64,7 +88,7 @@ def _runtime_roots(state_dir: Path, environ: Mapping[str, str]) -> list[Path]:
 
 def _make(path: Path, mode: int, fix: str) -> None:
     try:
-        if not path.is_dir():
+        if not path.is_dir():  # raises PermissionError where its parent may not be searched
             path.mkdir(mode=mode, parents=True, exist_ok=True)
             path.chmod(mode)  # whatever the umask: under systemd it is 0077, and status needs no privilege
     except PermissionError as error:

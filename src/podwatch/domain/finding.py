@@ -57,6 +57,8 @@ class FindingKind(StrEnum):
     SUPERSEDED = "superseded"
     """Another pod holds the run, or people want it so: nothing trains here and nothing is published."""
     NOTIFY_FAILING = "notify-failing"
+    STATE_UNAVAILABLE = "state-unavailable"
+    """The state database cannot be used: the journal is in memory, nothing is deleted or published."""
 
 
 class Verdict(StrEnum):

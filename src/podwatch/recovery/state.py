@@ -12,6 +12,7 @@ from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
+from podwatch.domain.mutation import MutationGuard
 from podwatch.domain.policy import Policies
 from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import GpuSample, Supervision
@@ -115,6 +116,8 @@ class RecordHolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.current: RunRecord | None = None
+        self.problem = ""
+        """Why it could not be read or written when podwatch began."""
 
     def load(self) -> RunRecord | None:
         self.current = load_run_record(self.path)
@@ -150,6 +153,7 @@ class Tools:
     standing: Callable[[], Decision] = field(default=lambda: Decision(Act.HOLD))
     """Whether this pod may train, as far as the pods of this run agree."""
     jitter: Callable[[], float] = field(default=lambda: 0.5)
+    guard: MutationGuard = field(default_factory=MutationGuard)
     files: Worker = field(default_factory=lambda: Worker("recovery"))
     evidence: Worker = field(default_factory=lambda: Worker("evidence"))
 

@@ -65,7 +65,10 @@ class Remover:
         journal: Journal,
         clock: Clock,
         emit: Callable[[Event], None],
+        blocked: Callable[[], str] = lambda: "",
     ) -> None:
+        """``blocked``: why nothing may be removed now; empty where it may."""
+        self._blocked = blocked
         self._workspace = workspace
         self._roots = output_roots
         self._journal = journal
@@ -89,13 +92,15 @@ class Remover:
         """
         done: list[Removal] = []
         problems: list[str] = []
+        if why := self._blocked():
+            return RemovalReport((), 0, (why,))
         self._finish_all(problems)
         freed = self._empty_trash(problems)
         for removal in plan.removals:
             if removal.kind is RemovalKind.TRASH:
                 done.append(removal)
                 continue
-            if veto(removal):
+            if veto(removal) or self._blocked():
                 continue
             try:
                 moved = self._set_aside(removal, paths_of)
@@ -127,6 +132,8 @@ class Remover:
         """Finish what an earlier podwatch began: half-moved sets, then everything in the trash. Also makes a trash on
         each volume that has none yet, because mkdir fails once it is full."""
         problems: list[str] = []
+        if why := self._blocked():
+            return RemovalReport((), 0, (why,))
         self._more.update(dict.fromkeys(trashes_below(self._roots)))
         for root in self._roots:
             self._prepare(root)
@@ -245,6 +252,8 @@ class Remover:
         try:
             return self._journal.open_intent(IntentKind.PRUNE, data)
         except Exception as error:  # a full or broken state disk must not stop what frees it: the rename is the intent
+            if why := self._blocked():  # but without a journal nothing is judged, let alone removed
+                raise HostError(f"nothing is removed now: {why}") from error
             self._emit(
                 Event(
                     EventName.PRUNE_STUCK,
