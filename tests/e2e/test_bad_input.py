@@ -98,8 +98,12 @@ def test_output_directory_that_does_not_exist_yet(rig: Rig) -> None:
 def test_state_directory_that_may_not_be_written(rig: Rig) -> None:
     _open_for_nobody(rig)
     (rig.root / "state").mkdir(mode=0o755)
-    daemon = _as_nobody(rig, rig.daemon())
-    fails(daemon, 77, str(rig.root / "state"), "state_dir")
+    daemon = _as_nobody(rig, rig.daemon()).start()
+    found = daemon.wait_for(lambda: reasons(daemon).get("state-unavailable"), 20, "it guards, and says what is wrong")
+    assert str(rig.root / "state") in found["summary"]
+    assert "set state_dir" in found["suggestion"]
+    assert not rig.starts
+    assert daemon.stop() == 0
 
 
 @as_root
@@ -217,8 +221,12 @@ def _fill(place: Path) -> None:
 @as_root
 def test_full_disk_at_the_very_first_start(rig: Rig, small_disk: Path) -> None:
     _fill(small_disk)
-    fails(rig.daemon(state_dir=str(small_disk / "state")), 69, str(small_disk), "space")
+    daemon = rig.daemon(state_dir=str(small_disk / "state")).start()
+    found = daemon.wait_for(lambda: reasons(daemon).get("state-unavailable"), 20, "it guards, and says what is wrong")
+    assert str(small_disk) in found["summary"]
+    assert "space" in found["suggestion"]
     assert not rig.starts
+    assert daemon.stop() == 0
 
 
 @as_root

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 
 from podwatch import __version__
 from podwatch.config.last_good import save_last_good
@@ -19,17 +20,21 @@ from podwatch.daemon.backing import Backing
 from podwatch.daemon.bulletin import Bulletin
 from podwatch.daemon.compose import LEARNED as LEARNED
 from podwatch.daemon.compose import READ_SO_FAR, Parts, build
+from podwatch.daemon.core import AGAIN
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.ending import briefly, end_tasks
+from podwatch.daemon.footing import RECOVERED, Footing, last_pause, open_journal, take_ground, what_lock
 from podwatch.daemon.handlers import make_handlers, once_begun
 from podwatch.daemon.init import UNDER_INIT
 from podwatch.daemon.notifying import FAREWELL_SECONDS, make_notifying
 from podwatch.daemon.outlets import Outlets
-from podwatch.daemon.paths import RunPaths, run_paths
+from podwatch.daemon.paths import RunPaths
+from podwatch.daemon.pausing import KEY as PAUSE
 from podwatch.daemon.pausing import Pausing, pause_handlers
 from podwatch.daemon.preempting import Budget, preempt_handlers
 from podwatch.daemon.recording import make_recorder
 from podwatch.daemon.rounds import make_rounds
+from podwatch.daemon.run_lock import RunLock
 from podwatch.daemon.turning import Turning
 from podwatch.domain.claims import HolderState
 from podwatch.domain.errors import ExitCode
@@ -41,7 +46,6 @@ from podwatch.recovery.farewell import tell_to_end
 from podwatch.sensors.gpu import GpuReader
 from podwatch.sync.artefacts import LAST_SECONDS
 from podwatch.system.clock import Clock, SystemClock
-from podwatch.system.locks import FileLock
 from podwatch.system.memory import give_back, settle
 from podwatch.system.threads import Worker
 from podwatch.telling import logging as log
@@ -79,17 +83,28 @@ async def serve(
     a person's word that this pod takes the run over from another."""
     settings = loaded.settings
     logs = log.configure(settings.log.format, settings.log.level)
-    lock = FileLock(run_paths(settings.state_dir, settings.run_id, os.environ).lock)
-    daemon = Daemon(loaded, clock or SystemClock(), load_again)
+    lock: RunLock | None = None
     try:
-        lock.acquire(what=f"the guard of run {settings.run_id}")
-        try:
-            await daemon.start(gpu_reader, same_disk_store, adopt_existing, take_over)
-            return await daemon.run()
-        finally:
-            await daemon.stop()
+        paths, lock = await take_ground(settings)
+        told: list[int] = []
+        while True:
+            daemon = Daemon(loaded, clock or SystemClock(), load_again, (paths, lock))
+            try:
+                await daemon.start(gpu_reader, same_disk_store, adopt_existing, take_over)
+                if told:
+                    daemon.leave(0)
+                await daemon.run()
+            finally:
+                await daemon.stop()
+            assert daemon.left_with is not None
+            if daemon.left_with != AGAIN:
+                return daemon.left_with
+            loaded = daemon.loaded
+            for number in (signal.SIGTERM, signal.SIGINT):  # until the next one takes them
+                asyncio.get_running_loop().add_signal_handler(number, told.append, number)
     finally:
-        lock.release()
+        if lock is not None:
+            lock.release()
         logs.close()
 
 
@@ -104,17 +119,28 @@ class Daemon(Turning):
         loop = asyncio.get_running_loop()
         self._leaving = loop.create_future()
         settings = self.loaded.settings
-        paths = run_paths(settings.state_dir, settings.run_id, os.environ)
-        journal = self._journal = AsyncJournal(await self._disk.call(Journal.open, paths.journal))
+        if self._ground is None:
+            self._ground = await take_ground(settings, lock=False)
+        paths, _ = self._ground
+        opened, worker = await open_journal(paths.journal, self._clock.wall)
+        journal = self._journal = AsyncJournal(opened)
         emit = self._emit = Emitter(journal)
         await emit.load()
         emit.listeners.append(self._on_event)
         self.bulletin = Bulletin(emit)
         self.parts = await self._disk.call(
-            self._build, paths, journal, emit, gpu_reader, same_disk_store, loop, take_over
+            self._build, paths, journal, emit, gpu_reader, same_disk_store, loop, take_over, worker
         )
+        if self.parts.footing.unknown and (pause := await self._disk.call(last_pause, paths.runtime)):
+            await journal.run(Journal.learn, PAUSE, pause)
+        lock = self._ground[1]
+        if lock is not None and not lock.complete and journal.sync.obstacle is None:
+            self.parts.footing.missing = f"the lock of the run cannot be taken ({paths.lock})"
+        await self.parts.footing.prove()
         self.backing = Backing(self.parts, self.view)
         await self._load_memory()
+        if journal.sync.recovered:
+            self._say(EventName.STATE_RECOVERED, RECOVERED)
         if journal.sync.rebuilt:
             self._say(EventName.STATE_REBUILT, journal.sync.rebuilt, Severity.WARNING)
         await self._open_notifying()
@@ -139,6 +165,7 @@ class Daemon(Turning):
         same_disk_store: bool,
         loop: asyncio.AbstractEventLoop,
         take_over: str,
+        opening: Worker,
     ) -> Parts:
         return build(
             self.loaded.settings,
@@ -154,6 +181,14 @@ class Daemon(Turning):
             same_disk_store=same_disk_store,
             take_over=take_over,
             held_elsewhere=self._held_elsewhere,
+            footing=partial(
+                Footing,
+                lock=self._ground[1] if self._ground is not None else None,
+                restart=lambda: self.leave(AGAIN),
+                leave=self.leave,
+                worker=opening,
+                what=what_lock(self.loaded.settings.run_id),
+            ),
         )
 
     async def _load_memory(self) -> None:
@@ -215,6 +250,7 @@ class Daemon(Turning):
         parts = self.parts
         self.backing.ask()
         await parts.recovery.begin(adopt_existing=adopt_existing)
+        parts.footing.missing = parts.footing.missing or parts.record.problem
         self._begun.set()
         self._say(
             EventName.DAEMON_STARTED,
@@ -270,7 +306,9 @@ class Daemon(Turning):
 
     async def stop(self) -> None:
         """Let go of everything, in reverse order; each step has its own deadline, so that leaving never hangs."""
-        self._notifier.stopping()
+        again = self.left_with == AGAIN
+        if not again:  # the service manager would begin to wait for our end
+            self._notifier.stopping()
         self._jobs.stop()
         budget = await self._time_left()
         if self._preempted:  # our init waits for as long as is configured, and no longer for one that hangs
@@ -297,7 +335,9 @@ class Daemon(Turning):
         parts, state, usual = self.parts, self.parts.recovery.state, STEP_SECONDS
         self._say(
             EventName.DAEMON_STOPPING,
-            words.farewell(training=state.handle is not None, preempted=self._preempted),
+            words.farewell(training=state.handle is not None, preempted=self._preempted)
+            if self.left_with != AGAIN
+            else "podwatch begins anew inside this process: its state database can be read again",
             preempted=bool(self._preempted),
         )
         await briefly(parts.recovery.close(), budget.seconds(PREEMPTED_ACT_SECONDS if self._preempted else usual))
@@ -305,8 +345,10 @@ class Daemon(Turning):
         if self._preempted:
             await self._say_goodbye(budget)
         elif parts.syncer is not None:
-            await briefly(self.backing.say_leaving(), 3.0)
+            if self.left_with != AGAIN:
+                await briefly(self.backing.say_leaving(), 3.0)
             await briefly(parts.syncer.stop())
+        await briefly(parts.footing.stop(), budget.seconds(usual))
         await briefly(self.rounds.pruner.stop(), budget.seconds(usual))
         await said
         if self._notifying is not None:

@@ -9,6 +9,7 @@ from podwatch.config.settings import Settings
 from podwatch.daemon.compose import Parts
 from podwatch.daemon.known_secrets import credentials_for
 from podwatch.domain.event import Event, EventName
+from podwatch.domain.mutation import Mutation
 from podwatch.domain.secrets import secret_values
 from podwatch.sensors.logs import Sources
 from podwatch.stores.base import ObjectStore
@@ -61,8 +62,8 @@ def make_artefacts(parts: Parts, current: Callable[[], Settings]) -> Artefacts |
         keys_for(settings.sync.store, settings.run_id),
         sources,
         parts.clock.wall,
-        may_write=lambda: not syncer.state.superseded,
-        may_delete=lambda: current().mode == "act",
+        may_write=lambda: not syncer.state.superseded and not parts.guard.blocked_reason(Mutation.PUBLISH),
+        may_delete=lambda: current().mode == "act" and not parts.guard.blocked_reason(Mutation.DELETE),
         tell=lambda problem: parts.emit(
             Event(EventName.SYNC_FAILED, parts.clock.wall(), f"logs and evidence were not stored: {problem}")
         ),

@@ -18,6 +18,7 @@ from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.fetching import StoreDoor
+from podwatch.daemon.footing import Footing, Records
 from podwatch.daemon.forecast import SAVES, Forecast
 from podwatch.daemon.known_secrets import credentials_for, learn_secrets
 from podwatch.daemon.paths import RunPaths, workspace_of
@@ -28,7 +29,8 @@ from podwatch.daemon.two_writers import TwoWriters
 from podwatch.daemon.wandb_ids import WandbIds
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.claims import Pod
-from podwatch.domain.errors import PodwatchError
+from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.mutation import Mutation, MutationGuard
 from podwatch.domain.policy import Policies
 from podwatch.domain.secrets import register, scrub, scrub_argv
 from podwatch.domain.snapshot import Desired
@@ -116,6 +118,8 @@ class Parts:
     files: Worker
     removals: Worker
     token: str
+    guard: MutationGuard
+    footing: Footing
 
 
 def build(
@@ -133,11 +137,12 @@ def build(
     take_over: str = "",
     held_elsewhere: Callable[[str], None] = lambda why: None,
     warn: Callable[[str], None] = lambda text: None,
+    footing: Callable[..., Footing] = Footing,
 ) -> Parts:
     """``wake`` is called from a thread when checkpoint files changed, ``warn`` when such events cannot be had (a rescan
     finds them later); ``current`` gives the settings as last reloaded; ``heartbeat_base`` is the URL pings go to;
     ``take_over`` a person's word (an id of it) that this pod takes the run; ``held_elsewhere`` is called when another
-    pod holds it.
+    pod holds it. ``footing`` makes the Footing from journal, clock and where records are written.
 
     ``same_disk_store`` allows a ``file://`` store beside the checkpoints: for the demo only. Blocks: probes the disk.
     """
@@ -145,7 +150,8 @@ def build(
     trainer = settings.trainer
     layout = make_layout(settings)
     policies = policies_from(settings, max_steps=_target(layout, trainer.command))
-    workspace = workspace_of(settings).probe()
+    workspace, missing = _workspace(workspace_of(settings))
+    roots = RootWatch(workspace, clock)
     checkpoints = settings.checkpoints
     aside = Aside(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS)
     two_writers = TwoWriters(
@@ -270,9 +276,23 @@ def build(
     def owns(found: CheckpointSet) -> bool:
         return recovery.owns(found)
 
+    guard = MutationGuard()
+    stand = footing(
+        journal.sync,
+        clock,
+        Records(settings.state_dir / settings.run_id / "keeper", workspace),
+        store=bool(settings.sync.store),
+        emit=emit,
+        acting=lambda: recovery.state.acting,
+        trained=lambda: recovery.seen_here,
+    )
+    stand.missing = missing
+    guard.add(stand.blocked_reason)
+    guard.add(lambda _mutation: roots.blocked_reason())
     refused = _refuse_store(settings, same_disk_store)
     syncer, door = None, None
-    if settings.sync.store and not refused:
+    # An unread database would make this pod a stranger to its own run, in the store's eyes.
+    if settings.sync.store and not refused and not stand.unknown:
         syncer = Syncer(
             settings=settings,
             identity=identity,
@@ -288,6 +308,7 @@ def build(
             trained=lambda: record.current is not None and record.current.last_start is not None,
             refused=held_elsewhere,
             finished=lambda: recovery.desired is Desired.FINISHED,
+            withheld=lambda: guard.blocked_reason(Mutation.PUBLISH),
         )
         door = StoreDoor(
             make_restorer(settings, layout, workspace, journal.sync, writer_id),
@@ -304,7 +325,7 @@ def build(
             built["PODWATCH_HEARTBEAT_ORCHESTRATOR_URL"] = f"{base}/heartbeat/{token}/orchestrator"
         return built
 
-    recovery = Recovery(
+    recovery: Recovery = Recovery(
         settings=settings,
         policies=policies,
         clock=clock,
@@ -325,6 +346,7 @@ def build(
         ports=lambda: _ports(servers.urls or before.servers),
         standing=lambda: _ALONE if syncer is None else syncer.standing,
         beside=lambda: two_writers.beside,
+        guard=guard,
     )
     return Parts(
         settings=settings,
@@ -334,7 +356,7 @@ def build(
         journal=journal,
         emit=emit,
         workspace=workspace,
-        roots=RootWatch(workspace, clock),
+        roots=roots,
         layout=layout,
         catalogue=catalogue,
         capabilities=probe(workspace.outside, workspace.tree),
@@ -355,12 +377,22 @@ def build(
         wandb_ids=wandb_ids,
         two_writers=two_writers,
         store_refused=refused,
-        remover=Remover(workspace, journal.sync, clock, emit),
+        remover=Remover(workspace, journal.sync, clock, emit, lambda: guard.blocked_reason(Mutation.DELETE)),
         aside=aside,
         files=Worker("checkpoints"),
         removals=Worker("removals"),
         token=token,
+        guard=guard,
+        footing=stand,
     )
+
+
+def _workspace(found: Workspace) -> tuple[Workspace, str]:
+    """Probed; or as it is, and why it cannot be used: a guard that deletes and starts nothing needs none."""
+    try:
+        return found.probe(), ""
+    except HostError as error:
+        return found, str(error)
 
 
 def _places(settings: Settings, catalogue: Catalogue) -> dict[str, Path]:

@@ -14,8 +14,10 @@ from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.jobs import Jobs
 from podwatch.daemon.notifying import Notifying
 from podwatch.daemon.outlets import Outlets
+from podwatch.daemon.paths import RunPaths
 from podwatch.daemon.pausing import Pausing
 from podwatch.daemon.rounds import Rounds
+from podwatch.daemon.run_lock import RunLock
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Severity
 from podwatch.journal import AsyncJournal, Journal
@@ -27,13 +29,22 @@ from podwatch.system.threads import Worker
 from podwatch.telling.status import build_status
 from podwatch.telling.view import DaemonView
 
+AGAIN = -1
+"""Not an exit code: the daemon begins anew inside this process, because it knows more now than when it began."""
+
 
 class Core:
     """Holds the parts together. ``parts`` and ``rounds`` exist once ``start`` has got that far."""
 
     def __init__(
-        self, loaded: LoadedSettings, clock: Clock, load_again: Callable[[], LoadedSettings] | None = None
+        self,
+        loaded: LoadedSettings,
+        clock: Clock,
+        load_again: Callable[[], LoadedSettings] | None = None,
+        ground: tuple[RunPaths, RunLock | None] | None = None,
     ) -> None:
+        """``ground``: the run's directories and its lock; None: without a lock."""
+        self._ground = ground
         self.loaded, self._clock = loaded, clock
         self._load_again = load_again or (lambda: load_settings(self.loaded.path, environ=os.environ))
         self.parts: Parts
@@ -43,6 +54,7 @@ class Core:
         self.backing: Backing
         self._notifier = make_notifier(os.environ)
         self._leaving: asyncio.Future[int] | None = None
+        self.left_with: int | None = None
         self._begun = asyncio.Event()
         """Recovery has read what the podwatch before left, and commands may act."""
         self._preempted = ""
@@ -65,6 +77,8 @@ class Core:
 
     def leave(self, code: int) -> None:
         """End the daemon soon, with this exit code. Training is left alone."""
+        if self.left_with in (None, AGAIN):
+            self.left_with = code
         if self._leaving is not None and not self._leaving.done():
             self._leaving.set_result(code)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from podwatch.config.directory import move_to_root
 from podwatch.config.last_good import load_or_last_good
 from podwatch.config.loading import LoadedSettings, load_settings, named_file
-from podwatch.daemon.paths import run_paths
+from podwatch.daemon.paths import RunPaths, guard_paths
 from podwatch.system.memory import few_arenas
 
 UNDER_INIT = "PODWATCH_UNDER_INIT"
@@ -42,11 +42,11 @@ def run_daemon(
 
         if take_over:
             os.environ[TAKE_OVER] = secrets.token_hex(8)
-        paths = run_paths(loaded.settings.state_dir, loaded.settings.run_id, os.environ)
+        paths = guard_paths(loaded.settings.state_dir, loaded.settings.run_id, os.environ)
         return init.main(
             _own_command(config_path, run_name, overrides, adopt_existing),
             detach=detach,
-            log_path=paths.state / "podwatch.log",
+            log_path=_log_path(paths),
             run_dir=paths.runtime,
         )
     return asyncio.run(
@@ -57,6 +57,17 @@ def run_daemon(
             secrets.token_hex(8) if take_over else os.environ.get(TAKE_OVER, ""),
         )
     )
+
+
+def _log_path(paths: RunPaths) -> Path:
+    """In the state directory, or beside the endpoint file where that cannot be written: a guard needs no log."""
+    for path in (paths.state / "podwatch.log", paths.runtime / "podwatch.log"):
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        except OSError:
+            continue
+        return path
+    return Path(os.devnull)
 
 
 async def _serve(

@@ -9,6 +9,7 @@ from podwatch.daemon.pruning import plan_document
 from podwatch.daemon.rounds import Rounds
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import Busy, HostError, UsageError
+from podwatch.domain.mutation import Mutation, MutationGuard
 from podwatch.journal import Journal
 from podwatch.recovery import cleaning, quarantine
 from podwatch.telling.documents import (
@@ -135,6 +136,8 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         return {"steps": answers}
 
     async def sync(params: dict[str, Any]) -> dict[str, Any]:
+        if reason := parts.guard.blocked_reason(Mutation.PUBLISH):
+            raise HostError("nothing is uploaded now", where=reason, fix="`podwatch status` names the fix")
         if parts.syncer is None:
             raise HostError("no store is configured", where="sync.store", fix='set it, for example "b2://my-bucket"')
         step = _step(params)
@@ -163,11 +166,13 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         handle = parts.recovery.handle
         if handle is not None and await handle.exit_status() is None:
             raise Busy("training is running", where="quarantine", fix="`podwatch stop-training` first")
+        _may_move(parts.guard)
         back = await parts.removals.call(quarantine.give_back, parts.workspace, _whole(params, "id", None))
         rounds.guarding.wake()
         return {"message": f"{len(back)} entries are back", "paths": [str(p) for p in back]}
 
     async def clean(_: dict[str, Any]) -> dict[str, Any]:
+        _may_move(parts.guard)
         cleaned = await cleaning.request_clean(parts.recovery)
         rounds.guarding.wake()
         return cleaned_document(cleaned, daemon=True)
@@ -231,6 +236,11 @@ def _pid(params: dict[str, Any], name: str) -> int | None:
     if value is not None and type(value) is not int:
         raise UsageError("a process id is a whole number", where=f"--{name} {value!r}")
     return value
+
+
+def _may_move(guard: MutationGuard) -> None:
+    if reason := guard.blocked_reason(Mutation.DELETE):
+        raise Busy("nothing of the trainer's may be moved now", where=reason, fix="`podwatch status` names the fix")
 
 
 def _step(params: Mapping[str, Any]) -> int | None:

@@ -56,14 +56,17 @@ def main(argv: list[str], *, detach: bool, log_path: Path, run_dir: Path) -> int
     ``detach``: returns 0 once the daemon is ready, else its exit code, after at most 30 s, with one line on stderr.
     Otherwise this process becomes init and does not return.
     """
-    os.makedirs(run_dir, exist_ok=True)
+    for directory in (str(run_dir), os.path.dirname(log_path)):  # noqa: PTH120
+        try:
+            os.makedirs(directory, exist_ok=True)
+        except OSError:
+            pass  # init.pid is for people, and a guard needs no log
     command = [getattr(sys, "_base_executable", "") or sys.executable, "-I", "-S", "-E", os.path.abspath(__file__)]
     command += ["--run-dir", str(run_dir)]
     if not detach:
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(command[0], [*command, "--", *argv])  # noqa: S606 - argv by design
-    os.makedirs(os.path.dirname(log_path), exist_ok=True)  # noqa: PTH120
     report_r, report_w = os.pipe()
     child = subprocess.Popen(
         [*command, "--detached", "--log", str(log_path), "--report-fd", str(report_w), "--", *argv],

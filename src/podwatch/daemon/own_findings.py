@@ -87,6 +87,19 @@ def config_findings(refused: str, *, since: float) -> tuple[Finding, ...]:
     return (Finding(FindingKind.CONFIG_STALE, Severity.CRITICAL, summary, since, refused),)
 
 
+def store_withheld_finding(*, since: float) -> tuple[Finding, ...]:
+    """A store is configured, and podwatch does not know which pod it is in it."""
+    return (
+        Finding(
+            FindingKind.NOT_BACKED_UP,
+            Severity.CRITICAL,
+            "NOT BACKED UP: the state database cannot be read, so podwatch does not know what the store holds",
+            since,
+            "see state-unavailable; uploads continue as soon as the database can be read",
+        ),
+    )
+
+
 def store_refused_finding(reason: str, *, since: float) -> tuple[Finding, ...]:
     """A configured store that would be no backup: as good as none, and the owner believes otherwise."""
     return (

@@ -2,7 +2,7 @@
 
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +71,30 @@ def run_paths(state_dir: Path, run_id: str, environ: Mapping[str, str]) -> RunPa
         except HostError as error:
             reasons.append(f"{runtime}: {error.what}")
     raise HostError("no runtime directory can be written", where="; ".join(reasons), fix="set state_dir")
+
+
+def guard_paths(state_dir: Path, run_id: str, environ: Mapping[str, str]) -> RunPaths:
+    """The same for the daemon, which guards also where a directory cannot be made: never raises. Blocks."""
+    try:
+        return run_paths(state_dir, run_id, environ)
+    except HostError:
+        return unmade_paths(state_dir, run_id, environ, usable=_writable)
+
+
+def unmade_paths(
+    state_dir: Path, run_id: str, environ: Mapping[str, str], usable: Callable[[Path], bool] = lambda path: True
+) -> RunPaths:
+    """Where they would be, with the first runtime directory that is ``usable``. Nothing is looked at by itself."""
+    runtimes = [root / run_id for root in _runtime_roots(state_dir, environ)]
+    return RunPaths(state_dir / run_id, next((path for path in runtimes if usable(path)), runtimes[0]))
+
+
+def _writable(path: Path) -> bool:
+    try:
+        own_directory(path, 0o755)
+        return os.access(path, os.W_OK)
+    except (HostError, OSError):
+        return False
 
 
 def _runtime_roots(state_dir: Path, environ: Mapping[str, str]) -> list[Path]:

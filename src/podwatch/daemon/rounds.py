@@ -10,6 +10,7 @@ from podwatch.daemon.pruning import Pruner
 from podwatch.daemon.sensing import SensingLoop
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.finding import Finding
+from podwatch.domain.mutation import Mutation
 from podwatch.domain.snapshot import CheckpointMark, Snapshot
 from podwatch.journal import Journal
 from podwatch.judgement.learned import Learned
@@ -53,7 +54,7 @@ def make_rounds(
         return found
 
     def hold() -> str:
-        if blocked := parts.roots.blocked_reason():
+        if blocked := parts.guard.blocked_reason(Mutation.DELETE):
             return blocked
         state = parts.recovery.state
         if state.hold_deletions:

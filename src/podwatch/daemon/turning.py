@@ -5,7 +5,13 @@ from podwatch.daemon.artefacts import TELLING
 from podwatch.daemon.compose import LEARNED
 from podwatch.daemon.core import Core
 from podwatch.daemon.known_secrets import learn_secrets
-from podwatch.daemon.own_findings import backup_findings, config_findings, linked_findings, store_refused_finding
+from podwatch.daemon.own_findings import (
+    backup_findings,
+    config_findings,
+    linked_findings,
+    store_refused_finding,
+    store_withheld_finding,
+)
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.reloading import waits_for_restart
 from podwatch.domain.errors import ConfigurationError, PodwatchError
@@ -62,6 +68,7 @@ class Turning(Core):
     def _on_turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
         parts, sensing = self.parts, self.rounds.sensing
         self._notifier.watchdog()
+        parts.footing.turn()
         if self._recorder is not None:
             self._recorder.turn(snapshot)
         self.pausing.turn(snapshot)
@@ -72,7 +79,13 @@ class Turning(Core):
             self.rounds.guarding.wake()
         if parts.roots.repaired():
             parts.recovery.read_again()
-        ours = (*room, *self.pausing.findings(), *parts.roots.findings(), *self._own(snapshot))
+        ours = (
+            *parts.footing.findings(),
+            *room,
+            *self.pausing.findings(),
+            *parts.roots.findings(),
+            *self._own(snapshot),
+        )
         telling = self._notifying.findings() if self._notifying is not None else ()
         everything = (*findings, *parts.recovery.findings(), *ours, *telling)
         self.bulletin.update(everything, snapshot.wall)
@@ -93,6 +106,8 @@ class Turning(Core):
         config = config_findings(self._config_problem, since=self._started)
         config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
         config += linked_findings(parts.catalogue.linked, since=self._started)
+        if parts.settings.sync.store and parts.syncer is None and not parts.store_refused:
+            return (*store_withheld_finding(since=self._started), *config)
         if parts.store_refused:
             return (*store_refused_finding(parts.store_refused, since=self._started), *config)
         backup = backup_findings(

@@ -52,6 +52,7 @@ class EventName(StrEnum):
     PRUNED = "pruned"
     PRUNE_STUCK = "prune-stuck"
     STATE_REBUILT = "state-rebuilt"
+    STATE_RECOVERED = "state-recovered"
     PAUSED = "paused"
     UNPAUSED = "unpaused"
     RECORDING_CHANGED = "recording-changed"

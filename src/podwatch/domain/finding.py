@@ -67,6 +67,8 @@ class FindingKind(StrEnum):
     NOTIFY_FAILING = "notify-failing"
     DIRECTORY_REPLACED = "directory-replaced"
     """A directory of the run, or podwatch's own beside it, is not the one that podwatch may work in."""
+    STATE_UNAVAILABLE = "state-unavailable"
+    """The state database cannot be used: the journal is in memory, nothing is deleted or published."""
 
 
 class Verdict(StrEnum):

@@ -15,14 +15,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from podwatch.domain.errors import HostError, InternalError, PermissionDenied
+from podwatch.domain.errors import HostError, InternalError
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Severity
 from podwatch.domain.intent import Intent, IntentKind, IntentState
 from podwatch.domain.secrets import scrub
 from podwatch.journal import room, schema
-from podwatch.journal.opening import OWN, connect, host_error, move_aside, prepare
+from podwatch.journal.opening import connect, environmental, host_error, obstacle_of, open_checked
 from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
+from podwatch.journal.salvage import read_database
+from podwatch.journal.standby import Kept, Merge, Obstacle, Standby, StandbyFile, begin, write_into, write_kept
 
 MAX_EVENTS: Final = 50_000
 """About 15 MiB; months of an ordinary run."""
@@ -45,11 +47,30 @@ _INCIDENT_CHANGES: Final = frozenset(
 )
 
 
+IN_STANDBY: Final = frozenset({IntentKind.STOP, IntentKind.START, IntentKind.QUARANTINE})
+"""What a restart needs. Everything else deletes, publishes or fetches: not without a database."""
+KEPT_AT_ONCE: Final = frozenset({"recovery.memory", "pause"})
+"""Learned values that a SIGKILL must not lose while the journal is in memory."""
+
+
+def _keep_known(key: str, known: Any, ours: Any) -> Any:
+    """Of a value in the database and one learned without knowing it: the one in the database."""
+    return known
+
+
 class Journal:
     """Use ``Journal.open``. ``rebuilt`` says why an unreadable database was replaced; empty if it was not.
 
-    ``dropped`` counts what could not be told because the disk was full or the database failed.
+    ``dropped`` counts what could not be told because the disk was full or the database failed. ``obstacle`` says why
+    the journal is in memory (``open_for_guard``); None while it is on disk.
     """
+
+    obstacle: Obstacle | None = None
+    recovered = False
+    """What an earlier podwatch could keep only beside the database was written into it at the opening."""
+    _standby: Standby | None = None
+    _guards = False
+    _merge: Merge = staticmethod(_keep_known)
 
     def __init__(self, path: Path, connection: sqlite3.Connection, wall: Callable[[], float], rebuilt: str) -> None:
         self.path = path
@@ -63,6 +84,10 @@ class Journal:
         self._closed = False
         self._read_only = False
         self._ballast = room.Ballast(path)
+        self._dropped_ballast = 0
+        self._file = StandbyFile(path)
+        self._renamed: dict[str, dict[int, int]] = {}
+        """Ids that rows had in memory, by table: who acts meanwhile still uses them."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -83,34 +108,107 @@ class Journal:
                 journal._connection.close()
                 raise
             return journal
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except PermissionError as error:
-            raise PermissionDenied("may not create the state directory", where=str(path.parent), fix=OWN) from error
-        except OSError as error:
-            raise HostError(f"cannot create the state directory: {error.strerror}", where=str(path.parent)) from error
-        rebuilt = ""
-        try:
-            connection = prepare(path)
-        except sqlite3.Error as error:
-            if not room.is_corrupt(error):
-                raise host_error(error, path) from error
-            rebuilt = f"the state database was unreadable ({error}); it was moved to {move_aside(path).name}"
-            try:
-                connection = prepare(path)
-            except sqlite3.Error as again:
-                raise host_error(again, path) from again
+        connection, rebuilt = open_checked(path)
         journal = cls(path, connection, wall, rebuilt)
         journal._ballast.restore()
         return journal
+
+    @classmethod
+    def open_for_guard(
+        cls, path: Path, *, wall: Callable[[], float] = time.time, merge: Merge | None = None
+    ) -> "Journal":
+        """``open`` for the daemon, which must guard whatever happens to its database: never raises HostError.
+
+        While the database cannot be written, at the start or later, the journal is in memory (journal/standby.py) and
+        ``obstacle`` says why. Then only what a restart needs is accepted as an intent, and only while the file beside
+        the database keeps it; every other act is refused. ``return_to_disk`` ends that.
+        """
+        try:
+            journal = cls.open(path, wall=wall)
+        except (HostError, OSError, sqlite3.Error) as error:
+            return cls.in_memory(path, *obstacle_of(error, path), wall=wall, merge=merge)
+        journal._guards, journal._merge = True, merge or _keep_known
+        try:
+            journal._take_kept()
+        except (HostError, OSError, sqlite3.Error) as error:
+            journal._stand_by(error)
+        return journal
+
+    @classmethod
+    def in_memory(
+        cls,
+        path: Path,
+        what: str,
+        where: str,
+        fix: str,
+        *,
+        wall: Callable[[], float] = time.time,
+        merge: Merge | None = None,
+        read: bool = True,
+    ) -> "Journal":
+        """A journal that begins in memory; with ``read`` it knows what can be read of the database. Blocks if so."""
+        chosen = merge or _keep_known
+        standby, known = _from_files(path, chosen) if read else (begin(None, None, chosen, known=False), False)
+        journal = cls(path, standby.connection, wall, "")
+        journal._guards, journal._merge = True, chosen
+        journal._standby, journal.obstacle = standby, Obstacle(what, where, fix, known)
+        return journal
+
+    def return_to_disk(self) -> None:
+        """Write what is in memory into the database and use that again. Raises HostError, OSError or sqlite3.Error
+        while it cannot be used. Blocks; others use the journal meanwhile, until the last moment."""
+        if self._standby is None:
+            return
+        connection, rebuilt = open_checked(self.path, lenient=False)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            with self._lock:
+                if self._standby is None or self._closed:
+                    raise HostError("the journal was closed meanwhile", where=str(self.path))
+                renamed = write_into(self._standby, connection, self._merge)
+                connection.execute("COMMIT")
+                for table, ids in renamed.items():
+                    self._renamed.setdefault(table, {}).update(ids)
+                old, self._connection = self._connection, connection
+                self._standby = self.obstacle = None
+                self.rebuilt = rebuilt
+                old.close()
+        except BaseException:
+            connection.close()
+            raise
+        self._ballast.restore()
+        with contextlib.suppress(OSError):  # its token is in the database: the next podwatch removes it
+            self._file.remove()
+
+    def try_disk(self) -> str:
+        """While in memory: find out whether the database can be used again, and keep what is in memory for whoever
+        opens it next. Returns why it was rebuilt (empty if it was not); raises as ``return_to_disk``. Blocks."""
+        connection, rebuilt = open_checked(self.path, lenient=False)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("INSERT OR REPLACE INTO learned (key, value) VALUES ('journal.opened', 'true')")
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+        self.keep()
+        return rebuilt
+
+    def keep(self) -> None:
+        """While in memory: have every change in the file beside the database. Raises OSError."""
+        with self._lock:
+            if self._standby is not None:
+                self._file.save(self._standby)
 
     def close(self) -> None:
         """Idempotent."""
         with self._lock:
             if self._closed:
                 return
+            if self._standby is not None:
+                with contextlib.suppress(OSError, sqlite3.Error):
+                    self.keep()
             self._closed = True
-            if not self._read_only:
+            if not self._read_only and self._standby is None:
                 self._ballast.restore()
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
@@ -125,7 +223,8 @@ class Journal:
 
     def events(self, *, after_id: int = 0, since_wall: float = 0.0, limit: int = 1000) -> list[Event]:
         """Oldest first. With ``after_id`` the next ones after it, else the newest ``limit`` of them."""
-        rows = self._rows(_EVENTS_AFTER if after_id else _EVENTS_NEWEST, (after_id, since_wall, limit))
+        after = self._id("events", after_id)
+        rows = self._rows(_EVENTS_AFTER if after_id else _EVENTS_NEWEST, (after, since_wall, limit))
         found = [event for row in rows if (event := _event(row)) is not None]
         return found if after_id else found[::-1]
 
@@ -134,25 +233,55 @@ class Journal:
     def open_intent(self, kind: IntentKind, data: Mapping[str, object]) -> Intent:
         """On disk when this returns. Raises HostError if it cannot be: then the act must not happen."""
         now = self._wall()
-        number = self._write(
-            "INSERT INTO intents (kind, wall, data, state) VALUES (?, ?, ?, ?)",
-            (str(kind), now, _dump(dict(data)), str(IntentState.OPEN)),
-        )
+        with self._lock:
+            number = self._write(
+                "INSERT INTO intents (kind, wall, data, state) VALUES (?, ?, ?, ?)",
+                (str(kind), now, _dump(dict(data)), str(IntentState.OPEN)),
+            )
+            if self._standby is not None:
+                self._keep_intent(kind, number)
         return Intent(number, kind, now, dict(data))
+
+    def _keep_intent(self, kind: IntentKind, number: int) -> None:
+        """Raises HostError, without a trace of the intent, where the act would have no durable record."""
+        assert self.obstacle is not None
+        try:
+            if kind not in IN_STANDBY:
+                raise HostError(
+                    f"no {kind} now: {self.obstacle.text}", where=self.obstacle.where, fix=self.obstacle.fix
+                )
+            self.keep()
+        except (HostError, OSError) as error:
+            self._write("DELETE FROM intents WHERE id = ?", (number,))
+            if isinstance(error, HostError):
+                raise
+            raise HostError(
+                f"no {kind} now: it cannot be recorded, {error.strerror or error}",
+                where=str(self._file.path),
+                fix=self.obstacle.fix,
+            ) from error
 
     def amend_intent(self, intent_id: int, data: Mapping[str, object]) -> None:
         """Add to an open intent what became known while acting. Raises HostError."""
         with self._lock:
-            rows = self._rows("SELECT data FROM intents WHERE id = ?", (intent_id,))
+            number = self._id("intents", intent_id)
+            rows = self._rows("SELECT data FROM intents WHERE id = ?", (number,))
             known = json.loads(rows[0][0]) if rows else {}
-            self._write("UPDATE intents SET data = ? WHERE id = ?", (_dump({**known, **data}), intent_id))
+            self._write("UPDATE intents SET data = ? WHERE id = ?", (_dump({**known, **data}), number))
+            try:
+                self.keep()
+            except OSError as error:
+                raise HostError(
+                    f"an intent cannot be recorded: {error.strerror}", where=str(self._file.path)
+                ) from error
 
     def settle(self, intent_id: int, state: IntentState, note: str = "") -> None:
         """Idempotent. Raises HostError if it cannot be written; the intent then stays open and is looked at again."""
         self._write(
             "UPDATE intents SET state = ?, note = ?, settled_wall = ? WHERE id = ?",
-            (str(state), scrub(note), self._wall(), intent_id),
+            (str(state), scrub(note), self._wall(), self._id("intents", intent_id)),
         )
+        self._keep_if_possible()
 
     def open_intents(self, kind: IntentKind | None = None) -> list[Intent]:
         """Oldest first."""
@@ -177,6 +306,7 @@ class Journal:
             "INSERT INTO incidents (kind, opened_wall, summary, evidence) VALUES (?, ?, ?, ?)",
             (kind, made.opened_wall, made.summary, made.evidence),
         )
+        self._keep_if_possible()
         return replace(made, id=number)
 
     def update_incident(self, incident_id: int, /, **changes: object) -> Incident:
@@ -187,14 +317,17 @@ class Journal:
         if changes and incident_id:
             changes = {name: scrub(value) if isinstance(value, str) else value for name, value in changes.items()}
             columns = ", ".join(f"{name} = ?" for name in changes)
-            self._tell(f"UPDATE incidents SET {columns} WHERE id = ?", (*changes.values(), incident_id))  # noqa: S608
+            number = self._id("incidents", incident_id)
+            self._tell(f"UPDATE incidents SET {columns} WHERE id = ?", (*changes.values(), number))  # noqa: S608
+            self._keep_if_possible()
         return self.incident(incident_id) or replace(
             Incident(id=incident_id, kind="unknown", opened_wall=self._wall(), summary=""),
             **changes,  # type: ignore[arg-type]  # names checked above
         )
 
     def incident(self, incident_id: int) -> Incident | None:
-        rows = self._rows(f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE id = ?", (incident_id,))  # noqa: S608
+        number = self._id("incidents", incident_id)
+        rows = self._rows(f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE id = ?", (number,))  # noqa: S608
         return Incident(*rows[0]) if rows else None
 
     def incidents(self, limit: int = 50) -> list[Incident]:
@@ -289,6 +422,8 @@ class Journal:
     def learn(self, key: str, value: object) -> None:
         """``value`` is anything JSON can hold."""
         self._tell("INSERT OR REPLACE INTO learned (key, value) VALUES (?, ?)", (key, _dump(value)))
+        if key in KEPT_AT_ONCE:
+            self._keep_if_possible()
 
     def learned(self, key: str, default: Any = None) -> Any:
         rows = self._rows("SELECT value FROM learned WHERE key = ?", (key,))
@@ -311,12 +446,69 @@ class Journal:
             try:
                 return self._connection.execute(sql, arguments).fetchall()
             except sqlite3.Error as error:
-                raise host_error(error, self.path) from error
+                if not self._stand_by(error):
+                    raise host_error(error, self.path) from error
+                return self._connection.execute(sql, arguments).fetchall()
 
     def _write(self, sql: str, arguments: tuple[object, ...]) -> int:
         """One statement, durable when it returns; the new row's id. Raises HostError."""
-        with self._transaction() as connection:
-            return int(connection.execute(sql, arguments).lastrowid or 0)
+        with self._lock:
+            while True:
+                before = self._state()
+                try:
+                    with self._transaction() as connection:
+                        return int(connection.execute(sql, arguments).lastrowid or 0)
+                except HostError:
+                    if self._together or self._state() == before:
+                        raise  # else there is room now, or the journal is in memory
+
+    def _state(self) -> tuple[bool, int]:
+        return self._standby is None, self._dropped_ballast
+
+    def _id(self, table: str, number: int) -> int:
+        return self._renamed.get(table, {}).get(number, number)
+
+    def _keep_if_possible(self) -> None:
+        """What only tells is kept where it can be: without it a SIGKILL loses it."""
+        if self._standby is not None:
+            with contextlib.suppress(OSError):
+                self.keep()
+
+    def _take_kept(self) -> None:
+        """Write into the database what an earlier podwatch could keep only beside it, and prove that it can be
+        written. Raises sqlite3.Error or OSError."""
+        kept = self._file.load()
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            if kept is not None:
+                write_kept(kept, self._connection, self._merge)
+            self._connection.execute("INSERT OR REPLACE INTO learned (key, value) VALUES ('journal.opened', 'true')")
+            self._connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+        if kept is not None:
+            self._file.remove()
+            self.recovered = True
+
+    def _stand_by(self, error: HostError | OSError | sqlite3.Error) -> bool:
+        """Continue in memory after a failure of the database, with what can still be read of it; whether it does."""
+        if not self._guards or self._standby is not None or self._closed or not environmental(error):
+            return False
+        what, where, fix = obstacle_of(error, self.path)
+        kept: Kept | None = None
+        with contextlib.suppress(OSError):
+            kept = self._file.load()
+        try:
+            standby, known = begin(self._connection, kept, self._merge, known=True), True
+        except sqlite3.Error:
+            standby, known = _from_files(self.path, self._merge)
+        old, self._connection = self._connection, standby.connection
+        self._standby, self.obstacle = standby, Obstacle(what, where, fix, known)
+        with contextlib.suppress(sqlite3.Error):
+            old.close()
+        return True
 
     def _tell(self, sql: str, arguments: tuple[object, ...]) -> int:
         """The same for what may be lost: counted instead of raised, 0 instead of an id."""
@@ -341,9 +533,10 @@ class Journal:
                     if self._connection.in_transaction:
                         self._connection.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
-                    if room.is_full(error):
-                        # The next attempt may find the ballast's space; this one is lost or refused.
-                        self._ballast.drop()
+                    if room.is_full(error) and self._ballast.drop():
+                        self._dropped_ballast += 1  # the next attempt may find its space
+                    else:
+                        self._stand_by(error)
                     raise host_error(error, self.path) from error
                 raise
             self._writes += 1
@@ -362,7 +555,7 @@ class Journal:
                 "DELETE FROM incidents WHERE closed_wall IS NOT NULL AND id <= (SELECT MAX(id) FROM incidents) - ?",
                 (MAX_INCIDENTS,),
             )
-            if room.free_pages(self._connection) < room.RESERVED_PAGES // 2:
+            if self._standby is None and room.free_pages(self._connection) < room.RESERVED_PAGES // 2:
                 room.reserve(self._connection)
         except sqlite3.Error:
             return
@@ -374,6 +567,24 @@ def _forget_begun(connection: sqlite3.Connection, step: int, save_id: str, path:
     begun = f"SELECT json_extract(document, '$.upload') FROM begun WHERE {which}"  # noqa: S608 - a constant
     connection.execute(f"DELETE FROM begun_parts WHERE upload IN ({begun})", names)  # noqa: S608
     connection.execute(f"DELETE FROM begun WHERE {which}", names)  # noqa: S608
+
+
+def _from_files(path: Path, merge: Merge) -> tuple[Standby, bool]:
+    """What can be read without opening the database; and whether that is all that it holds."""
+    kept: Kept | None = None
+    with contextlib.suppress(OSError):
+        kept = StandbyFile(path).load()
+    try:
+        if not path.parent.is_dir():
+            return begin(None, kept, merge, known=False), False
+        source = read_database(path)
+        try:
+            return begin(source, kept, merge, known=True), True
+        finally:
+            if source is not None:
+                source.close()
+    except (OSError, sqlite3.Error):
+        return begin(None, kept, merge, known=False), False
 
 
 def _dump(value: object) -> str:

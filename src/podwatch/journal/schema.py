@@ -52,13 +52,18 @@ def version_of(connection: sqlite3.Connection) -> int:
 def refuse_newer(connection: sqlite3.Connection, where: str) -> int:
     """The database's version. Raises HostError if a newer podwatch wrote it: guessing could lose what it knows."""
     version = version_of(connection)
+    refuse(version, where)
+    return version
+
+
+def refuse(version: int, where: str) -> None:
+    """Raises HostError for a version that this podwatch does not know."""
     if version > SCHEMA_VERSION:
         raise HostError(
             f"the state database has schema {version}, this podwatch knows {SCHEMA_VERSION}",
             where=where,
             fix="use the newer podwatch again, or move the file away to start with an empty one",
         )
-    return version
 
 
 def migrate(connection: sqlite3.Connection, where: str) -> None:

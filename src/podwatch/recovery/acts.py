@@ -40,7 +40,7 @@ class Acts(Yielding):
         await self.recall()
         look = await launcher.look()
         stop = await self.reconcile(look)
-        if stop is not None and self.held() == "paused":
+        if stop is not None and self.waits:
             await self.cleared("finishing an interrupted stop")
             return await self.carry_on()  # time has passed: look again
         if stop is not None and not self.held():
@@ -216,8 +216,22 @@ class Acts(Yielding):
 
     async def wait_and_start(self, *, incident_id: int | None = None, step_at_death: int | None = None) -> None:
         """Honour the pause that was decided, then start. Ends without a start where nothing more is to be tried."""
+        if await self._found_while_blocked():
+            return
         if await self.cleared("the start") and await self._pause():
             await self.start_act(incident_id=incident_id, step_at_death=step_at_death)
+
+    async def _found_while_blocked(self) -> bool:
+        """Wait while no restart can be recorded. True if a trainer that an operator started is watched now."""
+        began = self.tools.clock.monotonic()
+        while self.blocked() and self.held() == self.blocked():
+            self._show(Phase.BLOCKED, f"the start waits: {self.blocked()}")
+            await self.tools.clock.sleep(BLOCKED_POLL)
+            if self.tools.clock.monotonic() - began >= PERSON_POLL:
+                began = self.tools.clock.monotonic()
+                if await self.take_over(await self.tools.launcher.look()):
+                    return True
+        return False
 
     async def _pause(self) -> bool:
         """Whether there is to be another try, once its time has come."""

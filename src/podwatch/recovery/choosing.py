@@ -1,6 +1,6 @@
 """Which step the next start is made from: what is here and ours, what the store has, what fits (DESIGN section 4)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +9,7 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
+from podwatch.domain.mutation import Mutation
 from podwatch.domain.run import RunRecord
 from podwatch.journal import Journal
 from podwatch.judgement.choose import Choice, RemoteSave, awaited, choose, other_world
@@ -132,6 +133,8 @@ class Choosing:
             )
             if choice.source == "none":
                 raise NothingToResume(choice)
+            if unknown := self._unknown(choice, foreign):
+                raise NothingToResume(replace(choice, source="none", reason=unknown))
             if choice.source == "fresh":
                 if behind := tools.catalogue.out_of_reach:
                     why = f"step {max(behind)} seems to lie behind a symbolic link, which is not followed"
@@ -162,6 +165,16 @@ class Choosing:
                 Severity.WARNING,
                 step=choice.step,
             )
+
+    def _unknown(self, choice: Choice, foreign: Sequence[CheckpointSet]) -> str:
+        """Why this choice is the operator's while the state database cannot be read: without it a run looks new, and
+        checkpoints that were adopted look foreign. Empty where it is podwatch's."""
+        why = self.tools.guard.blocked_reason(Mutation.FRESH_START)
+        if why and choice.step is None:
+            return f"no fresh start now: {why}"
+        if why and any(s.complete and s.step > (choice.step or 0) for s in foreign):
+            return f"whether a checkpoint above step {choice.step} belongs to this run is not known: {why}"
+        return ""
 
     async def misfit(self, step: int | None) -> str:
         """Why the trainer that the command starts will surely not load this set, which is here; empty if it may. A

@@ -11,6 +11,7 @@ from podwatch.domain.errors import InternalError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.intent import Intent, IntentKind, IntentState
+from podwatch.domain.mutation import Mutation
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.journal import Journal
 from podwatch.recovery import memory as memory_module
@@ -73,6 +74,8 @@ class Core:
         self.running_command = RunningCommand()
         self.command_looked_at = float("-inf")
         self._comparing: asyncio.Task[None] | None = None
+        self.seen_here = False
+        """A trainer of this run was found on this pod, alive or ended, or an act on one was interrupted."""
         self.no_save_comes = ""
         """Why the save that a stop waits for will not come."""
 
@@ -107,13 +110,29 @@ class Core:
             return ""
         if self._paused:
             return "paused"
+        if self.blocked():
+            return self.blocked()
         return "mode observe" if self.tools.settings.mode == "observe" else ""
 
+    def blocked(self) -> str:
+        """Why no restart may be made by podwatch now, because of its own footing; empty where it may."""
+        return self.tools.guard.blocked_reason(Mutation.RESTART)
+
+    @property
+    def waits(self) -> bool:
+        """Whether what holds an act now ends without a new configuration: the act waits for it."""
+        return bool(self.held()) and (self._paused or bool(self.blocked()))
+
     async def cleared(self, what: str) -> bool:
-        """A safe point: an act asks before it stops or starts anything. Waits while paused; False where it may not."""
-        while self.held() == "paused":
-            self._show(Phase.PAUSED, f"paused: {what} waits for `podwatch unpause`")
-            await self._go_on.wait()
+        """A safe point: an act asks before it stops or starts anything. Waits while paused, or while what a restart
+        relies on cannot be written; False where it may not."""
+        while self.waits:
+            if self._paused:
+                self._show(Phase.PAUSED, f"paused: {what} waits for `podwatch unpause`")
+                await self._go_on.wait()
+            else:
+                self._show(Phase.BLOCKED, f"{what} waits: {self.blocked()}")
+                await self.tools.clock.sleep(BLOCKED_POLL)
         if self.held():
             self._show(Phase.OBSERVING, f"{self.held()}: would go on with {what}")
         return not self.held()
@@ -281,7 +300,7 @@ class Core:
         )
 
     def watch(self, handle: TrainerHandle, attempt: Attempt) -> None:
-        self.handle, self.attempt = handle, attempt
+        self.handle, self.attempt, self.seen_here = handle, attempt, True
         self.procedure.writers_ended = False
         self.machine_fault = ""
         self.memory.ended_wall = None

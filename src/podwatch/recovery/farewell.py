@@ -2,8 +2,9 @@
 
 import signal
 
-from podwatch.domain.errors import PodwatchError
+from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
+from podwatch.domain.finding import Severity
 from podwatch.domain.intent import IntentKind
 from podwatch.journal import Journal
 from podwatch.recovery.state import Tools
@@ -26,7 +27,10 @@ async def tell_to_end(tools: Tools, handle: TrainerHandle | None, why: str) -> b
     launcher = handle.launcher
     data = {"start_id": handle.start_id, "why": why, "pid": launcher.pid, "ticks": launcher.start_ticks}
     data["boot"] = launcher.boot_id
-    await tools.journal.run(Journal.open_intent, IntentKind.STOP, data)
+    try:
+        await tools.journal.run(Journal.open_intent, IntentKind.STOP, data)
+    except HostError as error:  # the machine goes in seconds: its last save is worth more than the record of it
+        tools.say(EventName.TRAINER_STOPPING, f"this stop cannot be recorded: {error}", Severity.WARNING)
     tools.say(EventName.TRAINER_STOPPING, f"training is told to end: {why}", start_id=handle.start_id)
     await _sigterm(handle)
     return True

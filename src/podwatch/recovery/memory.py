@@ -107,6 +107,19 @@ def shift(history: RestartHistory, by: float) -> RestartHistory:
 KEY = "recovery.memory"
 
 
+def joined(known: object, ours: object) -> object:
+    """Of what the database remembers and what was remembered without knowing it: the database's, but a start that was
+    made since is not made a second time."""
+    if not isinstance(known, dict) or not isinstance(ours, dict):
+        return known if isinstance(known, dict) else ours
+    kept = {**known, "next_try_wall": ours.get("next_try_wall")}
+    for name in ("counted", "confirmed"):
+        kept[name] = ours.get(name) or known.get(name, "")
+    if ours.get("confirmed") and ours.get("confirmed") != known.get("confirmed"):
+        kept.update(wanted=None, fresh=False)
+    return kept
+
+
 async def load(journal: AsyncJournal, clock: Clock) -> Memory:
     data = await journal.run(Journal.learned, KEY)
     try:

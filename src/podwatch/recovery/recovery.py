@@ -9,9 +9,11 @@ from dataclasses import replace
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.errors import ConfigurationError, HostError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.intent import IntentKind
+from podwatch.domain.mutation import MutationGuard
 from podwatch.domain.policy import Policies
 from podwatch.domain.run import Lineage, RunRecord
 from podwatch.domain.snapshot import Desired, GpuSample, Snapshot
@@ -67,6 +69,7 @@ class Recovery(Wishes):
         standing: Callable[[], Decision] = lambda: Decision(Act.HOLD),
         jitter: Callable[[], float] = random.random,
         beside: Callable[[], Beside] = lambda: ALONE,
+        guard: MutationGuard | None = None,
     ) -> None:
         super().__init__(
             Tools(
@@ -91,6 +94,7 @@ class Recovery(Wishes):
                 standing=standing,
                 jitter=jitter,
                 beside=beside,
+                guard=guard or MutationGuard(),
             )
         )
         self.opening = ""
@@ -127,7 +131,9 @@ class Recovery(Wishes):
             )
         self._show(Phase.LOOKING)
         look = await tools.launcher.look()
-        stops = {str(i.data.get("start_id")) for i in await tools.journal.run(Journal.open_intents)}
+        intents = await tools.journal.run(Journal.open_intents)
+        self.seen_here = look.handle is not None or any(i.kind in (IntentKind.STOP, IntentKind.START) for i in intents)
+        stops = {str(i.data.get("start_id")) for i in intents}
         if look.handle is not None and look.handle.start_id not in stops:
             # The common case, an upgrade: watch again before anything else happens.
             await self.reconcile(look)
@@ -179,8 +185,12 @@ class Recovery(Wishes):
 
     async def _record(self, adopt_existing: bool) -> None:
         tools = self.tools
-        record = await tools.blocking(tools.record.load)
         run_id = tools.settings.run_id
+        try:
+            record = await tools.blocking(tools.record.load)
+        except HostError as error:
+            tools.record.problem = str(error)  # what is wanted is not known: nothing is started (see Footing)
+            return
         if record is not None and record.run_id != run_id and not adopt_existing:
             raise ConfigurationError(
                 f"the output directory belongs to run {record.run_id!r}, not to {run_id!r}",
@@ -188,9 +198,11 @@ class Recovery(Wishes):
                 fix="use another output_dir, the old run_id, or `podwatch run --adopt-existing`",
             )
         if record is None or record.run_id != run_id:
-            await self.procedure.save_record(
-                RunRecord(run_id, Lineage(plan.new_id()), first_seen_wall=tools.clock.wall())
-            )
+            new = RunRecord(run_id, Lineage(plan.new_id()), first_seen_wall=tools.clock.wall())
+            try:
+                await self.procedure.save_record(new)
+            except HostError as error:
+                tools.record.problem, tools.record.current = str(error), new
 
     async def close(self) -> None:
         """podwatch leaves; training goes on. What is half done is finished by the next one."""

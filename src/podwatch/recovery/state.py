@@ -12,6 +12,7 @@ from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
+from podwatch.domain.mutation import MutationGuard
 from podwatch.domain.policy import Policies
 from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import GpuSample, Supervision
@@ -119,6 +120,8 @@ class RecordHolder:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self.current: RunRecord | None = None
+        self.problem = ""
+        """Why it could not be read or written when podwatch began."""
 
     @property
     def path(self) -> Path:
@@ -162,6 +165,7 @@ class Tools:
     jitter: Callable[[], float] = field(default=lambda: 0.5)
     beside: Callable[[], Beside] = field(default=lambda: ALONE)
     """Processes beside ours that may write into output_dir."""
+    guard: MutationGuard = field(default_factory=MutationGuard)
     files: Worker = field(default_factory=lambda: Worker("recovery"))
     evidence: Worker = field(default_factory=lambda: Worker("evidence"))
 

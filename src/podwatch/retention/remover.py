@@ -54,7 +54,16 @@ class Remover:
     trash. While one of them is replaced nothing is removed, the trash included.
     """
 
-    def __init__(self, workspace: Workspace, journal: Journal, clock: Clock, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        journal: Journal,
+        clock: Clock,
+        emit: Callable[[Event], None],
+        blocked: Callable[[], str] = lambda: "",
+    ) -> None:
+        """``blocked``: why nothing may be removed now; empty where it may."""
+        self._blocked = blocked
         self._workspace = workspace
         self._journal = journal
         self._clock = clock
@@ -77,6 +86,8 @@ class Remover:
         """
         done: list[Removal] = []
         problems: list[str] = []
+        if why := self._blocked():
+            return RemovalReport((), 0, (why,))
         if self._refused(problems):
             self._stuck(problems)
             return RemovalReport((), 0, tuple(problems))
@@ -86,7 +97,7 @@ class Remover:
             if removal.kind is RemovalKind.TRASH:
                 done.append(removal)
                 continue
-            if veto(removal):
+            if veto(removal) or self._blocked():
                 continue
             try:
                 moved = self._set_aside(removal, paths_of)
@@ -126,6 +137,8 @@ class Remover:
         """Finish what an earlier podwatch began: half-moved sets, then everything in the trash. Also makes a trash on
         each volume that has none yet, because mkdir fails once it is full."""
         problems: list[str] = []
+        if why := self._blocked():
+            return RemovalReport((), 0, (why,))
         if self._refused(problems):
             return RemovalReport((), 0, tuple(problems))
         self._more.update(dict.fromkeys(p for p in corners_of(self._workspace, "trash") if p != self._workspace.trash))
@@ -250,6 +263,8 @@ class Remover:
         try:
             return self._journal.open_intent(IntentKind.PRUNE, data)
         except Exception as error:  # a full or broken state disk must not stop what frees it: the rename is the intent
+            if why := self._blocked():  # but without a journal nothing is judged, let alone removed
+                raise HostError(f"nothing is removed now: {why}") from error
             self._emit(
                 Event(
                     EventName.PRUNE_STUCK,

@@ -65,7 +65,10 @@ class StoreSide:
         refused: Callable[[str], None] = lambda why: None,
         finished: Callable[[], bool] = lambda: False,
         workspace: Workspace | None = None,
+        withheld: Callable[[], str] = lambda: "",
     ) -> None:
+        """``withheld``: why nothing may be uploaded, published or deleted in the store now; empty where it may."""
+        self._withheld = withheld
         self._settings, self._identity, self._catalogue = settings, identity, catalogue
         self._journal, self._clock, self._credentials, self._emit = journal, clock, credentials, emit
         self._backoff = backoff
@@ -178,7 +181,7 @@ class StoreSide:
                 self._well()
             self._beat_error = ""
         pending = self._repairing is not None and not self._repairing.done()
-        if pointer is not None and self.standing.publish and not pending:
+        if pointer is not None and self.standing.publish and not pending and not self._withheld():
             # Never waited for: it stands behind verifications and sweeps, and the next sign of life must not.
             self._repairing = asyncio.create_task(self._repair(pointer), name="pointer repair")
 
@@ -264,7 +267,7 @@ class StoreSide:
     async def sweep_store(self) -> None:
         """Clear the store of what serves nobody, if that was not done within a day. Not while something is on its way:
         the next call is soon enough."""
-        if not self._url or not self._idle.is_set() or not self.standing.publish:
+        if not self._url or not self._idle.is_set() or not self.standing.publish or self._withheld():
             return
         last = float(await self._journal.run(Journal.learned, SWEPT, 0.0))
         if 0 <= self._clock.wall() - last < SWEEP_EVERY:
@@ -288,7 +291,7 @@ class StoreSide:
                 self._tell(EventName.REMOTE_PRUNED, told(swept), bytes=swept.size_bytes)
 
     async def _prune_remote(self, saved: PublishedSave) -> None:
-        if self._settings.mode == "observe":
+        if self._settings.mode == "observe" or self._withheld():
             return  # deletions are only reported there, and the store's are no exception
         try:
             await self._ready()  # a failed repair may have closed it since the publication

@@ -47,7 +47,8 @@ class Syncer(StoreSide):
     async def start(self) -> None:
         published = await self._journal.run(Journal.published)
         self._note_stored(published)
-        await self._sender.tidy()
+        if not self._withheld():
+            await self._sender.tidy()
         if begun := await self._journal.run(Journal.learned, BEGUN):
             self._begun_at = self._clock.monotonic() - max(0.0, self._clock.wall() - float(begun[0]))
             self._begun_set = (int(begun[1]), str(begun[2]))
@@ -82,6 +83,8 @@ class Syncer(StoreSide):
             raise ConfigurationError(
                 "no store is configured: NOT BACKED UP", where="[sync] store", fix='set it, e.g. "b2://bucket"'
             )
+        if why := self._withheld():
+            raise HostError(f"nothing is uploaded now: {why}")
         self._pick(step)  # raises if there is nothing to send
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests.append((step, future))
@@ -108,6 +111,8 @@ class Syncer(StoreSide):
         if not self._url:
             return
         saved = None
+        if why := self._withheld():
+            raise HostError(f"nothing is published now: {why}")
         if step is not None:
             found = [p for p in await self._journal.run(Journal.published) if p.step == step]
             if not found:
@@ -152,7 +157,7 @@ class Syncer(StoreSide):
     def _will_send(self) -> bool:
         """Is a save being written, or waiting to be sent, that may go as soon as it is complete? Not while the store is
         away: its child would hold memory through an outage of hours."""
-        if self._holding is None or not self._holding.decision.publish or self._failures:
+        if self._holding is None or not self._holding.decision.publish or self._failures or self._withheld():
             return False
         writing = any(s.completeness is Completeness.WRITING for s in self._catalogue.sets)
         return self._more_urgent() or (writing and self._gap_left() <= 0)
@@ -184,6 +189,9 @@ class Syncer(StoreSide):
                 raise self._holding.error
             await self._holding.change()
             return True
+        if why := self._withheld():  # each rescan asks again
+            self._answer(HostError(f"nothing is uploaded now: {why}"))
+            return False
         publisher = await self._ready()
         step = self._serving[0] if self._serving is not None else None
         if self._serving is None and (wait := self._gap_left()) > 0:

@@ -27,6 +27,7 @@ from podwatch.trainer.find import Run, users_of
 from podwatch.trainer.handle import AttachedTrainer, KeptTrainer, started_wall
 from podwatch.trainer.keeper_client import KeeperClient, KeeperSilent
 from podwatch.trainer.records import KeeperRecord, read_exit, read_record, read_result
+from podwatch.trainer.unrecorded import kept_by
 
 T = TypeVar("T")
 
@@ -135,7 +136,15 @@ class KeeperLauncher:
     # -- looking
 
     async def look(self) -> Look:
-        record = await self._call(read_record, self._directory)
+        try:
+            record = await self._call(read_record, self._directory)
+        except TimeoutError:
+            raise
+        except OSError:  # a trainer that runs is found by its processes; to start one needs this directory
+            found = await self._look_at_all(kept_by, self._directory)
+            if found is not None:
+                return Look(candidates=(found,))
+            record = None
         if record is not None and from_here(record.launcher):
             handle = await self._adopt(record)
             if handle is not None:

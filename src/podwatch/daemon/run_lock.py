@@ -1,0 +1,78 @@
+"""One podwatch per run, also where the state directory cannot be written.
+
+The lock of a run is a file in its state directory. On a full or read-only disk that file cannot be made, but one that
+exists can still be locked; where neither is possible the lock beside the endpoint file has to do. That one is taken in
+any case, so that a second podwatch that can use the state directory again meets the first.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+
+from podwatch.domain.errors import Busy, HostError
+from podwatch.system.locks import FileLock
+
+GUARD_LOCK = "guard.lock"
+
+
+class RunLock:
+    """Methods block."""
+
+    def __init__(self, state: Path, runtime: Path) -> None:
+        self._path = state
+        self._state, self._runtime = FileLock(state), FileLock(runtime / GUARD_LOCK)
+        self._existing: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the lock of the state directory is held."""
+        return self._state.held or self._existing is not None
+
+    def acquire(self, *, what: str) -> None:
+        """Take what can be had. Raises Busy naming the holder; everything else that fails leaves podwatch to guard
+        without deleting, publishing or starting anything (see footing.py)."""
+        self.take_state_lock(what=what)
+        try:
+            self._runtime.acquire(what=what)
+        except Busy:
+            raise
+        except (HostError, OSError):
+            return
+
+    def take_state_lock(self, *, what: str) -> None:
+        """Raises Busy."""
+        if self._state.held:
+            return
+        try:
+            self._state.acquire(what=what)
+        except Busy:
+            if self._existing is None:
+                raise
+        except (HostError, OSError):
+            self._take_existing(what)
+
+    def release(self) -> None:
+        self._state.release()
+        self._runtime.release()
+        if self._existing is not None:
+            os.close(self._existing)
+            self._existing = None
+
+    def _take_existing(self, what: str) -> None:
+        if self._existing is not None:
+            return
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise Busy(
+                f"{what} is already held by another process", where=str(self._path), fix="stop it first"
+            ) from None
+        except OSError:  # a lock for writing needs a file that is open for writing (NFS)
+            os.close(descriptor)
+            return
+        self._existing = descriptor
