@@ -188,6 +188,8 @@ class Recovery(Wishes):
         run_id = tools.settings.run_id
         try:
             record = await tools.blocking(tools.record.load)
+        except RootReplaced:
+            raise  # the record of another user's directory is none: it is read after the repair
         except HostError as error:
             tools.record.problem = str(error)  # what is wanted is not known: nothing is started (see Footing)
             return
@@ -201,6 +203,8 @@ class Recovery(Wishes):
             new = RunRecord(run_id, Lineage(plan.new_id()), first_seen_wall=tools.clock.wall())
             try:
                 await self.procedure.save_record(new)
+            except RootReplaced:
+                raise
             except HostError as error:
                 tools.record.problem, tools.record.current = str(error), new
 
