@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,6 +197,8 @@ def test_a_title_is_no_command(path: Path) -> None:
     """setproctitle replaces the arguments: nothing is left to be written."""
     process = subprocess.Popen(["PRIME-RL::Launcher"], executable="/bin/cat", stdin=subprocess.PIPE)
     try:
+        while b"PRIME" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            time.sleep(0.001)  # between fork and exec it has no command line
         result = adopt(path, process.pid)
         assert "title" in str(result.exception)
     finally:
