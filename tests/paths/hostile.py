@@ -21,7 +21,7 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
 from podwatch.domain.intent import Intent, IntentKind
 from podwatch.journal.journal import Journal
-from podwatch.system.pinned import HIDDEN, _as_user
+from podwatch.system.openat import HIDDEN, as_user
 from podwatch.system.workspace import Workspace
 
 T, E = 61_017, 61_018
@@ -138,7 +138,7 @@ def readable(base: Path, uid: int) -> Iterator[Path]:
             continue
         if path.read_bytes() != SECRET:
             continue
-        with _as_user(uid):
+        with as_user(uid):
             try:
                 os.close(os.open(path, os.O_RDONLY))
             except PermissionError:
@@ -148,7 +148,7 @@ def readable(base: Path, uid: int) -> Iterator[Path]:
 
 def exchange(one: Path, other: Path) -> bool:
     """With T's rights, in one step; a plain rename where one of them is not there. False where T may not."""
-    with _as_user(T):
+    with as_user(T):
         for flags in (_EXCHANGE, 1):
             if _libc.renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), flags) == 0:
                 return True

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.system.pinned import HIDDEN, _as_user
+from podwatch.system.openat import HIDDEN, as_user
 from tests.paths.hostile import Site, T, as_root, fresh, in_memory, made, own, run, saved
 from tests.paths.operations import OPERATIONS
 
@@ -67,7 +67,7 @@ def test_whatever_wins_what_is_roots_stays_roots(program: Path, name: str) -> No
 def _save_again(site: Site) -> object:
     """As the trainer would, with its rights: renamed to its place, wherever that leads now."""
     new = saved(site.out / "new")
-    with _as_user(T):
+    with as_user(T):
         for parent in ("checkpoints", "rollouts"):
             with contextlib.suppress(OSError):
                 return new.rename(site.out / parent / "step_9")
