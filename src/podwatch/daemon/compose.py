@@ -20,6 +20,7 @@ from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.fetching import StoreDoor
 from podwatch.daemon.forecast import SAVES, Forecast
 from podwatch.daemon.known_secrets import credentials_for, learn_secrets
+from podwatch.daemon.moving import take_along
 from podwatch.daemon.paths import RunPaths
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.sensing import Senses
@@ -143,6 +144,7 @@ def build(
     trainer = settings.trainer
     layout = make_layout(settings)
     policies = policies_from(settings, max_steps=_target(layout, trainer.command))
+    take_along(settings.run_id, layout.name, trainer.output_dir, warn)
     workspace = Workspace(trainer.output_dir).probe()
     checkpoints = settings.checkpoints
     beside = tuple(p for p in (trainer.checkpoint_dir,) if p is not None)

@@ -107,7 +107,7 @@ def in_files(argv: Sequence[str], cwd: str, target: Target) -> str:
 
 def in_text(text: str, cwd: str, target: Target, beside: Collection[str] = ()) -> bool:
     """Whether a line of TOML, YAML or JSON gives the directory to a key that says where to write; or a directory above
-    it, and the rest is among the values of other lines or in ``beside`` (prime-rl's ``output_dir`` and ``run.name``)."""
+    it, and the rest is among the values of other lines or in ``beside`` (prime-rl: ``output_dir``, ``run.name``)."""
     pairs = [
         (found[1], found[2].strip())
         for line in text.splitlines()
