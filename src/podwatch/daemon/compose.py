@@ -40,6 +40,7 @@ from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import RecordHolder
 from podwatch.retention.aside import Aside
 from podwatch.retention.remover import Remover
+from podwatch.sensors.bars import StepReader
 from podwatch.sensors.disk import DiskSensor, DisksSensor
 from podwatch.sensors.gpu import GpuReader, GpuSensor
 from podwatch.sensors.host import HostSensor
@@ -210,6 +211,7 @@ def build(
         finish_lines=layout.finish_lines,
         poll=max(poll, min(2 * poll, PROGRESS_POLL)),
         taps=(log_rules, training),
+        steps=lambda: StepReader(target=policies.detection.max_steps),
     )
     progress.recall(journal.sync.learned(READ_SO_FAR))
     processes = ProcessSensor(
