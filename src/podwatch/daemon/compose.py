@@ -14,6 +14,8 @@ from podwatch.checkpoints.capabilities import Capabilities, probe
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.expected import command_digest
 from podwatch.checkpoints.layouts import Layout, make_layout
+from podwatch.checkpoints.layouts.base import Concern
+from podwatch.checkpoints.layouts.trial import restart_concerns
 from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
 from podwatch.daemon.emitting import Emitter
@@ -92,6 +94,8 @@ class Parts:
     emit: Emitter
     workspace: Workspace
     layout: Layout
+    concerns: tuple[Concern, ...]
+    """What a restart would fail on, as far as it is known before the first one."""
     catalogue: Catalogue
     capabilities: Capabilities
     watcher: Watcher
@@ -337,6 +341,7 @@ def build(
         emit=emit,
         workspace=workspace,
         layout=layout,
+        concerns=restart_concerns(settings, layout),
         catalogue=catalogue,
         capabilities=probe(workspace.outside),
         watcher=Watcher(catalogue.watch_dirs, wake, warn=warn),

@@ -1,5 +1,6 @@
 """What only the composed daemon can find: the state of the backup and of its own configuration. Pure functions."""
 
+from podwatch.checkpoints.layouts.base import SAVES, Concern
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.judgement.claims import Act
@@ -68,6 +69,21 @@ def config_findings(refused: str, *, since: float) -> tuple[Finding, ...]:
         return ()
     summary = "the configuration file cannot be used; running with the last good copy"
     return (Finding(FindingKind.CONFIG_STALE, Severity.CRITICAL, summary, since, refused),)
+
+
+def concern_findings(concerns: tuple[Concern, ...], *, since: float) -> tuple[Finding, ...]:
+    """What a restart would fail on, known before the first death."""
+    return tuple(
+        Finding(
+            FindingKind.SAVES_NOTHING if concern.subject == SAVES else FindingKind.RESTART_IMPOSSIBLE,
+            Severity.WARNING,
+            concern.what,
+            since,
+            concern.fix,
+            subject=concern.subject,
+        )
+        for concern in concerns
+    )
 
 
 def store_refused_finding(reason: str, *, since: float) -> tuple[Finding, ...]:

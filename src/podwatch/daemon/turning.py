@@ -1,11 +1,17 @@
 """What the daemon does at each turn of the sensing loop, at an event, and at a reload."""
 
+from podwatch.checkpoints.layouts.trial import restart_concerns
 from podwatch.config.loading import changes_needing_restart
 from podwatch.daemon.artefacts import TELLING
 from podwatch.daemon.compose import LEARNED
 from podwatch.daemon.core import Core
 from podwatch.daemon.known_secrets import learn_secrets
-from podwatch.daemon.own_findings import backup_findings, config_findings, store_refused_finding
+from podwatch.daemon.own_findings import (
+    backup_findings,
+    concern_findings,
+    config_findings,
+    store_refused_finding,
+)
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.reloading import waits_for_restart
 from podwatch.domain.errors import ConfigurationError, PodwatchError
@@ -56,8 +62,14 @@ class Turning(Core):
             if self._recorder is not None:
                 self._recorder.cut()
             parts.recovery.reconfigure(parts.settings, parts.policies)
+            self._spawn(self._look_at_restart(), "restart concerns")
             self._say(EventName.CONFIG_RELOADED, text)
         return text
+
+    async def _look_at_restart(self) -> None:
+        """What a restart with the settings of now would fail on."""
+        parts = self.parts
+        parts.concerns = await self._disk.call(restart_concerns, parts.settings, parts.layout)
 
     def _on_turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
         parts, sensing = self.parts, self.rounds.sensing
@@ -89,6 +101,7 @@ class Turning(Core):
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
         parts = self.parts
         config = config_findings(self._config_problem, since=self._started)
+        config = (*config, *concern_findings(parts.concerns, since=self._started))
         config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
         if parts.store_refused:
             return (*store_refused_finding(parts.store_refused, since=self._started), *config)

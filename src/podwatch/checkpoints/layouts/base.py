@@ -247,6 +247,10 @@ class Site:
         return self.cwd or self.output_dir.parent
 
 
+SAVES = "saves"
+"""Subject of a concern about a command that saves nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Concern:
     """Something in a command or a directory that makes a restart fail or lose steps. ``certain``: a restart cannot work

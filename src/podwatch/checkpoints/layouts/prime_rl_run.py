@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.layouts import argv, prime_rl_command
-from podwatch.checkpoints.layouts.base import Concern, Site
+from podwatch.checkpoints.layouts.base import SAVES, Concern, Site
 from podwatch.checkpoints.layouts.prime_rl_disk import command_runs, has_attempts, looks_like_run
 
 _OUTPUT = ("--output-dir",)
@@ -104,10 +104,10 @@ def _saves(site: Site) -> tuple[Concern, ...]:
     flags = [word.partition("=")[0].replace("_", "-") for word in command]
     if not sections and not any(f in _CKPT or f.startswith(tuple(f"{c}." for c in _CKPT)) for f in flags):
         text = "prime-rl saves no checkpoints: neither the command nor its configuration has ckpt"
-        return (Concern("saves", text, 'add "--ckpt", "--ckpt.interval", "10" to trainer.command', certain=True),)
+        return (Concern(SAVES, text, 'add "--ckpt", "--ckpt.interval", "10" to trainer.command', certain=True),)
     if not argv.has_flag(command, _INTERVAL) and not any(s.get("interval") for s in sections):
         text = "prime-rl saves only at the end of training: ckpt.interval is not set"
-        return (Concern("saves", text, 'add "--ckpt.interval", "10" to trainer.command', certain=True),)
+        return (Concern(SAVES, text, 'add "--ckpt.interval", "10" to trainer.command', certain=True),)
     return ()
 
 
