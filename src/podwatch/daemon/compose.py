@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import secrets
 import socket
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ from podwatch.daemon.two_writers import TwoWriters
 from podwatch.daemon.wandb_ids import WandbIds
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.claims import Pod
-from podwatch.domain.errors import PodwatchError
+from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.policy import Policies
 from podwatch.domain.secrets import register, scrub, scrub_argv
 from podwatch.domain.snapshot import Desired
@@ -50,6 +51,7 @@ from podwatch.sensors.inference import InferenceSensor
 from podwatch.sensors.logrules import LogRulesSensor
 from podwatch.sensors.nvml import NvmlReader
 from podwatch.sensors.nvml_trial import WAIT, TrialLoad
+from podwatch.sensors.patterns import risky
 from podwatch.sensors.pings import PingInbox
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import POLL as PROGRESS_POLL
@@ -201,6 +203,7 @@ def build(
     disks = DisksSensor(lambda: _places(settings, catalogue), clock)
     forecast = Forecast(journal.sync.learned(SAVES), keep=lambda known: journal.post(Journal.learn, SAVES, known))
     log_rules = LogRulesSensor(clock, policies.log_rules, trusted=SHIPPED, scrub=scrub)
+    step_line = _step_line(settings)
     health = settings.training
     training = TrainingSensor(
         clock, trainer.output_dir, metrics_file=health.metrics_file, metrics_url=health.metrics_url
@@ -215,7 +218,7 @@ def build(
         finish_lines=layout.finish_lines,
         poll=max(poll, min(2 * poll, PROGRESS_POLL)),
         taps=(log_rules, training),
-        steps=lambda: StepReader(target=policies.detection.max_steps),
+        steps=lambda: StepReader(target=policies.detection.max_steps, custom=step_line),
     )
     progress.recall(journal.sync.learned(READ_SO_FAR))
     processes = ProcessSensor(
@@ -447,6 +450,21 @@ def _learned(journal: Journal) -> Learned:
     """What an earlier podwatch had learned of this run."""
     kept = journal.learned(LEARNED, {})
     return Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
+
+
+def _step_line(settings: Settings) -> re.Pattern[str] | None:
+    """The operator's own pattern of a step line. ConfigurationError for one that could take exponential time: it
+    is asked about every line, on the event loop."""
+    custom = settings.checkpoints.custom
+    if custom is None or not custom.step_line or settings.trainer.layout not in ("custom", "auto"):
+        return None
+    if risky(custom.step_line):
+        raise ConfigurationError(
+            "the pattern can take exponential time on a line that almost matches",
+            where="checkpoints.custom.step_line",
+            fix=r"remove nested repetitions such as (a+)+; for example ^step (\d+) done",
+        )
+    return re.compile(custom.step_line)
 
 
 def _target(layout: Layout, command: tuple[str, ...]) -> int | None:

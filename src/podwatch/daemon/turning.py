@@ -1,5 +1,6 @@
 """What the daemon does at each turn of the sensing loop, at an event, and at a reload."""
 
+from podwatch.checkpoints.layouts.base import PATTERN
 from podwatch.checkpoints.layouts.trial import restart_concerns
 from podwatch.config.loading import changes_needing_restart
 from podwatch.daemon.artefacts import TELLING
@@ -101,7 +102,8 @@ class Turning(Core):
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
         parts = self.parts
         config = config_findings(self._config_problem, since=self._started)
-        config = (*config, *concern_findings(parts.concerns, since=self._started))
+        concerns = tuple(c for c in parts.concerns if c.subject != PATTERN or not parts.catalogue.sets)
+        config = (*config, *concern_findings(concerns, since=self._started))
         config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
         if parts.store_refused:
             return (*store_refused_finding(parts.store_refused, since=self._started), *config)

@@ -247,6 +247,8 @@ class Site:
         return self.cwd or self.output_dir.parent
 
 
+PATTERN = "step_dir"
+"""Subject of a concern about a pattern that matches nothing; no longer true once a checkpoint is found."""
 SAVES = "saves"
 """Subject of a concern about a command that saves nothing."""
 
