@@ -25,7 +25,7 @@ def restart_concerns(settings: Settings, layout: Layout) -> tuple[Concern, ...]:
         # prime-rl's version may show only with its first checkpoint
         if error.where in _OURS and (layout.variant or layout.name != "prime-rl"):
             what = f"a restart cannot resume: {error.what}"
-            return (*found, Concern("resume", what, error.fix, certain=True))
+            return (*found, Concern("resume", what, f"{error.where}: {error.fix}", certain=True))
     except (PodwatchError, OSError):
         return found  # it needs a checkpoint to look at
     else:
