@@ -114,6 +114,27 @@ def test_a_run_that_saves_nothing_is_named(tmp_path: Path, words: tuple[str, ...
     assert says in found[0].fix
 
 
+@pytest.mark.parametrize(
+    ("script", "subjects"),
+    [
+        ("uv run rl @ rl.toml", ["run.name", "saves"]),
+        ("uv run rl @ rl.toml --run.name one --ckpt --ckpt.interval 5", []),
+        ('cd /app && uv run rl @ rl.toml --output-dir "$OUT" --run.name "$NAME" --ckpt.interval 5', []),
+        ("exec uv run rl @ rl.toml \\\n  --run.name one \\\n  --ckpt.interval 5  # it's saved", []),
+        ('uv run rl @ rl.toml "$@"', []),
+        ("echo 'unclosed\nuv run rl @ rl.toml", []),
+    ],
+)
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_shell_script_is_read(tmp_path: Path, script: str, subjects: list[str], inline: bool) -> None:
+    """Nothing is claimed of what a script may get from variables or arguments."""
+    own = tmp_path / "outputs" / "one"
+    (own / "logs" / "attempt_1").mkdir(parents=True)
+    (tmp_path / "start.sh").write_text(f"#!/bin/bash\n{script}\n")
+    command = ("bash", "-c", script) if inline else ("bash", "start.sh")
+    assert [c.subject for c in concerns(settings(own, command, tmp_path))] == subjects
+
+
 # -- supervised fine-tuning -------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ name. Before that a run writes to output_dir itself.
 """
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from podwatch.checkpoints.layouts import argv, prime_rl_command
 from podwatch.checkpoints.layouts.base import SAVES, Concern, Site
 from podwatch.checkpoints.layouts.prime_rl_disk import command_runs, has_attempts, looks_like_run
+from podwatch.checkpoints.layouts.program import program
 
 _OUTPUT = ("--output-dir",)
 _NAME = ("--run.name",)
@@ -56,15 +58,25 @@ def concerns(site: Site) -> tuple[Concern, ...]:
     """A run directory that a resume cannot find, and a run that saves nothing."""
     if not site.command or not command_runs(site.command, site.working_directory):
         return ()
-    return (*_directory(site), *_saves(site))
+    shell = program(site.command, site.working_directory).shell
+    if not shell:
+        return (*_directory(site, site.command, sure=True), *_saves(site, site.command))
+    try:
+        words = (*site.command, *shlex.split(shell, comments=True))
+    except ValueError:
+        return ()  # quotes that do not close, a here-document
+    if any(word.startswith(("$@", "$*", "${@", "${*")) for word in words):
+        return ()  # what it is called with may say more
+    return (*_directory(site, words, sure=False), *_saves(site, words))
 
 
-def _directory(site: Site) -> tuple[Concern, ...]:
+def _directory(site: Site, command: Sequence[str], *, sure: bool) -> tuple[Concern, ...]:
+    """``sure``: no shell script, in which variables and ``cd`` change what a word means."""
     cwd = site.working_directory
     on_disk = has_attempts(site.output_dir) or bool(runs_below(site.output_dir))
-    if not on_disk and not prime_rl_command.hints(site.command, cwd, "").new_flags:
+    if not on_disk and not prime_rl_command.hints(command, cwd, "").new_flags:
         return ()
-    says = run_directory(site.command, cwd, site.output_dir)
+    says = run_directory(command, cwd, site.output_dir)
     ours = os.path.realpath(site.output_dir)
     if says.path is None:
         own = site.output_dir if site.output_dir.parent == says.base else None
@@ -80,7 +92,7 @@ def _directory(site: Site) -> tuple[Concern, ...]:
                 certain=True,
             ),
         )
-    if os.path.realpath(says.path) == ours:
+    if not sure or os.path.realpath(says.path) == ours:
         return ()
     return (
         Concern(
@@ -92,9 +104,9 @@ def _directory(site: Site) -> tuple[Concern, ...]:
     )
 
 
-def _saves(site: Site) -> tuple[Concern, ...]:
+def _saves(site: Site, command: Sequence[str]) -> tuple[Concern, ...]:
     """``--ckpt`` switches saving on; without an interval only the end of training is saved."""
-    command, cwd = site.command, site.working_directory
+    cwd = site.working_directory
     sections = [
         section
         for document in argv.toml_documents(command, cwd)
