@@ -42,6 +42,13 @@ def test_what_the_command_itself_says_is_enough(tmp_path: Path) -> None:
     assert about(tmp_path, "accelerate", []) == []
 
 
+def test_a_value_that_is_no_path_does_not_keep_podwatch_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text('output_dir = "a\\u0000b"\n[run]\nname = "one\\u0000"\n[ckpt]\ninterval = 5\n')
+    assert about(tmp_path, "prime-rl", ["uv", "run", "rl", "@", "x.toml", "--clean"]) == [
+        FindingKind.RESTART_IMPOSSIBLE
+    ]
+
+
 def test_prime_rl_that_saves_nothing(tmp_path: Path) -> None:
     command = ["uv", "run", "rl", "@", "x.toml"]
     assert about(tmp_path, "prime-rl", command) == [FindingKind.SAVES_NOTHING]

@@ -142,4 +142,4 @@ def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    return value if isinstance(value, str) and "\0" not in value else ""

@@ -17,8 +17,8 @@ def restart_concerns(settings: Settings, layout: Layout) -> tuple[Concern, ...]:
         return ()
     try:
         found = concerns(settings)
-    except (PodwatchError, OSError):
-        found = ()
+    except (PodwatchError, OSError, ValueError):
+        found = ()  # what cannot be read, or is no path, is no reason not to start
     try:
         made = layout.resume_command(trainer.command, 1, trainer.resume_args, {})
     except ConfigurationError as error:
@@ -26,7 +26,7 @@ def restart_concerns(settings: Settings, layout: Layout) -> tuple[Concern, ...]:
         if error.where in _OURS and (layout.variant or layout.name != "prime-rl"):
             what = f"a restart cannot resume: {error.what}"
             return (*found, Concern("resume", what, f"{error.where}: {error.fix}", certain=True))
-    except (PodwatchError, OSError):
+    except (PodwatchError, OSError, ValueError):
         return found  # it needs a checkpoint to look at
     else:
         if made.argv == trainer.command and trainer.resume_args not in ("auto", "none"):
