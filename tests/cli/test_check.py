@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -23,6 +26,7 @@ from podwatch.config.settings import Settings
 from podwatch.domain.pause import Pause
 from podwatch.journal import Journal
 from podwatch.stores.local import LocalStore
+from podwatch.system.identity import identify
 
 GIB = 1 << 30
 
@@ -186,6 +190,51 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
 def test_a_low_file_limit(tmp_path: Path) -> None:
     assert "65,536" in level(machine.limits(made(tmp_path, trainer={"nofile": 4096})))["warn"]
+
+
+CHECK_LIMITS = """
+import sys
+from pathlib import Path
+from podwatch.cli.doctoring import machine
+from podwatch.config.settings import Settings
+settings = Settings.model_validate(
+    {"run_id": "r", "state_dir": sys.argv[1], "trainer": {"layout": "hf", "output_dir": sys.argv[1] + "/out"}}
+)
+for line in machine.limits(settings):
+    print(line.level, line.text)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+@pytest.mark.parametrize("capable", [True, False])
+def test_the_file_limit_is_tried(tmp_path: Path, capable: bool) -> None:
+    """Root in a container without CAP_SYS_RESOURCE cannot pass the hard limit."""
+    effective = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("CapEff:"))
+    if capable and not int(effective.split()[1], 16) >> 24 & 1:
+        pytest.skip("this machine's root has no CAP_SYS_RESOURCE")
+    limited = ["sh", "-c", 'ulimit -Sn 20000 && ulimit -Hn 20000 && exec "$@"', "sh"]
+    drop = [] if capable else ["setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"]
+    command = [*limited, *drop, sys.executable, "-c", CHECK_LIMITS, str(tmp_path)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    if capable or Path("/run/systemd/system").is_dir():
+        assert said.startswith("ok 65536 open files")
+    else:
+        assert said.startswith("fail training needs 65536 open files and gets 20000")
+
+
+def test_the_file_limit_of_the_running_tree_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that lowered its own limit shows, its parent's limit being high enough."""
+    script = "ulimit -n 512; sleep 50 & echo up; wait"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            identity = identify(process.pid)
+            monkeypatch.setattr(machine, "read_record", lambda _directory: SimpleNamespace(launcher=identity))
+            said = level(machine.limits(made(tmp_path)))["warn"]
+            assert "a limit of 512 open files" in said
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 # -- what was left behind

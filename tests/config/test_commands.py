@@ -193,3 +193,36 @@ def test_show(tmp_path: Path) -> None:
         "source": "file",
         "description": shown["settings"]["run_id"]["description"],
     }
+
+
+RUN_DIRECTORY = """
+import pathlib, sys, time
+logs = pathlib.Path("outputs", sys.argv[-1], "logs", "attempt_1")
+logs.mkdir(parents=True)
+file = open(logs / "trainer.log", "w")
+print("up", flush=True)
+time.sleep(120)
+"""
+
+
+def test_init_writes_the_directory_of_a_run_that_has_no_name(tmp_path: Path) -> None:
+    """prime-rl since 2026-08 makes up a name; other runs are beside it, one of them newer."""
+    program = tmp_path / "rl"
+    program.write_text(RUN_DIRECTORY)
+    command = [sys.executable, str(program), "@", "x.toml", "--ckpt", "--ckpt.interval", "5", "wordle--qwen3--a1b2"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, env={}) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            (tmp_path / "outputs" / "other--run" / "logs" / "attempt_1").mkdir(parents=True)
+            target = tmp_path / "p.toml"
+            result = run("init", "-o", str(target), "--pid", str(process.pid))
+            assert result.exit_code == 0, result.output
+        finally:
+            process.kill()
+    trainer = load_settings(target, environ={}).settings.trainer
+    assert trainer.output_dir == tmp_path / "outputs" / "wordle--qwen3--a1b2"
+    assert trainer.command[-2:] == ("--run.name", "wordle--qwen3--a1b2")
+    assert "run.name" not in run("validate", "-c", str(target)).output
+    target.write_text(target.read_text().replace(', "--run.name", "wordle--qwen3--a1b2"', ""))
+    assert "run.name" in run("validate", "-c", str(target)).output

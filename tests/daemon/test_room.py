@@ -118,6 +118,8 @@ def test_a_forecast_outlives_a_restart() -> None:
         ((), 'max_async_level = "many"\n', 2),
         ((), "max_async_level = true\n", 2),
         (("--max-async-level", "-9"), "", 2),
+        (("--orchestrator.max-off-policy-steps", "8"), "", 9),
+        ((), "[orchestrator]\nmax_off_policy_steps = 4\n", 5),
     ],
 )
 def test_by_products_stay_as_long_as_the_trainer_may_read_them(

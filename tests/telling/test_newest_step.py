@@ -130,6 +130,17 @@ def test_what_a_death_would_cost(
     assert steps_at_risk(view.snapshot, (), None, SyncView()) == 205, "without a store nothing is unknown"
 
 
+def test_without_steps_between_checkpoints_the_cost_of_a_death_is_unknown() -> None:
+    saved = ProgressSample(ProgressSource.CHECKPOINT, "checkpoint", views.NOW - 1, 205)
+    sets = (views.checkpoint(205),)
+    view = seen(saved)
+    assert steps_at_risk(view.snapshot, sets, None, SyncView()) is None
+    status = render(build_status(replace(view, steps_at_risk=None)))
+    assert "steps since this checkpoint are unknown" in " ".join(status.split())
+    counted = seen(saved, ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - 1, 205))
+    assert steps_at_risk(counted.snapshot, sets, None, SyncView()) == 0
+
+
 @pytest.mark.parametrize(
     ("last", "saves", "says"),
     [(None, None, "its content is not read yet"), (None, 0, "nothing stored yet"), (320, 30, "last synced step 320")],

@@ -160,3 +160,18 @@ def test_a_configuration_that_cannot_be_read_is_nothing(tmp_path: Path) -> None:
 def test_a_relative_directory_of_a_process_whose_directory_may_not_be_read_is_taken_for_it() -> None:
     assert naming.in_argv(["python", "train.py", "--output_dir", "outputs"], "", OUT)
     assert not naming.in_argv(["python", "train.py", "--output_dir", "puts"], "", OUT)
+
+
+@pytest.mark.parametrize(
+    ("text", "beside", "named"),
+    [
+        ('output_dir = "outputs"\n[run]\nname = "one"\n', (), True),
+        ('output_dir = "outputs"\n', ("--run.name", "one"), True),
+        ('output_dir = "outputs"\n[run]\nname = "two"\n', ("--run.name", "two"), False),
+        ('[run]\nname = "one"\n', ("outputs",), False),
+        ('output_dir = "/"\n', ("one",), False),
+    ],
+)
+def test_a_run_directory_is_named_in_two_pieces(text: str, beside: tuple[str, ...], named: bool) -> None:
+    """prime-rl since 2026-08: the directory is output_dir and run.name, each in the file or in the command."""
+    assert naming.in_text(text, "/app", Target("/app/outputs/one"), beside) is named

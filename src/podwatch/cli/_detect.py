@@ -50,6 +50,7 @@ _OUTPUT_FLAGS = (
     "--output-dir",
     "--output_dir",
     "--job.dump_folder",
+    "--dump_folder",
     "--save",
     "--save-dir",
     "trainer.default_local_dir",

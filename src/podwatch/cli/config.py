@@ -1,5 +1,6 @@
 """``podwatch config show | validate | init | adopt``."""
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -134,6 +135,8 @@ def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], 
     if trainer:
         overrides |= {"trainer.command": list(argv), "trainer.env": dict(env)}
         notes["trainer.command"] = f"copied from pid {trainer.pid}"
+        if trainer.layout == "prime-rl":
+            _own_directory(trainer, overrides, notes)
     if gpus:
         overrides |= {"gpu.inference": list(inference), "gpu.trainer": list(training)}
         notes["gpu.inference"] = sure
@@ -144,6 +147,25 @@ def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], 
     return overrides, notes
 
 
+def _own_directory(trainer: Any, overrides: dict[str, object], notes: dict[str, str]) -> None:
+    """prime-rl since 2026-08 writes to a directory per run: that one is podwatch's output_dir, and a start needs its
+    name, which prime-rl makes up where the command has none."""
+    from podwatch.cli import _detect
+    from podwatch.cli._prime_rl_run import run_of
+
+    own = run_of(trainer.pid, trainer.argv, trainer.cwd)
+    if own is None:
+        return
+    overrides["trainer.output_dir"] = str(own.path)
+    notes["trainer.output_dir"] = own.how
+    overrides["run_id"] = _detect.run_id_of(trainer.argv, trainer.cwd, trainer.env, own.path)
+    if own.added:
+        overrides["trainer.command"] = [*trainer.argv, *own.added]
+        notes["trainer.command"] = (
+            f"copied from pid {trainer.pid}; {' '.join(own.added)} added, else each start makes a new directory"
+        )
+
+
 def _load(where: Where) -> "LoadedSettings":
     from podwatch.config.loading import load_settings
 
@@ -152,8 +174,14 @@ def _load(where: Where) -> "LoadedSettings":
 
 def _look_around(loaded: "LoadedSettings") -> list[str]:
     """What the models cannot know: whether the paths exist and the secrets are kept well."""
+    from podwatch.checkpoints.layouts import concerns
+    from podwatch.cli.doctoring.common import in_time
+    from podwatch.domain.errors import ConfigurationError
+
     trainer = loaded.settings.trainer
     found: list[str] = []
+    with contextlib.suppress(ConfigurationError, OSError, TimeoutError):  # `podwatch check` reports those
+        found += [f"{concern.what}: {concern.fix}" for concern in in_time(lambda: concerns(loaded.settings))]
     cwd = trainer.cwd or trainer.output_dir.parent
     if trainer.command and not cwd.is_dir():
         found.append(f"[trainer] cwd {cwd} does not exist")

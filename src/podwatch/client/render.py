@@ -177,6 +177,8 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
             text += f", one every {span(training['median_step_seconds'])}"
         if training.get("steps_at_risk") is not None:
             text += f"; {_steps(training['steps_at_risk'])} lost if it died now"
+        elif training.get("step_source") == "checkpoint":
+            text += "; the steps since this checkpoint are unknown: no log of training that podwatch reads shows them"
         yield "step", text, ""
     if training.get("alive"):
         parts = [f"pid {training['pid']}"] if training.get("pid") else []

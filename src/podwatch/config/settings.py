@@ -146,20 +146,46 @@ class HangSettings(Section):
     )
 
 
-class CustomLayoutSettings(Section):
-    """``layout = "custom"``: patterns are relative to output_dir; ``{step}`` stands for the number."""
+STEP_FIELD = re.compile(r"\{step(?::0(\d)d?)?\}")
+"""``{step}``, or ``{step:06d}`` with a width."""
 
-    step_dir: str = Field("checkpoints/step_{step}", description="where one step lies, with {step} in one segment")
+
+class CustomLayoutSettings(Section):
+    """``layout = "custom"``: patterns are relative to output_dir; ``{step}`` stands for the number, with or without
+    leading zeros."""
+
+    step_dir: str = Field(
+        "checkpoints/step_{step}",
+        description="where one step is: a directory, or a file such as ckpt_{step}.pt; {step} in one segment,"
+        " {step:06d} if a restore must write six digits",
+    )
     required: tuple[str, ...] = Field((), description="globs inside the step directory that must each match a file")
     optional: tuple[str, ...] = Field((), description="globs that are removed with the step but not uploaded")
     ahead: tuple[str, ...] = Field((), description="more paths with {step} to set aside when they are ahead of N")
     last: str = Field("", description="glob of the file that is written last, if there is one")
+    step_line: str = Field(
+        "", description="regular expression of a log line that says a step is done; its first group is the number"
+    )
 
     @field_validator("step_dir")
     @classmethod
     def _one_step(cls, value: str) -> str:
-        if value.count("{step}") != 1 or value.startswith("/") or ".." in value.split("/"):
+        found = STEP_FIELD.findall(value)
+        if len(found) != 1 or value.count("{") != 1 or value.startswith("/") or ".." in value.split("/"):
             raise ValueError("must be relative to output_dir and contain {step} exactly once")
+        return value
+
+    @field_validator("step_line")
+    @classmethod
+    def _one_group(cls, value: str) -> str:
+        if not value:
+            return value
+        try:
+            groups = re.compile(value).groups
+        except re.error as error:
+            raise ValueError(f"is not a regular expression: {error}") from error
+        if groups < 1:
+            raise ValueError(r"must have a group for the number, such as step (\d+)")
         return value
 
 

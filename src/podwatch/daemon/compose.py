@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import secrets
 import socket
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ from podwatch.checkpoints.capabilities import Capabilities, probe
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.expected import command_digest
 from podwatch.checkpoints.layouts import Layout, make_layout
+from podwatch.checkpoints.layouts.base import Concern
+from podwatch.checkpoints.layouts.trial import restart_concerns
 from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
 from podwatch.daemon.emitting import Emitter
@@ -21,6 +24,7 @@ from podwatch.daemon.fetching import StoreDoor
 from podwatch.daemon.footing import Footing, Records
 from podwatch.daemon.forecast import SAVES, Forecast
 from podwatch.daemon.known_secrets import credentials_for, learn_secrets
+from podwatch.daemon.moving import take_along
 from podwatch.daemon.paths import RunPaths, workspace_of
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.rootwatch import RootWatch
@@ -29,7 +33,7 @@ from podwatch.daemon.two_writers import TwoWriters
 from podwatch.daemon.wandb_ids import WandbIds
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.claims import Pod
-from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError
 from podwatch.domain.mutation import Mutation, MutationGuard
 from podwatch.domain.policy import Policies
 from podwatch.domain.secrets import register, scrub, scrub_argv
@@ -42,6 +46,7 @@ from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import RecordHolder
 from podwatch.retention.aside import Aside
 from podwatch.retention.remover import Remover
+from podwatch.sensors.bars import StepReader
 from podwatch.sensors.disk import DiskSensor, DisksSensor
 from podwatch.sensors.gpu import GpuReader, GpuSensor
 from podwatch.sensors.host import HostSensor
@@ -49,6 +54,7 @@ from podwatch.sensors.inference import InferenceSensor
 from podwatch.sensors.logrules import LogRulesSensor
 from podwatch.sensors.nvml import NvmlReader
 from podwatch.sensors.nvml_trial import WAIT, TrialLoad
+from podwatch.sensors.patterns import risky
 from podwatch.sensors.pings import PingInbox
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import POLL as PROGRESS_POLL
@@ -94,6 +100,8 @@ class Parts:
     workspace: Workspace
     roots: RootWatch
     layout: Layout
+    concerns: tuple[Concern, ...]
+    """What a restart would fail on, as far as it is known before the first one."""
     catalogue: Catalogue
     capabilities: Capabilities
     watcher: Watcher
@@ -150,6 +158,7 @@ def build(
     trainer = settings.trainer
     layout = make_layout(settings)
     policies = policies_from(settings, max_steps=_target(layout, trainer.command))
+    take_along(settings.run_id, layout.name, trainer.output_dir, warn)
     workspace, missing = _workspace(workspace_of(settings))
     roots = RootWatch(workspace, clock)
     checkpoints = settings.checkpoints
@@ -202,6 +211,7 @@ def build(
     disks = DisksSensor(lambda: _places(settings, catalogue), clock)
     forecast = Forecast(journal.sync.learned(SAVES), keep=lambda known: journal.post(Journal.learn, SAVES, known))
     log_rules = LogRulesSensor(clock, policies.log_rules, trusted=SHIPPED, scrub=scrub)
+    step_line = _step_line(settings)
     health = settings.training
     training = TrainingSensor(
         clock, trainer.output_dir, metrics_file=health.metrics_file, metrics_url=health.metrics_url
@@ -216,6 +226,7 @@ def build(
         finish_lines=layout.finish_lines,
         poll=max(poll, min(2 * poll, PROGRESS_POLL)),
         taps=(log_rules, training),
+        steps=lambda: StepReader(target=policies.detection.max_steps, custom=step_line),
     )
     progress.recall(journal.sync.learned(READ_SO_FAR))
     processes = ProcessSensor(
@@ -358,6 +369,7 @@ def build(
         workspace=workspace,
         roots=roots,
         layout=layout,
+        concerns=restart_concerns(settings, layout),
         catalogue=catalogue,
         capabilities=probe(workspace.outside, workspace.tree),
         watcher=Watcher(catalogue.watch_dirs, wake, warn=warn),
@@ -472,6 +484,21 @@ def _learned(journal: Journal) -> Learned:
     """What an earlier podwatch had learned of this run."""
     kept = journal.learned(LEARNED, {})
     return Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
+
+
+def _step_line(settings: Settings) -> re.Pattern[str] | None:
+    """The operator's own pattern of a step line. ConfigurationError for one that could take exponential time: it
+    is asked about every line, on the event loop."""
+    custom = settings.checkpoints.custom
+    if custom is None or not custom.step_line or settings.trainer.layout not in ("custom", "auto"):
+        return None
+    if risky(custom.step_line):
+        raise ConfigurationError(
+            "the pattern can take exponential time on a line that almost matches",
+            where="checkpoints.custom.step_line",
+            fix=r"remove nested repetitions such as (a+)+; for example ^step (\d+) done",
+        )
+    return re.compile(custom.step_line)
 
 
 def _target(layout: Layout, command: tuple[str, ...]) -> int | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from podwatch.checkpoints.layouts.base import SAVES, Concern
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.judgement.claims import Act
@@ -97,6 +98,21 @@ def store_withheld_finding(*, since: float) -> tuple[Finding, ...]:
             since,
             "see state-unavailable; uploads continue as soon as the database can be read",
         ),
+    )
+
+
+def concern_findings(concerns: tuple[Concern, ...], *, since: float) -> tuple[Finding, ...]:
+    """What a restart would fail on, known before the first death."""
+    return tuple(
+        Finding(
+            FindingKind.SAVES_NOTHING if concern.subject == SAVES else FindingKind.RESTART_IMPOSSIBLE,
+            Severity.WARNING,
+            concern.what,
+            since,
+            concern.fix,
+            subject=concern.subject,
+        )
+        for concern in concerns
     )
 
 

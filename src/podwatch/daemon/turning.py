@@ -1,5 +1,7 @@
 """What the daemon does at each turn of the sensing loop, at an event, and at a reload."""
 
+from podwatch.checkpoints.layouts.base import PATTERN
+from podwatch.checkpoints.layouts.trial import restart_concerns
 from podwatch.config.loading import changes_needing_restart
 from podwatch.daemon.artefacts import TELLING
 from podwatch.daemon.compose import LEARNED
@@ -7,6 +9,7 @@ from podwatch.daemon.core import Core
 from podwatch.daemon.known_secrets import learn_secrets
 from podwatch.daemon.own_findings import (
     backup_findings,
+    concern_findings,
     config_findings,
     linked_findings,
     store_refused_finding,
@@ -62,8 +65,14 @@ class Turning(Core):
             if self._recorder is not None:
                 self._recorder.cut()
             parts.recovery.reconfigure(parts.settings, parts.policies)
+            self._spawn(self._look_at_restart(), "restart concerns")
             self._say(EventName.CONFIG_RELOADED, text)
         return text
+
+    async def _look_at_restart(self) -> None:
+        """What a restart with the settings of now would fail on."""
+        parts = self.parts
+        parts.concerns = await self._disk.call(restart_concerns, parts.settings, parts.layout)
 
     def _on_turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
         parts, sensing = self.parts, self.rounds.sensing
@@ -104,6 +113,8 @@ class Turning(Core):
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
         parts = self.parts
         config = config_findings(self._config_problem, since=self._started)
+        concerns = tuple(c for c in parts.concerns if c.subject != PATTERN or not parts.catalogue.sets)
+        config = (*config, *concern_findings(concerns, since=self._started))
         config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
         config += linked_findings(parts.catalogue.linked, since=self._started)
         if parts.settings.sync.store and parts.syncer is None and not parts.store_refused:

@@ -106,9 +106,10 @@ def steps_at_risk(
     snapshot: Snapshot, sets: tuple[CheckpointSet, ...], resumed: int | None, sync: SyncView
 ) -> int | None:
     """Steps that a death right now would cost: since the newest checkpoint that is complete here, is in the store, or
-    was resumed from; without any, since step 0. None while no step was seen, or the store was not read yet."""
+    was resumed from; without any, since step 0. None while no step was seen, the store was not read yet, or only
+    checkpoints show steps."""
     newest = snapshot.newest_step
-    if newest is None or newest.step is None:
+    if newest is None or newest.step is None or not snapshot.steps_between_saves:
         return None
     here = newest_complete(sets)
     steps = (here.step if here is not None else None, resumed, sync.last_step)

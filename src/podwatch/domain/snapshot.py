@@ -364,3 +364,9 @@ class Snapshot:
         """
         trained = [s for s in self.progress_of_start if s.trained]
         return max(trained, key=lambda s: (s.step or 0, s.at), default=None)
+
+    @property
+    def steps_between_saves(self) -> bool:
+        """Whether anything but checkpoints has shown a step since the start. If not, nothing tells how many steps were
+        made since the newest checkpoint."""
+        return any(s.trained and s.source is not ProgressSource.CHECKPOINT for s in self.progress_of_start)

@@ -122,7 +122,7 @@ class Acts(Yielding):
             await self._capture(incident.id, finding, handle, lines)
 
         await self.procedure.stop_tree(handle, finding.summary, before=evidence)
-        seen = attempt.last_step if attempt is not None else None
+        seen = attempt.last_step if attempt is not None and attempt.steps_read else None
         self.forget()
         await self.wait_and_start(incident_id=incident.id, step_at_death=seen)
 

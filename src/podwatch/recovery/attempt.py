@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from podwatch.domain.snapshot import ProgressSample, Snapshot
+from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot
 from podwatch.judgement.confirm import Confirmation, confirm
 from podwatch.judgement.two_writers import ALONE, Beside, made_by_us
 
@@ -24,6 +24,8 @@ class Attempt:
     incident_id: int | None = None
     step_at_death: int | None = None
     """Highest step seen before the start: what the steps lost are counted from."""
+    steps_read: bool = False
+    """Something other than checkpoints has shown steps: the steps lost at a death are known."""
     made_step: bool = False
     loaded: bool = False
     last_step: int | None = None
@@ -52,6 +54,7 @@ class Attempt:
             if not made or sample.step is None:
                 continue
             self.samples.append(sample)
+            self.steps_read = self.steps_read or sample.source is not ProgressSource.CHECKPOINT
             if self.last_step is None or sample.step > self.last_step:
                 # The first number seen of an attached trainer is where it stands, not a step it made.
                 fresh = fresh or self._is_new(sample.step)

@@ -21,6 +21,17 @@ _JSON_STEP = re.compile(r"^Step (\d{1,12}) \|")
 # A flat dictionary of figures and nothing else: a log message that quotes one must not pass.
 _HF_FIGURES = re.compile(r"""^\{(?:['"][\w./@-]{1,60}['"]: ?['"]?[\w.+-]{1,40}['"]?(?:, ?|\}$))+$""")
 _HF_LOSS = re.compile(r"""['"]loss['"]:""")
+_VERL_STEP = re.compile(r"^step:(\d{1,12}) - ")
+_VERL_TRAINED = re.compile(r" - (?:actor|critic|training|train|perf|timing_s|global_seqlen|response_length)[/(]")
+_TITAN_STEP = re.compile(
+    r"^(?:\[titan\]\s*)?[\d\s:.,TZ/+|-]{0,40}(?:- \w{1,40} - INFO - )?step: {1,12}(\d{1,12})  loss: "
+)
+_MEGATRON_STEP = re.compile(
+    r"^(?:\[[\d\s:.-]{1,30}\]\s*)?iteration {1,12}(\d{1,12})/ {0,12}\d{1,12} \| consumed samples:"
+)
+_DEEPSPEED_STEP = re.compile(
+    r"^(?:\[[\d\s:.,-]{1,30}\] )?\[INFO\] \[logging\.py:[^\]]{1,40}\] (?:\[Rank 0\] )?step=(\d{1,12}), skipped="
+)
 _HF_STEP = re.compile(r"""['"](?:global_step|step)['"]: ?['"]?(\d{1,12})['"]?[,}]""")
 
 
@@ -59,6 +70,8 @@ class LogLine:
 
     text: str
     prefix: str = ""
+    nested: bool = False
+    """A bar below another one: tqdm moves the cursor up again behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +84,22 @@ class StepLine:
 
 def clean(raw: bytes) -> LogLine:
     """Decode, strip colours and ``[trainer0]:``-like prefixes. Never raises."""
-    text = _ANSI.sub("", raw.decode("utf-8", errors="replace"))
+    decoded = raw.decode("utf-8", errors="replace")
+    text = _ANSI.sub("", decoded)
     prefix = ""
     while (match := _PREFIX.match(text)) is not None:
         prefix = match["name"] or prefix
         text = text[match.end() :]
-    return LogLine(text.strip(), prefix)
+    return LogLine(text.strip(), prefix, "\x1b[A" in decoded and not decoded.startswith("\x1b[A"))
 
 
 def parse_step(line: LogLine, file_role: str = "") -> StepLine | None:
     """The step that this line says is done, or None. Never raises. ``file_role`` is what role_of_file() says.
 
-    Understood: prime-rl's ``SUCCESS Step 80 | ...``, the same in JSON mode, and a dictionary with ``loss`` and a step
-    as Hugging Face trainers print it (those without a step are skipped).
+    Understood: prime-rl's ``SUCCESS Step 80 | ...``, the same in JSON mode, a dictionary with ``loss`` and a step as
+    Hugging Face trainers print it (those without a step are skipped), and the step lines of verl, torchtitan,
+    Megatron-LM and DeepSpeed; their lines about validation are not steps. Progress bars need more than one line:
+    ``sensors/bars.py``.
     """
     text = line.text
     role = _role_in(line.prefix) or file_role
@@ -91,15 +107,30 @@ def parse_step(line: LogLine, file_role: str = "") -> StepLine | None:
     if match is not None:
         return StepLine(int(match[1]), role or _role_by_columns(text))
     if not text.startswith("{"):
-        return None
+        return _other_step(text, role)
     message = _json_message(text)
     if message is not None:
         match = _JSON_STEP.match(message)
         return StepLine(int(match[1]), role or _role_by_columns(message)) if match is not None else None
-    if _HF_FIGURES.match(text) is None or _HF_LOSS.search(text) is None:
+    if not is_training_log(text):
         return None
     match = _HF_STEP.search(text)
     return StepLine(int(match[1]), role) if match is not None else None
+
+
+def is_training_log(text: str) -> bool:
+    """A dictionary of figures with ``loss``, as Hugging Face trainers print it; ``eval_loss`` is none."""
+    return text.startswith("{") and _HF_FIGURES.match(text) is not None and _HF_LOSS.search(text) is not None
+
+
+def _other_step(text: str, role: str) -> StepLine | None:
+    match = _VERL_STEP.match(text)
+    if match is not None and match[1] != "0" and _VERL_TRAINED.search(text) is not None:
+        return StepLine(int(match[1]), role)
+    for pattern in (_TITAN_STEP, _MEGATRON_STEP, _DEEPSPEED_STEP):
+        if (match := pattern.match(text)) is not None:
+            return StepLine(int(match[1]), role)
+    return None
 
 
 def has_finish_line(line: LogLine, finish_line: str) -> bool:

@@ -13,7 +13,8 @@ from podwatch.domain.process import ProcessRole
 from podwatch.domain.reading import Reading, SensorState, observed, unobserved
 from podwatch.domain.snapshot import ProgressSample, ProgressSource
 from podwatch.sensors import logs
-from podwatch.sensors.loglines import LogLine, clean, has_finish_line, parse_step, role_of_file
+from podwatch.sensors.bars import StepReader
+from podwatch.sensors.loglines import LogLine, clean, has_finish_line, role_of_file
 from podwatch.sensors.pings import PingInbox
 from podwatch.sensors.polling import Poller
 from podwatch.system.clock import Clock
@@ -100,9 +101,11 @@ class ProgressSensor:
         poll: float = POLL,
         deadline: float = DEADLINE,
         taps: tuple[Tap, ...] = (),
+        steps: Callable[[], StepReader] = StepReader,
     ) -> None:
         """``files`` is a layout's progress(): it may block. ``extra_logs`` come first for last_lines(): the keeper's
-        log belongs there. ``log_globs`` are relative to ``output_dir`` or absolute."""
+        log belongs there. ``log_globs`` are relative to ``output_dir`` or absolute. ``steps`` makes the reader of one
+        file's step lines."""
         self._clock = clock
         self._files = files
         self._sources = logs.Sources(output_dir, log_globs, extra_logs)
@@ -110,6 +113,8 @@ class ProgressSensor:
         self._inbox = inbox
         self._finish_lines = finish_lines
         self._taps = taps
+        self._make_reader = steps
+        self._readers: dict[str, StepReader] = {}
         self._positions: dict[str, logs.Position] = {}
         self._shown: dict[str, deque[str]] = {}
         self._written: dict[str, float] = {}
@@ -241,6 +246,7 @@ class ProgressSensor:
         self._seen: dict[str, StepSeen] = {}
         self._samples: dict[tuple[ProgressSource, str], ProgressSample] = {}
         self._line_at: dict[str, _LineAt] = {}
+        self._readers = {}
         self._finished: set[str] = set()
         for tap in self._taps:
             tap.reset()
@@ -271,6 +277,7 @@ class ProgressSensor:
         for path in gone:
             del self._shown[path]
             self._written.pop(path, None)
+            self._readers.pop(path, None)
         if present:
             for seen in look.files:
                 self._take_file(seen, now, wall, first=look.first)
@@ -315,8 +322,11 @@ class ProgressSensor:
         if item.lines or item.old:
             shown = self._shown.setdefault(item.path, deque(maxlen=LINES_KEPT))
             self._written[item.path] = item.mtime
+            reader = self._readers.setdefault(item.path, self._make_reader())
             for raw in item.old[-LINES_KEPT:]:
-                shown.append(_readable(clean(raw)))
+                line = clean(raw)
+                shown.append(_readable(line))
+                reader.read(line)  # which bar is the training's is known from here on
         else:
             return
         file_role = "" if item.path in self._extra else role_of_file(item.name)
@@ -327,7 +337,7 @@ class ProgressSensor:
             if not counts:
                 continue
             self._finished.update(f for f in self._finish_lines if f not in self._finished and has_finish_line(line, f))
-            step = parse_step(line, file_role)
+            step = reader.read(line, file_role)
             if step is not None:
                 self._take_line(item.path, step.step, step.role or "trainer", at, own=item.path in self._extra)
 

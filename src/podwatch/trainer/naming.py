@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -98,16 +98,25 @@ def in_files(argv: Sequence[str], cwd: str, target: Target) -> str:
     paths = [path for word in argv[1:] if (path := _config(word, cwd))]
     for path in paths[:4]:
         text = _within(_CONFIG_SECONDS, lambda path=path: read_small(Path(path), _CONFIG_BYTES))  # type: ignore[misc]
-        if text is not None and in_text(text.decode("utf-8", "replace"), cwd, target):
+        if text is not None and in_text(
+            text.decode("utf-8", "replace"), cwd, target, {word.rpartition("=")[2] for word in argv}
+        ):
             return f"its configuration {os.path.basename(path)} names {target.output_dir}"  # noqa: PTH119
     return ""
 
 
-def in_text(text: str, cwd: str, target: Target) -> bool:
-    """Whether a line of TOML, YAML or JSON gives the directory to a key that says where to write."""
-    for line in text.splitlines():
-        found = _KEY.match(line.strip().strip("{}").strip())
-        if found and _writes_to(found[1]) and target.named_by(found[2].strip(), cwd):
+def in_text(text: str, cwd: str, target: Target, beside: Collection[str] = ()) -> bool:
+    """Whether a line of TOML, YAML or JSON gives the directory to a key that says where to write; or a directory above
+    it, and the rest is among the values of other lines or in ``beside`` (prime-rl: ``output_dir``, ``run.name``)."""
+    pairs = [
+        (found[1], found[2].strip())
+        for line in text.splitlines()
+        if (found := _KEY.match(line.strip().strip("{}").strip()))
+    ]
+    values = {value for _, value in pairs} | set(beside)
+    for key, value in pairs:
+        rest = target.rest(value, cwd) if _writes_to(key) else None
+        if rest is not None and values.issuperset(rest):
             return True
     return False
 

@@ -41,6 +41,15 @@ def verl_sft(output_dir: Path, step: int) -> list[Operation]:
     return script.operations
 
 
+def verl_torchtitan(output_dir: Path, step: int) -> list[Operation]:
+    """``engine = torchtitan``: one DCP directory called step-N in the place of actor."""
+    script, directory = Script(), output_dir / f"global_step_{step}"
+    script.dcp(directory / f"step-{step}")
+    script.torch(directory / "data.pt", {"_snapshot": {"_snapshot_step": step}})
+    script.write(output_dir / TRACKER, str(step))
+    return script.operations
+
+
 def _torch_dist(script: Script, directory: Path) -> None:
     script.torch(directory / "common.pt")
     script.dcp(directory)
@@ -175,6 +184,7 @@ MAKERS: dict[str, tuple[str, Maker]] = {
     "verl-fsdp": ("verl", verl_fsdp),
     "verl-critic": ("verl", verl_critic),
     "verl-sft": ("verl", verl_sft),
+    "verl-torchtitan": ("verl", verl_torchtitan),
     "verl-megatron-old": ("verl", verl_megatron_old),
     "verl-megatron-new": ("verl", verl_megatron_new),
     "torchtitan": ("torchtitan", torchtitan),

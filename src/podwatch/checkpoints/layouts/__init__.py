@@ -20,14 +20,24 @@ from podwatch.checkpoints.layouts import (
     torchtitan,
     verl,
 )
-from podwatch.checkpoints.layouts.base import Kind, Layout, Recognition, Site
+from podwatch.checkpoints.layouts.base import Concern, Kind, Layout, Recognition, Site
 from podwatch.checkpoints.layouts.custom import CustomLayout
 from podwatch.checkpoints.layouts.hf import HFLayout
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 
-__all__ = ["KINDS", "CustomLayout", "HFLayout", "Layout", "PrimeRLLayout", "make_layout", "recognised", "site_of"]
+__all__ = [
+    "KINDS",
+    "CustomLayout",
+    "HFLayout",
+    "Layout",
+    "PrimeRLLayout",
+    "concerns",
+    "make_layout",
+    "recognised",
+    "site_of",
+]
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -63,6 +73,21 @@ def make_layout(settings: Settings) -> Layout:
     """The layout a configuration names, or the one that "auto" finds, for its output directory (which need not exist
     yet). ConfigurationError: not known, not recognised, or ambiguous."""
     site = site_of(settings)
+    kind, chosen_because = _kind(settings, site)
+    layout = kind.make(site)
+    layout.chosen_because = chosen_because
+    return layout
+
+
+def concerns(settings: Settings) -> tuple[Concern, ...]:
+    """What of the command or the directory a restart would fail on, as the layout knows it. Reads small files; may
+    block. ConfigurationError as ``make_layout``."""
+    site = site_of(settings)
+    return _kind(settings, site)[0].concerns(site)
+
+
+def _kind(settings: Settings, site: Site) -> tuple[Kind, str]:
+    """The layout's entry in the registry, and why "auto" took it (empty if the configuration names it)."""
     name: str = settings.trainer.layout
     chosen_because = ""
     if name == "auto":
@@ -73,9 +98,7 @@ def make_layout(settings: Settings) -> Layout:
         raise ConfigurationError(
             f"layout {name!r} is not known", where="trainer.layout", fix=f"choose one of {', '.join(KINDS)}"
         )
-    layout = kind.make(site)
-    layout.chosen_because = chosen_because
-    return layout
+    return kind, chosen_because
 
 
 def recognised(site: Site) -> list[Recognition]:

@@ -9,7 +9,9 @@ STEPS_IN_USE = 2
 """prime-rl's defaults: max_async_level 1, later a lag of 1 batch, and one step that is being written
 (facts/prime-rl.md section 1)."""
 MOST = 1000
-_FLAGS = ("--max-async-level", "--orchestrator.max-async-level", "--trainer.max-async-level")
+_KEYS = ("max_async_level", "max_off_policy_steps")
+"""The second since 2026-08, when prime-rl began to remove old broadcasts itself."""
+_FLAGS = tuple(f"--{section}{key.replace('_', '-')}" for key in _KEYS for section in ("", "orchestrator.", "trainer."))
 
 
 def steps_in_use(command: Sequence[str], cwd: Path) -> int:
@@ -21,7 +23,7 @@ def steps_in_use(command: Sequence[str], cwd: Path) -> int:
     for document in argv.toml_documents(command, cwd):
         for section in (document, document.get("orchestrator"), document.get("trainer")):
             if isinstance(section, dict):
-                levels.append(_level(section.get("max_async_level")))
+                levels.extend(_level(section.get(key)) for key in _KEYS)
     return max(STEPS_IN_USE, max(levels) + 1)
 
 

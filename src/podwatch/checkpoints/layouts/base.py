@@ -210,6 +210,11 @@ class Layout(Protocol):
         """W&B ids of the run as found on disk, by the names ``resume_command`` understands."""
         ...
 
+    @property
+    def finish_lines(self) -> tuple[str, ...]:
+        """The trainer's own words for "I am done"; all of them must have been seen after the start."""
+        ...
+
     def log_globs(self) -> tuple[str, ...]:
         """Default globs, relative to output_dir, of log files that carry step lines."""
         ...
@@ -224,8 +229,6 @@ class Layout(Protocol):
     """Can the trainer load a set with another world size? If not, one that is surely another blocks a resume."""
     counts_all: bool
     """``Judgement.world_size`` counts every process, not only the data-parallel ranks among them."""
-    finish_lines: tuple[str, ...]
-    """The trainer's own words for "I am done"; all of them must have been seen after the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,27 @@ class Site:
         return self.cwd or self.output_dir.parent
 
 
+PATTERN = "step_dir"
+"""Subject of a concern about a pattern that matches nothing; no longer true once a checkpoint is found."""
+SAVES = "saves"
+"""Subject of a concern about a command that saves nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Concern:
+    """Something in a command or a directory that makes a restart fail or lose steps. ``certain``: a restart cannot work
+    this way; otherwise it is a warning. ``fix`` says what to change."""
+
+    subject: str
+    what: str
+    fix: str
+    certain: bool = False
+
+
+def no_concerns(_site: "Site") -> tuple[Concern, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One entry of the registry: how a layout is made, and how ``auto`` knows it. ``recognise`` looks at the command
@@ -252,3 +276,5 @@ class Kind:
     name: str
     make: Callable[[Site], Layout]
     recognise: Callable[[Site], Recognition | None]
+    concerns: Callable[[Site], tuple[Concern, ...]] = no_concerns
+    """What the command or the directory has that a restart would fail on. Reads small files; may block."""

@@ -4,22 +4,28 @@ Patterns match the path inside the step directory; ``*`` matches ``/`` too. With
 over, so such a set must be quiet for the long settle time.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site
+from podwatch.checkpoints.layouts.base import PATTERN, Concern, Judgement, Kind, Marker, Recognition, Site
+from podwatch.checkpoints.layouts.entries import Entry, SharedDirs
 from podwatch.checkpoints.layouts.inside import Fault, Inside, StepView
+from podwatch.checkpoints.layouts.names import all_step_names
 from podwatch.checkpoints.layouts.preset import Preset
 from podwatch.checkpoints.layouts.step_dirs import Part, Rules, StepDirs
 from podwatch.checkpoints.structure import dcp
 from podwatch.checkpoints.structure.files import check_file
 from podwatch.checkpoints.structure.holes import has_hole
-from podwatch.config.settings import CustomLayoutSettings
+from podwatch.config.settings import STEP_FIELD, CustomLayoutSettings
 from podwatch.domain.errors import ConfigurationError
 
-_NUMBER = r"(0|[1-9]\d{0,17})"
+_NUMBER = r"(\d{1,18})"
+_STEP_LIKE = re.compile(r"[A-Za-z].*\d|\d+(?:\..*)?$")
+"""A name that may be a step's."""
+_SHOWN = 3
 
 
 class CustomLayout(StepDirs):
@@ -31,7 +37,7 @@ class CustomLayout(StepDirs):
 
 def rules(settings: CustomLayoutSettings) -> Rules:
     segments = settings.step_dir.split("/")
-    place = next(i for i, s in enumerate(segments) if "{step}" in s)
+    place = _place(settings)
 
     def root(site: Site) -> Path:
         return site.output_dir.joinpath(*segments[:place])
@@ -44,7 +50,7 @@ def rules(settings: CustomLayoutSettings) -> Rules:
     return Rules(
         name="custom",
         step=_compile(segments[place]),
-        directory=segments[place].replace("{", "{{").replace("}", "}}").replace("{{step}}", "{step}"),
+        directory=lambda found_root, step: _name(segments[place], found_root, step),
         judge=lambda view: _judge(view, settings),
         preset=_preset,
         sources=(),
@@ -109,7 +115,7 @@ def _judge(view: StepView, settings: CustomLayoutSettings) -> Judgement:
 
 def _matching(output_dir: Path, pattern: str, limit: int) -> list[Path]:
     segments = pattern.split("/")
-    place = next((i for i, s in enumerate(segments) if "{step}" in s), None)
+    place = next((i for i, s in enumerate(segments) if STEP_FIELD.search(s)), None)
     if place is None or pattern.startswith("/") or ".." in segments:
         return []
     parent, expression = output_dir.joinpath(*segments[:place]), _compile(segments[place])
@@ -126,9 +132,89 @@ def _matching(output_dir: Path, pattern: str, limit: int) -> list[Path]:
     return found
 
 
+def _place(settings: CustomLayoutSettings) -> int:
+    """Which segment of ``step_dir`` holds the number."""
+    return next(i for i, s in enumerate(settings.step_dir.split("/")) if STEP_FIELD.search(s))
+
+
 def _compile(segment: str) -> re.Pattern[str]:
-    before, after = segment.split("{step}", 1)
-    return re.compile(rf"^{re.escape(before)}{_NUMBER}{re.escape(after)}$")
+    """Matches the segment with the number in it, with or without leading zeros."""
+    field = STEP_FIELD.search(segment)
+    if field is None:
+        return re.compile(r"(?!)")
+    return re.compile(rf"^{re.escape(segment[: field.start()])}{_NUMBER}{re.escape(segment[field.end() :])}$")
+
+
+def _name(segment: str, root: Path, step: int) -> str:
+    """The name of a step that is not there: as wide as configured, else as the others are."""
+    field = STEP_FIELD.search(segment)
+    assert field is not None  # the settings have been validated
+    width = int(field[1] or 0)
+    if not width:
+        others = sorted(all_step_names(root, _compile(segment)).items(), reverse=True)
+        for number, names in others[:1]:
+            digits = _compile(segment).fullmatch(names[0])
+            width = len(digits[1]) if digits is not None and digits[1] != str(number) else 0
+    return f"{segment[: field.start()]}{step:0{width}d}{segment[field.end() :]}"
+
+
+def _is_file(settings: CustomLayoutSettings) -> bool:
+    """``ckpt_{step}.pt``: the number is in the last segment, and a suffix follows it."""
+    segment = settings.step_dir.rsplit("/", 1)[-1]
+    field = STEP_FIELD.search(segment)
+    return field is not None and segment[field.end() :].startswith(".")
+
+
+def _files(site: Site, settings: CustomLayoutSettings) -> StepDirs:
+    """Each checkpoint is one entry, usually a file, of a directory that all share."""
+    found_rules = rules(settings)
+    root = found_rules.root(site)
+
+    def find() -> Mapping[int, Sequence[Entry]]:
+        found: dict[int, list[Entry]] = {}
+        try:
+            with os.scandir(root) as entries:
+                for entry in entries:
+                    match = found_rules.step.fullmatch(entry.name)
+                    if match is not None and not entry.is_symlink():
+                        found.setdefault(int(match[1]), []).append(Entry(root, entry.name))
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        return {step: sorted(few, key=lambda e: e.name) for step, few in found.items()}
+
+    return SharedDirs(site, found_rules, find, {"checkpoint": root})
+
+
+def concerns(site: Site) -> tuple[Concern, ...]:
+    """Nothing matches ``step_dir``, but something that looks like a step is there."""
+    settings = site.custom
+    if settings is None:
+        return ()
+    segments, place = settings.step_dir.split("/"), _place(settings)
+    root = site.output_dir.joinpath(*segments[:place])
+    expression = _compile(segments[place])
+    if any(expression.fullmatch(name) for name in _names(root)):
+        return ()
+    for folder in dict.fromkeys((root, site.output_dir, site.output_dir / "checkpoints")):
+        like = [name for name in _names(folder) if _STEP_LIKE.match(name)]
+        if like:
+            shown = ", ".join(like[-_SHOWN:])
+            return (
+                Concern(
+                    PATTERN,
+                    f"nothing matches the pattern {settings.step_dir!r} of [checkpoints.custom] step_dir; found {shown}"
+                    f" in {folder}",
+                    'set step_dir to the name of a checkpoint, such as "checkpoints/ckpt_{step}" or "ckpt_{step}.pt"',
+                ),
+            )
+    return ()
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []
 
 
 def _dcp_folders(files: Mapping[str, object]) -> list[str]:
@@ -148,7 +234,7 @@ def _make(site: Site) -> StepDirs:
             where="trainer.layout",
             fix="say there where one step lies (step_dir) and what it must contain (required)",
         )
-    return StepDirs(site, rules(site.custom))
+    return _files(site, site.custom) if _is_file(site.custom) else StepDirs(site, rules(site.custom))
 
 
 def recognise(site: Site) -> Recognition | None:
@@ -158,4 +244,4 @@ def recognise(site: Site) -> Recognition | None:
     return Recognition("custom", "the configuration has a [checkpoints.custom] section", certain=True)
 
 
-KIND = Kind("custom", _make, recognise)
+KIND = Kind("custom", _make, recognise, concerns)

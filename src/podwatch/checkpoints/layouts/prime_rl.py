@@ -5,6 +5,9 @@ a resume also needs ``run_default/broadcasts/step_N``. B (from 289562d2e, 2026-0
 ``checkpoints/step_N``, nothing else is needed. In B prime-rl nests every run in a directory of its own: output_dir must
 be that run directory. ``checkpoint_dir`` is prime-rl's ``ckpt.output_dir``: it moves the trainer's half (and
 ``weights``) only, the orchestrator's half always stays below output_dir.
+
+Supervised fine-tuning (``sft``) has no orchestrator: its steps hold only the trainer's half, with the state of the data
+loader in it.
 """
 
 import heapq
@@ -12,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import prime_rl_command, prime_rl_disk
+from podwatch.checkpoints.layouts import prime_rl_command, prime_rl_disk, prime_rl_run
 from podwatch.checkpoints.layouts.base import (
     Judgement,
     Kind,
@@ -36,7 +39,6 @@ class PrimeRLLayout:
 
     name = "prime-rl"
     shared_parts: frozenset[str] = frozenset()
-    finish_lines: tuple[str, ...] = ("RL trainer finished!", "Orchestrator finished.")
     reshards = True
     counts_all = True
     sources: tuple[Source, ...] = (
@@ -44,6 +46,7 @@ class PrimeRLLayout:
         Source("PrimeIntellect-ai/prime-rl", "src/prime_rl/orchestrator/ckpt.py", "559b44772"),
         Source("PrimeIntellect-ai/prime-rl", "src/prime_rl/utils/pathing.py", "559b44772"),
         Source("PrimeIntellect-ai/prime-rl", "src/prime_rl/trainer/ckpt.py", "a24ec986b"),
+        Source("PrimeIntellect-ai/prime-rl", "src/prime_rl/trainer/sft/train.py", "559b44772"),
     )
 
     def __init__(
@@ -60,6 +63,7 @@ class PrimeRLLayout:
         self._command = tuple(command)
         self._trainer_root = checkpoint_dir or output_dir
         self._expected = ""
+        self._expects_sft = False
 
     # -- which variant ------------------------------------------------------------------------------------------
 
@@ -72,9 +76,31 @@ class PrimeRLLayout:
         return prime_rl_command.hints(self._command, self.cwd, self._seen())
 
     def expect_parts(self, parts: Collection[str]) -> None:
-        """Only sets of layout A carry a broadcast to the store."""
-        if "trainer" in parts:
+        """Only sets of layout A carry a broadcast to the store; those of SFT have no orchestrator's half."""
+        if "trainer" not in parts:
+            return
+        self._expects_sft = "orchestrator" not in parts
+        if not self._expects_sft:
             self._expected = "A" if "broadcast" in parts else "B"
+
+    @property
+    def sft(self) -> bool:
+        """Supervised fine-tuning: the command says so; without one, what is on disk."""
+        if self._command_runs:
+            return self._command_is_sft
+        return self._expects_sft or prime_rl_disk.holds_sft(self.output_dir, self._checkpoints)
+
+    @cached_property
+    def _command_runs(self) -> str:
+        return prime_rl_disk.command_runs(self._command, self.cwd)
+
+    @cached_property
+    def _command_is_sft(self) -> bool:
+        return prime_rl_disk.runs_sft(self._command, self.cwd)
+
+    @property
+    def finish_lines(self) -> tuple[str, ...]:
+        return ("SFT trainer finished!",) if self.sft else ("RL trainer finished!", "Orchestrator finished.")
 
     def _seen(self) -> str:
         """Evidence on disk. The orchestrator's half inside checkpoints/ is B's alone, and B came after A."""
@@ -82,7 +108,9 @@ class PrimeRLLayout:
         newest = heapq.nlargest(3, step_names(shared))
         if any(is_plain_dir(shared / f"step_{n}" / "orchestrator") for n in newest):
             return "B"
-        return "A" if is_plain_dir(self.output_dir / "run_default") else ""
+        if is_plain_dir(self.output_dir / "run_default"):
+            return "A"
+        return "B" if prime_rl_disk.has_attempts(self.output_dir) else ""
 
     # -- where things lie ---------------------------------------------------------------------------------------
 
@@ -114,6 +142,8 @@ class PrimeRLLayout:
             PartDir("orchestrator", own / "checkpoints" / name / "orchestrator", required=True),
         )
         weights = PartDir("weights", self._trainer_root / "weights" / name, required=False, uploaded=False, export=True)
+        if self.sft:
+            return (halves[0], weights)
         rollouts = PartDir("rollouts", own / "rollouts" / name, required=False, uploaded=False)
         broadcast = own / "broadcasts" / name
         if variant == "B":
@@ -164,7 +194,7 @@ class PrimeRLLayout:
     # -- judging ------------------------------------------------------------------------------------------------
 
     def judge(self, step: int, parts: Sequence[PartFiles]) -> Judgement:
-        return judge_set(step, parts)
+        return judge_set(step, parts, sft=self.sft)
 
     # -- before a start -----------------------------------------------------------------------------------------
 
@@ -198,7 +228,7 @@ class PrimeRLLayout:
     def first_step_after(self, step: int) -> int:
         """A: checkpoint N may be saved at the top of step N (v0.2 to v0.6 count from 0), so N can come first; from
         v0.7.0 it is N + 1, and the lower bound covers both. B: N is finished, N + 1 comes first."""
-        return step + 1 if self.variant == "B" else step
+        return step + 1 if self.variant == "B" and not self.sft else step
 
     def processes(self, command: Sequence[str]) -> int | None:
         """Inference and orchestrator are started by the same command; the trainer reshards anyway."""
@@ -236,4 +266,4 @@ def _make(site: Site) -> PrimeRLLayout:
     return PrimeRLLayout(site.output_dir, checkpoint_dir=site.checkpoint_dir, cwd=site.cwd, command=site.command)
 
 
-KIND = Kind("prime-rl", _make, prime_rl_disk.recognise)
+KIND = Kind("prime-rl", _make, prime_rl_disk.recognise, prime_rl_run.concerns)

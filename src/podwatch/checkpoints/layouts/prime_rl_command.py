@@ -145,7 +145,7 @@ def target_step(command: Sequence[str], cwd: Path) -> int | None:
 
 
 def broadcasts_by_nccl(command: Sequence[str], cwd: Path) -> bool:
-    """Weights go to the engine without the file system: then no broadcast directory is needed for a resume."""
+    """By NCCL or NIXL weights go to the engine without the file system: a resume needs no broadcast directory."""
     names = ("--weight-broadcast.type", "--trainer.weight-broadcast.type", "--orchestrator.weight-broadcast.type")
     kind = argv.flag_value(command, names)
     if kind is None:
@@ -153,7 +153,7 @@ def broadcasts_by_nccl(command: Sequence[str], cwd: Path) -> bool:
             section = document.get("weight_broadcast")
             if isinstance(section, dict) and isinstance(section.get("type"), str):
                 kind = section["type"]
-    return kind is not None and kind.lower() == "nccl"
+    return kind is not None and kind.lower() in ("nccl", "nixl")
 
 
 def _mentions(path: Path, word: str) -> bool:

@@ -2,14 +2,17 @@
 (facts/prime-rl.md sections 1, 3 and 4)."""
 
 import heapq
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import Recognition, Site, StepSeen
 from podwatch.checkpoints.layouts.names import is_plain_dir, step_names
 from podwatch.checkpoints.layouts.program import program
 
+ENTRIES = ("rl", "sft")
+"""prime-rl's programs that train."""
 _FRESH = (
     "checkpoints",
     "weights",
@@ -65,16 +68,57 @@ def progress(broadcasts: Path, rollouts: Path, checkpoints: Path) -> tuple[StepS
     return tuple(seen)
 
 
-def recognise(site: Site) -> Recognition | None:
-    """Only ``rl`` with arguments counts: the name is short, and others may have it."""
-    seen = program(site.command, site.working_directory)
+def looks_like_run(directory: Path) -> bool:
+    """A run directory as prime-rl makes it since 2026-08: each launch makes ``logs/attempt_N``, and a step directory
+    below ``checkpoints/`` has the orchestrator's half or, for SFT, the trainer's."""
+    if has_attempts(directory):
+        return True
+    checkpoints = directory / "checkpoints"
+    return any(
+        is_plain_dir(checkpoints / f"step_{step}" / half)
+        for step in heapq.nlargest(3, step_names(checkpoints))
+        for half in ("orchestrator", "trainer")
+    )
+
+
+def has_attempts(directory: Path) -> bool:
+    """Since 2026-08-13 each launch has ``logs/attempt_N``, and ``logs/latest`` leads to the newest."""
+    return is_plain_dir(directory / "logs" / "attempt_1") or os.path.islink(directory / "logs" / "latest")  # noqa: PTH114
+
+
+def holds_sft(output_dir: Path, checkpoints: Path) -> bool:
+    """Whether the newest steps were saved by supervised fine-tuning: a data loader's state, and no orchestrator."""
+    if is_plain_dir(output_dir / "run_default"):
+        return False
+    newest = [checkpoints / f"step_{step}" for step in heapq.nlargest(3, step_names(checkpoints))]
+    if any(is_plain_dir(step / "orchestrator") for step in newest):
+        return False
+    return any(is_plain_dir(step / "trainer" / "dataloader") for step in newest)
+
+
+def command_runs(command: Sequence[str], cwd: Path) -> str:
+    """What of prime-rl the command runs, as it is written there; else empty. Only ``rl`` or ``sft`` with arguments
+    counts: the names are short, and others may have them."""
+    seen = program(command, cwd)
     module = seen.runs("prime_rl")
     if module:
-        return Recognition("prime-rl", f"the command runs {module}", certain=True)
-    if seen.name == "rl" and any(a == "@" or a.startswith(("--", "@")) for a in seen.arguments):
-        return Recognition("prime-rl", "the command runs rl", certain=True)
-    if re.search(r"\brl\s+(?:@|--)", seen.shell):
-        return Recognition("prime-rl", f"{seen.name} runs rl", certain=True)
+        return module
+    if seen.name in ENTRIES and any(a == "@" or a.startswith(("--", "@")) for a in seen.arguments):
+        return seen.name
+    match = re.search(r"\b(rl|sft)\s+(?:@|--)", seen.shell)
+    return f"{match[1]} ({seen.name})" if match else ""
+
+
+def runs_sft(command: Sequence[str], cwd: Path) -> bool:
+    """Whether the command is prime-rl's supervised fine-tuning, which has no orchestrator."""
+    runs = command_runs(command, cwd)
+    return runs.split(" ")[0] == "sft" or ".sft" in runs
+
+
+def recognise(site: Site) -> Recognition | None:
+    runs = command_runs(site.command, site.working_directory)
+    if runs:
+        return Recognition("prime-rl", f"the command runs {runs}", certain=True)
     checkpoints = (site.checkpoint_dir or site.output_dir) / "checkpoints"
     for step in heapq.nlargest(3, step_names(checkpoints)):
         for half in ("orchestrator", "trainer"):

@@ -13,6 +13,8 @@ from podwatch.checkpoints.structure import dcp, safetensors, torch_zip
 from podwatch.checkpoints.structure.files import check_file
 
 PROGRESS = "progress.pt"
+DATALOADER = "dataloader/rank_0.pt"
+"""State of the data loader (SFT). Each rank has a file of its own; without rank 0's the trainer refuses to resume."""
 STABLE = "STABLE"
 NCCL_READY = "NCCL_READY"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
@@ -26,11 +28,12 @@ class Fault(Exception):  # noqa: N818 - internal, never shown as an error
         super().__init__(reason)
 
 
-def judge_set(step: int, parts: Sequence[PartFiles]) -> Judgement:
+def judge_set(step: int, parts: Sequence[PartFiles], *, sft: bool = False) -> Judgement:
+    """``sft``: supervised fine-tuning, whose steps hold the trainer's half only."""
     by_name = {p.part.name: p for p in parts}
     trainer = by_name["trainer"]
     if not trainer.files:
-        begun = by_name["orchestrator"].present
+        begun = "orchestrator" in by_name and by_name["orchestrator"].present
         reason = (
             f"waiting for the trainer: only the orchestrator has saved step {step}"
             if begun
@@ -41,6 +44,8 @@ def judge_set(step: int, parts: Sequence[PartFiles]) -> Judgement:
     verdict = _verdict(trainer)
     try:
         _trainer(trainer, verdict)
+        if sft and not any(f.path == DATALOADER for f in trainer.files):
+            raise Fault(f"{DATALOADER} is missing")
     except Fault as fault:
         faults["trainer"] = fault
     for name, rule in (("orchestrator", _orchestrator), ("broadcast", _broadcast)):

@@ -120,7 +120,7 @@ def recognise(site: Site) -> Recognition | None:
     for name in step_names(root, STEP).values():
         if (root / name / dcp.INDEX).is_file():
             return Recognition("torchtitan", f"{root.name}/{name} holds {dcp.INDEX}", certain=True)
-    told = seen.says("--checkpoint.folder", "--job.dump_folder", "--job.config_file")
+    told = seen.says("--checkpoint.folder", "--job.dump_folder", "--dump_folder", "--job.config_file")
     return Recognition("torchtitan", f"the command has {told}") if told else None
 
 

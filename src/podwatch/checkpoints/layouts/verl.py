@@ -1,9 +1,10 @@
 """verl: ``global_step_N`` with ``actor/``, perhaps ``critic/``, and ``data.pt``; SFT writes the files right into it.
 
 Three forms of a role: FSDP (one model, optim and extra_state file per rank), Megatron until 2026-06 (``dist_ckpt/``),
-Megatron since (``ckpt_contents.json`` written last). ``latest_checkpointed_iteration.txt`` in the parent follows all of
-them; with async_save each role's finalizer writes it. verl prunes ``actor`` and ``critic`` only, so ``data.pt`` stays
-behind for ever: such a husk is no checkpoint. World size is baked into FSDP files.
+Megatron since (``ckpt_contents.json`` written last). The torchtitan engine writes one DCP directory ``step-N`` in the
+place of ``actor``. ``latest_checkpointed_iteration.txt`` in the parent follows all of them; with async_save each role's
+finalizer writes it. verl prunes ``actor`` and ``critic`` only, so ``data.pt`` stays behind: such a husk is no
+checkpoint. World size is baked into FSDP files.
 """
 
 import re
@@ -19,6 +20,7 @@ from podwatch.checkpoints.layouts.names import step_names
 from podwatch.checkpoints.layouts.preset import Preset
 from podwatch.checkpoints.layouts.program import program
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output
+from podwatch.checkpoints.structure import dcp
 
 STEP = re.compile(r"global_step_(0|[1-9]\d{0,17})")
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -35,6 +37,9 @@ _RESUME = ("trainer.resume_mode", "trainer.resume_from_path")
 
 def judge(view: StepView) -> Judgement:
     inside = view.only
+    titan = inside.below(f"step-{view.step}")
+    if titan.files and not inside.below("actor").files:
+        return _titan(view, inside, titan)
     roles = {r: inside.below(r) for r in _ROLES if inside.below(r).files}
     direct = not roles and (inside.matches(_SHARD) or _CONTENTS in inside.files)
     if not roles and not direct:
@@ -67,6 +72,19 @@ def judge(view: StepView) -> Judgement:
         world_size=max(worlds, default=None),
         leftovers=tuple(leftovers),
     )
+
+
+def _titan(view: StepView, inside: Inside, titan: Inside) -> Judgement:
+    """The torchtitan engine overrides its checkpointer's folder by the parent of ``actor``: the DCP rule, then
+    ``data.pt`` and the tracker as always."""
+    verdict = dcp.check(titan.path, {n: dcp.Shard(f.size, f.mtime_ns) for n, f in titan.files.items()})
+    if not verdict.whole:
+        raise titan.fault(verdict.reason, damaged=verdict.damaged)
+    inside.written_last(_DATA, rf"step-{view.step}/.*\.(?:distcp|metadata)")
+    tracker_files.reached(view.root / TRACKER, view.step, inside, later=tracker_files.has_later(view, STEP))
+    inside.sound()
+    leftovers = tuple(f"{titan.part}/{titan.prefix}{n}" for n in verdict.leftovers)
+    return Judgement(True, marker=Marker.LAST_FILE, save_token=verdict.save_id, leftovers=leftovers)
 
 
 def _sft_data(inside: Inside, siblings: Sequence[Path]) -> None:

@@ -1,30 +1,99 @@
 """The machine: limits, ports, who supervises podwatch, and which second signals a verdict could have."""
 
+import contextlib
 import os
-import resource
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from podwatch.cli.doctoring.common import Line
+import psutil
+
+from podwatch.cli.doctoring.common import DEADLINE_SECONDS, Line
 from podwatch.config.settings import Settings
 from podwatch.recovery.release import port_taken
 from podwatch.system import procfs
+from podwatch.system.identity import is_alive
+from podwatch.trainer.records import read_record
 
 _CAP_SYS_PTRACE = 19
 _SIGTERM_BIT = 1 << (15 - 1)
 
 
+_RAISE = """
+import resource, sys
+wanted = int(sys.argv[1])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+for pair in ((wanted, max(hard, wanted)), (min(wanted, hard), hard)):
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, pair)
+        break
+    except (OSError, ValueError):
+        pass
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+"""What the keeper does before it starts training (``raise_nofile``), in a process that ends at once."""
+
+
 def limits(settings: Settings) -> Iterator[Line]:
+    """The open-file limit that training would get, by trying; then the limits of the training that runs now."""
     wanted = settings.trainer.nofile
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if hard != resource.RLIM_INFINITY and hard < wanted and os.geteuid() != 0:
-        fix = f"raise the hard limit (LimitNOFILE={wanted}, or ulimit -Hn {wanted} as root)"
-        yield Line("nofile", "fail", f"training needs {wanted} open files, the hard limit is {hard}", fix)
+    got = _tried(wanted)
+    by_systemd = os.geteuid() == 0 and Path("/run/systemd/system").is_dir()
+    if got < wanted and not by_systemd:
+        fix = (
+            f"raise the hard limit where the pod is started (docker run --ulimit nofile={wanted}:{wanted},"
+            f" LimitNOFILE={wanted} in the unit), or lower trainer.nofile"
+        )
+        yield Line("nofile", "fail", f"training needs {wanted} open files and gets {got}: tried", fix)
     elif wanted < 65_536:
         yield Line("nofile", "warn", f"training gets {wanted} open files, vLLM wants 65,536", "raise trainer.nofile")
+    elif got < wanted:
+        yield Line("nofile", "ok", f"{wanted} open files: systemd sets the limit for the unit (this shell has {got})")
     else:
-        yield Line("nofile", "ok", f"{wanted} open files can be given to training")
+        yield Line("nofile", "ok", f"{wanted} open files can be given to training: tried")
+    lowest = _running_limit(settings)
+    if lowest is not None and lowest[0] < wanted:
+        limit, name = lowest
+        yield Line(
+            "nofile",
+            "warn",
+            f"training that runs now has a limit of {limit} open files ({name}), not {wanted}",
+            "raise the hard limit where the pod is started, then `podwatch restart`",
+        )
+
+
+def _tried(wanted: int) -> int:
+    """The soft limit that a child of this process gets. 0 if it cannot be tried."""
+    command = [sys.executable, "-I", "-S", "-c", _RAISE, str(wanted)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=DEADLINE_SECONDS, check=True, env={}, cwd="/")
+        return int(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0
+
+
+def _running_limit(settings: Settings) -> tuple[int, str] | None:
+    """The lowest soft limit in the tree that podwatch's keeper started, and the process that has it; None where nothing
+    runs, or nothing can be read."""
+    record = read_record(settings.state_dir / settings.run_id / "keeper")
+    if record is None or not is_alive(record.launcher):
+        return None
+    try:
+        launcher = psutil.Process(record.launcher.pid)
+        tree = [launcher, *launcher.children(recursive=True)]
+    except psutil.Error:
+        return None
+    found = []
+    for process in tree:
+        with contextlib.suppress(OSError, psutil.Error):
+            text = Path(f"/proc/{process.pid}/limits").read_text()
+            match = re.search(r"^Max open files +(\d+)", text, re.MULTILINE)
+            if match is not None:
+                found.append((int(match[1]), f"pid {process.pid}, {process.name()}"))
+    return min(found, default=None)
 
 
 def http(settings: Settings) -> Iterator[Line]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from podwatch.checkpoints.layouts import argv, make_layout, recognised, site_of
+from podwatch.checkpoints.layouts import argv, concerns, make_layout, recognised, site_of
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.cli.doctoring.common import Line, Sets, in_time
 from podwatch.client.times import span
@@ -200,6 +200,8 @@ def layout(settings: Settings, sets: Sets) -> Iterator[Line]:
         listed = "; ".join(f"{r.layout}: {r.why}" for r in others)
         certain = any(r.certain for r in others) and not found.chosen_because
         yield Line("layout", "warn" if certain else "ok", f"others would fit too: {listed}", "see trainer.layout")
+    for concern in in_time(lambda: concerns(settings)):
+        yield Line(concern.subject, "fail" if concern.certain else "warn", concern.what, concern.fix)
     if settings.trainer.command:
         newest = newest_complete(sets())
         yield from _resume(settings, found, None if newest is None else newest.step)

@@ -1,0 +1,101 @@
+"""Layout "custom": leading zeros, single files, patterns that match nothing."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from podwatch.checkpoints.layouts import Layout, concerns, make_layout
+from podwatch.checkpoints.scan import scan_part
+from podwatch.config.settings import CustomLayoutSettings, Settings
+from tests.support.checkpoints import torch_zip_bytes
+
+
+def settings(out: Path, **custom: object) -> Settings:
+    trainer = {"layout": "custom", "output_dir": str(out), "command": ["python", "t.py"], "resume_args": "none"}
+    return Settings.model_validate({"run_id": "r", "trainer": trainer, "checkpoints": {"custom": custom}})
+
+
+def whole(layout: Layout, step: int) -> bool:
+    return layout.judge(step, [scan_part(p).found for p in layout.steps()[step]]).whole
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=5, unique=True), st.integers(0, 8), st.booleans())
+def test_padded_names_are_found_and_continued(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int], width: int, file: bool
+) -> None:
+    """Every step is found under its number, a restore gets the name as the others have it, and what is ahead of a step
+    is ahead by number, whatever the text says."""
+    out = tmp_path_factory.mktemp("out")
+    suffix = ".pt" if file else ""
+    for step in steps:
+        path = out / f"ckpt_{step:0{width}d}{suffix}"
+        if not file:
+            path.mkdir()
+            path = path / "model.pt"
+        path.write_bytes(torch_zip_bytes({"step": step}))
+    layout = make_layout(settings(out, step_dir="ckpt_{step}" + suffix))
+    assert set(layout.steps()) == set(steps)
+    assert all(whole(layout, step) for step in steps)
+    middle = sorted(steps)[len(steps) // 2]
+    ahead = {f"ckpt_{step:0{width}d}{suffix}" for step in steps if step > middle}
+    assert {p.name for p in layout.ahead_of(middle)} == ahead
+    checkpoint = layout.resume_command(("t", "{checkpoint}"), middle, "none", {}).argv[1]
+    assert checkpoint == str(out / f"ckpt_{middle:0{width}d}{suffix}")
+    if not file and len(str(max(steps))) < width:
+        assert layout.part_dir("checkpoint", 10**6 + 1).name == f"ckpt_{10**6 + 1:0{width}d}"
+
+
+def test_a_width_is_used_where_nothing_is_there(tmp_path: Path) -> None:
+    layout = make_layout(settings(tmp_path / "out", step_dir="c/ckpt_{step:06d}"))
+    assert layout.part_dir("checkpoint", 10) == tmp_path / "out" / "c" / "ckpt_000010"
+
+
+def test_a_truncated_single_file_is_not_whole(tmp_path: Path) -> None:
+    data = torch_zip_bytes({"step": 5}, (b"x" * 4096,))
+    (tmp_path / "ckpt_5.pt").write_bytes(data[:-100])
+    (tmp_path / "ckpt_4.pt").write_bytes(data)
+    (tmp_path / "ckpt_6.pt").symlink_to(tmp_path / "ckpt_4.pt")
+    layout = make_layout(settings(tmp_path, step_dir="ckpt_{step}.pt"))
+    assert set(layout.steps()) == {4, 5}
+    assert (whole(layout, 4), whole(layout, 5)) == (True, False)
+    assert layout.step_paths(4) == (tmp_path / "ckpt_4.pt",)
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern", "found"),
+    [
+        (["ckpt_000010"], "checkpoints/step_{step}", "ckpt_000010"),
+        (["checkpoints/ckpt_000010"], "checkpoints/step_{step}", "ckpt_000010"),
+        (["ckpt_10.pt"], "ckpt_{step}", "ckpt_10.pt"),
+        (["checkpoints/100"], "checkpoints/step_{step}", "100"),
+        (["ckpt_10"], "ckpt_{step}", ""),
+        (["logs"], "ckpt_{step}", ""),
+        ([], "ckpt_{step}", ""),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_named(tmp_path: Path, names: list[str], pattern: str, found: str) -> None:
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+    said = concerns(settings(tmp_path, step_dir=pattern))
+    assert [c.what for c in said if found in c.what] if found else said == ()
+    if found:
+        assert "nothing matches the pattern" in said[0].what
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"step_line": "step"},
+        {"step_line": "("},
+        {"step_dir": "ckpt"},
+        {"step_dir": "{step}/{step}"},
+        {"step_dir": "{step}/{rank}"},
+        {"step_dir": "../{step}"},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(values: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        CustomLayoutSettings.model_validate(values)

@@ -1,0 +1,84 @@
+"""What the daemon says and reads of trainers other than the rig's own."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.asking import confirmed, status, wait_reason
+from tests.support.daemon import DaemonProcess
+from tests.support.rig import Rig
+
+BAR = """
+import sys, time
+for n in range(41, 10**6):
+    bar = f"\\rSteps:  40%|####      | {n}/1000000 [00:01<00:02,  5.00it/s, loss=0.5]"
+    bar += "\\rEvaluating:  40%|####      | 900000/999999 [00:01<00:02,  5.00it/s]"
+    print(bar, end="", file=sys.stderr, flush=True)
+    time.sleep(0.05)
+"""
+
+
+def _script(rig: Rig) -> list[str]:
+    script = rig.output.parent / "train.py"
+    script.write_text(BAR)
+    return [sys.executable, "-S", str(script)]
+
+
+def _daemon(rig: Rig, **changes: object) -> DaemonProcess:
+    quiet = {"gpu__inference": None, "gpu__trainer": None}
+    return rig.daemon(trainer__command=_script(rig), **quiet, **changes).start()
+
+
+def test_a_restart_that_cannot_resume_is_said_at_start_and_steps_come_from_a_bar(rig: Rig) -> None:
+    daemon = _daemon(rig, trainer__layout="accelerate")
+    said = wait_reason(daemon, "restart-impossible")
+    assert said["severity"] == "warning"
+    assert "resume_args" in said["suggestion"]
+    daemon.wait_for(lambda: (status(daemon)["training"]["step"] or 0) > 45, 30, "steps from the bar")
+    assert status(daemon)["training"]["step"] < 900_000, "the evaluation's bar is no step"
+    assert status(daemon)["training"]["step_source"] == "step-line"
+    # the reason ends with the reload that corrects it
+    config: Path = daemon.config
+    config.write_text(config.read_text().replace("[gpu]", 'resume_args = ["--resume", "{checkpoint}"]\n[gpu]', 1))
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait_for(
+        lambda: all(r["kind"] != "restart-impossible" for r in status(daemon)["reasons"]), 30, "the warning ends"
+    )
+
+
+def test_a_step_line_of_the_operators_own(rig: Rig) -> None:
+    line = r"Evaluating: .* (\d+)/999999 "
+    daemon = _daemon(
+        rig,
+        trainer__layout="custom",
+        trainer__resume_args="none",
+        **{"checkpoints.custom__step_dir": "ckpt_{step}", "checkpoints.custom__step_line": line},
+    )
+    daemon.wait_for(lambda: status(daemon)["training"]["step"] == 900_000, 30, "steps from the pattern")
+
+
+def test_the_record_follows_the_run_directory_while_training_runs(rig: Rig) -> None:
+    """An installation from before prime-rl had run directories: the configuration is corrected, podwatch restarted. The
+    trainer is the same one, still known as started by podwatch, and nothing is started beside it."""
+    daemon = rig.daemon().start()
+    confirmed(daemon)
+    pid, lineage = rig.trainer_pid, _record(rig.output)["lineage"]
+    daemon.stop()
+    own = rig.output / "one"
+    daemon.config.write_text(rig.config(trainer__output_dir=str(own), trainer__cwd=str(rig.output.parent)))
+    daemon.start()
+    daemon.wait_for(lambda: status(daemon)["training"]["alive"], 30, "training is taken over")
+    training = status(daemon)["training"]
+    assert (training["pid"], training["supervision"]) == (pid, "keeper")
+    assert _record(own)["lineage"] == lineage
+    assert not (rig.output.parent / ".podwatch" / "outputs").exists()
+    assert len(rig.starts) == 1
+    assert "moved" in daemon.log.read_text()
+
+
+def _record(output_dir: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((output_dir.parent / ".podwatch" / output_dir.name / "run.json").read_text())
+    return document
