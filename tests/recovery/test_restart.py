@@ -13,10 +13,10 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.intent import IntentKind
 from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.reading import observed
-from podwatch.domain.snapshot import TrainerSample
+from podwatch.domain.snapshot import Desired, TrainerSample
 from podwatch.recovery import Phase, quarantine
 from podwatch.trainer.base import CannotExecute
-from tests.support.recovery_world import GIB, Podwatch, World, death, finished, index_of
+from tests.support.recovery_world import GIB, Killer, Podwatch, World, death, finished, index_of
 
 LOAD_ERROR = "RuntimeError: cannot load checkpoints/step_15: file is truncated"
 
@@ -519,4 +519,32 @@ async def test_a_set_of_another_world_size_is_not_started_from_where_the_trainer
         await podwatch.recovery.request_start(step=15)  # a person knows better
         await podwatch.until(Phase.CONFIRMING)
         assert world.plans[-1].step == 15
+    await podwatch.leave()
+
+
+async def test_what_ends_while_podwatch_stops_it_is_judged_as_an_end(world: World) -> None:
+    seen: dict[str, Desired] = {}
+
+    class Watching(Killer):
+        def point(self, name: str) -> None:
+            if "podwatch" in known:
+                seen[name] = known["podwatch"].recovery.judged
+
+    known: dict[str, Podwatch] = {}
+    known["podwatch"] = podwatch = await running(world, killer=Watching())
+    assert podwatch.recovery.judged is Desired.RUNNING
+    await podwatch.recovery.request_restart()
+    await podwatch.until(Phase.CONFIRMING)
+    assert seen["stop"] is seen["stopped"] is Desired.STOPPED
+    assert podwatch.recovery.judged is Desired.RUNNING
+    await podwatch.leave()
+
+
+async def test_a_run_that_was_given_up_and_is_stopped_is_not_critical(world: World) -> None:
+    podwatch = await running(world)
+    podwatch.recovery.note(FindingKind.GAVE_UP, Severity.CRITICAL, "gave up: five restarts failed")
+    podwatch.recovery.note(FindingKind.BLOCKED, Severity.CRITICAL, "port 8000 is held")
+    await podwatch.recovery.request_stop()
+    await podwatch.until(Phase.STOPPED)
+    assert podwatch.recovery.findings() == ()
     await podwatch.leave()

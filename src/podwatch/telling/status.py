@@ -243,6 +243,8 @@ def training_state(view: DaemonView) -> str:
         return "recovering" if recovery.active else "unknown"
     wanted = view.desired is Desired.RUNNING  # one that is being stopped on purpose is not being brought back
     if not trainer.alive:
+        if any(f.verdict is Verdict.FINISH and f.confirmed for f in view.findings):
+            return "finished"
         if wanted and (recovery.active or recovery.waiting):
             return "recovering"
         if view.desired is Desired.FINISHED:
