@@ -81,6 +81,10 @@ def _verdict(document: Document) -> str:
     again = _age(document, recovery.get("next_try_at"))
     from_step = recovery.get("resumed_step")
     source = "" if from_step is None else f" from step {from_step}"
+    ended = _age(document, training.get("trainer_ended_at"))
+    if ended is not None and state in ("running", "starting", "down"):
+        last = "" if step is None else f", last step {step}"
+        return f"TRAINER PROCESS ENDED {ago(ended)}, launcher still waiting{last}{_ending(recovery)}"
     match state:
         case "running":
             if training.get("step_late") and age is not None:

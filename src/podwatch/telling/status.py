@@ -213,6 +213,7 @@ def _training(view: DaemonView, trainer: TrainerSample | None) -> dict[str, Any]
         "step_source": str(newest.source) if newest else None,
         "last_sign_at": rfc3339(view.wall_of(last_sign)) if last_sign is not None else None,
         "step_late": _step_late(view, newest),
+        "trainer_ended_at": rfc3339(None if view.trainer_ended_at is None else view.wall_of(view.trainer_ended_at)),
         "target_step": view.target_step,
         "median_step_seconds": view.learned.median_step_seconds,
         "steps_at_risk": view.steps_at_risk,

@@ -75,6 +75,8 @@ class World:
     host: HostSample | None = None
     logs: tuple[LogMatch, ...] = ()
     desired: Desired = Desired.RUNNING
+    booted: float | None = None
+    """Seconds between the boot and ``now`` = 0; None: this clock is not known."""
     learned: Learned | None = None
     state: WatchState = field(init=False)
     findings: tuple[Finding, ...] = ()
@@ -109,6 +111,7 @@ class World:
             progress=observed((ProgressSample(ProgressSource.STEP_LINE, "trainer", self.step_at, self.step),), at),
             saving=self.saving,
             desired=self.desired,
+            boot_at=None if self.booted is None else at + self.booted,
             logs=observed(self.logs, at),
         )
         if self.host is not None:
