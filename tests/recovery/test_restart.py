@@ -548,3 +548,68 @@ async def test_a_run_that_was_given_up_and_is_stopped_is_not_critical(world: Wor
     await podwatch.until(Phase.STOPPED)
     assert podwatch.recovery.findings() == ()
     await podwatch.leave()
+
+
+async def test_one_failure_is_one_finding_until_a_step_confirms_the_restart(world: World) -> None:
+    podwatch = await running(world)
+    recovery, seen = podwatch.recovery, dict[str, tuple[str, int | None]]()
+
+    class Watching(Killer):
+        def point(self, name: str) -> None:
+            told = recovery.healing()
+            seen[name] = (told.summary if told is not None else "", recovery.state.step)
+
+    assert world.kept is not None
+    podwatch.recovery.tools.launcher.killer = Watching()  # type: ignore[attr-defined]
+    world.kept.point = Watching().point
+    podwatch.recovery.tools.catalogue.rescan()
+    assert recovery.healing() is None
+    podwatch.see(17, finding=death(FindingKind.HANG))
+    await podwatch.until(Phase.CONFIRMING)
+    text, step = seen["stop"]
+    assert "Restarting from step 15 (2 steps" in text
+    assert step == 15, "while it stops, the step shown is the one it resumes from"
+    told = recovery.healing()
+    assert told is not None
+    assert "Restarted from step 15 (2 steps" in told.summary
+    assert told.suggestion == "nothing, podwatch restarts training"
+    opened = next(e for e in world.events if e.name is EventName.INCIDENT_OPENED)
+    assert "Restarting from step 15 (2 steps" in opened.message
+    podwatch.see(16)
+    assert recovery.healing() is None
+    await podwatch.leave()
+
+
+@pytest.mark.parametrize("end", ["stop", "start", "restart"])
+async def test_an_operator_who_decides_ends_the_story(world: World, end: str) -> None:
+    podwatch = await running(world, policies=Policies(restart=RestartPolicy(backoff_min_seconds=1e6)))
+    podwatch.recovery.failed(death(), podwatch.recovery.attempt)
+    assert podwatch.recovery.healing() is not None
+    if end == "stop":
+        await podwatch.recovery.request_stop()
+        await podwatch.until(Phase.STOPPED)
+    else:
+        await podwatch.recovery.request_restart()
+        await podwatch.until(Phase.CONFIRMING)
+    assert podwatch.recovery.healing() is None
+    await podwatch.leave()
+
+
+async def test_steps_lost_are_told_only_where_they_are_known(world: World) -> None:
+    podwatch = await running(world)
+    attempt = podwatch.recovery.attempt
+    assert attempt is not None
+    attempt.last_step = 17
+    podwatch.recovery.failed(death(), attempt)
+    told = podwatch.recovery.healing()
+    assert told is not None
+    assert told.summary.endswith("Restarting training"), "no checkpoint was seen yet: the store may have one"
+    podwatch.recovery.tools.catalogue.rescan()
+    for last, text in ((15, "(no step lost)"), (16, "(1 step, "), (None, "lost)"), (12, "lost)")):
+        attempt.last_step = last
+        podwatch.recovery.failed(death(), attempt)
+        told = podwatch.recovery.healing()
+        assert told is not None
+        assert text in told.summary
+        assert ("step lost" in told.summary or "step, " in told.summary) is (last in (15, 16)), told.summary
+    await podwatch.leave()

@@ -202,3 +202,15 @@ def test_one_that_may_end_is_not():
     assert trainer_ended_at(replace(snapshot, trainer=done), state, Policies()) is None
     blind = unobserved(SensorState.BLIND, 0.0, "denied")
     assert trainer_ended_at(replace(snapshot, trainer=blind), state, Policies()) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "active", "says"),
+    [("act", True, "nothing, podwatch restarts training"), ("observe", False, "`podwatch restart` restarts training")],
+)
+def test_what_to_do_is_never_to_read_events_while_podwatch_acts(mode, active, says):
+    finding = replace(views.death(), suggestion="")
+    recovery = RecoveryView(phase="stopping" if active else "running", active=active)
+    document = build_status(replace(views.healthy(), findings=(finding,), mode=mode, recovery=recovery))
+    (reason,) = [r for r in document["reasons"] if r["kind"] == "silent-death"]
+    assert says in reason["suggestion"]

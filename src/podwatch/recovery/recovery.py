@@ -311,6 +311,7 @@ class Recovery(Wishes):
         if answer.state is ConfirmationState.CONFIRMED:
             self._confirmed(answer.step)
         elif answer.state is ConfirmationState.UNCONFIRMED:
+            self.cause = None
             self.unconfirmed = True
             self.unconfirmed_above = newest_step(self.tools.catalogue.sets)
             self._show(Phase.RUNNING, "no step number could be read: nothing is deleted before the next save")
@@ -341,11 +342,13 @@ class Recovery(Wishes):
         where = "a fresh start" if attempt.resumed_from is None else f"step {attempt.resumed_from}"
         self._show(Phase.RUNNING, f"confirmed: step {step} after {where}")
         self.memory.confirmed = attempt.start_id
+        self.cause = None
         self.clear(FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
         self.remember_soon()
         tools.say(EventName.TRAINER_CONFIRMED, f"training goes on: step {step} seen after {where}", step=step)
         lost = None
         if attempt.step_at_death is not None:
-            lost = max(0, attempt.step_at_death - (attempt.resumed_from or 0))
+            lost = attempt.step_at_death - (attempt.resumed_from or 0)
+            lost = lost if lost >= 0 else None  # a checkpoint above every step that was seen: nothing is known
         if attempt.incident_id is not None:
             self.close_incident(attempt.incident_id, f"restarted from {where}", resumed=attempt.resumed_from, lost=lost)

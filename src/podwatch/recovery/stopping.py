@@ -40,6 +40,7 @@ class Stopping(Core):
         """Stop on purpose; not a failure. ``above``: only once a complete set above this step is here."""
         if self.held():
             return
+        self.cause = None
         handle = self.handle
         if handle is not None:
             if above is not None:
@@ -121,6 +122,7 @@ class Stopping(Core):
         """The run is done: record that first, then end what lingers (it still costs GPUs)."""
         if self.held():
             return
+        self.cause = None
         handle = self.handle
         await self.set_desired(Desired.FINISHED, of=self.watched)
         if handle is not None:

@@ -168,6 +168,7 @@ class Wishes(Acts):
     def _forgive(self, step: int | None, fresh: bool) -> None:
         """A person begins anew: what failed before is not counted."""
         memory = self.memory
+        self.cause = None
         memory.wanted, memory.fresh, memory.below, memory.next_try_wall = step, fresh, None, None
         memory.history = RestartHistory(ever_worked=memory.history.ever_worked)
         if fresh:

@@ -4,11 +4,12 @@ from typing import Any
 
 from podwatch.client.times import rfc3339
 from podwatch.domain.checkpoint import newest_complete
-from podwatch.domain.finding import FindingKind, Severity, Verdict
+from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus
 from podwatch.domain.reading import SensorState
 from podwatch.domain.secrets import scrub_all
 from podwatch.domain.snapshot import Desired, DiskSample, ProgressSample, TrainerSample
+from podwatch.judgement.one_failure import NOTHING
 from podwatch.telling.documents import (
     SCHEMA_VERSION,
     checkpoint_document,
@@ -131,7 +132,7 @@ def _reasons(view: DaemonView) -> list[dict[str, Any]]:
     for finding in sorted(view.findings, key=lambda f: (rank[f.severity], f.since)):
         since = min(finding.since, view.now)
         document = finding_document(finding, since_wall=view.wall_of(since), for_seconds=view.now - since)
-        document["suggestion"] = document["suggestion"] or _SUGGESTIONS.get(finding.kind, "see `podwatch events`")
+        document["suggestion"] = document["suggestion"] or _suggestion(view, finding)
         reasons.append(document)
     have = {f.kind for f in view.findings}
     if not view.sync.store_url and FindingKind.NOT_BACKED_UP not in have:
@@ -150,6 +151,20 @@ def _reasons(view: DaemonView) -> list[dict[str, Any]]:
     return reasons
 
 
+def _suggestion(view: DaemonView, finding: Finding) -> str:
+    """What to do where the finding itself does not say it."""
+    if finding.verdict is not Verdict.NONE:
+        restarts = finding.verdict is Verdict.RESTART
+        if view.pause is not None:
+            return "podwatch is paused: `podwatch unpause` lets it act"
+        if view.mode == "observe":
+            way = "`podwatch restart` restarts training" if restarts else "`podwatch stop-training` ends it"
+            return f"podwatch only observes; {way}"
+        if restarts and finding.confirmed and view.recovery.active:
+            return NOTHING
+    return _SUGGESTIONS.get(finding.kind, "`podwatch events` shows what led to it")
+
+
 def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, Any]]:
     """Being down needs a reason even when no finding is open any more (recovery is already at work)."""
     ended = (training["exit"] or {}).get("text", "")
@@ -159,7 +174,8 @@ def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, 
                 summary = "the trainer was brought back and has not shown a step yet"
             else:
                 summary = f"the trainer is not running{f' ({ended})' if ended else ''}"
-            return [_own(view, FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary)]
+            reason = _own(view, FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary)
+            return [reason | {"suggestion": NOTHING} if training["state"] == "recovering" else reason]
         case "blocked":
             detail = view.recovery.detail or "something still holds the GPUs or ports"
             return [_own(view, FindingKind.BLOCKED, Severity.CRITICAL, detail)]
