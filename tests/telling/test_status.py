@@ -214,3 +214,16 @@ def test_what_to_do_is_never_to_read_events_while_podwatch_acts(mode, active, sa
     document = build_status(replace(views.healthy(), findings=(finding,), mode=mode, recovery=recovery))
     (reason,) = [r for r in document["reasons"] if r["kind"] == "silent-death"]
     assert says in reason["suggestion"]
+
+
+def test_what_a_start_waits_for_is_shown_once():
+    """Not as a warning with one advice and as a critical with the opposite one."""
+    view = views.healthy()
+    why = "pod b may still train this run"
+    waits = Finding(FindingKind.BLOCKED, Severity.WARNING, why, views.NOW, "nothing: podwatch takes over at 14:05:30")
+    dead = replace(view.snapshot, trainer=observed(views.trainer(alive=False), views.NOW))
+    recovery = RecoveryView(phase="blocked", blocked=True, detail=why)
+    document = build_status(replace(view, snapshot=dead, findings=(waits,), recovery=recovery))
+    (reason,) = document["reasons"]
+    assert (reason["severity"], reason["suggestion"]) == ("critical", waits.suggestion)
+    assert document["overall"] == "critical"

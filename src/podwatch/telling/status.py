@@ -23,6 +23,9 @@ from podwatch.telling.view import DaemonView, SensorView
 DOWN_KINDS = frozenset({FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED})
 """With the launcher alive these still mean that nothing is being trained."""
 
+HOLDS_UP = frozenset({FindingKind.BLOCKED, FindingKind.SUPERSEDED, FindingKind.AMBIGUOUS_TRAINERS})
+"""What a start waits for, in recovery's own words."""
+
 _SUGGESTIONS = {
     FindingKind.NOT_BACKED_UP: "set [sync] store to b2://bucket or file:///path on another disk",
     FindingKind.GAVE_UP: "look at `podwatch incidents` and the trainer's log, then `podwatch start`",
@@ -50,6 +53,8 @@ def _document(view: DaemonView) -> dict[str, Any]:
     trainer = view.snapshot.trainer.value
     training = _training(view, trainer)
     reasons = _reasons(view)
+    if training["state"] == "blocked":
+        reasons = _blocked_is_critical(reasons)
     if not any(r["severity"] == "critical" for r in reasons):
         reasons = _state_reason(view, training) + reasons
     return {
@@ -148,6 +153,14 @@ def _reasons(view: DaemonView) -> list[dict[str, Any]]:
         if sensor.state in (SensorState.BLIND, SensorState.DENIED) and not blind_named:
             summary = f"sensor {name} cannot see: {sensor.detail or sensor.state}"
             reasons.append(_own(view, FindingKind.SENSOR_BLIND, Severity.WARNING, summary, subject=name))
+    return reasons
+
+
+def _blocked_is_critical(reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Training is down, so what holds it up is critical; the same text is not shown a second time for that."""
+    for reason in reasons:
+        if reason["kind"] in HOLDS_UP:
+            return [reason | {"severity": str(Severity.CRITICAL)}, *(r for r in reasons if r is not reason)]
     return reasons
 
 
