@@ -613,3 +613,24 @@ async def test_steps_lost_are_told_only_where_they_are_known(world: World) -> No
         assert text in told.summary
         assert ("step lost" in told.summary or "step, " in told.summary) is (last in (15, 16)), told.summary
     await podwatch.leave()
+
+
+async def test_a_run_that_an_operator_types_does_not_wait_out_a_backoff(world: World) -> None:
+    """Once: the init that restarts podwatch was not typed."""
+    podwatch = await running(world)
+    podwatch.recovery.memory.next_try_wall = world.clock.wall() + 3000.0
+    podwatch.recovery.memory.history = replace(podwatch.recovery.memory.history, gave_up_at=world.clock.now)
+    await podwatch.recovery.procedure.remember()
+    await podwatch.leave()
+    world.kill()
+    for word, waits in (("typed", False), ("typed", True), ("typed again", False)):
+        world.kept = None
+        podwatch = Podwatch(world)
+        world.clock.slept.clear()
+        await podwatch.recovery.begin(by_hand=word)
+        await podwatch.until(Phase.CONFIRMING)
+        assert (sum(s for s in world.clock.slept if s > 1) > 1000.0) is waits, word
+        podwatch.recovery.memory.next_try_wall = world.clock.wall() + 3000.0
+        await podwatch.recovery.procedure.remember()
+        await podwatch.leave()
+        world.kill()

@@ -21,6 +21,7 @@ from podwatch.daemon.compose import LEARNED as LEARNED
 from podwatch.daemon.compose import READ_SO_FAR, Parts, build
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.ending import briefly, end_tasks
+from podwatch.daemon.entry import BY_HAND
 from podwatch.daemon.handlers import make_handlers, once_begun
 from podwatch.daemon.init import UNDER_INIT
 from podwatch.daemon.notifying import FAREWELL_SECONDS, make_notifying
@@ -211,7 +212,7 @@ class Daemon(Turning):
     async def _begin(self, adopt_existing: bool) -> None:
         parts = self.parts
         self.backing.ask()
-        await parts.recovery.begin(adopt_existing=adopt_existing)
+        await parts.recovery.begin(adopt_existing=adopt_existing, by_hand=os.environ.get(BY_HAND, ""))
         self._begun.set()
         self._say(
             EventName.DAEMON_STARTED,

@@ -98,14 +98,20 @@ class Recovery(Wishes):
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    async def begin(self, *, adopt_existing: bool = False) -> None:
+    async def begin(self, *, adopt_existing: bool = False, by_hand: str = "") -> None:
         """Pick up what an earlier podwatch left, then adopt, attach or start as it is wanted. Returns soon: whatever
-        takes time goes on as an act. Raises ConfigurationError when output_dir belongs to another run."""
+        takes time continues as an act. ``by_hand``: id of the `podwatch run` that an operator typed; the first begin
+        with it does not wait out a backoff. Raises ConfigurationError when output_dir belongs to another run."""
         tools = self.tools
         self.memory = await memory_module.load(tools.journal, tools.clock)
         self.procedure = Procedure(tools, self.memory, self._show)
         if adopt_existing:
             self.memory.adopted = True
+            await self.procedure.remember()
+        if by_hand and by_hand != self.memory.by_hand:
+            self.memory.by_hand = by_hand
+            self.memory.next_try_wall = None
+            self.memory.history = replace(self.memory.history, gave_up_at=None)
             await self.procedure.remember()
         if tools.settings.recovery.on_give_up == "exit" and self.memory.history.gave_up:
             # Whoever starts podwatch again on this machine wants at least one more try, and not in an hour.
