@@ -179,7 +179,7 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
             text += f" of {training['target_step']}"
         if training.get("median_step_seconds"):
             text += f", one every {span(training['median_step_seconds'])}"
-        if training.get("steps_at_risk") is not None:
+        if training.get("steps_at_risk") is not None and training.get("state") in ("running", "starting"):
             text += f"; {_steps(training['steps_at_risk'])} lost if it died now"
         yield "step", text, ""
     if training.get("alive"):

@@ -258,7 +258,7 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
         alone = _alone(gone, second, missing) if dead and memory is None and wait is None else None
         suggestion = announcement(wait) if wait is not None else ""
         if alone is not None:
-            suggestion = f"podwatch restarts training in {alone.seconds:.0f} s: {alone.why}"
+            suggestion = f"podwatch restarts training in {alone.seconds:.0f} s; {alone.why}"
         findings.append(
             Finding(
                 FindingKind.REQUIRED_CHILD_EXITED,
@@ -290,7 +290,7 @@ def _alone(gone: RequiredExit, second: tuple[Evidence, ...], missing: float) -> 
     crashed = gone.status.known and not gone.status.clean and not looks_interrupted(gone.status)
     if gone.role is not ProcessRole.TRAINER or crashed or STEPS in also.agreeing(second) or missing > ALONE_SECONDS:
         return None
-    return Wait(ALONE_SECONDS - missing, "until then its operator may be ending the whole run")
+    return Wait(ALONE_SECONDS - missing, "if you are ending the run: `podwatch stop-training`")
 
 
 def _second(state: ExitState, look: Look, trainer: TrainerSample, gone: RequiredExit) -> tuple[Evidence, ...]:
