@@ -13,10 +13,10 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.intent import IntentKind
 from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.reading import observed
-from podwatch.domain.snapshot import TrainerSample
+from podwatch.domain.snapshot import Desired, TrainerSample
 from podwatch.recovery import Phase, quarantine
 from podwatch.trainer.base import CannotExecute
-from tests.support.recovery_world import GIB, Podwatch, World, death, finished, index_of
+from tests.support.recovery_world import GIB, Killer, Podwatch, World, death, finished, index_of
 
 LOAD_ERROR = "RuntimeError: cannot load checkpoints/step_15: file is truncated"
 
@@ -520,3 +520,117 @@ async def test_a_set_of_another_world_size_is_not_started_from_where_the_trainer
         await podwatch.until(Phase.CONFIRMING)
         assert world.plans[-1].step == 15
     await podwatch.leave()
+
+
+async def test_what_ends_while_podwatch_stops_it_is_judged_as_an_end(world: World) -> None:
+    seen: dict[str, Desired] = {}
+
+    class Watching(Killer):
+        def point(self, name: str) -> None:
+            if "podwatch" in known:
+                seen[name] = known["podwatch"].recovery.judged
+
+    known: dict[str, Podwatch] = {}
+    known["podwatch"] = podwatch = await running(world, killer=Watching())
+    assert podwatch.recovery.judged is Desired.RUNNING
+    await podwatch.recovery.request_restart()
+    await podwatch.until(Phase.CONFIRMING)
+    assert seen["stop"] is seen["stopped"] is Desired.STOPPED
+    assert podwatch.recovery.judged is Desired.RUNNING
+    await podwatch.leave()
+
+
+async def test_a_run_that_was_given_up_and_is_stopped_is_not_critical(world: World) -> None:
+    podwatch = await running(world)
+    podwatch.recovery.note(FindingKind.GAVE_UP, Severity.CRITICAL, "gave up: five restarts failed")
+    podwatch.recovery.note(FindingKind.BLOCKED, Severity.CRITICAL, "port 8000 is held")
+    await podwatch.recovery.request_stop()
+    await podwatch.until(Phase.STOPPED)
+    assert podwatch.recovery.findings() == ()
+    await podwatch.leave()
+
+
+async def test_one_failure_is_one_finding_until_a_step_confirms_the_restart(world: World) -> None:
+    podwatch = await running(world)
+    recovery, seen = podwatch.recovery, dict[str, tuple[str, int | None]]()
+
+    class Watching(Killer):
+        def point(self, name: str) -> None:
+            told = recovery.healing()
+            seen[name] = (told.summary if told is not None else "", recovery.state.step)
+
+    assert world.kept is not None
+    podwatch.recovery.tools.launcher.killer = Watching()  # type: ignore[attr-defined]
+    world.kept.point = Watching().point
+    podwatch.recovery.tools.catalogue.rescan()
+    assert recovery.healing() is None
+    podwatch.see(17, finding=death(FindingKind.HANG))
+    await podwatch.until(Phase.CONFIRMING)
+    text, step = seen["stop"]
+    assert "Restarting from step 15 (2 steps" in text
+    assert step == 15, "while it stops, the step shown is the one it resumes from"
+    told = recovery.healing()
+    assert told is not None
+    assert "Restarted from step 15 (2 steps" in told.summary
+    assert told.suggestion == "nothing, podwatch restarts training"
+    opened = next(e for e in world.events if e.name is EventName.INCIDENT_OPENED)
+    assert "Restarting from step 15 (2 steps" in opened.message
+    podwatch.see(16)
+    assert recovery.healing() is None
+    await podwatch.leave()
+
+
+@pytest.mark.parametrize("end", ["stop", "start", "restart"])
+async def test_an_operator_who_decides_ends_the_story(world: World, end: str) -> None:
+    podwatch = await running(world, policies=Policies(restart=RestartPolicy(backoff_min_seconds=1e6)))
+    podwatch.recovery.failed(death(), podwatch.recovery.attempt)
+    assert podwatch.recovery.healing() is not None
+    if end == "stop":
+        await podwatch.recovery.request_stop()
+        await podwatch.until(Phase.STOPPED)
+    else:
+        await podwatch.recovery.request_restart()
+        await podwatch.until(Phase.CONFIRMING)
+    assert podwatch.recovery.healing() is None
+    await podwatch.leave()
+
+
+async def test_steps_lost_are_told_only_where_they_are_known(world: World) -> None:
+    podwatch = await running(world)
+    attempt = podwatch.recovery.attempt
+    assert attempt is not None
+    attempt.last_step = 17
+    podwatch.recovery.failed(death(), attempt)
+    told = podwatch.recovery.healing()
+    assert told is not None
+    assert told.summary.endswith("Restarting training"), "no checkpoint was seen yet: the store may have one"
+    podwatch.recovery.tools.catalogue.rescan()
+    for last, text in ((15, "(no step lost)"), (16, "(1 step, "), (None, "lost)"), (12, "lost)")):
+        attempt.last_step = last
+        podwatch.recovery.failed(death(), attempt)
+        told = podwatch.recovery.healing()
+        assert told is not None
+        assert text in told.summary
+        assert ("step lost" in told.summary or "step, " in told.summary) is (last in (15, 16)), told.summary
+    await podwatch.leave()
+
+
+async def test_a_run_that_an_operator_types_does_not_wait_out_a_backoff(world: World) -> None:
+    """Once: the init that restarts podwatch was not typed."""
+    podwatch = await running(world)
+    podwatch.recovery.memory.next_try_wall = world.clock.wall() + 3000.0
+    podwatch.recovery.memory.history = replace(podwatch.recovery.memory.history, gave_up_at=world.clock.now)
+    await podwatch.recovery.procedure.remember()
+    await podwatch.leave()
+    world.kill()
+    for word, waits in (("typed", False), ("typed", True), ("typed again", False)):
+        world.kept = None
+        podwatch = Podwatch(world)
+        world.clock.slept.clear()
+        await podwatch.recovery.begin(by_hand=word)
+        await podwatch.until(Phase.CONFIRMING)
+        assert (sum(s for s in world.clock.slept if s > 1) > 1000.0) is waits, word
+        podwatch.recovery.memory.next_try_wall = world.clock.wall() + 3000.0
+        await podwatch.recovery.procedure.remember()
+        await podwatch.leave()
+        world.kill()

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from podwatch.domain.finding import FindingKind
 from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.judgement.claims import Act, Decision
 from podwatch.recovery import Phase
@@ -87,4 +88,28 @@ async def test_what_podwatch_starts_itself_is_always_its_own_to_end(world: World
     standing.now = LOST
     await settled(podwatch)
     assert world.alive() == []
+    await podwatch.leave()
+
+
+async def test_a_pod_that_waits_says_when_it_takes_over_and_nothing_else(world: World) -> None:
+    watch = Decision(Act.WATCH, "pod b may still train this run", holder="b", trains_in=150.0)
+    podwatch = Podwatch(world, standing=(standing := Standing(watch)))
+    await podwatch.recovery.begin()
+    await podwatch.until_phase(Phase.BLOCKED)
+    (finding,) = podwatch.recovery.findings()
+    assert (finding.kind, finding.summary) == (FindingKind.BLOCKED, "pod b may still train this run")
+    assert finding.suggestion.startswith("nothing: podwatch takes the run over at ")
+    assert "take-over" not in finding.suggestion
+
+    started = await podwatch.recovery.request_start()
+    assert started.message == "training is wanted, and does not start yet: pod b may still train this run"
+
+    standing.now = Decision(Act.REFUSE, "pod b holds this run and is alive", holder="b")
+    await podwatch.until_finding("pod b holds this run and is alive")
+    (finding,) = podwatch.recovery.findings()
+    assert finding.suggestion.startswith("stop training on the other pod, or ")
+
+    standing.now = Decision(Act.ASIDE, "control.json gives this run to b", stop=True, holder="b")
+    await podwatch.until_finding("")
+    assert podwatch.recovery.findings() == (), "the finding about the lost run says it"
     await podwatch.leave()

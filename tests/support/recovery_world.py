@@ -433,6 +433,12 @@ class Podwatch:
             assert time.monotonic() < deadline, f"still {self.recovery.state.phase}: {self.recovery.state.detail}"
             await asyncio.sleep(0.002)
 
+    async def until_finding(self, summary: str, seconds: float = 60.0) -> None:
+        """Until the only finding says this; empty: until there is none."""
+        async with asyncio.timeout(seconds):
+            while "".join(f.summary for f in self.recovery.findings()) != summary:
+                await asyncio.sleep(0.001)
+
     def snapshot(self, *steps: int, ping: bool = False) -> Snapshot:
         clock, handle = self.world.clock, self.recovery.handle
         clock.advance(2.0)

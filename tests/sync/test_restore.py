@@ -304,3 +304,13 @@ def drop(world: World, step: int, name: str) -> None:
         world.server.admin("drop", file_id=found.file_id)
     else:
         (Path(world.store_url.removeprefix("file://")) / found.key).unlink()
+
+
+async def test_after_a_fresh_start_it_says_that_a_step_must_be_named(local: World, run: Run) -> None:
+    """The store is full of whole checkpoints; the run has deliberately left them (`clean`)."""
+    await publish(local, run, 5)
+    rewrite(local, lambda _: None, point=lambda p: replace(p, step=None))
+    with pytest.raises(RemoteError, match="started afresh") as caught:
+        local.restorer().fetch()
+    assert "--step N" in caught.value.fix
+    assert "no whole checkpoint" not in str(caught.value)

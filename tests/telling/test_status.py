@@ -9,7 +9,7 @@ import pytest
 
 from podwatch.client.render import verdict
 from podwatch.domain.event import EventName
-from podwatch.domain.finding import FindingKind
+from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.reading import SensorState, observed, unobserved
 from podwatch.domain.snapshot import Desired
 from podwatch.telling.documents import event_document
@@ -172,3 +172,58 @@ def test_a_restart_after_a_failure_stays_critical_until_a_step_and_says_what_is_
     assert (document["training"]["state"], document["overall"]) == ("recovering", "critical")
     assert "not shown a step yet" in document["reasons"][0]["summary"]
     assert verdict(document) == "TRAINING IS STARTING AGAIN from step 80; no step yet since it was down"
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_trainer_process_that_ended_is_in_the_first_line(dead):
+    """Before the finding is critical, and after."""
+    view = replace(views.healthy(), trainer_ended_at=views.NOW - 12)
+    if dead:
+        finding = Finding(FindingKind.REQUIRED_CHILD_EXITED, Severity.CRITICAL, "the trainer process ended", views.NOW)
+        view = replace(view, findings=(finding,))
+    document = build_status(view)
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    assert verdict(document) == "TRAINER PROCESS ENDED 12 s ago, launcher still waiting, last step 85"
+
+
+def test_one_that_may_end_is_not():
+    from podwatch.daemon.viewing import trainer_ended_at
+    from podwatch.domain.policy import Policies
+    from podwatch.judgement.endings import Endings
+    from podwatch.judgement.signals import Signals
+    from podwatch.judgement.watch import WatchState
+
+    snapshot = views.healthy().snapshot
+    state = WatchState(signals=Signals(endings=Endings(gone=(("trainer", 5.0),))))
+    assert trainer_ended_at(snapshot, state, Policies()) == 5.0
+    assert trainer_ended_at(snapshot, WatchState(), Policies()) is None
+    assert trainer_ended_at(replace(snapshot, desired=Desired.STOPPED), state, Policies()) is None
+    done = replace(snapshot.trainer, value=replace(snapshot.trainer.value, finish_line=True))
+    assert trainer_ended_at(replace(snapshot, trainer=done), state, Policies()) is None
+    blind = unobserved(SensorState.BLIND, 0.0, "denied")
+    assert trainer_ended_at(replace(snapshot, trainer=blind), state, Policies()) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "active", "says"),
+    [("act", True, "nothing, podwatch restarts training"), ("observe", False, "`podwatch restart` restarts training")],
+)
+def test_what_to_do_is_never_to_read_events_while_podwatch_acts(mode, active, says):
+    finding = replace(views.death(), suggestion="")
+    recovery = RecoveryView(phase="stopping" if active else "running", active=active)
+    document = build_status(replace(views.healthy(), findings=(finding,), mode=mode, recovery=recovery))
+    (reason,) = [r for r in document["reasons"] if r["kind"] == "silent-death"]
+    assert says in reason["suggestion"]
+
+
+def test_what_a_start_waits_for_is_shown_once():
+    """Not as a warning with one advice and as a critical with the opposite one."""
+    view = views.healthy()
+    why = "pod b may still train this run"
+    waits = Finding(FindingKind.BLOCKED, Severity.WARNING, why, views.NOW, "nothing: podwatch takes over at 14:05:30")
+    dead = replace(view.snapshot, trainer=observed(views.trainer(alive=False), views.NOW))
+    recovery = RecoveryView(phase="blocked", blocked=True, detail=why)
+    document = build_status(replace(view, snapshot=dead, findings=(waits,), recovery=recovery))
+    (reason,) = document["reasons"]
+    assert (reason["severity"], reason["suggestion"]) == ("critical", waits.suggestion)
+    assert document["overall"] == "critical"

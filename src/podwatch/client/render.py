@@ -81,6 +81,10 @@ def _verdict(document: Document) -> str:
     again = _age(document, recovery.get("next_try_at"))
     from_step = recovery.get("resumed_step")
     source = "" if from_step is None else f" from step {from_step}"
+    ended = _age(document, training.get("trainer_ended_at"))
+    if ended is not None and state in ("running", "starting", "down"):
+        last = "" if step is None else f", last step {step}"
+        return f"TRAINER PROCESS ENDED {ago(ended)}, launcher still waiting{last}{_ending(recovery)}"
     match state:
         case "running":
             if training.get("step_late") and age is not None:
@@ -175,7 +179,7 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
             text += f" of {training['target_step']}"
         if training.get("median_step_seconds"):
             text += f", one every {span(training['median_step_seconds'])}"
-        if training.get("steps_at_risk") is not None:
+        if training.get("steps_at_risk") is not None and training.get("state") in ("running", "starting"):
             text += f"; {_steps(training['steps_at_risk'])} lost if it died now"
         elif training.get("step_source") == "checkpoint":
             text += "; the steps since this checkpoint are unknown: no log of training that podwatch reads shows them"

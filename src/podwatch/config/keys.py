@@ -23,6 +23,7 @@ OPERATIONAL = frozenset(
         "PODWATCH_RESUME_ARGS",
         "PODWATCH_START_ID",
         "PODWATCH_UNDER_INIT",
+        "PODWATCH_BY_HAND",
         "PODWATCH_TAKE_OVER",
         "PODWATCH_DIRECTORY",
     }

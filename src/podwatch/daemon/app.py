@@ -23,6 +23,7 @@ from podwatch.daemon.compose import READ_SO_FAR, Parts, build
 from podwatch.daemon.core import AGAIN
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.ending import briefly, end_tasks
+from podwatch.daemon.entry import BY_HAND
 from podwatch.daemon.footing import RECOVERED, Footing, last_pause, open_journal, take_ground, what_lock
 from podwatch.daemon.handlers import make_handlers, once_begun
 from podwatch.daemon.init import UNDER_INIT
@@ -249,7 +250,7 @@ class Daemon(Turning):
     async def _begin(self, adopt_existing: bool) -> None:
         parts = self.parts
         self.backing.ask()
-        await parts.recovery.begin(adopt_existing=adopt_existing)
+        await parts.recovery.begin(adopt_existing=adopt_existing, by_hand=os.environ.get(BY_HAND, ""))
         parts.footing.missing = parts.footing.missing or parts.record.problem
         self._begun.set()
         self._say(

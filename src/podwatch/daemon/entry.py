@@ -21,6 +21,10 @@ TAKE_OVER = "PODWATCH_TAKE_OVER"
 """Id of a person's `--take-over`, for the daemon under an init: obeyed once, however often that starts it again."""
 
 
+BY_HAND = "PODWATCH_BY_HAND"
+"""Id of a `podwatch run` that was typed on a terminal, for the daemon: its operator does not wait out a backoff."""
+
+
 def run_daemon(
     config_path: Path | None,
     run_name: str,
@@ -34,6 +38,10 @@ def run_daemon(
 
     From here on this process works in ``/``; relative paths keep their meaning (config/directory.py)."""
     few_arenas()
+    if UNDER_INIT not in os.environ:  # the one that was typed; an init starts the daemon again with the same id
+        os.environ.pop(BY_HAND, None)
+        if typed():
+            os.environ[BY_HAND] = secrets.token_hex(8)
     config_path = named_file(config_path, os.environ) if config_path is not None else None
     move_to_root(os.environ)
     loaded = load_or_last_good(config_path, environ=os.environ, overrides=overrides, run=run_name)
@@ -68,6 +76,14 @@ def _log_path(paths: RunPaths) -> Path:
             continue
         return path
     return Path(os.devnull)
+
+
+def typed() -> bool:
+    """Whether an operator's terminal is this process's standard input."""
+    try:
+        return os.isatty(0)
+    except OSError:
+        return False
 
 
 async def _serve(

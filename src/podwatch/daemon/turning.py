@@ -22,6 +22,7 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import Journal
+from podwatch.judgement.one_failure import fold
 
 REMEMBER_TURNS = 30
 """What was learned goes to the journal every so many turns of the sensing loop: a minute at the default poll."""
@@ -96,7 +97,7 @@ class Turning(Core):
             *self._own(snapshot),
         )
         telling = self._notifying.findings() if self._notifying is not None else ()
-        everything = (*findings, *parts.recovery.findings(), *ours, *telling)
+        everything = fold((*findings, *parts.recovery.findings(), *ours, *telling), parts.recovery.healing())
         self.bulletin.update(everything, snapshot.wall)
         if self._notifying is not None:
             self._notifying.turn(everything, snapshot)

@@ -11,10 +11,13 @@ from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import EventName, Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.pause import Pause
+from podwatch.domain.policy import Policies
 from podwatch.domain.reading import Reading, SensorState
-from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.snapshot import Desired, Snapshot
+from podwatch.judgement.endings import trainer_gone_at
 from podwatch.judgement.learned import Learned
-from podwatch.judgement.watch import second_signals
+from podwatch.judgement.progress import target_reached
+from podwatch.judgement.watch import WatchState, second_signals
 from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.stores.calls import TOTAL
 from podwatch.sync.doors import SyncState
@@ -119,6 +122,17 @@ def steps_at_risk(
     return newest.step - max(saved, default=0)
 
 
+def trainer_ended_at(snapshot: Snapshot, state: WatchState, policies: Policies) -> float | None:
+    """When the trainer process ended that its launcher still waits for (monotonic); None where none did, or where it
+    may end."""
+    trainer = snapshot.trainer.value
+    if trainer is None or not snapshot.trainer.ok or not trainer.alive or trainer.finish_line:
+        return None
+    if snapshot.desired is not Desired.RUNNING or target_reached(state.progress, policies):
+        return None
+    return trainer_gone_at(state.signals.endings)
+
+
 def view_of(
     parts: Parts,
     rounds: Rounds,
@@ -164,6 +178,7 @@ def view_of(
         prune_above=parts.policies.disk.prune_above,
         steps_at_risk=steps_at_risk(snapshot, parts.catalogue.sets, recovery.resumed_step, sync),
         target_step=parts.policies.detection.max_steps,
+        trainer_ended_at=trainer_ended_at(snapshot, sensing.state, parts.policies),
         armed=sensing.state.armed,
         second_signals=second_signals(sensing.state),
         inference_gpus=settings.gpu.inference,

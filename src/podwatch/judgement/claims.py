@@ -102,7 +102,8 @@ class Known:
 class Decision:
     """``why_not`` says why no training may be started now (empty: it may); ``stop``: and what runs must end.
     ``publish``: the store may be written. ``generation``: to claim, or the one that holds. ``wait``: seconds until the
-    next look. ``holder`` names the other pod."""
+    next look. ``holder`` names the other pod. ``trains_in``: seconds until training may start here if the other pod
+    stays silent; None where that is not known."""
 
     act: Act
     why_not: str = ""
@@ -113,6 +114,7 @@ class Decision:
     at_once: bool = False
     holder: str = ""
     reason: str = ""
+    trains_in: float | None = None
 
 
 def winner(claims: Collection[Claim]) -> Claim | None:
@@ -185,7 +187,8 @@ def _decide(known: Known, timing: Timing) -> Decision:
     left = timing.patience - known.watch.unchanged
     if left > 0:
         why = f"pod {who} may still train this run: its heartbeat is watched for {left:.0f} s more"
-        return Decision(Act.WATCH, why, generation=top, wait=min(timing.poll, max(left, 0.01)), holder=who, reason=why)
+        wait, ready = min(timing.poll, max(left, 0.01)), left + timing.claim_wait
+        return Decision(Act.WATCH, why, generation=top, wait=wait, holder=who, reason=why, trains_in=ready)
     return replace(claim, why_not=_asking(who), reason=f"{who} showed no sign of life", holder=who)
 
 
@@ -206,7 +209,7 @@ def _ours(known: Known, own: Own, timing: Timing) -> Decision:
     left = timing.claim_wait - own.waited
     if left > 0:
         why = "" if own.at_once else f"this run has been claimed for this pod: decided in {left:.0f} s"
-        return Decision(Act.SETTLE, why, generation=generation, wait=left, at_once=own.at_once)
+        return Decision(Act.SETTLE, why, generation=generation, wait=left, at_once=own.at_once, trains_in=left)
     return Decision(Act.HOLD, publish=True, generation=generation)
 
 

@@ -33,6 +33,7 @@ _CODES = frozenset(128 + number for number in _SIGNALS)
 _ROLES = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE, ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER})
 _ENGINE_ROLES = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE})
 _CONTEXTS = "the trainer's CUDA contexts"
+_TRAINER_NAMES = frozenset({str(ProcessRole.TRAINER), _CONTEXTS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,16 @@ class Endings:
 
 
 NO_ENDINGS = Endings()
+
+
+def looks_interrupted(status: ExitStatus) -> bool:
+    """Whether it ended as terminals and operators end processes; False where nothing is known of its end."""
+    return status.signal in _SIGNALS or status.code in _CODES
+
+
+def trainer_gone_at(endings: Endings) -> float | None:
+    """When the last process with the trainer's role was first missed (monotonic); None while one lives."""
+    return next((at for name, at in endings.gone if name == ProcessRole.TRAINER), None)
 
 
 def follow(endings: Endings, processes: Iterable[ProcessSample], at: float) -> Endings:
@@ -77,10 +88,12 @@ def operator_wait(
     trainer: TrainerSample,
     since: float,
     status: ExitStatus | None = None,
+    about: ProcessRole = ProcessRole.ENGINE,
 ) -> Wait | None:
     """How long this end, first seen at ``since``, is left to the operator; None where it is a failure to act upon now.
 
-    ``status`` is the launcher's, where it has ended. Pure; all times are monotonic seconds of ``snapshot``.
+    ``status`` is the launcher's, where it has ended; ``about`` is the role that ended, where the launcher lives. Pure;
+    all times are monotonic seconds of ``snapshot``.
     """
     near: dict[str, float] = {}
     began = since
@@ -88,7 +101,7 @@ def operator_wait(
         if at >= began - ONE_END_SECONDS:  # one after another: each may be so far from the next
             near[name] = at
             began = min(began, at)
-    why = _why(near, snapshot, trainer, began, status)
+    why = _why(near, snapshot, trainer, began, status, about)
     if not why:
         return None
     waited = snapshot.at - max((since, *near.values()))
@@ -99,15 +112,21 @@ def operator_wait(
 
 
 def _why(
-    near: dict[str, float], snapshot: Snapshot, trainer: TrainerSample, began: float, status: ExitStatus | None
+    near: dict[str, float],
+    snapshot: Snapshot,
+    trainer: TrainerSample,
+    began: float,
+    status: ExitStatus | None,
+    about: ProcessRole,
 ) -> str:
     if trainer.by_hand:
         return "podwatch did not start this trainer"
-    if status is not None and (status.signal in _SIGNALS or status.code in _CODES):
+    if status is not None and looks_interrupted(status):
         return f"it ended with {status.describe()}, which operators and terminals send"
     if _interrupt_logged(snapshot, began):
         return "its log reports an interrupt"
-    if status is None and (others := [name for name in near if name not in _ENGINE_ROLES]):
+    alone = _TRAINER_NAMES if about is ProcessRole.TRAINER else _ENGINE_ROLES
+    if status is None and (others := [name for name in near if name not in alone]):
         return f"the whole run may be ending ({', '.join(others)} ended too)"
     return ""
 

@@ -107,12 +107,14 @@ class Acts(Yielding):
         if handle is None or self.held():
             return  # held since it was decided: found again when it may be acted upon
         await self.close_open_incident("the restart did not last")
+        self.failed(finding, attempt)
         incident = await self.tools.journal.run(
             Journal.open_incident, str(finding.kind), finding.summary, json.dumps(plain(finding.evidence))
         )
         self._last_incident = incident.id
+        told = self.healing() or finding
         self.tools.say(
-            EventName.INCIDENT_OPENED, finding.summary, Severity.CRITICAL, incident=incident.id, kind=str(finding.kind)
+            EventName.INCIDENT_OPENED, told.summary, Severity.CRITICAL, incident=incident.id, kind=str(finding.kind)
         )
         lines = tuple(self.tools.last_lines(LOG_LINES_KEPT))
         if self.memory.counted != handle.start_id:

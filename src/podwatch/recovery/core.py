@@ -14,6 +14,7 @@ from podwatch.domain.intent import Intent, IntentKind, IntentState
 from podwatch.domain.mutation import Mutation
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.journal import Journal
+from podwatch.judgement.one_failure import Healing, reported
 from podwatch.recovery import memory as memory_module
 from podwatch.recovery import quarantine
 from podwatch.recovery.attempt import Attempt
@@ -33,6 +34,10 @@ STORE_RETRY: Final = 60.0
 
 _WAITING: Final = frozenset({Phase.IDLE, Phase.BLOCKED, Phase.BACKOFF, Phase.GAVE_UP, Phase.PAUSED, Phase.ENDING})
 """Phases in which an act only waits: others (the pruning) may go on, and a full disk may be what it waits for."""
+
+
+_BEFORE_START: Final = frozenset({Phase.STOPPING, Phase.LOOKING, Phase.STARTING, Phase.BACKOFF, Phase.BLOCKED})
+"""Phases in which the step that is shown is the one of the start to come."""
 
 
 class Core:
@@ -76,6 +81,11 @@ class Core:
         self._comparing: asyncio.Task[None] | None = None
         self.seen_here = False
         """A trainer of this run was found on this pod, alive or ended, or an act on one was interrupted."""
+        self.cause: Finding | None = None
+        """The failure that podwatch acts upon, until a step confirms the restart."""
+        self.cause_start, self.cause_wall = "", 0.0
+        self.cause_step: int | None = None
+        """The start that failed, when (epoch seconds), and the last step that was seen of it."""
         self.no_save_comes = ""
         """Why the save that a stop waits for will not come."""
 
@@ -142,14 +152,63 @@ class Core:
         """Whether an act may begin by itself: none runs, no person's wish is being taken in, podwatch stays."""
         return not (self.acting or self._wish or self._closed)
 
+    def expected_step(self) -> int | None:
+        """The step that the next start will resume from, as far as this pod's checkpoints say; None: a fresh start."""
+        memory = self.memory
+        if self.chosen is not None or memory.fresh:
+            return self.chosen
+        if memory.wanted is not None:
+            return memory.wanted
+        ours = [s.step for s in self.tools.catalogue.sets if s.complete and not s.held and self.procedure.owns(s)]
+        fit = [step for step in ours if step not in memory.refused]
+        lower = [step for step in fit if memory.below is None or step < memory.below]
+        return max(lower or fit, default=None)
+
+    def failed(self, cause: Finding, attempt: Attempt | None) -> None:
+        """From now on this is what podwatch acts upon."""
+        clock = self.tools.clock
+        self.cause, self.cause_start = cause, self.handle.start_id if self.handle is not None else ""
+        self.cause_step = attempt.last_step if attempt is not None else None
+        self.cause_wall = clock.wall() - max(0.0, clock.monotonic() - cause.since)
+
+    def healing(self) -> Finding | None:
+        """The one finding about the failure that podwatch acts upon; None while it acts upon none."""
+        if self.cause is None:
+            return None
+        started = self.handle is not None and self.handle.start_id != self.cause_start
+        step = self.attempt.resumed_from if started and self.attempt is not None else self.expected_step()
+        fresh = step is None and (started or self.memory.fresh)
+        saved = next((s.changed_wall for s in self.tools.catalogue.sets if s.complete and s.step == step), None)
+        lost = None
+        if self.cause_step is not None and (fresh or step is not None):
+            lost = self.cause_step - (step or 0)
+        due = self.memory.next_try_wall if self._phase is Phase.BACKOFF else None
+        return reported(
+            Healing(
+                self.cause,
+                step=step,
+                fresh=fresh,
+                lost_steps=lost if lost is not None and lost >= 0 else None,
+                lost_seconds=None if saved is None else max(0.0, self.cause_wall - saved),
+                started=started,
+                retry_seconds=None if due is None else max(0.0, due - self.tools.clock.wall()),
+                paused=self._phase is Phase.PAUSED,
+                launcher=self.tools.layout.name,
+            )
+        )
+
     @property
     def state(self) -> RecoveryState:
         record, handle = self.tools.record.current, self.handle
         last = record.last_start.step if record is not None and record.last_start is not None else None
+        step = self.attempt.resumed_from if self.attempt is not None else last
+        failed = self.cause is not None and (self.handle is None or self.handle.start_id == self.cause_start)
+        if failed or (self._phase in _BEFORE_START and self.desired is Desired.RUNNING):
+            step = self.expected_step()
         return RecoveryState(
             phase=self._phase,
             since=self._since,
-            step=self.attempt.resumed_from if self.attempt is not None else last,
+            step=step,
             attempts=self.memory.history.streak_count,
             next_try_wall=self.memory.next_try_wall if self._phase in (Phase.BACKOFF, Phase.GAVE_UP) else None,
             detail=self._detail,
@@ -301,6 +360,8 @@ class Core:
 
     def watch(self, handle: TrainerHandle, attempt: Attempt) -> None:
         self.handle, self.attempt, self.seen_here = handle, attempt, True
+        if handle.supervision is Supervision.ATTACH:
+            self.cause = None  # its operator has started it again
         self.procedure.writers_ended = False
         self.machine_fault = ""
         self.memory.ended_wall = None
@@ -391,6 +452,7 @@ class Core:
     def close_incident(
         self, incident_id: int, resolution: str, *, resumed: int | None = None, lost: int | None = None
     ) -> None:
+        self.cause = None
         self.tools.journal.post(
             Journal.update_incident,
             incident_id,

@@ -39,6 +39,8 @@ class Memory:
     """This pod has lost the run and stopped its trainer: one that is attached to since then is a person's."""
     ended_wall: float | None = None
     """Epoch second at which our last trainer ended: what had been running before that is not its successor."""
+    by_hand: str = ""
+    """Id of the last `podwatch run` on a terminal that was obeyed: an init that restarts the daemon is not typed."""
     ignored: tuple[str, ...] = ()
     """Start ids of processes that an operator said are not this run's training (``podwatch start --beside PID``)."""
 
@@ -60,6 +62,7 @@ class Memory:
             "adopted": self.adopted,
             "yielded": self.yielded,
             "ended_wall": self.ended_wall,
+            "by_hand": self.by_hand,
             "ignored": list(self.ignored),
         }
 
@@ -85,6 +88,7 @@ def from_dict(data: Mapping[str, Any], clock: Clock) -> Memory:
         adopted=bool(data.get("adopted", False)),
         yielded=bool(data.get("yielded", False)),
         ended_wall=data.get("ended_wall") if same_boot else None,
+        by_hand=str(data.get("by_hand", "")),
         ignored=tuple(str(name) for name in data.get("ignored") or ()) if same_boot else (),
     )
 

@@ -104,14 +104,20 @@ class Recovery(Wishes):
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    async def begin(self, *, adopt_existing: bool = False) -> None:
+    async def begin(self, *, adopt_existing: bool = False, by_hand: str = "") -> None:
         """Pick up what an earlier podwatch left, then adopt, attach or start as it is wanted. Returns soon: whatever
-        takes time goes on as an act. Raises ConfigurationError when output_dir belongs to another run."""
+        takes time continues as an act. ``by_hand``: id of the `podwatch run` that an operator typed; the first begin
+        with it does not wait out a backoff. Raises ConfigurationError when output_dir belongs to another run."""
         tools = self.tools
         self.memory = await memory_module.load(tools.journal, tools.clock)
         self.procedure = Procedure(tools, self.memory, self._show)
         if adopt_existing:
             self.memory.adopted = True
+            await self.procedure.remember()
+        if by_hand and by_hand != self.memory.by_hand:
+            self.memory.by_hand = by_hand
+            self.memory.next_try_wall = None
+            self.memory.history = replace(self.memory.history, gave_up_at=None)
             await self.procedure.remember()
         if tools.settings.recovery.on_give_up == "exit" and self.memory.history.gave_up:
             # Whoever starts podwatch again on this machine wants at least one more try, and not in an hour.
@@ -339,6 +345,7 @@ class Recovery(Wishes):
         if answer.state is ConfirmationState.CONFIRMED:
             self._confirmed(answer.step)
         elif answer.state is ConfirmationState.UNCONFIRMED:
+            self.cause = None
             self.unconfirmed = True
             self.unconfirmed_above = newest_step(self.tools.catalogue.sets)
             self._show(Phase.RUNNING, "no step number could be read: nothing is deleted before the next save")
@@ -369,11 +376,13 @@ class Recovery(Wishes):
         where = "a fresh start" if attempt.resumed_from is None else f"step {attempt.resumed_from}"
         self._show(Phase.RUNNING, f"confirmed: step {step} after {where}")
         self.memory.confirmed = attempt.start_id
+        self.cause = None
         self.clear(FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
         self.remember_soon()
         tools.say(EventName.TRAINER_CONFIRMED, f"training goes on: step {step} seen after {where}", step=step)
         lost = None
         if attempt.step_at_death is not None:
-            lost = max(0, attempt.step_at_death - (attempt.resumed_from or 0))
+            lost = attempt.step_at_death - (attempt.resumed_from or 0)
+            lost = lost if lost >= 0 else None  # a checkpoint above every step that was seen: nothing is known
         if attempt.incident_id is not None:
             self.close_incident(attempt.incident_id, f"restarted from {where}", resumed=attempt.resumed_from, lost=lost)

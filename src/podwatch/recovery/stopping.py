@@ -27,14 +27,20 @@ class Stopping(Core):
 
     @property
     def judged(self) -> Desired:
-        """As what the trainer is judged: one that is to make one more save is still meant to run, and its death must
-        be seen, or that save is waited for until somebody looks."""
-        return Desired.RUNNING if self._phase is Phase.ENDING else self.desired
+        """As what the trainer is judged. One that is to make one more save is still meant to run: its death must be
+        seen, or the stop waits for a save that never comes. One that podwatch stops may end, also where it is started
+        again afterwards."""
+        if self._phase is Phase.ENDING:
+            return Desired.RUNNING
+        if self.desired is Desired.RUNNING and self._phase is Phase.STOPPING:
+            return Desired.STOPPED
+        return self.desired
 
     async def stop_act(self, why: str, *, above: int | None = None) -> None:
         """Stop on purpose; not a failure. ``above``: only once a complete set above this step is here."""
         if self.held():
             return
+        self.cause = None
         handle = self.handle
         if handle is not None:
             if above is not None:
@@ -43,6 +49,7 @@ class Stopping(Core):
         self.forget()
         await self.gave_way()
         await self.set_desired(Desired.STOPPED)
+        self.clear(FindingKind.GAVE_UP, FindingKind.BLOCKED, FindingKind.RESUMED_WRONG, FindingKind.UNGUARDED)
         await self.close_open_incident("training was stopped on purpose")
         self._show(Phase.STOPPED, why)
 
@@ -115,6 +122,7 @@ class Stopping(Core):
         """The run is done: record that first, then end what lingers (it still costs GPUs)."""
         if self.held():
             return
+        self.cause = None
         handle = self.handle
         await self.set_desired(Desired.FINISHED, of=self.watched)
         if handle is not None:

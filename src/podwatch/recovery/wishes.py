@@ -9,6 +9,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.snapshot import Desired, Supervision
+from podwatch.judgement.claims import Act
 from podwatch.judgement.restart import RestartHistory
 from podwatch.recovery import plan, yielding
 from podwatch.recovery.acts import Acts
@@ -52,6 +53,8 @@ class Wishes(Acts):
             self.spawn(lambda: self.restart_act("started by hand"))
             if waits := (*there.rivals, *there.pending):
                 return Started(f"training is wanted; podwatch does not start it beside {listed(waits)}")
+            if (standing := self.tools.standing()).why_not and standing.act is not Act.ASK:
+                return Started(f"training is wanted, and does not start yet: {standing.why_not}")
             return Started("training is wanted and will be started")
 
     async def _ignore(self, look: Look, pid: int) -> Look:
@@ -168,6 +171,7 @@ class Wishes(Acts):
     def _forgive(self, step: int | None, fresh: bool) -> None:
         """A person begins anew: what failed before is not counted."""
         memory = self.memory
+        self.cause = None
         memory.wanted, memory.fresh, memory.below, memory.next_try_wall = step, fresh, None, None
         memory.history = RestartHistory(ever_worked=memory.history.ever_worked)
         if fresh:

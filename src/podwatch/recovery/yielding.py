@@ -1,11 +1,12 @@
 """Who trains already, here or elsewhere: looked at before a start; and a pod that lost its run gives way (DESIGN
 section 4, "Two pods, one run")."""
 
+import time
 from dataclasses import replace
 from typing import Final
 
 from podwatch.domain.finding import FindingKind, Severity
-from podwatch.judgement.claims import Act
+from podwatch.judgement.claims import Act, Decision
 from podwatch.recovery.persons import Persons
 from podwatch.recovery.state import Phase
 from podwatch.trainer.base import Look
@@ -51,6 +52,13 @@ class Yielding(Persons):
         self._decided = self._decided or self._asked_for
         return "" if self._decided else standing.why_not
 
+    def _who_acts(self, standing: Decision) -> str:
+        """The one instruction where another pod may train this run."""
+        if standing.trains_in is None:
+            return f"stop training on the other pod, or {FIX}"
+        at = time.strftime("%H:%M:%S", time.gmtime(self.tools.clock.wall() + standing.trains_in))
+        return f"nothing: podwatch takes the run over at {at} UTC, unless the other pod turns out to be alive"
+
     async def elsewhere(self) -> bool:
         """Wait while another pod may train this run. True where the start is not to be made: a trainer was found here,
         or the run is another pod's for good."""
@@ -63,8 +71,10 @@ class Yielding(Persons):
                 await self.gave_way()
                 return True
             self._show(Phase.BLOCKED, why)
-            if standing.act is not Act.ASK:
-                self.note(FindingKind.BLOCKED, Severity.WARNING, why, FIX)
+            if standing.stop:
+                self.clear(FindingKind.BLOCKED)  # `superseded` says so, with its own instruction
+            elif standing.act is not Act.ASK:
+                self.note(FindingKind.BLOCKED, Severity.WARNING, why, self._who_acts(standing))
             elif now - began > ANSWER_SECONDS:
                 self.note(FindingKind.BLOCKED, Severity.CRITICAL, why, FIX_STORE)
             await tools.clock.sleep(POLL)

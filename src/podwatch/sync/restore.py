@@ -148,6 +148,14 @@ class Restorer:
             if step in (None, save.step):
                 yield save
 
+    def _started_afresh(self, store: ObjectStore) -> bool:
+        """Whether the pointer deliberately names no checkpoint (`clean`, `start --fresh`)."""
+        try:
+            pointer = newest_pointer(store, self._keys)
+        except IntegrityError:
+            return False
+        return pointer is not None and pointer.step is None
+
     def _named(self, store: ObjectStore, pointer: Pointer) -> RemoteSave:
         manifest = read_manifest(store, self._keys, pointer)
         found = store.stat(pointer.manifest_key, pointer.manifest_file_id)
@@ -208,10 +216,14 @@ class Restorer:
                 refused += [n for n in notes if n not in refused]
                 if save is None:
                     what = "no whole checkpoint in the store" if step is None else f"step {step} is not in the store"
+                    fix = "podwatch store ls shows what is there"
+                    if step is None and self._started_afresh(store):
+                        what = "this run was started afresh and has not stored a checkpoint since"
+                        fix = "`podwatch restore --step N` takes one from before; `podwatch store ls` lists them"
                     raise RemoteError(
                         what + (f" ({'; '.join(refused)})" if refused else ""),
                         where=f"{store.url}/{self._keys.root}",
-                        fix="podwatch store ls shows what is there",
+                        fix=fix,
                         transient=False,
                     )
                 tried.add((save.manifest_key, save.manifest_sha1))

@@ -4,11 +4,12 @@ from typing import Any
 
 from podwatch.client.times import rfc3339
 from podwatch.domain.checkpoint import newest_complete
-from podwatch.domain.finding import FindingKind, Severity, Verdict
+from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus
 from podwatch.domain.reading import SensorState
 from podwatch.domain.secrets import scrub_all
 from podwatch.domain.snapshot import Desired, DiskSample, ProgressSample, TrainerSample
+from podwatch.judgement.one_failure import NOTHING
 from podwatch.telling.documents import (
     SCHEMA_VERSION,
     checkpoint_document,
@@ -21,6 +22,9 @@ from podwatch.telling.view import DaemonView, SensorView
 
 DOWN_KINDS = frozenset({FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED})
 """With the launcher alive these still mean that nothing is being trained."""
+
+HOLDS_UP = frozenset({FindingKind.BLOCKED, FindingKind.SUPERSEDED, FindingKind.AMBIGUOUS_TRAINERS})
+"""What a start waits for, in recovery's own words."""
 
 _SUGGESTIONS = {
     FindingKind.NOT_BACKED_UP: "set [sync] store to b2://bucket or file:///path on another disk",
@@ -49,6 +53,8 @@ def _document(view: DaemonView) -> dict[str, Any]:
     trainer = view.snapshot.trainer.value
     training = _training(view, trainer)
     reasons = _reasons(view)
+    if training["state"] == "blocked":
+        reasons = _blocked_is_critical(reasons)
     if not any(r["severity"] == "critical" for r in reasons):
         reasons = _state_reason(view, training) + reasons
     return {
@@ -131,7 +137,7 @@ def _reasons(view: DaemonView) -> list[dict[str, Any]]:
     for finding in sorted(view.findings, key=lambda f: (rank[f.severity], f.since)):
         since = min(finding.since, view.now)
         document = finding_document(finding, since_wall=view.wall_of(since), for_seconds=view.now - since)
-        document["suggestion"] = document["suggestion"] or _SUGGESTIONS.get(finding.kind, "see `podwatch events`")
+        document["suggestion"] = document["suggestion"] or _suggestion(view, finding)
         reasons.append(document)
     have = {f.kind for f in view.findings}
     if not view.sync.store_url and FindingKind.NOT_BACKED_UP not in have:
@@ -150,6 +156,28 @@ def _reasons(view: DaemonView) -> list[dict[str, Any]]:
     return reasons
 
 
+def _blocked_is_critical(reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Training is down, so what holds it up is critical; the same text is not shown a second time for that."""
+    for reason in reasons:
+        if reason["kind"] in HOLDS_UP:
+            return [reason | {"severity": str(Severity.CRITICAL)}, *(r for r in reasons if r is not reason)]
+    return reasons
+
+
+def _suggestion(view: DaemonView, finding: Finding) -> str:
+    """What to do where the finding itself does not say it."""
+    if finding.verdict is not Verdict.NONE:
+        restarts = finding.verdict is Verdict.RESTART
+        if view.pause is not None:
+            return "podwatch is paused: `podwatch unpause` lets it act"
+        if view.mode == "observe":
+            way = "`podwatch restart` restarts training" if restarts else "`podwatch stop-training` ends it"
+            return f"podwatch only observes; {way}"
+        if restarts and finding.confirmed and view.recovery.active:
+            return NOTHING
+    return _SUGGESTIONS.get(finding.kind, "`podwatch events` shows what led to it")
+
+
 def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, Any]]:
     """Being down needs a reason even when no finding is open any more (recovery is already at work)."""
     ended = (training["exit"] or {}).get("text", "")
@@ -159,7 +187,8 @@ def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, 
                 summary = "the trainer was brought back and has not shown a step yet"
             else:
                 summary = f"the trainer is not running{f' ({ended})' if ended else ''}"
-            return [_own(view, FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary)]
+            reason = _own(view, FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary)
+            return [reason | {"suggestion": NOTHING} if training["state"] == "recovering" else reason]
         case "blocked":
             detail = view.recovery.detail or "something still holds the GPUs or ports"
             return [_own(view, FindingKind.BLOCKED, Severity.CRITICAL, detail)]
@@ -213,6 +242,7 @@ def _training(view: DaemonView, trainer: TrainerSample | None) -> dict[str, Any]
         "step_source": str(newest.source) if newest else None,
         "last_sign_at": rfc3339(view.wall_of(last_sign)) if last_sign is not None else None,
         "step_late": _step_late(view, newest),
+        "trainer_ended_at": rfc3339(None if view.trainer_ended_at is None else view.wall_of(view.trainer_ended_at)),
         "target_step": view.target_step,
         "median_step_seconds": view.learned.median_step_seconds,
         "steps_at_risk": view.steps_at_risk,
@@ -243,6 +273,8 @@ def training_state(view: DaemonView) -> str:
         return "recovering" if recovery.active else "unknown"
     wanted = view.desired is Desired.RUNNING  # one that is being stopped on purpose is not being brought back
     if not trainer.alive:
+        if any(f.verdict is Verdict.FINISH and f.confirmed for f in view.findings):
+            return "finished"
         if wanted and (recovery.active or recovery.waiting):
             return "recovering"
         if view.desired is Desired.FINISHED:

@@ -136,6 +136,9 @@ class DaemonView:
     prune_above: float = 0.85
     steps_at_risk: int | None = None
     target_step: int | None = None
+    trainer_ended_at: float | None = None
+    """Monotonic second at which the trainer process was first missed while its launcher lives and training is to run;
+    None otherwise."""
     armed: tuple[str, ...] = ()
     second_signals: tuple[str, ...] = ()
     inference_gpus: tuple[int, ...] = ()

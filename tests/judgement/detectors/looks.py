@@ -8,6 +8,7 @@ from podwatch.domain.policy import DetectionPolicy, Policies
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.reading import Reading, observed
 from podwatch.domain.snapshot import (
+    Desired,
     DiskSample,
     GpuSample,
     Health,
@@ -73,6 +74,9 @@ class World:
     """Readings that replace what the world would show."""
     host: HostSample | None = None
     logs: tuple[LogMatch, ...] = ()
+    desired: Desired = Desired.RUNNING
+    booted: float | None = None
+    """Seconds between the boot and ``now`` = 0; None: this clock is not known."""
     learned: Learned | None = None
     state: WatchState = field(init=False)
     findings: tuple[Finding, ...] = ()
@@ -106,6 +110,8 @@ class World:
             inference=observed(tuple(self.inference.values()), at),
             progress=observed((ProgressSample(ProgressSource.STEP_LINE, "trainer", self.step_at, self.step),), at),
             saving=self.saving,
+            desired=self.desired,
+            boot_at=None if self.booted is None else at + self.booted,
             logs=observed(self.logs, at),
         )
         if self.host is not None:

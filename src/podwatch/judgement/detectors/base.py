@@ -24,7 +24,7 @@ class Look:
     also what the detectors before this one in the registry learned from it.
 
     ``trainer`` is the trainer's tree, where it could be observed. ``wanted``: training is to run (not stopped, not
-    finished). ``ending``: it is finishing or was told to stop, so its processes may go.
+    finished). ``ending``: it is finishing or is being stopped, so its processes may go.
     """
 
     snapshot: Snapshot
@@ -35,6 +35,13 @@ class Look:
     trainer: TrainerSample | None = None
     wanted: bool = True
     ending: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """False while the run may end, and between two starts: an engine that is shut down writes the same lines as
+        one that dies (DESIGN section 3)."""
+        between = self.trainer is not None and not self.trainer.start_id
+        return self.wanted and not self.ending and not between
 
 
 @dataclass(frozen=True, slots=True)

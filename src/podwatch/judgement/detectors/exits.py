@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.reading import SensorState
-from podwatch.domain.snapshot import Health, HostSample, RequiredExit, Supervision, TrainerSample
+from podwatch.domain.snapshot import GpuState, Health, HostSample, RequiredExit, Supervision, TrainerSample
 from podwatch.judgement.detectors import second as also
 from podwatch.judgement.detectors.base import Look, Turn
-from podwatch.judgement.endings import announcement, operator_wait
+from podwatch.judgement.detectors.hang import run_gpus
+from podwatch.judgement.detectors.window import NO_RHYTHM, NOT_HELD, Held, Rhythm
+from podwatch.judgement.endings import ONE_END_SECONDS, Wait, announcement, looks_interrupted, operator_wait
 from podwatch.judgement.learned import Learned
 from podwatch.judgement.progress import target_reached
 from podwatch.judgement.signals import ENGINE_ROLES, extra, needs, passing
@@ -19,6 +21,13 @@ from podwatch.judgement.signals import ENGINE_ROLES, extra, needs, passing
 OOM_NEAR_SECONDS = 60.0
 """An OOM kill counted this near to an end explains it: the host is looked at every few seconds, an end is told 5 s
 after it (a replacement may come), and the kernel log can lag."""
+ALONE_SECONDS = ONE_END_SECONDS + 10.0
+"""A trainer that ends alone, nobody knows how, may be the first role of a run that is being ended: each that follows
+does so within ONE_END_SECONDS, and is seen some seconds later. Until then podwatch reports and does not act."""
+STARTED_LATER_SECONDS = 1.0
+"""Start times are known to a hundredth of a second, an end only to the look that missed it."""
+GAP_SHARE_OF_HOLD = 0.75
+GIB = 1 << 30
 SIGKILL, SIGKILL_CODE = 9, 137
 OUT_OF_MEMORY = "out of memory"
 
@@ -31,13 +40,19 @@ class ExitState:
     """The kernel's counters as last read: of the run's cgroup, and of the kernel log."""
     oom_at: tuple[float, ...] = ()
     """When one of them was seen to have grown."""
+    trainer_gpus: frozenset[int] = frozenset()
+    """GPUs that the trainer has for itself, and of these the ``full`` ones: seen full during this start."""
+    full: frozenset[int] = frozenset()
+    empty: Held = NOT_HELD
+    """All of ``trainer_gpus`` below the floor."""
+    rhythm: Rhythm = NO_RHYTHM
 
 
 class ExitsDetector:
     name = "exits"
     kinds = (FindingKind.TRAINER_EXITED, FindingKind.REQUIRED_CHILD_EXITED, FindingKind.FINISHED)
     needs = ("trainer",)
-    second = ("health", "gpu memory", "engine process", "steps")
+    second = ("health", "gpu memory", "engine process", "trainer's gpu memory", "steps")
     survives_restart = False
 
     def initial(self) -> ExitState:
@@ -57,6 +72,7 @@ class ExitsDetector:
         if trainer.alive:
             if state.ended_at is not None:
                 state = replace(state, ended_at=None)
+            state = _follow_memory(state, look)
             if not trainer.required_exits or not look.wanted:
                 return Turn(state, look.learned)
             return Turn(state, look.learned, _children(state, look, trainer))
@@ -80,6 +96,30 @@ def _follow_ooms(state: ExitState, host: HostSample, at: float) -> ExitState:
     grown = any(n is not None and b is not None and n > b for n, b in zip(now, state.ooms, strict=True))
     known = (now[0] if now[0] is not None else state.ooms[0], now[1] if now[1] is not None else state.ooms[1])
     return replace(state, ooms=known, oom_at=(*state.oom_at, at)[-8:] if grown else state.oom_at)
+
+
+def _follow_memory(state: ExitState, look: Look) -> ExitState:
+    """The memory of the GPUs that the trainer has for itself. A look that fails begins the window again."""
+    reading, policy = look.snapshot.gpus, look.policies.detection
+    if not reading.ok or reading.value is None:
+        return state if state.rhythm is NO_RHYTHM else replace(state, empty=NOT_HELD, rhythm=NO_RHYTHM)
+    if state.rhythm.last_at is not None and reading.at <= state.rhythm.last_at:
+        return state
+    own = state.trainer_gpus
+    if look.signals.tree.trainer_gpus or not own:  # who holds which GPU shows only while the trainer lives
+        own = (frozenset(policy.trainer_gpus) or run_gpus(look)) - frozenset(policy.inference_gpus)
+    used = {
+        g.index: g.memory_used_bytes
+        for g in reading.value
+        if g.index in own and g.state is GpuState.OK and not g.mig and g.memory_used_bytes is not None
+    }
+    full = state.full | {index for index, memory in used.items() if memory >= policy.baseline_min_bytes}
+    rhythm = state.rhythm.update(reading.at)
+    empty = bool(own) and len(used) == len(own) and all(m < policy.memory_floor_bytes for m in used.values())
+    if not empty and state.empty is NOT_HELD and (own, full) == (state.trainer_gpus, state.full):
+        return replace(state, rhythm=Rhythm(reading.at, state.rhythm.gaps))
+    gap = rhythm.max_gap(GAP_SHARE_OF_HOLD * policy.hold_seconds)
+    return replace(state, trainer_gpus=own, full=full, empty=state.empty.update(empty, reading.at, gap), rhythm=rhythm)
 
 
 def _for_memory(state: ExitState, status: ExitStatus, ended_at: float) -> Evidence | None:
@@ -204,7 +244,7 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
             continue  # of an evaluation, perhaps: training had made steps before there was one
         if passing(gone, living, policy):
             continue  # a fork, until it execs
-        second = _second(look, trainer, gone)
+        second = _second(state, look, trainer, gone)
         agrees = bool(also.agreeing(second))
         if gone.role in living and not agrees:
             continue  # replaced, or one of several, and everything works
@@ -214,17 +254,20 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
         first = Evidence(gone.name, f"ended with {how}", Agreement.AGREES, missing)
         wait = None
         if dead and memory is None:
-            wait = operator_wait(look.signals.endings, look.snapshot, trainer, gone.seen_gone_at)
+            wait = operator_wait(look.signals.endings, look.snapshot, trainer, gone.seen_gone_at, about=gone.role)
+        alone = _alone(gone, second, missing) if dead and memory is None and wait is None else None
         suggestion = announcement(wait) if wait is not None else ""
+        if alone is not None:
+            suggestion = f"podwatch restarts training in {alone.seconds:.0f} s; {alone.why}"
         findings.append(
             Finding(
                 FindingKind.REQUIRED_CHILD_EXITED,
                 Severity.CRITICAL if dead else Severity.WARNING,
-                f"{gone.name} ({gone.role}) ended with {how} while the launcher lives",
+                f"{_named(gone)} ended with {how} while the launcher lives",
                 gone.seen_gone_at,
                 suggestion=suggestion if dead else "no second signal agrees: not restarting; look at its log",
                 verdict=Verdict.RESTART if dead else Verdict.NONE,
-                confirmed=dead and wait is None,
+                confirmed=dead and wait is None and alone is None,
                 evidence=(
                     first,
                     *second,
@@ -237,13 +280,72 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
     return tuple(findings)
 
 
-def _second(look: Look, trainer: TrainerSample, gone: RequiredExit) -> tuple[Evidence, ...]:
-    """An engine's end shows in the server and in the memory. The orchestrator's and the trainer's show in the steps
-    alone, and only after some time: the steps that were under way still end."""
+def _named(gone: RequiredExit) -> str:
+    return "the trainer process" if gone.role is ProcessRole.TRAINER else f"{gone.name} ({gone.role})"
+
+
+def _alone(gone: RequiredExit, second: tuple[Evidence, ...], missing: float) -> Wait | None:
+    """A trainer that ended alone is not acted upon while the others may still follow it, unless its status shows a
+    crash, or the steps have shown long since that nothing trains."""
+    crashed = gone.status.known and not gone.status.clean and not looks_interrupted(gone.status)
+    if gone.role is not ProcessRole.TRAINER or crashed or STEPS in also.agreeing(second) or missing > ALONE_SECONDS:
+        return None
+    return Wait(ALONE_SECONDS - missing, "if you are ending the run: `podwatch stop-training`")
+
+
+def _second(state: ExitState, look: Look, trainer: TrainerSample, gone: RequiredExit) -> tuple[Evidence, ...]:
+    """An engine's end shows in the server and in the memory, a trainer's in the memory of its own GPUs. The
+    orchestrator's shows in the steps alone, and only after some time: the steps that were under way still end."""
     steps = also.steps(look, gone.seen_gone_at)
+    if gone.role is ProcessRole.TRAINER:
+        return (_trainer_memory(state, look, trainer, gone), steps)
     if gone.role not in ENGINE_ROLES:
         return (steps,)
     return (_health(look), also.memory(look), _engine(look, trainer, gone.role), steps)
+
+
+STEPS = "steps"
+
+
+def _trainer_memory(state: ExitState, look: Look, trainer: TrainerSample, gone: RequiredExit) -> Evidence:
+    """Are the GPUs empty that the trainer had for itself, and was nothing else started since it ended? A script that
+    trains in phases starts the next one; a launcher that only waits starts nothing."""
+    name, policy = "trainer's gpu memory", look.policies.detection
+    own, held = state.trainer_gpus, state.empty
+    if not own:
+        return Evidence(name, "it has no GPU for itself, or that is not known", Agreement.UNAVAILABLE)
+    if not look.snapshot.gpus.ok:
+        return Evidence(name, look.snapshot.gpus.detail or "not observed", Agreement.UNAVAILABLE)
+    if not state.full:
+        return Evidence(name, "never was full during this start", Agreement.UNAVAILABLE)
+    if held.since is None:
+        return Evidence(name, "held", Agreement.DISAGREES)
+    which = ", ".join(f"GPU {index}" for index in sorted(own))
+    if held.samples < MIN_SAMPLES_EMPTY or held.seconds < policy.hold_seconds:
+        return Evidence(name, f"{which} empty, not long enough", Agreement.UNAVAILABLE, held.seconds)
+    if (later := _started_since(look, trainer, gone)) is None:
+        return Evidence(name, f"{which} empty; when processes were started is not known", Agreement.UNAVAILABLE)
+    if later:
+        return Evidence(name, f"{which} empty, but {later} was started since", Agreement.UNAVAILABLE, held.seconds)
+    return Evidence(name, f"{which} empty", Agreement.AGREES, held.seconds)
+
+
+MIN_SAMPLES_EMPTY = 3
+
+
+def _started_since(look: Look, trainer: TrainerSample, gone: RequiredExit) -> str | None:
+    """A process that the launcher, or what it runs, started after this end; None where nobody can tell. Workers that
+    the other roles start are their own business."""
+    snapshot = look.snapshot
+    if snapshot.boot_at is None:
+        return None
+    boottime = snapshot.boot_at - (snapshot.at - snapshot.trainer.at)
+    missing = snapshot.trainer.at - gone.seen_gone_at
+    others = {p.identity.pid for p in trainer.descendants if p.role not in (ProcessRole.LAUNCHER, ProcessRole.OTHER)}
+    for process in trainer.descendants:
+        if process.parent_pid not in others and process.identity.age(boottime) < missing - STARTED_LATER_SECONDS:
+            return process.name
+    return ""
 
 
 def _health(look: Look) -> Evidence:

@@ -44,6 +44,8 @@ class LogRulesDetector:
                 continue
             if match.error:
                 findings.append(_off(rule, match, look.snapshot.at))
+            elif not look.trains:
+                continue
             elif match.count >= rule.count or (match.count and match.rule in raised):
                 raised.setdefault(match.rule, match.first_at)
                 findings.append(_found(rule, match, look.snapshot.at))

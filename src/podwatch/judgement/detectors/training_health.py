@@ -63,7 +63,7 @@ class TrainingHealthDetector:
             state = replace(state, taken=reading.value)
             for metrics in reading.value:
                 state = _take(state, metrics, policy)
-        if not state.streaks and state.flat_since is None:
+        if not look.wanted or (not state.streaks and state.flat_since is None):
             return Turn(state, look.learned)
         stop = policy.stop and look.wanted and not look.ending and look.trainer is not None and look.trainer.alive
         return Turn(state, look.learned, tuple(_findings(state, policy, look.snapshot.at, stop)))

@@ -1,0 +1,152 @@
+"""One failure is one finding: its cause in plain words, what podwatch does, what it cost, what the operator must do.
+
+A death shows in many places: memory, health, processes, logs, steps. Each detector reports what it sees; an operator
+wants the failure once. ``fold`` keeps the finding that leads and puts the others into its evidence. Detectors and
+recovery work with the findings as they are; only status, events and notices use the folded ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
+
+DEATHS = (
+    FindingKind.TRAINER_EXITED,
+    FindingKind.SILENT_DEATH,
+    FindingKind.REQUIRED_CHILD_EXITED,
+    FindingKind.HANG,
+)
+"""Training does not go on, worst explained last: an exit says more than memory, and memory more than silence."""
+OPERATOR = (
+    FindingKind.SUPERSEDED,
+    FindingKind.GAVE_UP,
+    FindingKind.RESUMED_WRONG,
+    FindingKind.FOREIGN_CHECKPOINTS,
+    FindingKind.AMBIGUOUS_TRAINERS,
+    FindingKind.UNGUARDED,
+    FindingKind.BLOCKED,
+)
+"""Training stays down until the operator does something: that leads, whatever the cause was."""
+FOLLOWS = frozenset({*DEATHS, FindingKind.LOG_RULE, FindingKind.SENSOR_BLIND, FindingKind.NO_SECOND_SIGNAL})
+FOLLOWS_WHILE_HEALING = FOLLOWS | {
+    FindingKind.SYNC_LAGGING,
+    FindingKind.CHECKPOINT_OVERDUE,
+    FindingKind.TRAINING_HEALTH,
+    FindingKind.OUT_OF_MEMORY,
+}
+BEFORE_SECONDS = 120.0
+"""A log line or a blind sensor from so long before a death belongs to it: an engine that dies writes first, and memory
+must hold for some seconds."""
+NOTHING = "nothing, podwatch restarts training"
+UNPAUSE = "`podwatch unpause` restarts training"
+
+
+@dataclass(frozen=True, slots=True)
+class Healing:
+    """A failure that podwatch acts upon. ``step`` is the one it resumes from; None where that is not known yet, or for
+    a ``fresh`` start. ``lost_*`` are None where they are not known. ``started``: the new trainer runs and has not shown
+    a step."""
+
+    cause: Finding
+    step: int | None = None
+    fresh: bool = False
+    lost_steps: int | None = None
+    lost_seconds: float | None = None
+    started: bool = False
+    retry_seconds: float | None = None
+    paused: bool = False
+    """Maintenance: podwatch acts when the operator ends it."""
+    launcher: str = ""
+    """What the launcher is called, where that is known: ``prime-rl``."""
+
+
+def plain(cause: Finding, launcher: str = "") -> str:
+    """The cause as one clause, without the list of signals."""
+    if cause.kind is not FindingKind.SILENT_DEATH or not cause.confirmed:
+        return cause.summary
+    who = f"the inference server at {cause.subject}" if "://" in cause.subject else "the inference engine"
+    where = f" on GPU {cause.subject[3:]}" if cause.subject.startswith("gpu") else ""
+    return f"{who}{where} died and {launcher or 'the launcher'} did not notice"
+
+
+def reported(healing: Healing) -> Finding:
+    """The one finding of a failure that podwatch heals; its key is the cause's."""
+    source = " from the beginning" if healing.fresh else "" if healing.step is None else f" from step {healing.step}"
+    lost = _lost(healing)
+    if healing.started:
+        what = f"Restarted{source}{lost}; its first step is not made yet"
+    elif healing.paused:
+        what = f"Training restarts{source}{lost} when the pause ends"
+    elif healing.retry_seconds is not None:
+        what = f"Restarting{source} in {healing.retry_seconds:.0f} s{lost}"
+    else:
+        what = f"Restarting{source or ' training'}{lost}"
+    cause = plain(healing.cause, healing.launcher)
+    return replace(
+        healing.cause,
+        severity=Severity.CRITICAL,
+        summary=f"{cause[:1].upper()}{cause[1:]}. {what}",
+        suggestion=UNPAUSE if healing.paused and not healing.started else NOTHING,
+        verdict=Verdict.RESTART,
+        confirmed=True,
+    )
+
+
+def _lost(healing: Healing) -> str:
+    steps, seconds = healing.lost_steps, healing.lost_seconds
+    if steps == 0:
+        return " (no step lost)"
+    parts = [] if steps is None else [f"{steps} step{'' if steps == 1 else 's'}"]
+    parts += [] if seconds is None else [_span(seconds)]
+    return f" ({', '.join(parts)} lost)" if parts else ""
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def fold(findings: Sequence[Finding], healing: Finding | None = None) -> tuple[Finding, ...]:
+    """The same findings with each failure once. ``healing``: what podwatch acts upon now (``reported``). Pure; of two
+    findings with one key the later counts, as everywhere."""
+    merged = {f.key: f for f in findings}
+    if healing is not None:
+        merged[healing.key] = healing
+    found = tuple(merged.values())
+    cause = healing if healing is not None else _worst(found)
+    if cause is None:
+        return found
+    folded = FOLLOWS if healing is None else FOLLOWS_WHILE_HEALING
+    consequences = [f for f in found if f is not cause and _follows(f, cause, folded)]
+    leader = replace(cause, evidence=(*cause.evidence, *(_evidence(f) for f in consequences)))
+    operator = _operator(found, cause) if healing is not None else None
+    gone = {id(f) for f in (cause, *consequences)}
+    if operator is not None:
+        gone.add(id(operator))
+        why = cause.summary.partition(". Restart")[0]
+        leader = replace(
+            operator, summary=f"{why}. {operator.summary}", evidence=(*operator.evidence, *leader.evidence)
+        )
+    return (leader, *(f for f in found if id(f) not in gone))
+
+
+def _worst(findings: Sequence[Finding]) -> Finding | None:
+    """The critical death that explains most: one that is acted upon, then by kind, then the oldest."""
+    deaths = [f for f in findings if f.kind in DEATHS and f.severity is Severity.CRITICAL]
+    return min(deaths, key=lambda f: (not f.confirmed, DEATHS.index(f.kind), f.since, f.key), default=None)
+
+
+def _follows(finding: Finding, cause: Finding, kinds: frozenset[FindingKind]) -> bool:
+    if finding.kind not in kinds:
+        return False
+    # A death of the same trainer is the same failure; other signs only where they came with it.
+    return finding.kind in DEATHS or finding.since >= cause.since - BEFORE_SECONDS
+
+
+def _operator(findings: Sequence[Finding], cause: Finding) -> Finding | None:
+    """What holds the restart up and needs the operator."""
+    asking = [f for f in findings if f is not cause and f.kind in OPERATOR and f.severity is Severity.CRITICAL]
+    return min(asking, key=lambda f: (OPERATOR.index(f.kind), f.since, f.key), default=None)
+
+
+def _evidence(finding: Finding) -> Evidence:
+    return Evidence(finding.key, finding.summary, Agreement.AGREES)

@@ -1,0 +1,80 @@
+"""What an operator reads while something happens: real daemon, real processes."""
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.asking import kill_engine, messages, running, says
+from tests.support.daemon import DaemonProcess
+from tests.support.rig import Rig
+
+BACKUP = "not-backed-up"
+LOOK_SECONDS = 0.05
+
+
+def watch(daemon: DaemonProcess, until: Callable[[], bool], seconds: float) -> list[dict[str, Any]]:
+    """Every status that could be read until then."""
+    end, found = time.monotonic() + seconds, list[dict[str, Any]]()
+    while not until() and time.monotonic() < end:
+        if (status := daemon.status()) is not None:
+            found.append(status)
+        time.sleep(LOOK_SECONDS)
+    assert until(), daemon.tail()
+    return found
+
+
+def trouble(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """What needs attention, the missing store left out."""
+    return [r for r in status["reasons"] if r["kind"] != BACKUP]
+
+
+def test_a_silent_death_is_one_finding_from_the_verdict_to_the_first_step(rig: Rig) -> None:
+    daemon = rig.daemon(notify__command=["/bin/true"]).start()
+    running(daemon, rig, step=20)
+    rig.order(say=["ERROR EngineCore encountered a fatal error"])  # the log says it too
+    before = rig.saved[0]
+    kill_engine(rig)
+    closed = lambda: bool(messages(daemon, "incident-closed"))  # noqa: E731
+    seen = watch(daemon, closed, 60.0)
+    for status in seen:
+        found = trouble(status)
+        assert sum(r["severity"] == "critical" for r in found) <= 1, found
+        assert not any("podwatch events" in r["suggestion"] for r in found), found
+    told = [r for status in seen for r in trouble(status) if "Restart" in r["summary"]]
+    assert told
+    assert {r["suggestion"] for r in told} == {"nothing, podwatch restarts training"}
+    (resumed,) = {e["resumed_step"] for e in daemon.events() if e["podwatch_event"] == "incident-closed"}
+    stopping = [s for s in seen if s["recovery"]["phase"] == "stopping"]
+    shown = [s["recovery"]["resumed_step"] for s in stopping]
+    assert shown == sorted(shown), (shown, "a save may become whole while it stops")
+    assert set(shown) <= set(range(before, resumed + 1)), (shown, before, resumed)
+    assert f"from step {resumed}" in told[-1]["summary"]
+    raised = [e for e in daemon.events() if e["podwatch_event"] == "finding-raised" and e["level"] == "critical"]
+    for one, next_one in itertools.pairwise(raised):
+        assert (one["finding"], one["subject"]) != (next_one["finding"], next_one["subject"]), raised
+
+
+@pytest.mark.parametrize("end", ["stop-training", "finish"])
+def test_a_run_that_ends_as_it_should_is_green_all_the_time(rig: Rig, end: str) -> None:
+    daemon = rig.daemon(gpu__hold="0.3s").start()
+    running(daemon, rig, step=10)
+    last = ["ERROR EngineCore encountered a fatal error", "RL trainer finished!", "Orchestrator finished."]
+    if end == "finish":
+        rig.order(finish=True, say=last[:1])
+    else:
+        rig.order(say=last[:1])
+        assert daemon.command("stop-training").returncode == 0
+    state = {"finish": "finished", "stop-training": "stopped"}[end]
+    seen = watch(daemon, lambda: ((daemon.status() or {}).get("training") or {}).get("state") == state, 60.0)
+    quiet = time.monotonic() + 3.0
+    seen += watch(daemon, lambda: time.monotonic() > quiet, 10.0)
+    if end == "finish":  # the line above comes before the finish line here, and is trouble until then
+        seen = [s for s in seen if s["training"]["state"] == state]
+    assert seen
+    for status in seen:
+        assert [r["summary"] for r in status["reasons"] if r["severity"] == "critical"] == []
+    says(daemon, 1)  # NOT BACKED UP is a warning, and nothing else is wrong
+    assert trouble(seen[-1]) == []
