@@ -99,7 +99,7 @@ async def ours(root: Path, beside: Beside) -> None:
     workspace = Workspace(root / "out").probe()
     journal = Journal.open(root / "journal.sqlite")
     events: list[Event] = []
-    remover = Remover(workspace, (root / "out",), journal, SystemClock(), events.append)
+    remover = Remover(workspace, journal, SystemClock(), events.append)
     removal = Removal(RemovalKind.STORED_SET, 1, "benchmark", 5)
     plan = RemovalPlan((removal,), (), Trigger.ROOM, 1, 0, False)
     worker = Worker("removals")

@@ -17,7 +17,6 @@ from podwatch.journal.records import UploadedObject
 from podwatch.stores.credentials import Credentials
 from podwatch.sync.sender import Sender
 from podwatch.system.clock import SystemClock
-from podwatch.system.run_tree import run_tree
 from podwatch.system.threads import Worker
 
 NOT_LOWERED = """
@@ -96,7 +95,6 @@ async def send_journaled(url: str, home: str, paths: list[Path], *, ahead: bool)
         clock=SystemClock(),
         credentials=lambda: Credentials("id", "key", url),
         worker=worker,
-        tree=run_tree(settings.trainer),
     )
     part = SimpleNamespace(part=SimpleNamespace(name="trainer", path=paths[0].parent))
     contents = cast(Any, SimpleNamespace(set=SimpleNamespace(step=1, save_id="s"), parts=[part]))
