@@ -112,7 +112,8 @@ def test_output_directory_that_may_not_be_read(rig: Rig) -> None:
     write_prime_rl_step(rig.output, 5)
     _open_for_nobody(rig)
     rig.output.chmod(0o700)
-    daemon = _as_nobody(rig, rig.daemon(state_dir=str(rig.root / "own")))
+    # Where that user can start no Python, the GPUs are not seen, and a start waits for their release first.
+    daemon = _as_nobody(rig, rig.daemon(state_dir=str(rig.root / "own"), gpu__release_wait="1s"))
     (rig.root / "own").mkdir(mode=0o700)
     os.chown(rig.root / "own", NOBODY, NOBODY)
     daemon.start()

@@ -47,7 +47,7 @@ def test_a_forged_directory_of_ours_stops_every_change_and_no_adoption(rig: Rig)
     assert refused.returncode != 0
     assert str(hidden) in refused.stderr
     rig.kill("trainer")
-    wait_reason(daemon, "blocked")
+    wait_reason(daemon, "trainer-exited")
     assert len(rig.starts) == 1, "nothing is started while the run record cannot be read"
     listed = daemon.command("quarantine", "list")
     assert listed.returncode != 0
@@ -75,7 +75,7 @@ def test_nothing_starts_in_an_output_directory_that_was_replaced(rig: Rig) -> No
     reason = wait_reason(daemon, "directory-replaced")
     assert str(rig.output) in reason["summary"]
     rig.kill("trainer")
-    wait_reason(daemon, "blocked")
+    wait_reason(daemon, "trainer-exited")
     assert len(rig.starts) == 1
     pruned = daemon.command("prune")
     assert pruned.returncode != 0

@@ -3,7 +3,7 @@
     interruptible.py CONTROL OUTPUT_DIR TEARDOWN_SECONDS
 
 Standard library only. It shows its processes by ``<control>/{launcher,engine,trainer}.pid``, makes a step every 0.1 s
-and holds a file below the checkpoint directories open. The launcher passes SIGINT and SIGTERM on, reports them in its
+and holds a file of a checkpoint open for writing. The launcher passes SIGINT and SIGTERM on, reports them in its
 log as Python does, waits for its children and ends by the signal it received.
 """
 
@@ -32,8 +32,9 @@ def trainer(control: Path, output: Path, teardown: float) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _frame: asked.append(n))
     named(control, "trainer", "PRIME-RL::Train")
-    (output / "checkpoints").mkdir(parents=True, exist_ok=True)
-    with (output / "checkpoints" / "writer.lock").open("w"):
+    shard = output / "checkpoints" / "step_0" / "trainer" / "__0_0.distcp"
+    shard.parent.mkdir(parents=True, exist_ok=True)
+    with shard.open("w"):
         step = 0
         while not asked:
             time.sleep(0.1)

@@ -54,7 +54,7 @@ def restore(pod: World) -> None:
     pace = FetchPace(CONNECTIONS, CONNECTIONS, 0.0 if pod.endpoint else LINE * CONNECTIONS)
     Restorer(
         pod.store, pod.keys, pod.layout, Workspace(pod.output), pod.journal,
-        tree=PinnedTree([pod.output]), store_url=pod.store_url, writer_id="w2",
+        store_url=pod.store_url, writer_id="w2",
         fetcher=FetchProcess(pod.credentials), pace=pace,
     ).fetch()  # fmt: skip
 

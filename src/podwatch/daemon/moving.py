@@ -31,8 +31,11 @@ def take_along(run_id: str, layout: str, output_dir: Path, report: Callable[[str
             if _exists(tree, new.record) or not tree.is_directory(old.outside):
                 return
             record = load_run_record(old)
-            if record is None or record.run_id != run_id:
-                return
+        except (OSError, PodwatchError):
+            return  # nothing of this run is known to be there; what is wrong with the directories is reported elsewhere
+        if record is None or record.run_id != run_id:
+            return
+        try:
             tree.make(new.outside.parent, 0o755)
             _drop_empty(tree, new.outside)
             try:

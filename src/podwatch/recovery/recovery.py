@@ -127,7 +127,7 @@ class Recovery(Wishes):
             await self._record(adopt_existing)
         await tools.blocking(quarantine.make_spare, tools.workspace)
         _, foreign = await self.procedure.ours()
-        if any(s.complete for s in foreign):
+        if tools.record.current is not None and any(s.complete for s in foreign):
             steps = ", ".join(str(s.step) for s in foreign if s.complete)
             self.note(
                 FindingKind.FOREIGN_CHECKPOINTS,

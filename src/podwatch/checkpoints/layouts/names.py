@@ -1,5 +1,6 @@
 """Step directories by name. Names that are not exactly a step (``step_5.bad``, a ``step_latest`` link) are foreign."""
 
+import heapq
 import os
 import re
 import stat
@@ -34,6 +35,14 @@ def all_step_names(root: Path, pattern: re.Pattern[str]) -> dict[int, list[str]]
     except (FileNotFoundError, NotADirectoryError):
         pass
     return found
+
+
+def newest_steps(root: Path, count: int = 3) -> list[int]:
+    """The highest steps below ``root``, for what only recognises a trainer: empty if it cannot be read."""
+    try:
+        return heapq.nlargest(count, step_names(root))
+    except OSError:
+        return []
 
 
 def is_plain_dir(path: Path) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import Recognition, Site, StepSeen
-from podwatch.checkpoints.layouts.names import is_plain_dir, step_names
+from podwatch.checkpoints.layouts.names import is_plain_dir, newest_steps, step_names
 from podwatch.checkpoints.layouts.program import program
 
 ENTRIES = ("rl", "sft")
@@ -76,7 +76,7 @@ def looks_like_run(directory: Path) -> bool:
     checkpoints = directory / "checkpoints"
     return any(
         is_plain_dir(checkpoints / f"step_{step}" / half)
-        for step in heapq.nlargest(3, step_names(checkpoints))
+        for step in newest_steps(checkpoints)
         for half in ("orchestrator", "trainer")
     )
 
@@ -90,7 +90,7 @@ def holds_sft(output_dir: Path, checkpoints: Path) -> bool:
     """Whether the newest steps were saved by supervised fine-tuning: a data loader's state, and no orchestrator."""
     if is_plain_dir(output_dir / "run_default"):
         return False
-    newest = [checkpoints / f"step_{step}" for step in heapq.nlargest(3, step_names(checkpoints))]
+    newest = [checkpoints / f"step_{step}" for step in newest_steps(checkpoints)]
     if any(is_plain_dir(step / "orchestrator") for step in newest):
         return False
     return any(is_plain_dir(step / "trainer" / "dataloader") for step in newest)
