@@ -284,6 +284,11 @@ class Acts(Yielding):
         while True:
             if not await self.cleared("the start") or await self.elsewhere() or await self._until_free():
                 return
+            if self.tools.record.current is None:  # it could not be read when podwatch began: what it says comes first
+                await self.recall()
+                if self.desired is not Desired.RUNNING:
+                    await self.per_desired(await self.tools.launcher.look())
+                    return
             self._show(Phase.LOOKING, "choosing the step to start from")
             choice = await self._choose()
             if choice is None:
