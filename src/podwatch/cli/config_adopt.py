@@ -115,7 +115,7 @@ def proposed(trainer: "Trainer", settings: "Settings", *, ours: bool) -> Change:
     missing = sorted(name for name in trainer.secrets if name not in _names_in(now.env_file))
     if missing and not ours:
         notes.append(
-            f"not written, because they look secret: {', '.join(missing)}. What training needs of them belongs into the"
+            f"not written, because they look secret: {', '.join(missing)}. Put what training needs of them into the"
             f" file of [trainer] env_file ({now.env_file or 'not set'}), mode 0600"
         )
     return Change(values, tuple(notes), removed)

@@ -338,7 +338,7 @@ class Daemon(Turning):
             EventName.DAEMON_STOPPING,
             words.farewell(training=state.handle is not None, preempted=self._preempted)
             if self.left_with != AGAIN
-            else "podwatch begins anew inside this process: its state database can be read again",
+            else "podwatch restarts inside this process: its state database can be read again",
             preempted=bool(self._preempted),
         )
         await briefly(parts.recovery.close(), budget.seconds(PREEMPTED_ACT_SECONDS if self._preempted else usual))

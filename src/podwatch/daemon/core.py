@@ -30,7 +30,7 @@ from podwatch.telling.status import build_status
 from podwatch.telling.view import DaemonView
 
 AGAIN = -1
-"""Not an exit code: the daemon begins anew inside this process, because it knows more now than when it began."""
+"""Not an exit code: the daemon restarts inside this process, because it can read now what it could not before."""
 
 
 class Core:

@@ -10,7 +10,7 @@ A full disk, a locked or damaged database, one of a newer podwatch or a disk tha
     a fresh start       only where the database could be read: an empty journal proves nothing
 
 It looks again and again whether the obstacle is gone. What the journal gathered is then written into the database. If
-that could not be read before, podwatch starts anew inside this process, because pins, pauses, baselines and the store's
+that could not be read before, podwatch restarts inside this process, because pins, pauses, baselines and the store's
 state were not known; training has a keeper of its own and does not notice.
 """
 
