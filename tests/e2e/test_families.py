@@ -57,7 +57,7 @@ def test_an_engine_that_sleeps_is_not_dead_and_a_server_that_ends_with_code_0_is
     pod.engines(60)
     pod.server(exit=True)
     pod.daemon.wait_for(lambda: not alive(server), 10, "the server ended")
-    pod.found("required-child-exited", "VLLM::APIServer", 20)
+    pod.found("silent-death", "is dead", 20)
     assert alive(pod.pid("engine0")), "the orphan holds the memory"
 
 
