@@ -56,7 +56,7 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``unseen``: processes that may not be looked into, so nobody knows. ``devices``: used bytes by NVML index;
+    """``unseen``: how many processes podwatch has no permission to read. ``devices``: used bytes by NVML index;
     ``blind``: why there are none."""
 
     strays: tuple[Stray, ...]

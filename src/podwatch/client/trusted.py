@@ -1,6 +1,6 @@
 """Reading a configuration file that only root or the caller could have written: the daemon and every command use this.
 
-Checked is the file itself, after links were followed: a regular file of root's or the caller's that nobody else can
+The check follows links and tests the file itself: a regular file of root's or the caller's that nobody else can
 write, or any regular file on a read-only mount (a Kubernetes ConfigMap, whose file is a link into a directory that is
 replaced as a whole). Not checked are the directories on the way and the links themselves: another user who owns the
 directory in which you type a command can choose *which* file of root's or yours is found there, but not what it says.

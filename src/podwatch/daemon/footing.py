@@ -152,7 +152,7 @@ class Footing:
         worker: Worker | None = None,
         what: str = "the guard of this run",
     ) -> None:
-        """``restart`` begins the daemon anew inside this process; ``acting``: something is being stopped or started;
+        """``restart`` restarts the daemon inside this process; ``acting``: something is being stopped or started;
         ``trained``: a trainer of this run was found on this pod."""
         self._journal, self._clock, self._records = journal, clock, records
         self._lock, self._store, self._emit = lock, store, emit
@@ -266,8 +266,8 @@ class Footing:
     async def _try(self) -> None:
         await self.prove()
         obstacle = self._journal.obstacle
-        anew = bool(self.missing) or (obstacle is not None and not obstacle.known)
-        if anew and self._acting():
+        restarts = bool(self.missing) or (obstacle is not None and not obstacle.known)
+        if restarts and self._acting():
             return None
         if obstacle is not None:
             try:
@@ -283,7 +283,7 @@ class Footing:
                 self._say(EventName.STATE_RECOVERED, RECOVERED)
         elif self._unproved or not await self._locked():
             return None
-        if anew:
+        if restarts:
             self._restart()
         return None
 
