@@ -9,6 +9,7 @@ import os
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -285,11 +286,12 @@ def _prove(stage: Stage) -> None:
     for problem in problems:
         result.add("damaged", False, problem)
     store = prove_store(pod.store, Keys(pod.run_id))
+    saves = Counter(store.verified)  # a step that training saved again after its restart is in the store twice
+    steps = ", ".join(f"{step} (twice)" if count == 2 else str(step) for step, count in saves.items())
     result.add(
         "synced",
         store.step is not None and not store.problems,
-        f"latest is step {store.step}; steps {', '.join(map(str, store.verified))} verified byte by byte "
-        f"({store.total_bytes / 1e6:.0f} MB)",
+        f"latest is step {store.step}; steps {steps} verified byte by byte ({store.total_bytes / 1e6:.0f} MB)",
     )
     for problem in store.problems:
         result.add("store", False, problem)
