@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.config.keys import looks_secret
-from podwatch.config.loading import changes_needing_restart, load_settings, load_text
+from podwatch.config.loading import changes_needing_restart, find_file, load_settings, load_text
 from podwatch.config.problems import ConfigurationProblems
 from podwatch.domain.errors import ConfigurationError, ExitCode
 
@@ -210,6 +210,23 @@ def test_nothing_found_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.
         load_settings(tmp_path / "nope.toml", environ={})
     with pytest.raises(ConfigurationError, match="PODWATCH_CONFIG is a directory"):
         load_settings(None, environ={"PODWATCH_CONFIG": str(tmp_path)})
+
+
+def test_without_a_current_directory_the_other_places_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deleted, or outside a container that was entered with nsenter: there is no podwatch.toml in it."""
+    monkeypatch.setattr("podwatch.config.loading.ETC", tmp_path / "etc")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert find_file(None, environ={}) is None
+    with pytest.raises(ConfigurationError, match=r"no configuration file.*config init"):
+        load_settings(None, environ={})
+    with pytest.raises(ConfigurationError, match="name it by its full path"):
+        load_settings(Path("podwatch.toml"), environ={})
+    (tmp_path / "etc").mkdir()
+    write(tmp_path / "etc" / "podwatch.toml", MINIMAL)
+    assert load_settings(None, environ={}).settings.run_id == "r1"
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])

@@ -29,7 +29,7 @@ def resolved(path: Path, directory: str = "") -> Path:
     try:
         return Path(directory or _RELATIVE_TO.get() or Path.cwd()) / path
     except FileNotFoundError as error:
-        raise ValueError("is a relative path, and the current directory does not exist any more") from error
+        raise ValueError("is a relative path, and the current directory was deleted or cannot be reached") from error
 
 
 def move_to_root(environ: "os._Environ[str]") -> None:

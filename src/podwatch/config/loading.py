@@ -155,7 +155,10 @@ def find_file(path: Path | None, *, environ: Mapping[str, str], run: str = "") -
     if environ.get("PODWATCH_CONFIG"):
         return _must_exist(named_file(Path(environ["PODWATCH_CONFIG"]), environ), "PODWATCH_CONFIG")
     for name in search_path({}):
-        place = named_file(name, environ)
+        try:
+            place = resolved(name, environ.get(TYPED_IN, ""))
+        except ValueError:
+            continue  # without a current directory there is no file in it
         try:
             place.stat()
         except (FileNotFoundError, NotADirectoryError):

@@ -69,6 +69,6 @@ class SyncState:
     stored: frozenset[tuple[int, str]] = frozenset()
     """(step, save_id) of every save that is whole in the store."""
     saves: int | None = None
-    """Checkpoints of this run in the store; None until the journal or the store itself told."""
+    """Checkpoints of this run in the store; None until it was listed."""
     abandoned_in_a_row: int = 0
     warnings: tuple[str, ...] = ()

@@ -38,26 +38,36 @@ class SavedSet:
         return len(self.manifest.files) if self.manifest else 0
 
 
+def _manifest_pattern(keys: Keys) -> re.Pattern[str]:
+    """Step and save id of a manifest's key."""
+    return re.compile(re.escape(keys.root) + r"/step_(\d{1,18})/([^/]+)/manifest\.json")
+
+
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """How many checkpoints a run has in the store, and which one the pointer names (None: none), stored when."""
+    """(step, save_id) of the checkpoints that a run has in the store, and which step the pointer names (None: none),
+    stored when."""
 
-    saves: int = 0
+    saves: frozenset[tuple[int, str]] = frozenset()
     step: int | None = None
     stored_wall: float | None = None
 
 
 def stock(store: ObjectStore, keys: Keys) -> Stock:
     """One listing and the pointer; no manifest is read. Raises RemoteError."""
-    manifests = {o.key: o for o in store.list(f"{keys.root}/step_") if o.ours and o.key.endswith("/manifest.json")}
+    manifests, saves = dict[str, StoredObject](), set[tuple[int, str]]()
+    for item in store.list(f"{keys.root}/step_"):
+        if item.ours and (match := _manifest_pattern(keys).fullmatch(item.key)):
+            manifests[item.key] = item
+            saves.add((int(match[1]), match[2]))
     try:
         pointer = newest_pointer(store, keys)
     except IntegrityError:
         pointer = None
     if pointer is None or pointer.step is None:
-        return Stock(len(manifests))
+        return Stock(frozenset(saves))
     named = manifests.get(pointer.manifest_key)
-    return Stock(len(manifests), pointer.step, None if named is None else named.uploaded_wall)
+    return Stock(frozenset(saves), pointer.step, None if named is None else named.uploaded_wall)
 
 
 def inventory(store: ObjectStore, keys: Keys, now_wall: float) -> tuple[list[SavedSet], str]:
@@ -68,7 +78,7 @@ def inventory(store: ObjectStore, keys: Keys, now_wall: float) -> tuple[list[Sav
         pointer = read_pointer(store, keys)
     except IntegrityError as error:
         problem = str(error)
-    pattern = re.compile(re.escape(keys.root) + r"/step_(\d{1,18})/([^/]+)/manifest\.json")
+    pattern = _manifest_pattern(keys)
     found, beside = [], set[str]()
     for item in store.list(f"{keys.root}/step_"):
         match = pattern.fullmatch(item.key)

@@ -85,6 +85,8 @@ class StoreSide:
         """The one that this turn is for: what comes meanwhile is the next turn's."""
         self._task: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._listed: frozenset[tuple[int, str]] | None = None
+        """(step, save_id) of the saves that were in the store when it was listed, less what was removed since."""
         self._sender = Sender(
             settings=settings,
             identity=identity,
@@ -240,8 +242,8 @@ class StoreSide:
             return self._publisher
 
     async def _read_stock(self) -> None:
-        """What the store holds, where the journal does not know it: a new pod, or a lost state directory. Only shown:
-        nothing is decided by it."""
+        """What the store holds, once: on a new pod, or after a lost state directory, the journal does not know all of
+        it. Only shown: nothing is decided by it."""
         keys, failures = self._keys, 0
         assert keys is not None
 
@@ -252,17 +254,17 @@ class StoreSide:
             finally:
                 store.close()
 
-        while self._state.saves is None:
+        while self._listed is None:
             try:
                 found = await self._worker.call(read)
             except PodwatchError:
                 failures += 1  # the loop reports it
                 await self._clock.sleep(min(self._backoff[1], self._backoff[0] * 2.0 ** min(failures, 20)))
                 continue
-            if self._state.saves is None:
-                self._state = replace(
-                    self._state, saves=found.saves, last_step=found.step, last_published_wall=found.stored_wall
-                )
+            self._listed = found.saves
+            self._state = replace(self._state, saves=len(found.saves | self._state.stored))
+            if not self._state.stored:
+                self._state = replace(self._state, last_step=found.step, last_published_wall=found.stored_wall)
 
     async def sweep_store(self) -> None:
         """Clear the store of what serves nobody, if that was not done within a day. Not while something is on its way:
@@ -321,14 +323,18 @@ class StoreSide:
         for step, save_id, reason in pruned.removed:
             self._tell(EventName.REMOTE_PRUNED, f"step {step} left the store: {reason}", step=step, save_id=save_id)
         if pruned.removed:
+            if self._listed is not None:
+                self._listed -= {(step, save_id) for step, save_id, _ in pruned.removed}
             self._note_stored(await self._journal.run(Journal.published))
 
     def _note_stored(self, published: list[PublishedSave]) -> None:
-        self._state = replace(self._state, stored=frozenset((p.step, p.save_id) for p in published))
+        stored = frozenset((p.step, p.save_id) for p in published)
+        self._state = replace(self._state, stored=stored)
+        if self._listed is not None:
+            self._state = replace(self._state, saves=len(self._listed | stored))
         if published:
             self._state = replace(
                 self._state,
-                saves=len(published),
                 last_step=published[-1].step,
                 last_published_wall=max(p.wall for p in published),
             )

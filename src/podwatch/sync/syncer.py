@@ -53,7 +53,7 @@ class Syncer(StoreSide):
             self._begun_at = self._clock.monotonic() - max(0.0, self._clock.wall() - float(begun[0]))
             self._begun_set = (int(begun[1]), str(begun[2]))
         self.ask()
-        if self._url and not published:
+        if self._url:
             self._reading = asyncio.create_task(self._read_stock(), name="store content")
         self._task = asyncio.create_task(self._run(), name="sync")
 
