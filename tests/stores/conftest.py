@@ -1,5 +1,6 @@
 """Both stores, real: a directory, and B2 on loopback."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,8 +25,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[B2Server]:
 def b2(server: B2Server) -> Iterator[Callable[..., B2Store]]:
     opened: list[B2Store] = []
 
-    def make(*, bucket: str = BUCKET, key_id: str = KEY_ID, key: str = KEY, writer_id: str = "w1") -> B2Store:
-        store = B2Store(bucket, Credentials(key_id, key, server.url), writer_id=writer_id, retry=QUICK)
+    def make(
+        *,
+        bucket: str = BUCKET,
+        key_id: str = KEY_ID,
+        key: str = KEY,
+        writer_id: str = "w1",
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> B2Store:
+        store = B2Store(bucket, Credentials(key_id, key, server.url), writer_id=writer_id, retry=QUICK, sleep=sleep)
         opened.append(store)
         return store
 

@@ -7,10 +7,13 @@ import socket
 from collections.abc import Callable
 
 import pytest
+from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.remote import WRITER_TAG
 from podwatch.stores.b2 import B2Store
+from podwatch.stores.b2_bucket import SEND_DAMAGED
+from podwatch.stores.b2_errors import is_damaged
 from podwatch.stores.base import StoredObject
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.whole import put_file
@@ -173,14 +176,30 @@ def test_stat_of_an_unfinished_or_unknown_id_is_none(server: B2Server, b2: Make)
     assert store.stat("un/other-name", stored.file_id) is None
 
 
-def test_damage_on_the_way_is_sent_again_once(server: B2Server, b2: Make) -> None:
-    store, data = b2(), content(1000)
-    server.fault("b2_upload_file", "flip")
+@pytest.mark.parametrize("times", range(1, SEND_DAMAGED))
+def test_damage_on_the_way_is_sent_again_at_once_on_a_new_url(server: B2Server, b2: Make, times: int) -> None:
+    slept: list[float] = []
+    store, data = b2(sleep=slept.append), content(1000)
+    before = server.calls().get("b2_get_upload_url", 0)
+    server.fault("b2_upload_file", "flip", count=times)
     stored = put_file(store, "flip/f", io.BytesIO(data), 1000, part_size=5 * MB)
     assert fetch(store, stored) == data
-    server.fault("b2_upload_file", "flip", count=2)
-    error = refused(lambda: put_file(store, "flip/f", io.BytesIO(data), 1000, part_size=5 * MB))
-    assert not error.transient
+    assert slept == []
+    assert server.calls()["b2_get_upload_url"] - before == times + 1, "a URL whose machine damaged the bytes is not used again"
+
+
+def test_damage_that_stays_is_the_callers_to_try_again_later(server: B2Server, b2: Make) -> None:
+    server.fault("b2_upload_file", "flip", count=SEND_DAMAGED)
+    error = refused(lambda: put_file(b2(), "flip/f", io.BytesIO(content(1000)), 1000, part_size=5 * MB))
+    assert error.transient
+    assert "damaged" in error.what
+    assert "memory" in error.fix
+
+
+@pytest.mark.parametrize("text", ["Checksum did not match data received", "Sha1 did not match data received"])
+def test_both_wordings_of_a_refused_checksum_are_known(text: str) -> None:
+    assert is_damaged(b2error.BadRequest(text, "bad_request"))
+    assert not is_damaged(b2error.BadRequest("sha1 is wrong length", "bad_request"))
 
 
 def test_secret_is_never_shown(b2: Make, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,11 +8,14 @@ from typing import TypeVar
 from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import RemoteError
-from podwatch.stores.b2_errors import B2Place, UploadTokenUsedConcurrently, translate
+from podwatch.stores.b2_errors import B2Place, UploadTokenUsedConcurrently, is_damaged, translate
 from podwatch.stores.b2_http import Retry, open_session
 from podwatch.stores.credentials import Credentials
 
 T = TypeVar("T")
+SEND_DAMAGED = 4
+"""So often is a body sent that arrives damaged: b2sdk takes a new upload URL, thus another machine of the store, after
+each refusal. What still fails has its cause on this machine, and the caller's pause is right."""
 
 
 class Bucket:
@@ -79,9 +82,11 @@ class Bucket:
                 problem = translate(error, self._place, key=key, capability=capability)
                 asked = getattr(error, "retry_after_seconds", None)
                 again = problem.transient
-                if upload and isinstance(error, b2error.BadRequest) and "sha1" in str(error).lower():
-                    damaged += 1  # a bit flipped on the way: read and send again, once
-                    again = damaged == 1
+                if upload and is_damaged(error):
+                    damaged += 1
+                    if damaged < SEND_DAMAGED:
+                        continue  # a bit flipped on the way: read and send again at once, on a new upload URL
+                    again = False
                 if upload and isinstance(error, (b2error.InvalidAuthToken, UploadTokenUsedConcurrently)):
                     again = True  # the next try takes a new upload URL
                 cause: Exception = error

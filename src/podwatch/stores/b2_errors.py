@@ -37,6 +37,12 @@ class B2Place:
         )
 
 
+def is_damaged(error: b2error.B2Error) -> bool:
+    """Did the store refuse an upload because its checksum does not match? The service says "Checksum did not match data
+    received"; its documentation and older answers say "Sha1 did not match ..."."""
+    return isinstance(error, b2error.BadRequest) and "did not match data received" in str(error).lower()
+
+
 def translate(error: b2error.B2Error, place: B2Place, *, key: str, capability: str) -> RemoteError:
     """``capability`` is what the failed call needed; empty for the authorization itself. Never holds a secret."""
     where = f"{place.url}/{key}" if key else place.url
@@ -71,6 +77,12 @@ def translate(error: b2error.B2Error, place: B2Place, *, key: str, capability: s
         return RemoteError("object is not in the store", where=where, transient=False)
     if isinstance(error, b2error.ClockSkew):
         return RemoteError("this machine's clock is wrong", where=place.service, fix="set it (NTP)", transient=False)
+    if is_damaged(error):
+        return RemoteError(
+            "the bytes arrived damaged at the store, several times in a row",
+            where=where,
+            fix="they are sent again; if this goes on, check the machine's memory and its network card",
+        )
     text = str(error)
     if isinstance(error, b2error.UnknownHost) or "resolve" in text.lower() or "Name or service not known" in text:
         return RemoteError(

@@ -207,7 +207,7 @@ class Handler(BaseHTTPRequestHandler):
             data, announced = data[:-40], data[-40:].decode()
         digest = hashlib.sha1(data).hexdigest()
         if digest != announced or (self.fault and self.fault.action == "flip"):
-            raise ApiError(400, "bad_request", "Sha1 did not match data received")
+            raise ApiError(400, "bad_request", "Checksum did not match data received")
         return data, digest
 
     def _small(self, key: Key) -> Any:
