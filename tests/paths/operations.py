@@ -93,7 +93,7 @@ def _hold(site: Site) -> None:
         holder.unchanged(held)
         holder.cramped(held)
         holder.release(held)
-    holder.tidy()
+    holder.take_over()
 
 
 def _record(site: Site) -> None:

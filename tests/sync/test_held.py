@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.domain.intent import IntentKind
+from podwatch.domain.intent import IntentKind, IntentState
 from podwatch.sync.held import Held, Holder
 from podwatch.system.workspace import Workspace
 from tests.sync.conftest import World
@@ -87,6 +87,51 @@ def test_what_a_killed_podwatch_held_is_let_go_at_the_next_start(pod: World) -> 
     held(pod)
     shutil.rmtree(pod.output / "checkpoints" / "step_5")
     assert ours(pod)
-    holder(pod).tidy()  # another object, as after a restart
+    holder(pod).take_over()  # another object, as after a restart
     assert ours(pod) == []
     assert pod.journal.open_intents(IntentKind.HOLD) == []
+
+
+def test_what_is_still_wanted_is_taken_over(pod: World) -> None:
+    was = held(pod)
+    shutil.rmtree(pod.output / "checkpoints" / "step_5")
+    kept = holder(pod).take_over(lambda found: found.lineage == was.lineage)
+    assert kept is not None
+    assert (kept.contents.set, kept.contents.files, kept.contents.symlinks) == (
+        was.contents.set,
+        was.contents.files,
+        was.contents.symlinks,
+    )
+    assert [p.part for p in kept.contents.parts] == [p.part for p in was.contents.parts]
+    assert holder(pod).unchanged(kept)
+    holder(pod).release(kept)
+    assert ours(pod) == []
+    assert pod.journal.open_intents(IntentKind.HOLD) == []
+
+
+@pytest.mark.parametrize("harm", ["written", "missing", "elsewhere", "unreadable", "older"])
+def test_what_is_not_whole_any_more_is_let_go(pod: World, tmp_path: Path, harm: str) -> None:
+    was = held(pod)
+    shutil.rmtree(pod.output / "checkpoints" / "step_5")
+    file = was.places[0] / "checkpoint" / "model.bin"
+    intent = pod.journal.open_intents(IntentKind.HOLD)[0]
+    data = dict(intent.data)
+    if harm == "written":
+        with file.open("r+b") as out:
+            out.write(b"other")
+    elif harm == "missing":
+        file.unlink()
+    else:
+        pod.journal.settle(intent.id, IntentState.UNDONE, "exchanged by the test")
+        changed = {
+            "elsewhere": {"places": [str(tmp_path)]},
+            "unreadable": {"contents": {"set": 5}},
+            "older": {},
+        }[harm]
+        if harm == "older":
+            data.pop("contents")
+        pod.journal.open_intent(IntentKind.HOLD, data | changed)
+    assert holder(pod).take_over(lambda _: True) is None
+    assert ours(pod) == []
+    assert pod.journal.open_intents(IntentKind.HOLD) == []
+    assert tmp_path.exists()

@@ -484,8 +484,8 @@ async def test_nothing_is_published_from_directories_that_were_replaced(
         replace()
     real = Sender.upload
 
-    async def upload(self: Sender, *args: Any) -> None:
-        await real(self, *args)
+    async def upload(self: Sender, *args: Any, **options: Any) -> None:
+        await real(self, *args, **options)
         if not (local.directory / "kept").exists():
             replace()
 

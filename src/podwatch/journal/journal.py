@@ -396,6 +396,14 @@ class Journal:
         found = (json.loads(row[0]) for row in rows)
         return {doc["path"]: UploadedObject(**{**doc, "parts_sha1": tuple(doc["parts_sha1"])}) for doc in found}
 
+    def unfinished(self) -> list[tuple[int, str]]:
+        """(step, save_id) of every save of which something was sent and that was not published, by step."""
+        rows = self._rows(
+            "SELECT step, save_id FROM begun UNION SELECT step, save_id FROM objects"
+            " EXCEPT SELECT step, save_id FROM published ORDER BY step, save_id"
+        )
+        return [(int(step), str(save_id)) for step, save_id in rows]
+
     def note_published(self, saved: PublishedSave) -> None:
         """The save is whole in the store. Its object records are no longer needed for going on, but are kept until
         ``forget_save`` so that a republication need not hash again."""

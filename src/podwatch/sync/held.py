@@ -5,25 +5,31 @@ The links lie in podwatch's corner beside the trainer's directories, on the same
 linking. They cost no space until the trainer removes its own names; from then on the set takes room that training
 counts on, so that a set is held only where the next save fits all the same, and let go as soon as it does not.
 Everything here blocks.
+
+The intent of holding a set records what was judged, so that a podwatch that starts later can finish its upload.
 """
 
 import contextlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import HostError
-from podwatch.domain.intent import IntentKind, IntentState
+from podwatch.domain.intent import Intent, IntentKind, IntentState
 from podwatch.journal.journal import Journal
 from podwatch.system.aside import corners, corners_of, drop_empty
 from podwatch.system.files import open_dir_below
 from podwatch.system.pinned import PinnedTree
 from podwatch.system.workspace import Workspace
 
+_RECORDED = TypeAdapter(SetContents)
 WHAT = "uploading"
 """The directory of ours that holds them."""
 
@@ -35,6 +41,10 @@ class Held:
     contents: SetContents
     places: tuple[Path, ...]
     intent: int
+    lineage: str = ""
+
+    def is_of(self, step: int, save_id: str) -> bool:
+        return (self.contents.set.step, self.contents.set.save_id) == (step, save_id)
 
 
 class Holder:
@@ -44,7 +54,7 @@ class Holder:
         self._workspace, self._journal, self._margin = workspace, journal, margin
         self._tree = workspace.tree
 
-    def hold(self, contents: SetContents) -> Held | None:
+    def hold(self, contents: SetContents, lineage: str = "") -> Held | None:
         """Link every file that travels. None where that cannot be: no room, other filesystems, not allowed, or the set
         is changing already; whatever was linked is gone then. Raises HostError when it cannot be journaled."""
         chosen = contents.set
@@ -55,20 +65,27 @@ class Holder:
             return None
         name = f"{chosen.step}.{chosen.save_id}"
         places = tuple(sorted(home / name for home in used))
-        data = {"step": chosen.step, "save_id": chosen.save_id, "places": [str(place) for place in places]}
-        intent = self._journal.open_intent(IntentKind.HOLD, data).id
         parts = tuple(
             replace(p, part=replace(p.part, path=home / name / p.part.name))
             if (home := homes.get(p.part.name)) is not None
             else p
             for p in contents.parts
         )
-        held = Held(replace(contents, parts=parts), places, intent)
+        copy = replace(contents, parts=parts)
+        brief = replace(copy, parts=tuple(replace(p, files=(), symlinks=()) for p in parts))
+        data = {
+            "step": chosen.step,
+            "save_id": chosen.save_id,
+            "places": [str(place) for place in places],
+            "lineage": lineage,
+            "contents": _RECORDED.dump_python(brief, mode="json"),
+        }
+        held = Held(copy, places, self._journal.open_intent(IntentKind.HOLD, data).id, lineage)
         try:
-            for part, copy in zip(contents.parts, parts, strict=True):
-                if part is not copy:
+            for part, ours in zip(contents.parts, parts, strict=True):
+                if part is not ours:
                     files = [f for f in contents.files if f.part == part.part.name]
-                    _link(self._tree, part.part.path, copy.part.path, files)
+                    _link(self._tree, part.part.path, ours.part.path, files)
         except (OSError, HostError):
             self.release(held)
             return None
@@ -100,18 +117,36 @@ class Holder:
         with contextlib.suppress(HostError):
             self._journal.settle(held.intent, IntentState.DONE, "let go")
 
-    def tidy(self) -> None:
-        """Remove everything that is held, as at the start of a podwatch: what an earlier one held."""
+    def take_over(self, wanted: Callable[[Held], bool] = lambda held: False) -> Held | None:
+        """At the start of a podwatch: what an earlier one held and is ``wanted`` still, if its links are whole and the
+        next save fits beside it. Everything else that is held is removed."""
+        kept: Held | None = None
+        with contextlib.suppress(HostError):
+            for intent in reversed(self._journal.open_intents(IntentKind.HOLD)):
+                held = _recorded(intent)
+                if kept is None and held is not None and self._is_whole(held) and wanted(held):
+                    kept = held
+                else:
+                    self._journal.settle(intent.id, IntentState.UNDONE, "let go after a restart")
+        places = frozenset() if kept is None else frozenset(kept.places)
         for home in corners_of(self._workspace, WHAT):
             with contextlib.suppress(OSError):
                 for name in self._tree.names(home):
-                    self._remove(home / name)
+                    if home / name not in places:
+                        self._remove(home / name)
                 drop_empty(self._tree, home)
-        with contextlib.suppress(HostError):
-            for intent in self._journal.open_intents(IntentKind.HOLD):
-                self._journal.settle(intent.id, IntentState.UNDONE, "let go after a restart")
+        return kept
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _is_whole(self, held: Held) -> bool:
+        """Do the recorded places lie where we hold sets now, with every file as it was, and does it fit there?"""
+        homes = frozenset(corners_of(self._workspace, WHAT))
+        try:
+            inside = all(place.parent in homes for place in held.places)
+            return inside and self.unchanged(held) and not self.cramped(held)
+        except (OSError, HostError):
+            return False
 
     def _home(self, path: Path) -> Path | None:
         """The first place of ours that takes a link of a file below ``path``. Never inside the set's own directory."""
@@ -168,6 +203,20 @@ def free_bytes(directory: int) -> int:
     """Of the file system of an open directory, for who is not root."""
     room = os.fstatvfs(directory)
     return room.f_bavail * room.f_frsize
+
+
+def _recorded(intent: Intent) -> Held | None:
+    """What an intent says; None for one of a version that did not record the set."""
+    data: Mapping[str, Any] = intent.data
+    try:
+        contents = _RECORDED.validate_python(data["contents"])
+        places = tuple(Path(place) for place in data["places"])
+    except (KeyError, TypeError, ValidationError):
+        return None
+    roots = [p.part.path for p in contents.parts if any(f.part == p.part.name for f in contents.files)]
+    if not places or any(not any(place in root.parents for place in places) for root in roots):
+        return None
+    return Held(contents, places, intent.id, str(data.get("lineage", "")))
 
 
 def _link(tree: PinnedTree, source: Path, target: Path, files: Sequence[FileEntry]) -> None:

@@ -152,6 +152,19 @@ def _taken_up(file: JobFile, begun: "BegunUpload | None", part_size: int) -> Job
     return replace(file, upload=begun.upload, parts=dict(begun.parts), ctime_ns=begun.ctime_ns)
 
 
+def left_bytes(
+    files: tuple[JobFile, ...],
+    done: "Mapping[str, UploadedObject]",
+    begun: "Mapping[str, BegunUpload]",
+    part_size: int,
+) -> int:
+    """How much is still to be sent, less the parts that the store is known to have."""
+    left = 0
+    for file in taken_up(missing(files, done), begun, part_size):
+        left += file.size - sum(min(part_size, file.size - (number - 1) * part_size) for number in file.parts)
+    return left
+
+
 def roots(contents: "SetContents") -> dict[str, str]:
     return {p.part.name: str(p.part.path) for p in contents.parts}
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from podwatch import __version__
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.errors import HostError, PodwatchError, RemoteError
 from podwatch.domain.links import restorable
 from podwatch.domain.remote import Manifest
 from podwatch.journal.async_journal import AsyncJournal
@@ -26,6 +26,7 @@ from podwatch.sync.held import Held, Holder
 from podwatch.sync.publish import ObjectsMissing, Publisher, rfc3339
 from podwatch.sync.unit import OwnUnit
 from podwatch.system.clock import Clock
+from podwatch.system.pinned import RootReplaced
 from podwatch.system.threads import Worker
 from podwatch.system.workspace import Workspace
 
@@ -59,11 +60,40 @@ class Sender:
         self._workspace = workspace or Workspace(trainer.output_dir, beside=beside)
         self._holder = Holder(self._workspace, journal.sync, settings.disk.margin)
         self._held: Held | None = None
+        """Kept until its checkpoint is published or given up: through an outage of the store, too."""
+        self._watching: asyncio.Task[None] | None = None
         self.children = Children(settings.sync.store, OwnUnit())
 
-    async def tidy(self) -> None:
-        """At the start: let go of what an earlier podwatch held."""
-        await self._worker.call(self._holder.tidy)
+    async def take_over(self, published: Collection[tuple[int, str]]) -> None:
+        """At the start: keep what an earlier podwatch held and did not publish, and let go of everything else."""
+        lineage = self._identity().lineage
+
+        def wanted(held: Held) -> bool:
+            return held.lineage == lineage and (held.contents.set.step, held.contents.set.save_id) not in published
+
+        held = await self._worker.call(self._holder.take_over, wanted)
+        if held is not None:
+            self._keep(held)
+
+    @property
+    def held(self) -> CheckpointSet | None:
+        """The checkpoint of which we hold every file, whatever the trainer does with its own names."""
+        return None if self._held is None or self._held.lineage != self._identity().lineage else self._held.contents.set
+
+    async def drop(self, step: int, save_id: str | None = None) -> None:
+        """Let go of this checkpoint, if it is held and not being sent."""
+        if self._held is None or self.running is not None:
+            return
+        held = self._held.contents.set
+        if held.step == step and save_id in (None, held.save_id):
+            await self._let_go()
+
+    async def close(self) -> None:
+        """What is held stays: the next podwatch finishes it, or lets go."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self.children.close()
 
     async def check(self) -> None:
         """Raises RootReplaced where the run's directories are not ours to read from: nothing is sent or published."""
@@ -71,6 +101,10 @@ class Sender:
 
     async def contents(self, chosen: CheckpointSet) -> SetContents:
         """What is to be sent. Raises SetVoid when the set is no longer the one that was found complete."""
+        if self._held is not None and self._held.is_of(chosen.step, chosen.save_id):
+            if not await self._worker.call(self._holder.unchanged, self._held):
+                raise SetVoid("set is another one now", where=f"step {chosen.step}")
+            return self._held.contents
         try:
             contents = await self._worker.call(self._catalogue.contents, chosen.step)
         except (OSError, PodwatchError) as error:
@@ -87,47 +121,69 @@ class Sender:
         todo: tuple[jobs.JobFile, ...],
         done: dict[str, UploadedObject],
         progress: Callable[[int], None],
+        *,
+        hold: bool = False,
     ) -> None:
         """Send ``todo`` in a child process and add to ``done`` what arrived. Raises as ``Upload.run`` does.
 
-        Once a set was removed by the trainer while it was sent, each one is held by links of our own from then on:
-        until ``publish`` has ended, or this fails.
+        ``hold``, and for each set once one was removed by the trainer while it was sent: every file is held by links
+        of our own, until ``publish`` has ended or the set is given up.
         """
-        held = None
-        if await self._journal.run(Journal.learned, OUTRUN, False):
+        if self._held is not None and not self._held.is_of(contents.set.step, contents.set.save_id):
+            await self._let_go()
+        if self._held is None and (hold or await self._journal.run(Journal.learned, OUTRUN, False)):
             with contextlib.suppress(HostError):
-                held = self._held = await self._worker.call(self._hold, contents)
-        watching = None if held is None else asyncio.ensure_future(self._watch(held))
+                held = await self._worker.call(self._hold, contents)
+                if held is not None:
+                    self._keep(held)
+        held, watching = self._held, self._watching
         try:
-            await self.send(contents if held is None else held.contents, todo, done, progress)
+            await self.send(contents if held is None else held.contents, todo, done, progress, held=held is not None)
         except BaseException as error:
             if held is None and isinstance(error, SetVoid) and await self._worker.call(_gone, contents):
                 self._journal.post(Journal.learn, OUTRUN, True)
-            await self._let_go()
-            if isinstance(error, UploadStopped) and watching is not None and watching.done():
+            cramped = watching is not None and watching.done()
+            await self._after(error)
+            if cramped and isinstance(error, UploadStopped):
                 raise SetVoid("the trainer removed it and the next save needs its room", where=error.where) from error
             raise
-        finally:
-            if watching is not None:
-                watching.cancel()
+
+    async def _after(self, error: BaseException) -> None:
+        """Trouble of the store passes, and podwatch starts again: the set is kept for that. All else is about it."""
+        if not isinstance(error, (RemoteError, RootReplaced, asyncio.CancelledError)):
+            await self._let_go()
 
     def _hold(self, contents: SetContents) -> Held | None:
         """What is held is sent from directories of ours: whose it is must be judged before. Blocks."""
         with contextlib.suppress(OSError):
             check_contents(self._workspace.tree, contents, owners_of(self._workspace.tree))
-            return self._holder.hold(contents)
+            return self._holder.hold(contents, self._identity().lineage)
         return None
 
+    def _keep(self, held: Held) -> None:
+        self._held = held
+        self._watching = asyncio.create_task(self._watch(held), name="held checkpoint")
+
     async def _watch(self, held: Held) -> None:
-        """Ends when the upload had to be stopped because the disk needs the room of what only we have."""
-        while True:
+        """Ends when the set was let go because the disk needs the room of what only we have; its upload is stopped."""
+        while not await self._cramped(held):
             await self._clock.sleep(HELD_LOOK)
-            if self.running is not None and await self._worker.call(self._holder.cramped, held):
-                self.running.kill()
-                return
+        if self.running is not None:
+            self.running.kill()  # who waits for it lets go
+        else:
+            await self._let_go()
+
+    async def _cramped(self, held: Held) -> bool:
+        try:
+            return await self._worker.call(self._holder.cramped, held)
+        except (OSError, HostError):
+            return False  # its directory cannot be looked at; sending it finds out why
 
     async def _let_go(self) -> None:
         held, self._held = self._held, None
+        watching, self._watching = self._watching, None
+        if watching is not None and watching is not asyncio.current_task():
+            watching.cancel()
         if held is not None:
             await self._worker.call(self._holder.release, held)
 
@@ -137,10 +193,13 @@ class Sender:
         todo: tuple[jobs.JobFile, ...],
         done: dict[str, UploadedObject],
         progress: Callable[[int], None],
+        *,
+        held: bool = False,
     ) -> None:
-        """As ``upload``, and nothing is held: for what may as well be left out."""
+        """As ``upload``, and nothing is held by this: for what may as well be left out. ``held``: the files are links
+        of ours, and whose they are was judged before they were made."""
         pins = await self._worker.call(self._workspace.tree.pins)
-        owners = None if self._held is not None else await self._worker.call(owners_of, self._workspace.tree)
+        owners = None if held else await self._worker.call(owners_of, self._workspace.tree)
         step, save_id = contents.set.step, contents.set.save_id
         lock = self._settings.state_dir / self._settings.run_id / "upload.lock"
         job = jobs.UploadJob(
@@ -228,9 +287,12 @@ class Sender:
     ) -> PublishedSave:
         """Verify, write manifest and pointer. An older set of this lineage is kept without moving the pointer."""
         try:
-            return await self._publish(publisher, contents, files, done)
-        finally:
-            await self._let_go()
+            saved = await self._publish(publisher, contents, files, done)
+        except BaseException as error:
+            await self._after(error)
+            raise
+        await self._let_go()
+        return saved
 
     async def _publish(
         self,
@@ -278,7 +340,7 @@ class Sender:
         was."""
         if held := next((s.held for s in self._catalogue.sets if s.step == chosen.step), ""):
             raise SetVoid(f"set is held back: {held}", where=f"step {chosen.step}")
-        if self._held is not None:
+        if self._held is not None and self._held.is_of(chosen.step, chosen.save_id):
             if not await self._worker.call(self._holder.unchanged, self._held):
                 raise SetVoid("set changed while it was uploaded", where=f"step {chosen.step}")
             return

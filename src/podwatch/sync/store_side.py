@@ -137,6 +137,8 @@ class StoreSide:
         """What is not sent again, and why."""
         self._begun_at: float | None = None
         self._begun_set: tuple[int, str] | None = None
+        self._unfinished = True
+        """An upload may have been begun and not ended: before this podwatch, or by it."""
         self._tidied = False
         self._repairing: asyncio.Task[None] | None = None
         self._beat_error = ""

@@ -13,6 +13,7 @@ from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError,
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.journal.journal import Journal
+from podwatch.judgement.next_upload import Waiting, next_upload
 from podwatch.sync import job as jobs
 from podwatch.sync.engine import SetForeign, SetVoid, UploadStopped
 from podwatch.sync.publish import Publisher, Superseded
@@ -48,7 +49,7 @@ class Syncer(StoreSide):
         published = await self._journal.run(Journal.published)
         self._note_stored(published)
         if not self._withheld():
-            await self._sender.tidy()
+            await self._sender.take_over(self._state.stored)
         if begun := await self._journal.run(Journal.learned, BEGUN):
             self._begun_at = self._clock.monotonic() - max(0.0, self._clock.wall() - float(begun[0]))
             self._begun_set = (int(begun[1]), str(begun[2]))
@@ -65,7 +66,7 @@ class Syncer(StoreSide):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        await self._sender.children.close()
+        await self._sender.close()
         if self._repairing is not None:
             self._repairing.cancel()
             await asyncio.gather(self._repairing, return_exceptions=True)
@@ -104,6 +105,7 @@ class Syncer(StoreSide):
             self._void[step, self._sender.running.job.save_id] = CHANGED
             self._sender.running.kill()
             await self._idle.wait()
+        await self._sender.drop(step)
 
     async def repoint(self, step: int | None) -> None:
         """At a step back: make the stored save of ``step`` the newest at once, so that the bad one is not fetched
@@ -194,35 +196,95 @@ class Syncer(StoreSide):
             return False
         publisher = await self._ready()
         step = self._serving[0] if self._serving is not None else None
-        if self._serving is None and (wait := self._gap_left()) > 0:
-            await self._rest(wait)
-            return True
         try:
             await self._sender.check()
-            chosen = self._pick(step)
+            begun = await self._begun() if step is None else None
+            if self._serving is None and begun is None and (wait := self._gap_left()) > 0:
+                await self._rest(wait)
+                return True
+            chosen = begun or self._pick(step)
         except PodwatchError as error:
             self._answer(error)
             return False
-        if (chosen.step, chosen.save_id) in self._state.stored:
+        if begun is None and (chosen.step, chosen.save_id) in self._state.stored:
             self._answer(None)
             if not self._tidied:  # a podwatch that was killed between publishing and retention left it to us
                 await self._prune_remote((await self._journal.run(Journal.published))[-1])
             return await self._carry_optional()
-        if (chosen.step, chosen.save_id) in self._void:
+        if begun is None and (chosen.step, chosen.save_id) in self._void:
             self._answer(SetVoid(self._void[chosen.step, chosen.save_id], where=f"step {chosen.step}"))
             return False
         try:
-            await self._send(publisher, chosen)
-        except (SetVoid, UploadStopped) as error:
-            await self._abandoned(chosen, error)
-            self._answer(error)
-            return True
+            failed = await self._attempt(publisher, chosen, hold=begun is not None)
         except RootReplaced as error:  # what was sent stays noted: it continues once the directories are back
             self._answer(error)
             return False
-        self._failures = 0
-        self._answer(None)
+        if begun is None:  # else who asked for the newest waits for it
+            self._answer(failed)
         return True
+
+    async def _attempt(
+        self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool
+    ) -> PodwatchError | None:
+        """Send it and publish it; the reason where it cannot be sent any more. Raises as ``_send`` for all else."""
+        try:
+            await self._send(publisher, chosen, hold=hold)
+        except (SetVoid, UploadStopped) as error:
+            await self._abandoned(chosen, error)
+            return error
+        self._failures = 0
+        return None
+
+    async def _begun(self) -> CheckpointSet | None:
+        """The checkpoint whose interrupted upload is to be finished now (judgement/next_upload.py). Everything else
+        that was begun is given up and cancelled in the store, once it is certain that it will not be finished."""
+        sets = {s.step: s for s in self._catalogue.sets}
+        if held := self._sender.held:
+            sets[held.step] = held
+        if not self._unfinished or not sets:  # nothing was scanned yet
+            return None
+        published = await self._journal.run(Journal.published)
+        lineage = self._identity().lineage
+        last = max((p.step for p in published if p.lineage == lineage), default=-1)
+        begun = await self._journal.run(Journal.unfinished)
+        self._unfinished = bool(begun)
+        candidates, given_up = [], []
+        for step, save_id in begun:
+            found = sets.get(step)
+            if found is not None and not found.save_id:
+                continue  # it is not judged again yet
+            if found is None or found.save_id != save_id or (step, save_id) in self._void:
+                given_up.append((step, save_id, "it was removed or saved again before it was in the store"))
+            elif step < last:
+                given_up.append((step, save_id, f"step {last} is in the store"))
+            elif found.complete and not found.held:
+                candidates.append(Waiting(step, save_id, await self._left(found)))
+        newest = newest_complete(self._catalogue.sets)
+        fresh = newest if newest is not None and self._sendable(newest) and self._gap_left() <= 0 else None
+        first = None if fresh is None else Waiting(fresh.step, fresh.save_id, await self._left(fresh))
+        best = next_upload(first, candidates)
+        if best is not None:
+            shorter = f"less is left of step {best.step}"
+            given_up += [(w.step, w.save_id, shorter) for w in candidates if w != best]
+        for step, save_id, why in given_up:
+            await self._cancel(step, save_id)
+            self._tell(EventName.UPLOAD_ABANDONED, f"step {step}: interrupted upload given up, {why}", step=step)
+        return sets[best.step] if best is not None and best in candidates else None
+
+    def _sendable(self, found: CheckpointSet) -> bool:
+        key = (found.step, found.save_id)
+        return key not in self._state.stored and key not in self._void
+
+    async def _left(self, found: CheckpointSet) -> int:
+        """Bytes of it that are not in the store. What cannot be read counts as nothing left: sending it says why."""
+        assert self._keys is not None
+        try:
+            files = jobs.all_files(await self._sender.contents(found), self._keys)
+        except PodwatchError:
+            return 0
+        done = await self._journal.run(Journal.objects, found.step, found.save_id)
+        begun = await self._journal.run(Journal.begun, found.step, found.save_id)
+        return jobs.left_bytes(files, done, begun, self._settings.sync.part_size)
 
     def _pick(self, step: int | None) -> CheckpointSet:
         """The newest complete set, or the one asked for. Raises HostError."""
@@ -235,7 +297,7 @@ class Syncer(StoreSide):
             raise HostError(f"checkpoint of step {chosen.step} is not complete: {chosen.reason or chosen.completeness}")
         return chosen
 
-    async def _send(self, publisher: Publisher, chosen: CheckpointSet) -> None:
+    async def _send(self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool) -> None:
         contents = await self._sender.contents(chosen)
         assert self._keys is not None
         files = jobs.all_files(contents, self._keys)
@@ -249,12 +311,13 @@ class Syncer(StoreSide):
 
         self._state = replace(self._state, uploading_step=chosen.step, uploaded_bytes=before, total_bytes=total)
         self._idle.clear()
+        self._unfinished = True
         try:
             self._begin_gap(chosen)
             if todo:
                 message = f"step {chosen.step}: upload started"
                 self._tell(EventName.UPLOAD_STARTED, message, step=chosen.step, bytes=total)
-                await self._sender.upload(contents, todo, done, progress)
+                await self._sender.upload(contents, todo, done, progress, hold=hold)
             saved = await self._sender.publish(publisher, contents, files, done)
         finally:
             self._state = replace(self._state, uploading_step=None, uploaded_bytes=0, total_bytes=0)
@@ -296,8 +359,7 @@ class Syncer(StoreSide):
 
     def _more_urgent(self) -> bool:
         newest = newest_complete(self._catalogue.sets)
-        key = None if newest is None else (newest.step, newest.save_id)
-        new = key is not None and key not in self._state.stored and key not in self._void
+        new = newest is not None and self._sendable(newest)
         return bool(self._requests) or (new and self._gap_left() <= 0)
 
     # -- telling ----------------------------------------------------------------------------------------------------
@@ -305,14 +367,9 @@ class Syncer(StoreSide):
     async def _abandoned(self, chosen: CheckpointSet, error: PodwatchError) -> None:
         not_ours = isinstance(error, SetForeign)
         self._void[chosen.step, chosen.save_id] = error.what if not_ours else CHANGED
-        begun = await self._journal.run(Journal.begun, chosen.step, chosen.save_id)
-        for upload in begun.values():  # unfinished parts are paid for; a sweep finds what cannot be cancelled now
-            if self._store is not None:
-                with contextlib.suppress(PodwatchError):
-                    await self._worker.call(self._store.cancel_large, upload.upload)
+        await self._cancel(chosen.step, chosen.save_id)
         in_a_row = self._state.abandoned_in_a_row + (isinstance(error, SetVoid) and not not_ours)
         self._state = replace(self._state, abandoned_in_a_row=in_a_row)
-        self._journal.post(Journal.forget_save, chosen.step, chosen.save_id)
         newer = any(s.complete and s.step > chosen.step for s in self._catalogue.sets)
         if not_ours:
             severity, hint = Severity.CRITICAL, ": find out who made it, remove it, and save again"
@@ -322,6 +379,16 @@ class Syncer(StoreSide):
             severity, hint = (Severity.INFO if newer or isinstance(error, UploadStopped) else Severity.WARNING), ""
         message = f"step {chosen.step}: upload abandoned, {error.what}{hint}"
         self._tell(EventName.UPLOAD_ABANDONED, message, severity, step=chosen.step, in_a_row=in_a_row)
+
+    async def _cancel(self, step: int, save_id: str) -> None:
+        """Of an upload that will not be finished, keep nothing: neither links here nor parts there, which cost."""
+        await self._sender.drop(step, save_id)
+        begun = await self._journal.run(Journal.begun, step, save_id)
+        for upload in begun.values():  # a sweep finds what cannot be cancelled now
+            if self._store is not None:
+                with contextlib.suppress(PodwatchError):
+                    await self._worker.call(self._store.cancel_large, upload.upload)
+        await self._journal.run(Journal.forget_save, step, save_id)
 
     def _answer(self, error: Exception | None) -> None:
         """Settle those who wait in ``sync_now``: the one being served, or all when the store fails."""
