@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,14 @@ def test_plugin_line_is_one_line_with_performance_data():
     assert data == "step=85 step_age=18s sync_age=840s disk_used=56%;85;;0;100"
     assert plugin_line(build_status(views.gave_up())).startswith("PODWATCH CRITICAL - ")
     assert plugin_line({"running": False, "overall": "unknown"}).startswith("PODWATCH UNKNOWN - ")
+
+
+@pytest.mark.parametrize(("refused", "word"), [(True, "REFUSED: store refuses the key"), (False, "NOT REACHABLE: ")])
+def test_a_store_that_fails_says_why_and_when_it_is_tried_again(refused, word):
+    view = views.healthy()
+    sync = replace(
+        view.sync, ok=False, error="store refuses the key", refused=refused, next_attempt_wall=view.now_wall + 40
+    )
+    text = " ".join(render(build_status(replace(view, sync=sync)), width=200).split())
+    assert word in text
+    assert "next attempt in 40 s" in text

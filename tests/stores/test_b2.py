@@ -185,7 +185,9 @@ def test_damage_on_the_way_is_sent_again_at_once_on_a_new_url(server: B2Server, 
     stored = put_file(store, "flip/f", io.BytesIO(data), 1000, part_size=5 * MB)
     assert fetch(store, stored) == data
     assert slept == []
-    assert server.calls()["b2_get_upload_url"] - before == times + 1, "a URL whose machine damaged the bytes is not used again"
+    assert server.calls()["b2_get_upload_url"] - before == times + 1, (
+        "a URL whose machine damaged the bytes is not used again"
+    )
 
 
 def test_damage_that_stays_is_the_callers_to_try_again_later(server: B2Server, b2: Make) -> None:

@@ -5,17 +5,20 @@ import contextlib
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from podwatch.daemon.own_findings import clock_findings
 from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
 from podwatch.domain.finding import Severity
 from podwatch.domain.links import check_links
 from podwatch.domain.remote import Manifest
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.engine import SetVoid
+from podwatch.sync.inventory import inventory
 from podwatch.sync.publish import read_manifest
 from podwatch.sync.sender import Sender
 from tests.support.hurry import hurrying
@@ -146,15 +149,42 @@ async def test_wrong_key_is_degraded_and_heals(b2: World, run: Run) -> None:
     syncer = await run(b2)
     await until(lambda: syncer.state.ok is False)
     assert "refuses the key" in syncer.state.error
+    assert syncer.state.refused
+    await until(lambda: syncer.state.next_attempt_wall is not None)
+    assert [e.severity for e in b2.events if e.name == "sync-failed"] == [Severity.CRITICAL]
     with pytest.raises(RemoteError, match="refuses the key"):
         await syncer.sync_now()
     await asyncio.sleep(0.2)
     assert b2.names().count("sync-failed") == 1, "told once, not at every try"
     b2.key = "secret-never-to-be-seen"  # the person corrects the env file; credentials are read again
     await until(lambda: syncer.state.last_step == 5)
-    assert syncer.state.ok is True
+    assert (syncer.state.ok, syncer.state.refused, syncer.state.next_attempt_wall) == (True, False, None)
     assert "store-recovered" in b2.names()
     assert not any("secret-never" in str(e) for e in b2.events)
+
+
+@pytest.mark.parametrize("ahead", [-20 * 60.0, 20 * 60.0, 40 * 24 * 3600.0])
+async def test_a_wrong_clock_is_shown_and_stops_nothing(b2: World, run: Run, ahead: float) -> None:
+    """B2's native API needs no clock, and a container cannot set one. What has an age has it by the store's clock."""
+    assert b2.server is not None
+    b2.server.admin("clock", ahead=ahead)
+    b2.write_set(5)
+    b2.scan()
+    syncer = await run(b2)
+    await until(lambda: syncer.state.last_step == 5)
+    skew = syncer.state.clock_skew
+    assert skew is not None
+    assert skew == pytest.approx(-ahead, abs=60)
+    (finding,) = clock_findings(skew, since=0.0)
+    assert ("behind" if ahead > 0 else "ahead") in finding.summary
+    assert clock_findings(None, since=0.0) == clock_findings(60.0, since=0.0) == ()
+    saves, _ = inventory(b2.store(), b2.keys, time.time())
+    assert saves[0].age_seconds < 600
+    store = b2.store()
+    unfinished = store.begin_large("run/podwatch/step_9/x/trainer/f", 12_000_000)
+    await syncer.sweep_store()
+    assert store.parts_there(unfinished) is not None, "begun just now by the store's clock"
+    store.close()
 
 
 async def test_no_bucket(b2: World, run: Run) -> None:

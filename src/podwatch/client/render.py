@@ -272,7 +272,11 @@ def _backup_rows(document: Document) -> Iterator[tuple[str, str, str]]:
     elif sync.get("standing") == "watching":
         text += f"; pod {_clean(sync.get('holder') or 'unknown')} may still train this run"
     if sync.get("ok") is False:
-        text += f"; NOT REACHABLE: {_clean(sync.get('error') or 'unknown error')}"
+        word = "REFUSED" if sync.get("refused") else "NOT REACHABLE"
+        text += f"; {word}: {_clean(sync.get('error') or 'unknown error')}"
+        left = _age(document, sync.get("next_attempt_at"))
+        if left is not None and left < 0:
+            text += f"; next attempt in {span(-left)}"
     yield "store", f"{_clean(sync['store_url'])}, {text}", RED if sync.get("ok") is False else ""
 
 

@@ -40,8 +40,13 @@ def backup_findings(
         )
     if not lost_run(sync) and sync.ok is False:
         suggestion = "podwatch check shows what the key and the bucket allow"
-        summary = f"the store cannot be used: {sync.error}"
-        found.append(Finding(FindingKind.STORE_UNAVAILABLE, Severity.WARNING, summary, now, suggestion))
+        if sync.refused:
+            suggestion += "; podwatch sync tries again at once"
+            summary, severity = f"NOT BACKED UP: {sync.error}", Severity.CRITICAL
+        else:
+            summary, severity = f"the store cannot be used: {sync.error}", Severity.WARNING
+        found.append(Finding(FindingKind.STORE_UNAVAILABLE, severity, summary, now, suggestion))
+    found += clock_findings(sync.clock_skew, since=now)
     if lost_run(sync):
         return tuple(found)  # what is not stored from here any more is no lag
     newest = newest_complete(sets)
@@ -60,6 +65,26 @@ def backup_findings(
                 )
             )
     return tuple(found)
+
+
+CLOCK_SECONDS = 120.0
+"""A clock that is further off than this is shown. NTP keeps it within a second; an answer takes less than a minute."""
+
+
+def clock_findings(skew: float | None, *, since: float) -> tuple[Finding, ...]:
+    """``skew``: seconds that this machine's clock is ahead of the store's."""
+    if skew is None or abs(skew) <= CLOCK_SECONDS:
+        return ()
+    minutes = f"{abs(skew) / 60:.0f} min {'ahead of' if skew > 0 else 'behind'} the store's"
+    return (
+        Finding(
+            FindingKind.CLOCK_WRONG,
+            Severity.WARNING,
+            f"this machine's clock is {minutes}: times in logs and events are wrong; backups are not affected",
+            since,
+            "set the clock of the host, for example with NTP; a container cannot set it",
+        ),
+    )
 
 
 def lost_run(sync: SyncState) -> bool:

@@ -63,6 +63,8 @@ class FindingKind(StrEnum):
     MEMORY_MAY_FALL = "memory-may-fall"
     """Sleep mode: empty device memory says nothing here, so the silent-death verdict is off."""
     CLOCK_JUMP = "clock-jump"
+    CLOCK_WRONG = "clock-wrong"
+    """This machine's clock is far from the store's."""
     SUSPENDED = "suspended"
     LOOP_STALLED = "loop-stalled"
     PAUSED = "paused"

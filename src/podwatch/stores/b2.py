@@ -49,6 +49,10 @@ class B2Store:
         self.url = self._bucket.url
         self._writer_id = writer_id
 
+    @property
+    def clock_skew(self) -> float | None:
+        return self._bucket.clocks.skew
+
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def create(self, key: str, data: bytes) -> StoredObject | None:

@@ -9,7 +9,7 @@ from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import RemoteError
 from podwatch.stores.b2_errors import B2Place, UploadTokenUsedConcurrently, is_damaged, translate
-from podwatch.stores.b2_http import Retry, open_session
+from podwatch.stores.b2_http import Clocks, Retry, open_session
 from podwatch.stores.credentials import Credentials
 
 T = TypeVar("T")
@@ -30,7 +30,8 @@ class Bucket:
         sleep: Callable[[float], None],
     ) -> None:
         self.name, self.url = name, f"b2://{name}"
-        self.session = open_session(connections)
+        self.clocks = Clocks()
+        self.session = open_session(connections, self.clocks)
         self._place = B2Place(self.url, name, credentials.endpoint)
         self._credentials = credentials
         self._retry, self._sleep = retry, sleep

@@ -75,8 +75,6 @@ def translate(error: b2error.B2Error, place: B2Place, *, key: str, capability: s
         return place.no_bucket()
     if isinstance(error, ResourceNotFound):
         return RemoteError("object is not in the store", where=where, transient=False)
-    if isinstance(error, b2error.ClockSkew):
-        return RemoteError("this machine's clock is wrong", where=place.service, fix="set it (NTP)", transient=False)
     if is_damaged(error):
         return RemoteError(
             "the bytes arrived damaged at the store, several times in a row",

@@ -3,13 +3,15 @@
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import requests
 
 # Not public: the SDK replaces adapters otherwise, and the hook is what its own configuration would install.
-from b2sdk._internal.b2http import ClockSkewHook, NotDecompressingHTTPAdapter, ResponseContextManager
+from b2sdk._internal.b2http import HttpCallback, NotDecompressingHTTPAdapter, ResponseContextManager
 from b2sdk.v3 import B2Http, B2HttpApiConfig, B2Session, InMemoryAccountInfo
 from requests.exceptions import ChunkedEncodingError, ContentDecodingError
 
@@ -110,32 +112,31 @@ class _Http(B2Http):  # type: ignore[misc]
         return answer
 
 
-class _Clocks(ClockSkewHook):  # type: ignore[misc]
-    """The SDK's own check, once a minute: it parses a date under a lock and changes the process's locale to do so."""
+class Clocks(HttpCallback):  # type: ignore[misc]
+    """How far this machine's clock is from the store's, by the last answer. The SDK's own check refuses every request
+    where they differ by ten minutes; B2's native API needs no clock, and a container cannot set one."""
 
-    EVERY = 60.0
-
-    def __init__(self) -> None:
-        self._due = 0.0
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self.skew: float | None = None
+        """Seconds that this machine is ahead (negative: behind); None before the first answer with a date."""
 
     def post_request(self, method: str, url: str, headers: Any, response: Any) -> None:
-        now = time.monotonic()
-        if now >= self._due:
-            super().post_request(method, url, headers, response)
-            self._due = now + self.EVERY
+        with suppress(KeyError, TypeError, ValueError):  # a proxy's answer may carry no date, or no valid one
+            self.skew = self._wall() - parsedate_to_datetime(response.headers["Date"]).timestamp()
 
 
 class _Session(B2Session):  # type: ignore[misc]
     B2HTTP_CLASS = _Http
 
 
-def open_session(connections: int) -> B2Session:
+def open_session(connections: int, clocks: Clocks | None = None) -> B2Session:
     """Not authorized yet. Its account info lives in memory: the SDK's default is a database in the home directory,
     with the key in it. More connections than are kept would each be opened anew."""
     config = B2HttpApiConfig(user_agent_append="podwatch", install_clock_skew_hook=False)
     session = _Session(InMemoryAccountInfo(), api_config=config)
     http = session.raw_api.b2_http
-    http.add_callback(_Clocks())
+    http.add_callback(clocks or Clocks())
     http.wire = Wire(connections + POOL_SPARE)
     http.session.adapters.clear()
     http.session.mount("", _Adapter(pool_maxsize=connections + POOL_SPARE))

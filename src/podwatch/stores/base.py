@@ -56,6 +56,12 @@ class ObjectStore(Protocol):
     exclusive: bool
     """Whether ``create`` works: two that create one name never both succeed."""
 
+    @property
+    def clock_skew(self) -> float | None:
+        """Seconds that this machine's clock is ahead of the store's, by the last answer; None where the store has no
+        clock of its own, or has not answered yet."""
+        ...
+
     def create(self, key: str, data: bytes) -> StoredObject | None:
         """Store a small object under a name that does not exist yet; None, and nothing done, where it does."""
         ...

@@ -37,6 +37,8 @@ class LocalStore:
 
     versioned = False
     exclusive = True
+    clock_skew: float | None = None
+    """Its times are this machine's, or of a file server that nothing asks."""
 
     def __init__(self, root: Path, *, writer_id: str, wall: Callable[[], float] = time.time) -> None:
         self.root = root

@@ -58,6 +58,12 @@ class SyncState:
     store_url: str = ""
     ok: bool | None = None
     error: str = ""
+    refused: bool = False
+    """The store refuses podwatch (key, cap, bucket, configuration): waiting does not help."""
+    next_attempt_wall: float | None = None
+    """While it fails: when it is tried again, in epoch seconds."""
+    clock_skew: float | None = None
+    """Seconds that this machine's clock is ahead of the store's; None where that is not known."""
     last_step: int | None = None
     last_published_wall: float | None = None
     uploading_step: int | None = None

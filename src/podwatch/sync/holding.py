@@ -72,6 +72,7 @@ class Holding:
         self._worker = Worker("claims")
         self._lock = threading.Lock()
         self._store: ObjectStore | None = None
+        self._skew: float | None = None
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._began = clock.monotonic()
@@ -93,6 +94,11 @@ class Holding:
     @property
     def speaks(self) -> bool:
         return self._claims.speaks
+
+    @property
+    def clock_skew(self) -> float | None:
+        """Seconds that this machine's clock is ahead of the store's; None where that is not known."""
+        return self._skew
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -159,7 +165,9 @@ class Holding:
 
     def _look(self) -> None:
         with self._lock:
-            perform(self._opened(), self._claims.look(), self._clock.boottime)
+            store = self._opened()
+            perform(store, self._claims.look(), self._clock.boottime)
+            self._skew = store.clock_skew
 
     def _opened(self) -> ObjectStore:
         if self._store is None:
@@ -195,6 +203,7 @@ class Holding:
                 store = self._opened()
                 steps = self._claims.beat(state, fields, versioned=store.versioned)
                 found: bytes | None = perform(store, steps, self._clock.boottime)
+                self._skew = store.clock_skew
                 return found
 
         try:

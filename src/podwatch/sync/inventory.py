@@ -80,7 +80,9 @@ def inventory(store: ObjectStore, keys: Keys, now_wall: float) -> tuple[list[Sav
         problem = str(error)
     pattern = _manifest_pattern(keys)
     found, beside = [], set[str]()
-    for item in store.list(f"{keys.root}/step_"):
+    listed = list(store.list(f"{keys.root}/step_"))
+    now_wall -= store.clock_skew or 0.0  # ages are judged by the store's clock
+    for item in listed:
         match = pattern.fullmatch(item.key)
         if match is not None and item.ours:
             found.append((item.uploaded_wall, _save(store, keys, item, int(match[1]), match[2], pointer, now_wall)))

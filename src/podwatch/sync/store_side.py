@@ -6,7 +6,14 @@ from dataclasses import replace
 
 from podwatch.config.settings import Settings
 from podwatch.domain.claims import HolderState, Pod
-from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
+from podwatch.domain.errors import (
+    ConfigurationError,
+    HostError,
+    IntegrityError,
+    InternalError,
+    PodwatchError,
+    RemoteError,
+)
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.policy import RemotePolicy
@@ -149,7 +156,12 @@ class StoreSide:
         if self._holding is None:
             return self._state
         standing = self._holding.decision
-        return replace(self._state, standing=standing, superseded=standing.act in NOT_OURS)
+        return replace(
+            self._state,
+            standing=standing,
+            superseded=standing.act in NOT_OURS,
+            clock_skew=self._holding.clock_skew,
+        )
 
     @property
     def standing(self) -> Decision:
@@ -252,9 +264,10 @@ class StoreSide:
         def read() -> Stock:
             store = self._open()
             try:
-                return stock(store, keys)
+                found, ahead = stock(store, keys), store.clock_skew or 0.0
             finally:
                 store.close()
+            return found if found.stored_wall is None else replace(found, stored_wall=found.stored_wall + ahead)
 
         while self._listed is None:
             try:
@@ -344,7 +357,7 @@ class StoreSide:
     def _well(self) -> None:
         if self._state.ok is False:
             self._tell(EventName.STORE_RECOVERED, "the store works again")
-        self._state = replace(self._state, ok=True, error="")
+        self._state = replace(self._state, ok=True, error="", refused=False, next_attempt_wall=None)
         self._failures = 0
 
     def _trouble(self, error: PodwatchError) -> None:
@@ -358,9 +371,11 @@ class StoreSide:
 
     def _unwell(self, error: PodwatchError) -> None:
         news = self._state.ok is not False or error.what not in self._state.error
-        self._state = replace(self._state, ok=False, error=str(error))
+        refused = not isinstance(error, IntegrityError) and not getattr(error, "transient", True)
+        refused = refused or isinstance(error, ConfigurationError)
+        self._state = replace(self._state, ok=False, error=str(error), refused=refused)
         if news:
-            self._tell(EventName.SYNC_FAILED, str(error), Severity.WARNING)
+            self._tell(EventName.SYNC_FAILED, str(error), Severity.CRITICAL if refused else Severity.WARNING)
 
     def _tell(
         self, name: EventName, message: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool

@@ -39,9 +39,10 @@ class Sweeper:
     def look(self, live_saves: Collection[tuple[int, str]] = ()) -> tuple[Leftover, ...]:
         """What may go, without touching it. Raises RemoteError; IntegrityError when a pointer or manifest cannot be
         understood, because then nobody knows what it names."""
-        now, root = self._wall(), f"{self._keys.root}/"
-        uploads = abandoned_uploads(self._store.unfinished(root), set(self._journal.begun()), now)
-        versions = list(self._store.versions(root))
+        root = f"{self._keys.root}/"
+        unfinished, versions = list(self._store.unfinished(root)), list(self._store.versions(root))
+        now = self._wall() - (self._store.clock_skew or 0.0)  # ages are judged by the store's clock
+        uploads = abandoned_uploads(unfinished, set(self._journal.begun()), now)
         live = {self._keys.save(step, save_id) for step, save_id in live_saves}
         saves = orphaned_saves(versions, self._saves(versions), live, now)
         twice = _names_with_several(versions)

@@ -171,7 +171,10 @@ class Syncer(StoreSide):
 
     async def _pause(self) -> None:
         low, high = self._backoff
-        await self._rest(random.uniform(low / 2, min(high, low * 2.0 ** min(self._failures, 20))))
+        seconds = random.uniform(low / 2, min(high, low * 2.0 ** min(self._failures, 20)))
+        if self._state.ok is False:
+            self._state = replace(self._state, next_attempt_wall=self._clock.wall() + seconds)
+        await self._rest(seconds)
 
     async def _rest(self, seconds: float) -> None:
         """Until then, or until somebody is in a hurry."""
@@ -223,9 +226,7 @@ class Syncer(StoreSide):
             self._answer(failed)
         return True
 
-    async def _attempt(
-        self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool
-    ) -> PodwatchError | None:
+    async def _attempt(self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool) -> PodwatchError | None:
         """Send it and publish it; the reason where it cannot be sent any more. Raises as ``_send`` for all else."""
         try:
             await self._send(publisher, chosen, hold=hold)

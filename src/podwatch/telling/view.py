@@ -53,6 +53,11 @@ class SyncView:
     store_url: str = ""
     ok: bool | None = None
     error: str = ""
+    refused: bool = False
+    """Waiting does not help: the key, the cap, the bucket or the configuration is at fault."""
+    next_attempt_wall: float | None = None
+    clock_skew: float | None = None
+    """Seconds that this machine's clock is ahead of the store's; None where that is not known."""
     last_step: int | None = None
     last_published_wall: float | None = None
     uploading_step: int | None = None

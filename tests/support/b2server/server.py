@@ -293,6 +293,9 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(data)
                 sent += len(data)
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(time.time() + self.state.clock_ahead if timestamp is None else timestamp)
+
     # -- admin ------------------------------------------------------------------------------------------------------
 
     def _admin(self, what: str, body: Any) -> Any:
@@ -310,6 +313,8 @@ class Handler(BaseHTTPRequestHandler):
                 state.upload_tokens.clear()
             elif what == "pace":
                 state.latency, state.rate = body.get("latency", 0.0), body.get("rate", 0.0)
+            elif what == "clock":
+                state.clock_ahead = body["ahead"]
             elif what == "recommend":
                 state.recommended_part = body["part_size"]
             elif what == "damage":

@@ -78,6 +78,8 @@ class State:
         self.calls: Counter[str] = Counter()
         self.classes: Counter[str] = Counter()
         self.latency, self.rate = 0.0, 0.0
+        self.clock_ahead = 0.0
+        """Seconds that the service's clock is ahead of this machine's."""
         self.sent = 0
         """Bytes of bodies handed out."""
         self.recommended_part = 100_000_000
@@ -95,7 +97,8 @@ class State:
         with self.lock:
             self.number += 1
             file_id = f"4_z{self.bucket_id}_f{uuid.uuid4().hex[:16]}_n{self.number}"
-            version = Version(file_id, name, action, self.number, int(time.time() * 1000), info=info)
+            now_ms = int((time.time() + self.clock_ahead) * 1000)
+            version = Version(file_id, name, action, self.number, now_ms, info=info)
             version.content_type = content_type
             return version
 
