@@ -23,7 +23,7 @@ from podwatch.daemon.compose import READ_SO_FAR, Parts, build
 from podwatch.daemon.core import AGAIN
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.ending import briefly, end_tasks
-from podwatch.daemon.entry import BY_HAND
+from podwatch.daemon.entry import BY_HAND, silent_seconds
 from podwatch.daemon.footing import RECOVERED, Footing, last_pause, open_journal, take_ground, what_lock
 from podwatch.daemon.handlers import make_handlers, once_begun
 from podwatch.daemon.init import UNDER_INIT
@@ -89,7 +89,7 @@ async def serve(
         paths, lock = await take_ground(settings)
         told: list[int] = []
         while True:
-            daemon = Daemon(loaded, clock or SystemClock(), load_again, (paths, lock))
+            daemon = Daemon(loaded, clock or SystemClock(), load_again, (paths, lock), silent_seconds(os.environ))
             try:
                 await daemon.start(gpu_reader, same_disk_store, adopt_existing, take_over)
                 if told:
