@@ -56,6 +56,14 @@ def test_first_line_is_the_verdict(name, words):
     assert words in render(build_status(views.ALL[name]())).splitlines()[0]
 
 
+def test_a_trainer_that_lost_its_keeper_is_not_called_somebody_elses():
+    document = build_status(views.ALL["running"]())
+    document["training"]["supervision"] = "attach"
+    assert "started by someone else" in render(document, width=200)
+    document["reasons"] = [{"kind": "keeper-lost", "severity": "warning", "summary": "x", "suggestion": "y"}]
+    assert "started by podwatch, its keeper has ended" in render(document, width=200)
+
+
 def test_not_backed_up_stands_right_below_the_verdict():
     lines = render(build_status(views.not_backed_up())).splitlines()
     assert lines[1].startswith("NOT BACKED UP")

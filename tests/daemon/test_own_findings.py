@@ -1,10 +1,15 @@
 """What the daemon finds about itself."""
 
+from dataclasses import replace
+
 import pytest
 
 from podwatch.daemon.entry import silent_seconds
-from podwatch.daemon.own_findings import freeze_findings
-from podwatch.domain.finding import FindingKind, Severity
+from podwatch.daemon.own_findings import freeze_findings, keeper_findings
+from podwatch.domain.finding import FindingKind, Severity, Verdict
+from podwatch.domain.process import ProcessIdentity
+from podwatch.domain.reading import Reading, SensorState, observed, unobserved
+from podwatch.domain.snapshot import Supervision, TrainerSample
 
 
 def test_a_restart_by_init_after_a_freeze_is_a_warning_for_ten_minutes() -> None:
@@ -32,3 +37,32 @@ def test_a_restart_by_init_after_a_freeze_is_a_warning_for_ten_minutes() -> None
 def test_only_what_init_says_is_believed_and_only_once(given: dict[str, str], expected: float) -> None:
     assert silent_seconds(given) == expected
     assert silent_seconds(given) == 0.0
+
+
+LAUNCHER = ProcessIdentity(4711, 100)
+KEPT = TrainerSample("s1", Supervision.KEEPER, alive=True, launcher=LAUNCHER)
+LOST = replace(KEPT, supervision=Supervision.ATTACH)
+
+
+def test_a_trainer_whose_keeper_ended_is_a_warning_that_says_what_still_works() -> None:
+    (found,) = keeper_findings(observed(LOST, 5.0))
+    assert (found.kind, found.severity, found.verdict) == (FindingKind.KEEPER_LOST, Severity.WARNING, Verdict.NONE)
+    assert "(pid 4711), which continues" in found.summary
+    assert "restarts it as before" in found.summary
+    assert "counts as a failure" in found.summary
+    assert "podwatch restart" in found.suggestion
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        observed(KEPT, 5.0),
+        observed(replace(LOST, alive=False), 5.0),
+        observed(replace(LOST, start_id="attach-4711-100"), 5.0),
+        observed(TrainerSample(), 5.0),
+        unobserved(SensorState.BLIND, 5.0, "no answer"),
+    ],
+    ids=["kept", "ended", "attached", "none", "unseen"],
+)
+def test_nothing_is_said_of_the_keeper_of(reading: Reading[TrainerSample]) -> None:
+    assert keeper_findings(reading) == ()

@@ -1,9 +1,11 @@
 """What a daemon lives through, and what training notices of it: nothing, unless it needs help."""
 
+import json
+import os
 import signal
 import time
 
-from tests.support.asking import kill_engine, messages, running, says
+from tests.support.asking import kill_engine, messages, reasons, running, says
 from tests.support.rig import Rig, alive
 
 
@@ -46,6 +48,28 @@ def test_training_outlives_its_podwatch_and_the_next_one_takes_it_over(rig: Rig)
     assert "(exit code 3)" in daemon.wait_event("daemon-started", 20, after=seen)["event"]
     assert daemon.wait_event("incident-closed", 30, after=seen)["resumed_step"] >= 5
     assert len(rig.starts) == 2
+
+
+def test_a_keeper_that_is_killed_is_reported_and_training_is_guarded_on(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    trainer = running(daemon, rig, step=5)
+    (record,) = rig.root.glob("state/*/keeper/record.json")
+    os.kill(json.loads(record.read_text())["keeper"], signal.SIGKILL)
+    raised = daemon.wait_event("finding-raised", 20, finding="keeper-lost")
+    assert raised["level"] == "warning"
+    assert "which continues" in raised["event"]
+    assert "its keeper has ended" in " ".join(says(daemon, 1).split())
+    assert (rig.trainer_pid, len(rig.starts)) == (trainer, 1)
+
+    seen = len(daemon.events())
+    daemon.stop(signal.SIGKILL)
+    daemon.start()
+    daemon.wait_event("finding-raised", 20, after=seen, finding="keeper-lost")
+    rig.kill("trainer")
+    daemon.wait_event("incident-closed", 30, after=seen)
+    daemon.wait_event("finding-cleared", 20, after=seen, finding="keeper-lost")
+    assert len(rig.starts) == 2
+    assert "keeper-lost" not in reasons(daemon), "the next start has a keeper of its own"
 
 
 def test_what_a_person_wants_is_kept_through_a_restart_of_podwatch(rig: Rig) -> None:

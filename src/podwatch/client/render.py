@@ -190,7 +190,10 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         parts += [f"up {span(up)}"] if up is not None else []
         parts += [f"{training['processes']} processes"] if training.get("processes") else []
         how = {"keeper": "started by podwatch", "attach": "started by someone else, watched"}
-        parts += [how[training["supervision"]]] if training.get("supervision") in how else []
+        if any(r.get("kind") == "keeper-lost" for r in _list(document, "reasons")):
+            parts += ["started by podwatch, its keeper has ended"]
+        elif training.get("supervision") in how:
+            parts += [how[training["supervision"]]]
         parts += ["saving now"] if training.get("saving") else []
         yield "trainer", ", ".join(parts), ""
     elif training.get("alive") is False:

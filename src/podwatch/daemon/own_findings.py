@@ -7,6 +7,8 @@ from pathlib import Path
 from podwatch.checkpoints.layouts.base import SAVES, Concern
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
+from podwatch.domain.reading import Reading
+from podwatch.domain.snapshot import TrainerSample
 from podwatch.judgement.claims import Act
 from podwatch.judgement.detectors.clocks import TOLD_SECONDS
 from podwatch.sync.doors import SyncState
@@ -100,6 +102,26 @@ def freeze_findings(silent: float, *, now: float, wall: float, since: float) -> 
             "if it happens again, the pod is short of CPU, or a disk or a driver blocks podwatch: see podwatch's log",
             evidence=(evidence,),
             subject="restarted",
+        ),
+    )
+
+
+def keeper_findings(trainer: Reading[TrainerSample]) -> tuple[Finding, ...]:
+    """That the keeper has ended while its training lives: what podwatch still does, and what it cannot do any more."""
+    if not trainer.ok or trainer.value is None or not trainer.value.keeper_lost:
+        return ()
+    launcher = trainer.value.launcher
+    return (
+        Finding(
+            FindingKind.KEEPER_LOST,
+            Severity.WARNING,
+            "the keeper, the small process that podwatch starts training under, ended before the training"
+            f"{f' (pid {launcher.pid})' if launcher is not None else ''}, which continues. podwatch watches it directly,"
+            " and stops or restarts it as before. It can no longer read how training ends: an end without the trainer's"
+            " finish line counts as a failure. The training log is no longer rotated",
+            trainer.at,
+            "nothing: the next start of training gets a new keeper (`podwatch restart` does that now). If you did not"
+            " end the keeper, look for an out-of-memory kill: `dmesg`",
         ),
     )
 
