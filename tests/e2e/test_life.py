@@ -29,11 +29,14 @@ def test_training_outlives_its_podwatch_and_the_next_one_takes_it_over(rig: Rig)
     pid = running(daemon, rig, step=5)
     daemon.stop(signal.SIGKILL)
 
+    announced = {e["step"] for e in daemon.events() if e["podwatch_event"] == "checkpoint-complete"}
     seen = len(daemon.events())
     daemon.start()
     adopted = daemon.wait_event("trainer-adopted", 20, after=seen)
     assert (adopted["pid"], rig.trainer_pid) == (pid, pid)
     assert "taken over" in daemon.wait_event("daemon-started", 20, after=seen)["event"]
+    new = daemon.wait_event("checkpoint-complete", 20, after=seen)  # training saves all the time
+    assert new["step"] not in announced, "what the podwatch before announced is not announced again"
 
     assert daemon.stop() == 0
     farewell = messages(daemon, "daemon-stopping")[-1]

@@ -25,6 +25,7 @@ from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.ending import briefly, end_tasks
 from podwatch.daemon.entry import BY_HAND, silent_seconds
 from podwatch.daemon.footing import RECOVERED, Footing, last_pause, open_journal, take_ground, what_lock
+from podwatch.daemon.guarding import ANNOUNCED, Announced
 from podwatch.daemon.handlers import make_handlers, once_begun
 from podwatch.daemon.init import UNDER_INIT
 from podwatch.daemon.notifying import FAREWELL_SECONDS, make_notifying
@@ -198,7 +199,12 @@ class Daemon(Turning):
         self._pins = dict(await journal.run(Journal.pins))
         self._incident = next(iter(await journal.run(Journal.incidents, 1)), None)
         learned = Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
-        self.rounds = make_rounds(self.parts, learned=learned, pins=lambda: self._pins, on_turn=self._on_turn)
+        announced = Announced(
+            await journal.run(Journal.learned, ANNOUNCED), lambda known: journal.post(Journal.learn, ANNOUNCED, known)
+        )
+        self.rounds = make_rounds(
+            self.parts, learned=learned, pins=lambda: self._pins, on_turn=self._on_turn, announced=announced
+        )
         parts = self.parts
         self.pausing = Pausing(
             journal, self._clock, parts.emit, lambda look: words.gpus_held(parts, look), parts.recovery.pause
