@@ -71,7 +71,7 @@ class Found:
         if not isinstance(place, str) or not place:
             return False
         try:
-            os.stat(place)
+            Path(place).stat()
         except (FileNotFoundError, NotADirectoryError):
             return True
         except (OSError, ValueError):

@@ -7,7 +7,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 def fit(text: str, columns: int, rows: int) -> str:
     """``text`` cut at its end to what a window of that size shows; the last line then says how many lines are hidden.
-    Without the newline at the end, which would scroll the first line out. A size of 0 or less is not known: no limit."""
+    Without the newline at the end, which would scroll the first line out. A size of 0 or less is unknown: no limit."""
     lines = text.rstrip("\n").split("\n")
     if rows <= 0 or columns <= 0 or sum(_height(line, columns) for line in lines) <= rows:
         return "\n".join(lines)

@@ -116,9 +116,9 @@ def keeper_findings(trainer: Reading[TrainerSample]) -> tuple[Finding, ...]:
             FindingKind.KEEPER_LOST,
             Severity.WARNING,
             "the keeper, the small process that podwatch starts training under, ended before the training"
-            f"{f' (pid {launcher.pid})' if launcher is not None else ''}, which continues. podwatch watches it directly,"
-            " and stops or restarts it as before. It can no longer read how training ends: an end without the trainer's"
-            " finish line counts as a failure. The training log is no longer rotated",
+            f"{f' (pid {launcher.pid})' if launcher is not None else ''}, which continues. podwatch watches it"
+            " directly, and stops or restarts it as before. It can no longer read how training ends: an end without the"
+            " trainer's finish line counts as a failure. The training log is no longer rotated",
             trainer.at,
             "nothing: the next start of training gets a new keeper (`podwatch restart` does that now). If you did not"
             " end the keeper, look for an out-of-memory kill: `dmesg`",
