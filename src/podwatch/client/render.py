@@ -107,6 +107,8 @@ def _verdict(document: Document) -> str:
             return "TRAINING IS DOWN and podwatch GAVE UP: a person is needed"
         case "blocked":
             detail = _clean(recovery.get("detail") or "something still holds the GPUs")
+            if document.get("overall") == "warning":  # within the patience of a start
+                return f"TRAINING IS NOT STARTED YET: {detail}"
             return f"TRAINING IS DOWN and BLOCKED: {detail}"
         case "finished":
             return "TRAINING IS FINISHED" + ("" if step is None else f" (last step {step})")
