@@ -183,7 +183,7 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
             text += f", one every {span(training['median_step_seconds'])}"
         if training.get("steps_at_risk") is not None and training.get("state") in ("running", "starting"):
             text += f"; {_steps(training['steps_at_risk'])} lost if it died now"
-        elif training.get("step_source") == "checkpoint":
+        elif training.get("step_source") == "checkpoint" and training.get("steps_at_risk") is None:
             text += "; the steps since this checkpoint are unknown: no log of training that podwatch reads shows them"
         yield "step", text, ""
     if training.get("alive"):
