@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from podwatch.simulation.ports import free_port
-from tests.support.asking import kill_engine, messages, published, running, says, status
+from tests.support.asking import kill_engine, messages, published, running, says
+from tests.support.asking import status as document
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
@@ -114,9 +115,9 @@ def test_with_a_store_a_run_that_ended_as_it_should_ends_in_exit_code_0(
     else:
         assert daemon.command("stop-training").returncode == 0
     state = {"finish": "finished", "stop-training": "stopped"}[end]
-    watch(daemon, lambda: status(daemon)["training"]["state"] == state, 60.0)
+    watch(daemon, lambda: document(daemon)["training"]["state"] == state, 60.0)
     last = rig.saved[-1]
-    sent = watch(daemon, lambda: status(daemon)["sync"]["last_step"] == last, 60.0)
+    sent = watch(daemon, lambda: document(daemon)["sync"]["last_step"] == last, 60.0)
     assert [r for one in sent for r in one["reasons"] if r["severity"] == "critical"] == []
     assert "unknown" not in says(daemon, 0), "its log showed every step"
     assert daemon.stop() == 0
@@ -124,5 +125,5 @@ def test_with_a_store_a_run_that_ended_as_it_should_ends_in_exit_code_0(
     daemon.wait_for(daemon.status, 30, "an answer")
     said = says(daemon, 0)
     assert said.startswith(f"TRAINING IS {state.upper()}"), said
-    assert status(daemon)["reasons"] == []
+    assert document(daemon)["reasons"] == []
     assert len(rig.starts) == 1
