@@ -1,6 +1,7 @@
 """``podwatch status`` as a real process against a real socket, and without one."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 
 from podwatch.client.endpoint import Endpoint, own_endpoint, write_document, write_endpoint
 from podwatch.telling.status import build_status
+from tests.support.pod import eventually
+from tests.support.ptys import Screen, terminal
 from tests.telling import views
 
 
@@ -154,3 +157,82 @@ def test_status_imports_click_and_the_client_room_only(guarded):
     assert not loaded & HEAVY
     rooms = result.stdout.split("ROOMS ")[1].split()
     assert {r.split(".")[1] for r in rooms} <= {"cli", "client", "domain"}
+
+
+PAINTED = "\x1b[H\x1b[J"
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (50, 10)])
+def test_watch_keeps_the_verdict_in_view(machine, size):
+    machine.daemon("gave-up")
+    command = [sys.executable, "-m", "podwatch", "status", "--watch"]
+    with terminal(command, str(machine.directory), size=size, environ=machine.env | {"NO_COLOR": "1"}) as window:
+        window.expect(PAINTED)
+        for _ in range(2):  # what was painted is over when the next one begins
+            screen = Screen(*size)
+            screen.write(window.read(PAINTED).removesuffix(PAINTED))
+            assert screen.lines[0].startswith("TRAINING IS DOWN"), screen.lines
+            assert "GAVE UP" in " ".join(screen.lines)
+            assert ("more lines hidden" in screen.lines[-1]) == (size[1] == 10), screen.lines
+        window.resize(50, 10)
+        smaller, painted = Screen(50, 10), ""
+        while "more lines hidden" not in painted:
+            painted = window.read(PAINTED).removesuffix(PAINTED)
+        smaller.write(painted)
+        assert smaller.lines[0].startswith("TRAINING IS DOWN"), smaller.lines
+
+
+def test_watch_into_a_file_is_not_cut(machine, tmp_path):
+    machine.daemon("gave-up")
+    whole = machine.podwatch("status").stdout
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "podwatch", "status", "--watch"]
+    with out.open("w") as stream, subprocess.Popen(command, stdout=stream, env=machine.env, cwd=tmp_path) as process:
+        eventually(lambda: out.read_text().count("NEEDS ATTENTION") >= 2)
+        process.terminate()
+    assert out.read_text().count("\n") >= 2 * whole.count("\n")
+    assert "hidden" not in out.read_text()
+
+
+def old(machine, name, *, days, state=""):
+    """A run whose podwatch left so long ago."""
+    run = machine.runtime / name
+    run.mkdir()
+    left = time.time() - days * 86400
+    write_endpoint(run, Endpoint(name, 1, stopped_wall=left))
+    document = build_status(views.healthy())
+    document["daemon"]["state_dir"] = state or str(machine.directory)
+    document["training"].update(pid=None)
+    write_document(run / "status.json", document)
+    for path in run.iterdir():
+        os.utime(path, (left, left))
+
+
+def test_known_runs_forget_old_ones(machine):
+    old(machine, "last-quarter", days=60)
+    old(machine, "removed", days=1, state=str(machine.directory / "gone"))
+    old(machine, "last-week", days=7)
+    assert "stopped 7 d ago" in machine.podwatch("status").stdout
+    said = machine.podwatch("status", "--run", "none").stderr
+    assert "known: last-week" in said
+    assert "last-quarter" not in said
+    assert "removed" not in said
+    assert "stopped 60 d ago" in machine.podwatch("status", "--run", "last-quarter").stdout, "it is still there"
+    old(machine, "yesterday", days=1)
+    assert "one of last-week, yesterday" in machine.podwatch("status").stderr
+
+
+def test_the_run_of_the_configuration_here_is_meant_among_several(machine):
+    for name in ("one", "two"):
+        (machine.runtime / name).mkdir()
+        write_endpoint(machine.runtime / name, own_endpoint(name, started_wall=0.0))
+    here = machine.directory / "cwd" / "podwatch.toml"
+    here.write_text('run_id = "two"\n')
+    here.chmod(0o600)
+    assert json.loads(machine.podwatch("status", "--json").stdout)["run_id"] == "two"
+    assert json.loads(machine.podwatch("status", "--run", "one", "--json").stdout)["run_id"] == "one"
+    here.write_text('run_id = "elsewhere"\n')
+    assert machine.podwatch("status").returncode == 64, "a file that names no run of this machine says nothing"
+    old(machine, "three", days=1)
+    here.write_text('run_id = "three"\n')
+    assert "stopped 24 h ago" in machine.podwatch("status").stdout, "the run here, also where another one lives"

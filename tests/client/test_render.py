@@ -57,6 +57,21 @@ def test_first_line_is_the_verdict(name, words):
     assert words in render(build_status(views.ALL[name]())).splitlines()[0]
 
 
+def test_a_trainer_that_lost_its_keeper_is_not_called_somebody_elses():
+    document = build_status(views.ALL["running"]())
+    document["training"]["supervision"] = "attach"
+    assert "started by someone else" in render(document, width=200)
+    document["reasons"] = [{"kind": "keeper-lost", "severity": "warning", "summary": "x", "suggestion": "y"}]
+    assert "started by podwatch, its keeper has ended" in render(document, width=200)
+
+
+@pytest.mark.parametrize(("at_risk", "unknown"), [(0, False), (None, True)])
+def test_steps_are_called_unknown_only_where_no_log_shows_them(at_risk, unknown):
+    document = build_status(views.ALL["stopped"]())
+    document["training"].update(step=85, step_source="checkpoint", steps_at_risk=at_risk)
+    assert ("the steps since this checkpoint are unknown" in render(document, width=120).replace("\n", " ")) == unknown
+
+
 def test_not_backed_up_stands_right_below_the_verdict():
     lines = render(build_status(views.not_backed_up())).splitlines()
     assert lines[1].startswith("NOT BACKED UP")

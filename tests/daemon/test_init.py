@@ -109,6 +109,24 @@ def test_a_hung_daemon_is_aborted_then_killed_and_started_again(box: Box) -> Non
     assert process.poll() is None
 
 
+def test_the_next_daemon_learns_for_how_long_none_responded(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two in a row did not: the time counts from the last word of the first. Once one is ready nothing is known of it
+    any more."""
+    body = (
+        "open(where + '/silent', 'a').write(os.environ.get('PODWATCH_SILENT_SECONDS', 'none') + '\\n')\n"
+        "if count in (1, 2):\n    if count == 1: tell('READY=1')\n    time.sleep(300)\n"
+        "tell('READY=1')\nif count == 3: time.sleep(0.2); sys.exit(3)\n"
+    )
+    flags = ("--watchdog", "5", "--start-timeout", "5", "--abort-wait", "0.2")
+    monkeypatch.setenv("PODWATCH_SILENT_SECONDS", "77")  # of an init further up: not of this one
+    box.start(body + SERVE, *flags)
+    until(lambda: (box.root / "silent").exists() and len((box.root / "silent").read_text().split()) >= 4)
+    first, second, third, fourth = (box.root / "silent").read_text().split()[:4]
+    assert (first, fourth) == ("none", "none")
+    assert 5 <= float(second) < float(third)
+    assert float(third) >= 10
+
+
 def test_a_daemon_that_is_never_ready_is_started_again(box: Box) -> None:
     box.start("time.sleep(300) if count == 1 else None\n" + SERVE, "--start-timeout", "0.5", "--abort-wait", "0.2")
     until(lambda: len(box.starts) >= 2)

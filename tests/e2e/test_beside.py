@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from podwatch.system import procfs
-from tests.support.asking import running, status
+from tests.support.asking import running, says, status
 from tests.support.daemon import DaemonProcess
 from tests.support.ptys import terminal
 from tests.support.rig import TRAINER, Rig, alive
@@ -58,10 +58,10 @@ def test_a_trainer_that_only_loads_yet_is_waited_for_and_then_attached_to(rig: R
         before = files(rig)
         daemon = rig.daemon().start()
         daemon.wait_for(lambda: str(process.pid) in asked(daemon), 60, "the question")
-        # The finding is a warning until the patience ends; training is down, so the status shows it as critical.
-        assert f"critical: podwatch waits before it starts training: pid {process.pid}" in asked(daemon)
+        assert f"warning: podwatch waits before it starts training: pid {process.pid}" in asked(daemon)
         assert f"podwatch start --attach {process.pid}" in asked(daemon)
-        first = daemon.command("status").stdout
+        first = says(daemon, 1)  # until the patience ends
+        assert first.startswith("TRAINING IS NOT STARTED YET: podwatch waits"), first
         assert str(process.pid) in first, first
         dry = daemon.command("clean", "--yes")
         assert (dry.returncode, str(process.pid) in dry.stderr) == (75, True), dry.stderr
@@ -78,6 +78,7 @@ def test_training_starts_once_what_loaded_has_ended(rig: Rig) -> None:
     with loading(rig) as process:
         daemon = rig.daemon(trainer__startup_patience="1s").start()
         daemon.wait_for(lambda: asked(daemon).startswith("critical: Training is not running"), 60, "the question")
+        assert says(daemon, 2).startswith("TRAINING IS DOWN and BLOCKED")
         assert rig.starts == []
         process.kill()
         process.wait()

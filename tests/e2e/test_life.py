@@ -1,9 +1,11 @@
 """What a daemon lives through, and what training notices of it: nothing, unless it needs help."""
 
+import json
+import os
 import signal
 import time
 
-from tests.support.asking import kill_engine, messages, running, says
+from tests.support.asking import kill_engine, messages, reasons, running, says
 from tests.support.rig import Rig, alive
 
 
@@ -27,11 +29,14 @@ def test_training_outlives_its_podwatch_and_the_next_one_takes_it_over(rig: Rig)
     pid = running(daemon, rig, step=5)
     daemon.stop(signal.SIGKILL)
 
+    announced = {e["step"] for e in daemon.events() if e["podwatch_event"] == "checkpoint-complete"}
     seen = len(daemon.events())
     daemon.start()
     adopted = daemon.wait_event("trainer-adopted", 20, after=seen)
     assert (adopted["pid"], rig.trainer_pid) == (pid, pid)
     assert "taken over" in daemon.wait_event("daemon-started", 20, after=seen)["event"]
+    new = daemon.wait_event("checkpoint-complete", 20, after=seen)  # training saves all the time
+    assert new["step"] not in announced, "what the podwatch before announced is not announced again"
 
     assert daemon.stop() == 0
     farewell = messages(daemon, "daemon-stopping")[-1]
@@ -46,6 +51,28 @@ def test_training_outlives_its_podwatch_and_the_next_one_takes_it_over(rig: Rig)
     assert "(exit code 3)" in daemon.wait_event("daemon-started", 20, after=seen)["event"]
     assert daemon.wait_event("incident-closed", 30, after=seen)["resumed_step"] >= 5
     assert len(rig.starts) == 2
+
+
+def test_a_keeper_that_is_killed_is_reported_and_training_is_guarded_on(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    trainer = running(daemon, rig, step=5)
+    (record,) = rig.root.glob("state/*/keeper/record.json")
+    os.kill(json.loads(record.read_text())["keeper"], signal.SIGKILL)
+    raised = daemon.wait_event("finding-raised", 20, finding="keeper-lost")
+    assert raised["level"] == "warning"
+    assert "which continues" in raised["event"]
+    assert "its keeper has ended" in " ".join(says(daemon, 1).split())
+    assert (rig.trainer_pid, len(rig.starts)) == (trainer, 1)
+
+    seen = len(daemon.events())
+    daemon.stop(signal.SIGKILL)
+    daemon.start()
+    daemon.wait_event("finding-raised", 20, after=seen, finding="keeper-lost")
+    rig.kill("trainer")
+    daemon.wait_event("incident-closed", 30, after=seen)
+    daemon.wait_event("finding-cleared", 20, after=seen, finding="keeper-lost")
+    assert len(rig.starts) == 2
+    assert "keeper-lost" not in reasons(daemon), "the next start has a keeper of its own"
 
 
 def test_what_a_person_wants_is_kept_through_a_restart_of_podwatch(rig: Rig) -> None:

@@ -2,12 +2,16 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.asking import kill_engine, messages, running, says
+from podwatch.simulation.ports import free_port
+from tests.support.asking import kill_engine, messages, published, running, says
+from tests.support.asking import status as document
+from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 
@@ -78,3 +82,48 @@ def test_a_run_that_ends_as_it_should_is_green_all_the_time(rig: Rig, end: str) 
         assert [r["summary"] for r in status["reasons"] if r["severity"] == "critical"] == []
     says(daemon, 1)  # NOT BACKED UP is a warning, and nothing else is wrong
     assert trouble(seen[-1]) == []
+
+
+@pytest.fixture(params=["file", "b2"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[dict[str, str], str]]:
+    """The environment and the URL of a store."""
+    if request.param == "file":
+        yield {}, f"file://{request.getfixturevalue('elsewhere')}"
+        return
+    server = B2Server(tmp_path / "b2").start()
+    try:
+        keys = {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": server.url}
+        yield keys, f"b2://{BUCKET}"
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("end", ["stop-training", "finish"])
+def test_with_a_store_a_run_that_ended_as_it_should_ends_in_exit_code_0(
+    rig: Rig, stored: tuple[dict[str, str], str], end: str
+) -> None:
+    """Also with servers that are configured, and gone since: of the engine, and of the training's figures."""
+    environ, store = stored
+    gone = f"http://127.0.0.1:{free_port()}"
+    daemon = rig.daemon(
+        environ, gpu__hold="0.3s", sync__store=store, inference__urls=[gone], training__metrics_url=gone
+    ).start()
+    running(daemon, rig, step=10)
+    published(daemon)
+    if end == "finish":
+        rig.order(finish=True)
+    else:
+        assert daemon.command("stop-training").returncode == 0
+    state = {"finish": "finished", "stop-training": "stopped"}[end]
+    watch(daemon, lambda: document(daemon)["training"]["state"] == state, 60.0)
+    last = rig.saved[-1]
+    sent = watch(daemon, lambda: document(daemon)["sync"]["last_step"] == last, 60.0)
+    assert [r for one in sent for r in one["reasons"] if r["severity"] == "critical"] == []
+    assert "unknown" not in says(daemon, 0), "its log showed every step"
+    assert daemon.stop() == 0
+    daemon.start()  # the next podwatch knows it as it was left
+    daemon.wait_for(daemon.status, 30, "an answer")
+    said = says(daemon, 0)
+    assert said.startswith(f"TRAINING IS {state.upper()}"), said
+    assert document(daemon)["reasons"] == []
+    assert len(rig.starts) == 1

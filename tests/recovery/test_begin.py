@@ -16,7 +16,7 @@ from podwatch.journal import Journal, save_run_record
 from podwatch.judgement.choose import RemoteSave
 from podwatch.recovery import Phase
 from tests.recovery.test_restart import running
-from tests.support.recovery_world import Podwatch, Store, World, death
+from tests.support.recovery_world import Podwatch, Store, World, death, finished
 
 
 async def test_a_living_trainer_is_taken_over(world: World) -> None:
@@ -268,6 +268,27 @@ async def test_no_command_attaches_but_never_kills(world: World) -> None:
     assert any(f.kind is FindingKind.UNGUARDED for f in podwatch.recovery.findings())
     with pytest.raises(ConfigurationError, match="no command"):
         await podwatch.recovery.request_restart()
+    await podwatch.leave()
+
+
+@pytest.mark.parametrize("end", ["stopped", "finished"])
+async def test_what_could_not_be_restarted_needs_no_command_once_it_has_ended_as_it_should(
+    world: World, end: str
+) -> None:
+    world.settings_extra = {"trainer": {"command": []}}
+    world.person_starts()
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.ATTACHED)
+    podwatch.see(1, finding=death(FindingKind.HANG))
+    assert any(f.kind is FindingKind.UNGUARDED for f in podwatch.recovery.findings())
+    if end == "stopped":
+        await podwatch.recovery.request_stop()
+        await podwatch.until(Phase.STOPPED)
+    else:
+        podwatch.see(2, finding=finished())
+        await podwatch.until(Phase.FINISHED)
+    assert podwatch.recovery.findings() == ()
     await podwatch.leave()
 
 

@@ -284,6 +284,14 @@ async def test_nothing_watched_is_a_good_reading() -> None:
     await sensor.stop()
 
 
+async def test_a_keeper_that_ends_shows_in_the_next_look() -> None:
+    async with watching(ProcessRole.TRAINER) as (sensor, handle):
+        await until(lambda: sensor.latest().ok and value(sensor).supervision is Supervision.KEEPER)
+        handle.supervision = Supervision.ATTACH
+        await until(lambda: value(sensor).supervision is Supervision.ATTACH)
+        assert value(sensor).keeper_lost
+
+
 async def test_a_living_tree_then_its_end() -> None:
     async with watching(ProcessRole.INFERENCE, ProcessRole.TRAINER) as (sensor, handle):
         assert sensor.latest().state is SensorState.PENDING

@@ -227,3 +227,32 @@ def test_what_a_start_waits_for_is_shown_once():
     (reason,) = document["reasons"]
     assert (reason["severity"], reason["suggestion"]) == ("critical", waits.suggestion)
     assert document["overall"] == "critical"
+
+
+def waiting(*findings, detail="podwatch waits before it starts training: pid 7"):
+    view = views.healthy()
+    dead = replace(view.snapshot, trainer=observed(views.trainer(alive=False), views.NOW))
+    recovery = RecoveryView(phase="blocked", blocked=True, detail=detail)
+    return build_status(replace(view, snapshot=dead, findings=findings, recovery=recovery))
+
+
+def ambiguous(severity):
+    summary = "podwatch waits before it starts training: pid 7"
+    return Finding(FindingKind.AMBIGUOUS_TRAINERS, severity, summary, views.NOW, "`podwatch start --attach 7`")
+
+
+def test_a_wait_within_the_patience_of_a_start_is_a_warning_and_the_question_after_it_critical():
+    document = waiting(ambiguous(Severity.WARNING))
+    assert (document["training"]["state"], document["overall"]) == ("blocked", "warning")
+    assert [r["severity"] for r in document["reasons"]] == ["warning"]
+    assert verdict(document).startswith("TRAINING IS NOT STARTED YET: podwatch waits")
+    document = waiting(ambiguous(Severity.CRITICAL))
+    assert document["overall"] == "critical"
+    assert [r["severity"] for r in document["reasons"]] == ["critical"]
+    assert verdict(document).startswith("TRAINING IS DOWN and BLOCKED")
+
+
+def test_a_wait_beside_anything_else_that_holds_the_start_up_is_critical():
+    held = Finding(FindingKind.BLOCKED, Severity.WARNING, "GPU 0 is held", views.NOW, "x")
+    assert waiting(ambiguous(Severity.WARNING), held)["overall"] == "critical"
+    assert waiting(ambiguous(Severity.WARNING), views.death())["overall"] == "critical"

@@ -9,6 +9,7 @@ from podwatch.cli.common import Where, colours, common, json_option, print_json
 from podwatch.client.ask import ask_status, exit_code
 from podwatch.client.plugin import plugin_line
 from podwatch.client.render import render
+from podwatch.client.screen import fit
 
 WATCH_SECONDS = 2.0
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
@@ -30,23 +31,33 @@ def command(where: Where, as_json: bool, watch: bool, plugin: bool) -> None:
         click.echo(plugin_line(document))
     else:
         try:
-            _show(document, clear=watch)
+            _show(document, paint=watch)
             while watch:
                 time.sleep(WATCH_SECONDS)
                 document = ask_status(where.run, where.config)
-                _show(document, clear=True)
+                _show(document, paint=True)
         except KeyboardInterrupt:
-            pass
+            click.echo()  # the prompt gets a line of its own
     sys.stdout.flush()
     raise click.exceptions.Exit(exit_code(document))
 
 
-def _show(document: dict[str, object], *, clear: bool) -> None:
+def _show(document: dict[str, object], *, paint: bool) -> None:
+    """``paint``: over what the window shows, cut to its size; else one after the other."""
+    columns, rows = _window()
+    text = render(document, width=columns or 80, colour=colours())
+    if paint and sys.stdout.isatty():
+        text = _HOME_AND_CLEAR + fit(text, columns, rows)
+    click.echo(text, nl=False)
+    sys.stdout.flush()
+
+
+def _window() -> tuple[int, int]:
+    """Columns and rows of the terminal; 0 where they are not known."""
     import os
 
     try:
-        width = os.get_terminal_size(sys.stdout.fileno()).columns
+        size = os.get_terminal_size(sys.stdout.fileno())
     except (OSError, ValueError):
-        width = 80
-    text = render(document, width=width, colour=colours())
-    click.echo((_HOME_AND_CLEAR if clear and sys.stdout.isatty() else "") + text, nl=False)
+        return 0, 0
+    return size.columns, size.lines

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.client.control import call
-from podwatch.client.discover import Found, locate, read_hints, searched
+from podwatch.client.discover import Found, locate, read_hints, searched, training_lives
 from podwatch.client.elsewhere import Holder, holder
-from podwatch.client.endpoint import process_alive
 from podwatch.client.http import fetch_status
 from podwatch.client.times import ago, from_rfc3339, rfc3339
 from podwatch.domain.errors import Busy, HostError
@@ -60,7 +59,7 @@ def _stale(found: Found) -> dict[str, Any]:
     snapshot = found.snapshot()
     document = dict(snapshot[0]) if snapshot else {}
     seen = from_rfc3339(document.get("time")) or (snapshot[1] if snapshot else None)
-    training_lives = _training_lives(document)
+    lives = training_lives(document)
     if found.alive:
         kind, summary = "podwatch-silent", f"podwatch (pid {endpoint.pid}) is there but does not answer"
         fix = "see its log; `podwatch run` again after ending it takes the running trainer over"
@@ -82,19 +81,10 @@ def _stale(found: Found) -> dict[str, Any]:
         overall="unknown",
         reasons=[reason],
         snapshot_at=rfc3339(seen),
-        training_alive=training_lives,
+        training_alive=lives,
         time=rfc3339(now),
     )
     return document
-
-
-def _training_lives(document: Mapping[str, Any]) -> bool | None:
-    """Whether the launcher of the last snapshot still lives; None where it was not known."""
-    training = document.get("training")
-    pid = training.get("pid") if isinstance(training, dict) else None
-    if not isinstance(pid, int) or not isinstance(training, dict):
-        return None
-    return process_alive(pid, int(training.get("start_ticks") or 0))
 
 
 def _nothing(run: str, roots: list[Path], config: str) -> dict[str, Any]:

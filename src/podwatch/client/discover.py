@@ -5,14 +5,19 @@ Order: ``$PODWATCH_RUNTIME_DIR``, ``$RUNTIME_DIRECTORY``, what ``-c`` names, /ru
 """
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podwatch.client.endpoint import CONTROL, SNAPSHOT, Endpoint, read_document, read_endpoint
+from podwatch.client.endpoint import CONTROL, ENDPOINT, SNAPSHOT, Endpoint, process_alive, read_document, read_endpoint
 from podwatch.client.trusted import read_trusted_bytes
 from podwatch.domain.errors import ConfigurationError, UsageError
+
+FORGOTTEN_AFTER = 14 * 86400.0
+"""Seconds since the last word of its podwatch after which a run is no longer listed: a pod that was stopped over a
+holiday is known again, and the runs of last quarter are not in the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,51 @@ class Found:
             return None
         document = read_document(path)
         return None if document is None else (document, written)
+
+    def last_word(self) -> float:
+        """Epoch second at which its podwatch wrote something here last; 0 where that cannot be read."""
+        times = [self.endpoint.stopped_wall or 0.0]
+        for name in (ENDPOINT, SNAPSHOT):
+            try:
+                times.append((self.directory / name).stat().st_mtime)
+            except OSError:
+                continue
+        return max(times)
+
+    def remembered(self, now: float) -> bool:
+        """Whether it is listed, and can be meant without being named: its podwatch or its training lives, or its state
+        is still there and it had a podwatch within ``FORGOTTEN_AFTER``. ``now`` in epoch seconds."""
+        if self.alive or self.training_lives():
+            return True
+        return not self.state_gone() and now - self.last_word() <= FORGOTTEN_AFTER
+
+    def training_lives(self) -> bool:
+        found = self.snapshot()
+        return found is not None and bool(training_lives(found[0]))
+
+    def state_gone(self) -> bool:
+        """The directory with the run's state was removed. False where that cannot be told."""
+        found = self.snapshot()
+        daemon = found[0].get("daemon") if found is not None else None
+        place = daemon.get("state_dir") if isinstance(daemon, dict) else None
+        if not isinstance(place, str) or not place:
+            return False
+        try:
+            Path(place).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except (OSError, ValueError):
+            return False
+        return False
+
+
+def training_lives(document: Mapping[str, Any]) -> bool | None:
+    """Whether the launcher that a status document names still lives; None where it was not known."""
+    training = document.get("training")
+    pid = training.get("pid") if isinstance(training, dict) else None
+    if not isinstance(pid, int) or not isinstance(training, dict):
+        return None
+    return process_alive(pid, int(training.get("start_ticks") or 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,39 +141,59 @@ def find_runs(environ: Mapping[str, str] = os.environ, hints: Hints = NO_HINTS) 
     return sorted(found.values(), key=lambda f: (not f.alive, f.endpoint.run_id))
 
 
-def choose(runs: list[Found], run: str) -> Found | None:
+def choose(runs: Sequence[Found], run: str) -> Found | None:
     """The run that is meant, or None when there is none at all.
 
-    UsageError when ``run`` is not among them, or when several are alive (or none is, of several) and none was named.
+    Without a name: the one that lives; else the one that is remembered; of those that are forgotten the last one whose
+    state is still there. UsageError when ``run`` is not among them, or when several could be meant.
     """
+    now = time.time()
     if run:
         named = [f for f in runs if f.endpoint.run_id == run]
         if not named and runs:
-            raise UsageError(f"no run {run!r} on this machine", fix=f"known: {', '.join(_names(runs))}")
+            names = _names([f for f in runs if f.remembered(now)])
+            raise UsageError(f"no run {run!r} on this machine", fix=f"known: {', '.join(names) or 'none'}")
         return named[0] if named else None
-    living = [f for f in runs if f.alive]
-    pool = living or runs
+    pool = [f for f in runs if f.alive] or [f for f in runs if f.remembered(now)]
+    if not pool:
+        left = [f for f in runs if not f.state_gone()]
+        return max(left, key=Found.last_word, default=None)
     if len(pool) > 1:
         raise UsageError("several runs on this machine", fix=f"say which: --run NAME, one of {', '.join(_names(pool))}")
-    return pool[0] if pool else None
+    return pool[0]
 
 
 def locate(run: str = "", config: str = "", environ: Mapping[str, str] = os.environ) -> Found | None:
-    """The run that is meant, or None: by ``config`` (or $PODWATCH_CONFIG) and the usual directories; if that finds
-    nothing, by what the configuration files in their usual places say. Raises as ``choose`` and ``read_hints``."""
+    """The run that is meant, or None: by ``config`` (or $PODWATCH_CONFIG), else by the configuration files in their
+    usual places, as every command takes them, where they name a run that is known here; else by what is found in the
+    usual directories. Raises as ``choose`` and ``read_hints``."""
     hints = read_hints(config, environ)
-    found = choose(find_runs(environ, hints), run or hints.run_id)
-    if found is not None or hints is not NO_HINTS:
+    if hints is not NO_HINTS:
+        return choose(find_runs(environ, hints), run or hints.run_id)
+    usual = [known for known in map(_usual_hints, USUAL_CONFIGS) if known is not NO_HINTS]
+    for known in usual:
+        runs = find_runs(environ, known)
+        meant = [f for f in runs if f.endpoint.run_id == (run or known.run_id)]
+        if meant and (run or meant[0].remembered(time.time()) or not any(f.alive for f in runs)):
+            return meant[0]
+    found = choose(find_runs(environ), run)
+    if found is not None:
         return found
-    for usual in USUAL_CONFIGS:
-        try:
-            hints = read_hints(usual, environ)
-        except ConfigurationError:
-            continue
-        found = choose(find_runs(environ, hints), run or hints.run_id)
+    for known in usual:
+        found = choose(find_runs(environ, known), run or known.run_id)
         if found is not None:
             return found
     return None
+
+
+def _usual_hints(config: str) -> Hints:
+    """What this file says, if it is there and can be trusted."""
+    if not Path(config).exists():
+        return NO_HINTS
+    try:
+        return read_hints(config, {})
+    except ConfigurationError:
+        return NO_HINTS
 
 
 def read_hints(config: str, environ: Mapping[str, str] = os.environ) -> Hints:

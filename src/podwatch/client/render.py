@@ -107,6 +107,8 @@ def _verdict(document: Document) -> str:
             return "TRAINING IS DOWN and podwatch GAVE UP: a person is needed"
         case "blocked":
             detail = _clean(recovery.get("detail") or "something still holds the GPUs")
+            if document.get("overall") == "warning":  # within the patience of a start
+                return f"TRAINING IS NOT STARTED YET: {detail}"
             return f"TRAINING IS DOWN and BLOCKED: {detail}"
         case "finished":
             return "TRAINING IS FINISHED" + ("" if step is None else f" (last step {step})")
@@ -181,7 +183,7 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
             text += f", one every {span(training['median_step_seconds'])}"
         if training.get("steps_at_risk") is not None and training.get("state") in ("running", "starting"):
             text += f"; {_steps(training['steps_at_risk'])} lost if it died now"
-        elif training.get("step_source") == "checkpoint":
+        elif training.get("step_source") == "checkpoint" and training.get("steps_at_risk") is None:
             text += "; the steps since this checkpoint are unknown: no log of training that podwatch reads shows them"
         yield "step", text, ""
     if training.get("alive"):
@@ -190,7 +192,10 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         parts += [f"up {span(up)}"] if up is not None else []
         parts += [f"{training['processes']} processes"] if training.get("processes") else []
         how = {"keeper": "started by podwatch", "attach": "started by someone else, watched"}
-        parts += [how[training["supervision"]]] if training.get("supervision") in how else []
+        if any(r.get("kind") == "keeper-lost" for r in _list(document, "reasons")):
+            parts += ["started by podwatch, its keeper has ended"]
+        elif training.get("supervision") in how:
+            parts += [how[training["supervision"]]]
         parts += ["saving now"] if training.get("saving") else []
         yield "trainer", ", ".join(parts), ""
     elif training.get("alive") is False:

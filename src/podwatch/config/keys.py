@@ -24,6 +24,7 @@ OPERATIONAL = frozenset(
         "PODWATCH_START_ID",
         "PODWATCH_UNDER_INIT",
         "PODWATCH_BY_HAND",
+        "PODWATCH_SILENT_SECONDS",
         "PODWATCH_TAKE_OVER",
         "PODWATCH_DIRECTORY",
     }

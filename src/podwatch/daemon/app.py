@@ -23,8 +23,9 @@ from podwatch.daemon.compose import READ_SO_FAR, Parts, build
 from podwatch.daemon.core import AGAIN
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.ending import briefly, end_tasks
-from podwatch.daemon.entry import BY_HAND
+from podwatch.daemon.entry import BY_HAND, silent_seconds
 from podwatch.daemon.footing import RECOVERED, Footing, last_pause, open_journal, take_ground, what_lock
+from podwatch.daemon.guarding import ANNOUNCED, Announced
 from podwatch.daemon.handlers import make_handlers, once_begun
 from podwatch.daemon.init import UNDER_INIT
 from podwatch.daemon.notifying import FAREWELL_SECONDS, make_notifying
@@ -89,7 +90,7 @@ async def serve(
         paths, lock = await take_ground(settings)
         told: list[int] = []
         while True:
-            daemon = Daemon(loaded, clock or SystemClock(), load_again, (paths, lock))
+            daemon = Daemon(loaded, clock or SystemClock(), load_again, (paths, lock), silent_seconds(os.environ))
             try:
                 await daemon.start(gpu_reader, same_disk_store, adopt_existing, take_over)
                 if told:
@@ -198,7 +199,12 @@ class Daemon(Turning):
         self._pins = dict(await journal.run(Journal.pins))
         self._incident = next(iter(await journal.run(Journal.incidents, 1)), None)
         learned = Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
-        self.rounds = make_rounds(self.parts, learned=learned, pins=lambda: self._pins, on_turn=self._on_turn)
+        announced = Announced(
+            await journal.run(Journal.learned, ANNOUNCED), lambda known: journal.post(Journal.learn, ANNOUNCED, known)
+        )
+        self.rounds = make_rounds(
+            self.parts, learned=learned, pins=lambda: self._pins, on_turn=self._on_turn, announced=announced
+        )
         parts = self.parts
         self.pausing = Pausing(
             journal, self._clock, parts.emit, lambda look: words.gpus_held(parts, look), parts.recovery.pause

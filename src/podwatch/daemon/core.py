@@ -42,9 +42,11 @@ class Core:
         clock: Clock,
         load_again: Callable[[], LoadedSettings] | None = None,
         ground: tuple[RunPaths, RunLock | None] | None = None,
+        silent: float = 0.0,
     ) -> None:
-        """``ground``: the run's directories and its lock; None: without a lock."""
-        self._ground = ground
+        """``ground``: the run's directories and its lock; None: without a lock. ``silent``: for how many seconds the
+        daemon before this one had not responded when init restarted it."""
+        self._ground, self._silent = ground, silent
         self.loaded, self._clock = loaded, clock
         self._load_again = load_again or (lambda: load_settings(self.loaded.path, environ=os.environ))
         self.parts: Parts

@@ -1,10 +1,11 @@
 """What ``podwatch run`` calls: load the settings, then be the daemon, or its init where one is needed."""
 
 import asyncio
+import math
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
 from podwatch.config.directory import move_to_root
@@ -23,6 +24,21 @@ TAKE_OVER = "PODWATCH_TAKE_OVER"
 
 BY_HAND = "PODWATCH_BY_HAND"
 """Id of a `podwatch run` that was typed on a terminal, for the daemon: its operator does not wait out a backoff."""
+
+
+SILENT_SECONDS = "PODWATCH_SILENT_SECONDS"
+"""Set by init where the daemon before missed its watchdog: for how many seconds none had responded."""
+
+
+def silent_seconds(environ: MutableMapping[str, str]) -> float:
+    """For how long no daemon had responded when init started this one; 0 where none was missed, or without an init.
+    Taken out of ``environ``: it is reported once."""
+    text = environ.pop(SILENT_SECONDS, "")
+    try:
+        seconds = float(text) if UNDER_INIT in environ else 0.0
+    except ValueError:
+        return 0.0
+    return seconds if math.isfinite(seconds) else 0.0
 
 
 def run_daemon(

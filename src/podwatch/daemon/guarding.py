@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
@@ -13,6 +13,44 @@ from podwatch.system.threads import Worker
 
 RESCAN_DEADLINE = 120.0
 """Seconds. A rescan of 1,000 unchanged sets takes 0.05 s; this is for a network volume that hangs."""
+
+
+ANNOUNCED = "checkpoints.announced"
+"""Journal key: {step: save_id} of the checkpoints whose completion was announced; "" for damage that was."""
+KEPT = 1000
+"""Checkpoints, the highest steps: 1,000 are 40 kB in the journal, written with each new checkpoint."""
+DAMAGE = ""
+
+
+class Announced:
+    """Which checkpoints were announced, by this podwatch or one before. ``kept`` is what the journal has of it,
+    ``keep`` writes it there and must not block."""
+
+    def __init__(self, kept: object = None, keep: Callable[[dict[str, str]], None] = lambda _known: None) -> None:
+        known: dict[Any, Any] = kept if isinstance(kept, dict) else {}
+        self._known = {int(k): str(v) for k, v in known.items() if str(k).isdecimal()}
+        self._keep, self._dirty = keep, False
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._known
+
+    def learn(self, step: int, what: str) -> bool:
+        """Whether this is new: ``what`` is the save_id of a complete checkpoint, or ``DAMAGE``."""
+        new = self._known.get(step) != what
+        if new:
+            self._known[step], self._dirty = what, True
+        return new
+
+    def forget(self, step: int) -> None:
+        if self._known.pop(step, None) is not None:
+            self._dirty = True
+
+    def save(self) -> None:
+        """Write down what changed."""
+        if self._dirty:
+            self._dirty = False
+            self._known = {step: self._known[step] for step in sorted(self._known)[-KEPT:]}
+            self._keep({str(step): what for step, what in self._known.items()})
 
 
 class Uploads(Protocol):
@@ -40,6 +78,7 @@ class Guarding:
         refresh_watches: Callable[[], None],
         named: Callable[[], Mapping[int, str]] = dict,
         look_first: Callable[[], None] = lambda: None,
+        announced: Announced | None = None,
     ) -> None:
         self._catalogue, self._worker, self._clock, self._rescan = catalogue, worker, clock, rescan
         self._emit, self._uploads = emit, uploads
@@ -49,6 +88,7 @@ class Guarding:
         """Steps that files of the trainer name (a tracker, the best model), and what names them: never removed."""
         self._wake = asyncio.Event()
         self._known: dict[int, CheckpointSet] | None = None
+        self._announced = announced or Announced()
         self.blind = "not looked yet"
 
     def wake(self) -> None:
@@ -92,25 +132,28 @@ class Guarding:
             await self._clock.sleep(min(0.5, self._rescan / 4))  # more events follow the first one
 
     def _tell(self, sets: tuple[CheckpointSet, ...]) -> None:
+        """Each checkpoint is announced once, however often podwatch starts. Of those that the first look finds only the
+        newest is: the others were saved while no podwatch ran."""
         now = {s.step: s for s in sets}
         before, self._known = self._known, now
-        wall = self._clock.wall()
-        if before is None:
-            newest = newest_complete(sets)
-            if newest is not None:
-                self._emit(_complete(newest, wall, "found"))
-            return
+        wall, announced = self._clock.wall(), self._announced
+        first, newest = before is None, newest_complete(sets)
         for step, found in now.items():
-            old = before.get(step)
-            if found.complete and (old is None or not old.complete or old.save_id != found.save_id):
-                self._emit(_complete(found, wall, "complete"))
-            elif found.completeness is Completeness.DAMAGED and (old is None or old.completeness != found.completeness):
-                text = f"checkpoint step {step} is damaged: {found.reason}"
-                self._emit(Event(EventName.CHECKPOINT_DAMAGED, wall, text, Severity.WARNING, {"step": step}))
-        for step, gone in before.items():
-            if step not in now and gone.complete:
-                text = f"checkpoint step {step} is no longer there"
-                self._emit(Event(EventName.CHECKPOINT_GONE, wall, text, fields={"step": step}))
+            if found.complete:
+                if announced.learn(step, found.save_id) and (not first or found is newest):
+                    self._emit(_complete(found, wall, "found" if first else "complete"))
+            elif found.completeness is Completeness.DAMAGED:
+                seen_before = step in announced
+                if announced.learn(step, DAMAGE) and (not first or seen_before):
+                    text = f"checkpoint step {step} is damaged: {found.reason}"
+                    self._emit(Event(EventName.CHECKPOINT_DAMAGED, wall, text, Severity.WARNING, {"step": step}))
+        for step, gone in (before or {}).items():
+            if step not in now:
+                announced.forget(step)
+                if gone.complete:
+                    text = f"checkpoint step {step} is no longer there"
+                    self._emit(Event(EventName.CHECKPOINT_GONE, wall, text, fields={"step": step}))
+        announced.save()
 
 
 def _complete(found: CheckpointSet, wall: float, word: str) -> Event:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 NO_RESTART = frozenset({0, 64, 78, 86})
 UNDER_INIT = "PODWATCH_UNDER_INIT"
 """Tells the daemon who started it: ``pid1`` (SIGTERM is preemption) or ``detached`` (SIGTERM is leaving)."""
+SILENT_SECONDS = "PODWATCH_SILENT_SECONDS"
+"""For how long no daemon had responded when this one was started, where its watchdog was missed; unset otherwise."""
 
 PR_SET_CHILD_SUBREAPER = 36
 READY_WAIT = 30.0
@@ -129,6 +131,10 @@ class Init:
         """The daemon said so itself (STOPPING=1)."""
         self.deadline = 0.0
         """Monotonic second until which the daemon must have been heard."""
+        self.heard = 0.0
+        """Monotonic second of the daemon's start or of its last word."""
+        self.silent_since: float | None = None
+        """``heard`` of the first daemon that missed its watchdog, until one of those after it is ready."""
         self.aborted_at: float | None = None
         self.restart_at: float | None = None
         self.pause = options.backoff
@@ -243,14 +249,16 @@ class Init:
 
     def start(self) -> None:
         environment = dict(os.environ)
-        for name in ("WATCHDOG_PID", "WATCHDOG_USEC", "NOTIFY_SOCKET"):
+        for name in ("WATCHDOG_PID", "WATCHDOG_USEC", "NOTIFY_SOCKET", SILENT_SECONDS):
             environment.pop(name, None)
         environment["NOTIFY_SOCKET"] = "@" + self.address
         environment["WATCHDOG_USEC"] = str(int(self.options.watchdog * 1_000_000))
         environment[UNDER_INIT] = "pid1" if self.first else "detached"
         self.restart_at = self.aborted_at = None
         self.ready = self.stopping = False
-        self.started = time.monotonic()
+        self.started = self.heard = time.monotonic()
+        if self.silent_since is not None:
+            environment[SILENT_SECONDS] = f"{self.started - self.silent_since:.1f}"
         self.deadline = self.started + self.options.start_timeout
         # The child has our handlers, which only wake a loop, until it has dropped them: a SIGTERM forwarded before that
         # would be lost, and the daemon outlive its farewell. Held back, it is delivered as soon as it means its end.
@@ -292,6 +300,8 @@ class Init:
             what = "no sign of life" if self.ready else "not ready in time"
             self.say(f"podwatch (process {self.daemon}): {what}; it is killed and started again, training goes on")
             self.aborted_at = now
+            if self.silent_since is None:
+                self.silent_since = self.heard
             self.signal(signal.SIGABRT)
             self.signal(signal.SIGCONT)
 
@@ -337,10 +347,11 @@ class Init:
                 self.hear_line(line)
 
     def hear_line(self, line: str) -> None:
-        now = time.monotonic()
+        now = self.heard = time.monotonic()
         if line == "READY=1":
             if not self.ready:
                 self.ready = True
+                self.silent_since = None  # the daemon has it, and says so
                 self.deadline = now + self.options.watchdog
             self.report("ready", os.getpid())
         elif line == "WATCHDOG=1":

@@ -1,12 +1,16 @@
 """What only the composed daemon can find: the state of the backup and of its own configuration. Pure functions."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import SAVES, Concern
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
-from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
+from podwatch.domain.reading import Reading
+from podwatch.domain.snapshot import TrainerSample
 from podwatch.judgement.claims import Act
+from podwatch.judgement.detectors.clocks import TOLD_SECONDS
 from podwatch.sync.doors import SyncState
 
 
@@ -102,6 +106,48 @@ def linked_findings(linked: Sequence[Path], *, since: float) -> tuple[Finding, .
             "set trainer.checkpoint_dir to the directory that it leads to",
         )
         for link in linked
+    )
+
+
+def freeze_findings(silent: float, *, now: float, wall: float, since: float) -> tuple[Finding, ...]:
+    """That init restarted a podwatch that did not respond; reported for ``TOLD_SECONDS``. ``silent``: for how many
+    seconds no podwatch had responded when this one was started, 0 where none was missed; ``since`` is when this daemon
+    started (monotonic, as ``now``); ``wall`` epoch seconds now."""
+    if silent <= 0 or now - since > TOLD_SECONDS:
+        return ()
+    at = time.strftime("%H:%M:%S", time.gmtime(wall - (now - since)))
+    evidence = Evidence("init's watchdog", f"no word for {silent:.1f} s", Agreement.UNAVAILABLE, silent)
+    return (
+        Finding(
+            FindingKind.LOOP_STALLED,
+            Severity.WARNING,
+            f"podwatch did not respond for {silent:.0f} s, and init restarted it. Nothing was watched meanwhile;"
+            f" podwatch watches again since {at} UTC",
+            since,
+            "if it happens again, the pod is short of CPU, or a disk or a driver blocks podwatch: see podwatch's log",
+            evidence=(evidence,),
+            subject="restarted",
+        ),
+    )
+
+
+def keeper_findings(trainer: Reading[TrainerSample]) -> tuple[Finding, ...]:
+    """That the keeper has ended while its training lives: what podwatch still does, and what it cannot do any more."""
+    if not trainer.ok or trainer.value is None or not trainer.value.keeper_lost:
+        return ()
+    launcher = trainer.value.launcher
+    return (
+        Finding(
+            FindingKind.KEEPER_LOST,
+            Severity.WARNING,
+            "the keeper, the small process that podwatch starts training under, ended before the training"
+            f"{f' (pid {launcher.pid})' if launcher is not None else ''}, which continues. podwatch watches it"
+            " directly, and stops or restarts it as before. It can no longer read how training ends: an end without the"
+            " trainer's finish line counts as a failure. The training log is no longer rotated",
+            trainer.at,
+            "nothing: the next start of training gets a new keeper (`podwatch restart` does that now). If you did not"
+            " end the keeper, look for an out-of-memory kill: `dmesg`",
+        ),
     )
 
 

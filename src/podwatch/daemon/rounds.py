@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from podwatch.checkpoints.links import linked_steps
 from podwatch.daemon.compose import READ_SO_FAR, Parts
-from podwatch.daemon.guarding import Guarding
+from podwatch.daemon.guarding import Announced, Guarding
 from podwatch.daemon.pruning import Pruner
 from podwatch.daemon.sensing import SensingLoop
 from podwatch.domain.checkpoint import newest_complete
@@ -42,6 +42,7 @@ def make_rounds(
     learned: Learned,
     pins: Callable[[], Mapping[int, str]],
     on_turn: Callable[[Snapshot, tuple[Finding, ...]], None],
+    announced: Announced | None = None,
 ) -> Rounds:
     """Nothing runs yet."""
 
@@ -122,6 +123,7 @@ def make_rounds(
         refresh_watches=parts.watcher.refresh,
         named=lambda: {**linked_steps(parts.layout), **parts.layout.pinned()},
         look_first=look_first,
+        announced=announced,
     )
     read_so_far: dict[str, object] = {}
 

@@ -11,6 +11,8 @@ from podwatch.daemon.own_findings import (
     backup_findings,
     concern_findings,
     config_findings,
+    freeze_findings,
+    keeper_findings,
     linked_findings,
     store_refused_finding,
     store_withheld_finding,
@@ -118,6 +120,8 @@ class Turning(Core):
         config = (*config, *concern_findings(concerns, since=self._started))
         config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
         config += linked_findings(parts.catalogue.linked, since=self._started)
+        config += freeze_findings(self._silent, now=snapshot.at, wall=snapshot.wall, since=self._started)
+        config += keeper_findings(snapshot.trainer)
         if parts.settings.sync.store and parts.syncer is None and not parts.store_refused:
             return (*store_withheld_finding(since=self._started), *config)
         if parts.store_refused:

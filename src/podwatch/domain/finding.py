@@ -47,6 +47,8 @@ class FindingKind(StrEnum):
     TWO_WRITERS = "two-writers"
     """A second trainer writes into output_dir, or has: what was saved meanwhile is held back."""
     UNGUARDED = "unguarded"
+    KEEPER_LOST = "keeper-lost"
+    """The keeper of a trainer that podwatch started has ended, and the trainer lives."""
     GPU_MIG = "gpu-mig"
     GPU_FAULT = "gpu-fault"
     """XID or uncorrected ECC errors."""

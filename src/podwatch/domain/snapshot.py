@@ -169,6 +169,11 @@ class TrainerSample:
         """Somebody else started it. One whose keeper was killed is ours all the same, only its exit status is lost."""
         return self.supervision is Supervision.ATTACH and self.start_id.startswith(ATTACHED_ID)
 
+    @property
+    def keeper_lost(self) -> bool:
+        """podwatch started it, it lives, and its keeper has ended before it."""
+        return self.alive and self.supervision is Supervision.ATTACH and not self.by_hand
+
 
 @dataclass(frozen=True, slots=True)
 class DiskSample:

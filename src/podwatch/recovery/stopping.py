@@ -129,7 +129,7 @@ class Stopping(Core):
             await self.procedure.stop_tree(handle, finding.summary)
         self.forget()
         await self.set_desired(Desired.FINISHED)
-        self.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG)
+        self.clear(FindingKind.GAVE_UP, FindingKind.BLOCKED, FindingKind.RESUMED_WRONG, FindingKind.UNGUARDED)
         await self.close_open_incident("training finished")
         self._show(Phase.FINISHED, finding.summary)
         self.tools.say(EventName.TRAINER_FINISHED, finding.summary)

@@ -287,7 +287,7 @@ class ProcessSensor:
                 await self._read_logs()
                 if handle is not self._handle:
                     return
-            self._reading = self._judge(exit_status, tree, now)
+            self._reading = self._judge(handle, exit_status, tree, now)
         except asyncio.CancelledError:
             self._reading = unobserved(SensorState.BLIND, now, "the look at the process tree was cancelled")
         except Exception as error:  # a fault must show as a blind sensor, not end the sensing
@@ -310,7 +310,11 @@ class ProcessSensor:
         return len(self._exits.so_far) + (exit_status is not None)
 
     def _judge(
-        self, exit_status: ExitStatus | None, tree: Reading[tuple[ProcessSample, ...]], now: float
+        self,
+        handle: TrainerHandle,
+        exit_status: ExitStatus | None,
+        tree: Reading[tuple[ProcessSample, ...]],
+        now: float,
     ) -> Reading[TrainerSample]:
         if exit_status is None and tree.value is None:
             return unobserved(tree.state, now, tree.detail or "the process tree cannot be read")
@@ -319,6 +323,7 @@ class ProcessSensor:
         exits = tuple(gone for gone in self._exits.so_far if gone.role not in finished)
         sample = replace(
             self._base,
+            supervision=handle.supervision,  # a keeper that ends changes it
             alive=exit_status is None,
             exit=exit_status,
             descendants=descendants,

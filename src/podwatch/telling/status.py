@@ -53,9 +53,10 @@ def _document(view: DaemonView) -> dict[str, Any]:
     trainer = view.snapshot.trainer.value
     training = _training(view, trainer)
     reasons = _reasons(view)
-    if training["state"] == "blocked":
+    patient = training["state"] == "blocked" and _waits_patiently(view)
+    if training["state"] == "blocked" and not patient:
         reasons = _blocked_is_critical(reasons)
-    if not any(r["severity"] == "critical" for r in reasons):
+    if not patient and not any(r["severity"] == "critical" for r in reasons):
         reasons = _state_reason(view, training) + reasons
     return {
         "schema_version": SCHEMA_VERSION,
@@ -63,7 +64,7 @@ def _document(view: DaemonView) -> dict[str, Any]:
         "running": True,
         "time": rfc3339(view.now_wall),
         "run_id": view.run_id,
-        "overall": _overall(reasons, training["state"]),
+        "overall": _overall(reasons, training["state"], patient=patient),
         "reasons": reasons,
         "daemon": {
             "version": view.version,
@@ -156,6 +157,15 @@ def _reasons(view: DaemonView) -> list[dict[str, Any]]:
     return reasons
 
 
+def _waits_patiently(view: DaemonView) -> bool:
+    """A start waits only for a process that may become this run's trainer, and the patience of a start is not over:
+    recovery then warns. Once it asks the operator it says so as critical."""
+    holding = [f for f in view.findings if f.kind in HOLDS_UP]
+    return bool(holding) and all(
+        f.kind is FindingKind.AMBIGUOUS_TRAINERS and f.severity is Severity.WARNING for f in holding
+    )
+
+
 def _blocked_is_critical(reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Training is down, so what holds it up is critical; the same text is not shown a second time for that."""
     for reason in reasons:
@@ -213,10 +223,12 @@ def _own(view: DaemonView, kind: FindingKind, severity: Severity, summary: str, 
     }
 
 
-def _overall(reasons: list[dict[str, Any]], state: str) -> str:
-    """ok | warning | critical | unknown. Not seeing the trainer is never ok (promise 6)."""
+def _overall(reasons: list[dict[str, Any]], state: str, *, patient: bool) -> str:
+    """ok | warning | critical | unknown. Not seeing the trainer is never ok (promise 6). ``patient``: it is blocked by
+    a start that is waited for."""
     severities = {r["severity"] for r in reasons}
-    if "critical" in severities or state in ("down", "recovering", "gave-up", "blocked"):
+    down = state in ("down", "recovering", "gave-up") or (state == "blocked" and not patient)
+    if "critical" in severities or down:
         return "critical"
     if state == "unknown":
         return "unknown"

@@ -1,0 +1,29 @@
+"""The status in a window that is painted again and again: never taller than the window, the verdict always in view."""
+
+import re
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def fit(text: str, columns: int, rows: int) -> str:
+    """``text`` cut at its end to what a window of that size shows; the last line then says how many lines are hidden.
+    Without the newline at the end, which would scroll the first line out. A size of 0 or less is unknown: no limit."""
+    lines = text.rstrip("\n").split("\n")
+    if rows <= 0 or columns <= 0 or sum(_height(line, columns) for line in lines) <= rows:
+        return "\n".join(lines)
+    shown, free = [], rows - 1
+    for line in lines:
+        free -= _height(line, columns)
+        if free < 0:
+            break
+        shown.append(line)
+    if not shown:  # not even the verdict and one more line
+        return _COLOUR.sub("", lines[0])[: columns * rows]
+    hidden = len(lines) - len(shown)
+    note = f"({hidden} more line{'' if hidden == 1 else 's'} hidden: enlarge the window)"
+    return "\n".join([*shown, note[:columns]])
+
+
+def _height(line: str, columns: int) -> int:
+    """Rows that a terminal needs for it."""
+    return max(1, -(-len(_COLOUR.sub("", line)) // columns))

@@ -1,0 +1,68 @@
+"""What the daemon finds about itself."""
+
+from dataclasses import replace
+
+import pytest
+
+from podwatch.daemon.entry import silent_seconds
+from podwatch.daemon.own_findings import freeze_findings, keeper_findings
+from podwatch.domain.finding import FindingKind, Severity, Verdict
+from podwatch.domain.process import ProcessIdentity
+from podwatch.domain.reading import Reading, SensorState, observed, unobserved
+from podwatch.domain.snapshot import Supervision, TrainerSample
+
+
+def test_a_restart_by_init_after_a_freeze_is_a_warning_for_ten_minutes() -> None:
+    (found,) = freeze_findings(74.2, now=130.0, wall=1_700_000_030.0, since=100.0)
+    assert (found.kind, found.severity, found.subject) == (FindingKind.LOOP_STALLED, Severity.WARNING, "restarted")
+    assert "did not respond for 74 s, and init restarted it" in found.summary
+    assert "watches again since 22:13:20 UTC" in found.summary
+    assert found.since == 100.0
+    later = freeze_findings(74.2, now=700.0, wall=1_700_000_600.0, since=100.0)
+    assert [f.summary for f in later] == [found.summary], "the text does not change while it is shown"
+    assert freeze_findings(74.2, now=700.1, wall=1_700_000_600.1, since=100.0) == ()
+    assert freeze_findings(0.0, now=130.0, wall=1_700_000_030.0, since=100.0) == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"PODWATCH_SILENT_SECONDS": "74.2", "PODWATCH_UNDER_INIT": "pid1"}, 74.2),
+        ({"PODWATCH_SILENT_SECONDS": "74.2"}, 0.0),
+        ({"PODWATCH_SILENT_SECONDS": "nan", "PODWATCH_UNDER_INIT": "pid1"}, 0.0),
+        ({"PODWATCH_SILENT_SECONDS": "long", "PODWATCH_UNDER_INIT": "pid1"}, 0.0),
+        ({"PODWATCH_UNDER_INIT": "pid1"}, 0.0),
+    ],
+)
+def test_only_what_init_says_is_believed_and_only_once(given: dict[str, str], expected: float) -> None:
+    assert silent_seconds(given) == expected
+    assert silent_seconds(given) == 0.0
+
+
+LAUNCHER = ProcessIdentity(4711, 100)
+KEPT = TrainerSample("s1", Supervision.KEEPER, alive=True, launcher=LAUNCHER)
+LOST = replace(KEPT, supervision=Supervision.ATTACH)
+
+
+def test_a_trainer_whose_keeper_ended_is_a_warning_that_says_what_still_works() -> None:
+    (found,) = keeper_findings(observed(LOST, 5.0))
+    assert (found.kind, found.severity, found.verdict) == (FindingKind.KEEPER_LOST, Severity.WARNING, Verdict.NONE)
+    assert "(pid 4711), which continues" in found.summary
+    assert "restarts it as before" in found.summary
+    assert "counts as a failure" in found.summary
+    assert "podwatch restart" in found.suggestion
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        observed(KEPT, 5.0),
+        observed(replace(LOST, alive=False), 5.0),
+        observed(replace(LOST, start_id="attach-4711-100"), 5.0),
+        observed(TrainerSample(), 5.0),
+        unobserved(SensorState.BLIND, 5.0, "no answer"),
+    ],
+    ids=["kept", "ended", "attached", "none", "unseen"],
+)
+def test_nothing_is_said_of_the_keeper_of(reading: Reading[TrainerSample]) -> None:
+    assert keeper_findings(reading) == ()
