@@ -3,11 +3,13 @@
 import itertools
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.asking import kill_engine, messages, running, says
+from tests.support.asking import kill_engine, messages, reasons, running, says
+from tests.support.asking import status as status_now
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 
@@ -78,3 +80,30 @@ def test_a_run_that_ends_as_it_should_is_green_all_the_time(rig: Rig, end: str) 
         assert [r["summary"] for r in status["reasons"] if r["severity"] == "critical"] == []
     says(daemon, 1)  # NOT BACKED UP is a warning, and nothing else is wrong
     assert trouble(seen[-1]) == []
+
+
+def test_checkpoints_that_are_never_complete_are_one_finding_critical_because_nothing_is_stored(
+    rig: Rig, elsewhere: Path
+) -> None:
+    """The rule asks for a file that this trainer never writes: training looks well, and nothing is kept."""
+    custom = {"step_dir": "checkpoints/step_{step}", "required": ["model.bin"]}
+    daemon = rig.daemon(
+        sync__store=f"file://{elsewhere}",
+        trainer__layout="custom",
+        trainer__resume_args=["--ckpt.resume-step", "{step}"],
+        checkpoints__settle_weak="0.2s",
+        checkpoints__settle_tracker="0.2s",
+        **{f"checkpoints.custom__{name}": value for name, value in custom.items()},
+    ).start()
+    kind = "checkpoints-not-complete"
+    is_critical = lambda: reasons(daemon).get(kind, {}).get("severity") == "critical"  # noqa: E731
+    daemon.wait_for(is_critical, 60, "the finding, critical")
+    said = reasons(daemon)[kind]
+    assert "by the rule of layout 'custom'" in said["summary"]
+    assert "nothing matches 'model.bin'" in said["summary"]
+    assert "nothing of this run is in the store" in said["summary"]
+    assert "[checkpoints.custom] required" in said["suggestion"]
+    found = status_now(daemon)
+    assert (found["training"]["state"], found["overall"]) == ("running", "critical")
+    assert [r["kind"] for r in found["reasons"]] == [kind]
+    assert "not complete by the rule" in " ".join(says(daemon, 2).split())
