@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.asking import kill_engine, messages, reasons, running, says
+from tests.support.asking import kill_engine, messages, reasons, running, says, wait_reason
 from tests.support.asking import status as status_now
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
@@ -107,3 +107,18 @@ def test_checkpoints_that_are_never_complete_are_one_finding_critical_because_no
     assert (found["training"]["state"], found["overall"]) == ("running", "critical")
     assert [r["kind"] for r in found["reasons"]] == [kind]
     assert "not complete by the rule" in " ".join(says(daemon, 2).split())
+
+
+def test_a_run_that_saves_nothing_is_one_finding_as_soon_as_a_few_saves_are_missing(rig: Rig, elsewhere: Path) -> None:
+    """Its configuration promises a save every 5 steps, and none comes."""
+    (rig.output.parent / "rl.toml").write_text("[ckpt]\ninterval = 5\n")
+    rig.trainer_flags = ["--no-saves", "@", "rl.toml"]
+    daemon = rig.daemon(sync__store=f"file://{elsewhere}", resources__overdue_floor="1s").start()
+    kind = "checkpoint-overdue"
+    said = wait_reason(daemon, kind, 60)
+    assert "configured: every 5 steps" in said["summary"]
+    assert "nothing of this run is in the store" in said["summary"]
+    assert "would be lost if training died now" in said["summary"]
+    assert said["severity"] == "critical"
+    assert [r["kind"] for r in status_now(daemon)["reasons"]] == [kind]
+    says(daemon, 2)

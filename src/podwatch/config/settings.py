@@ -337,7 +337,9 @@ class ResourceSettings(Section):
     files_above: Ratio = Field(0.8, description="open files against the limit: vLLM and its sockets grow with load")
     memory_above: Ratio = Field(0.95, description="host or container memory; the kernel kills near 100 %")
     shm_above: Ratio = Field(0.9, description="/dev/shm: NCCL and vLLM die with a bus error when it is full")
-    overdue: float = Field(3.0, ge=1, description="no save for this many learned intervals is overdue")
+    overdue: float = Field(
+        3.0, ge=1, description="no save for this many intervals (learned, else configured) is overdue"
+    )
     overdue_floor: Duration = Field(3600.0, description="and never sooner than this")
 
 

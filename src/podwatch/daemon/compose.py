@@ -16,6 +16,7 @@ from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.expected import command_digest
 from podwatch.checkpoints.layouts import Layout, make_layout
 from podwatch.checkpoints.layouts.base import Concern
+from podwatch.checkpoints.layouts.save_interval import save_interval
 from podwatch.checkpoints.layouts.trial import restart_concerns
 from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
@@ -157,7 +158,11 @@ def build(
     learn_secrets(settings)
     trainer = settings.trainer
     layout = make_layout(settings)
-    policies = policies_from(settings, max_steps=_target(layout, trainer.command))
+    policies = policies_from(
+        settings,
+        max_steps=_target(layout, trainer.command),
+        save_interval=save_interval(layout.name, trainer.command, trainer.cwd or trainer.output_dir.parent),
+    )
     take_along(settings.run_id, layout.name, trainer.output_dir, warn)
     workspace, missing = _workspace(workspace_of(settings))
     roots = RootWatch(workspace, clock)

@@ -63,7 +63,11 @@ class Turning(Core):
             self.loaded, self._config_problem = new, ""
             parts = self.parts
             parts.settings = new.settings
-            parts.policies = policies_from(new.settings, max_steps=parts.policies.detection.max_steps)
+            parts.policies = policies_from(
+                new.settings,
+                max_steps=parts.policies.detection.max_steps,
+                save_interval=parts.policies.resources.save_interval_steps,
+            )
             self.rounds.sensing.policies = parts.policies
             parts.log_rules.configure(parts.policies.log_rules)
             if self._recorder is not None:
