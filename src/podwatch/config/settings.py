@@ -166,6 +166,30 @@ class CustomLayoutSettings(Section):
     step_line: str = Field(
         "", description="regular expression of a log line that says a step is done; its first group is the number"
     )
+    trainer_processes: tuple[str, ...] = Field(
+        (),
+        description="regular expressions: a process below the launcher whose command line matches one is the trainer,"
+        " so that its end is seen while the launcher lives",
+    )
+    orchestrator_processes: tuple[str, ...] = Field((), description="the same for what drives rollouts and batches")
+    inference_processes: tuple[str, ...] = Field(
+        (), description="the same for the inference server, whose port is then found by itself"
+    )
+    engine_processes: tuple[str, ...] = Field(
+        (), description="the same for the processes that hold the model's GPU memory, if the server is another one"
+    )
+
+    @field_validator("trainer_processes", "orchestrator_processes", "inference_processes", "engine_processes")
+    @classmethod
+    def _says_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in value:
+            try:
+                matches_all = re.compile(pattern).search("") is not None
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+            if matches_all:
+                raise ValueError(f"{pattern!r} matches every process")
+        return value
 
     @field_validator("step_dir")
     @classmethod
