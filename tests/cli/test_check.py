@@ -73,10 +73,14 @@ def test_the_program_is_looked_for_on_the_path_that_training_will_have(
     assert str(mine) in refused["fail"]
     program(theirs, "uv")
     assert f"{theirs}/uv" in level(start.command(made(tmp_path, trainer={"env_file": secrets})))["ok"]
-    # A script that starts prime-rl needs uv as well, though nothing says so.
+    # A script that starts prime-rl may need uv as well, though nothing says so; a command without it need not.
     script = ["sh", "train.sh"]
     lacking = level(start.command(made(tmp_path, trainer={"command": script, "env": {"PATH": "/usr/bin:/bin"}})))
-    assert "uv is not found" in lacking["fail"]
+    assert "uv is not found" in lacking["warn"]
+    assert "fail" not in lacking
+    new = [sys.executable, "rl", "--run.name", "one"]
+    settings = made(tmp_path, trainer={"command": new, "env": {"PATH": "/usr/bin:/bin"}})
+    assert level(start.command(settings), "uv") == {}
     unknown = level(start.command(made(tmp_path, trainer={"user": "nobody-of-that-name"})))
     assert "no user" in unknown["fail"]
 

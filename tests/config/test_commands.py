@@ -8,13 +8,25 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from podwatch.cli._detect import layout_of, read_trainer, run_id_of, split_environment, without_resume
+from podwatch.cli._detect import (
+    Gpu,
+    gpu_split,
+    layout_of,
+    read_trainer,
+    run_id_of,
+    split_environment,
+    visible_gpus,
+    without_resume,
+)
 from podwatch.cli.config import config
 from podwatch.config.loading import load_settings
 from podwatch.domain.errors import ConfigurationError, HostError, UsageError
+from podwatch.trainer.environment import read_env_file
+from tests.support.ptys import terminal
 
 MINIMAL = 'run_id = "r1"\n[trainer]\noutput_dir = "/data/out"\n'
 
@@ -226,3 +238,138 @@ def test_init_writes_the_directory_of_a_run_that_has_no_name(tmp_path: Path) -> 
     assert "run.name" not in run("validate", "-c", str(target)).output
     target.write_text(target.read_text().replace(', "--run.name", "wordle--qwen3--a1b2"', ""))
     assert "run.name" in run("validate", "-c", str(target)).output
+
+
+def gpus(count: int) -> tuple[Gpu, ...]:
+    return tuple(Gpu(n, "NVIDIA H100", 0, 80 << 30, f"GPU-{n}aaa-bbbb") for n in range(count))
+
+
+@pytest.mark.parametrize(
+    ("value", "indices"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("2,3", [2, 3]),
+        ("3, 1", [3, 1]),
+        ("GPU-2aaa,GPU-0aaa-bbbb", [2, 0]),
+        ("1,9,2", [1]),
+        ("1,1", [1]),
+        ("", []),
+        ("-1", []),
+        ("MIG-5c89", [0, 1, 2, 3]),
+    ],
+)
+def test_only_gpus_that_the_trainer_sees(value: str | None, indices: list[int]) -> None:
+    seen, why = visible_gpus(gpus(4), {} if value is None else {"CUDA_VISIBLE_DEVICES": value})
+    assert [gpu.index for gpu in seen] == indices
+    assert bool(why) is (not indices or (value or "").startswith("MIG-"))
+
+
+@pytest.mark.parametrize(
+    ("config", "inference", "trainer"),
+    [
+        ({}, (4,), (6,)),
+        ({"inference_gpu_ids": [0], "trainer_gpu_ids": [1]}, (4,), (6,)),
+        ({"inference_gpu_ids": [6], "trainer_gpu_ids": [4]}, (6,), (4,)),
+        ({"deployment": {"num_infer_gpus": 1}}, (4,), (6,)),
+    ],
+)
+def test_their_split_counts_the_visible_ones(
+    config: dict[str, object], inference: tuple[int, ...], trainer: tuple[int, ...]
+) -> None:
+    seen, _ = visible_gpus(gpus(8), {"CUDA_VISIBLE_DEVICES": "4,6"})
+    assert gpu_split(seen, config)[:2] == (inference, trainer)
+
+
+def test_no_more_trainer_gpus_than_the_deployment_has() -> None:
+    deployment = {"deployment": {"num_infer_gpus": 2, "num_train_gpus": 1}}
+    assert gpu_split(gpus(4), deployment)[:2] == ((0, 1), (2,))
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    environment = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "1,2", "HF_TOKEN": "hush"}
+    process = subprocess.Popen(["sleep", "987654"], cwd=tmp_path, env=environment)
+    # In the middle of its exec it has its new name already, and neither arguments nor environment.
+    started = psutil.Process(process.pid)
+    while started.cmdline()[:1] != ["sleep"] or started.environ().get("HF_TOKEN") != "hush":
+        time.sleep(0.01)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_init_writes_what_matters_and_full_writes_all(
+    sleeper: "subprocess.Popen[bytes]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("podwatch.cli._detect.find_gpus", lambda: (gpus(4), ""))
+    brief, full = tmp_path / "brief.toml", tmp_path / "full.toml"
+    assert run("init", "-o", str(brief), "--pid", str(sleeper.pid)).exit_code == 0
+    assert run("init", "-o", str(full), "--pid", str(sleeper.pid), "--full").exit_code == 0
+    short, long = (load_settings(file, environ={}).settings for file in (brief, full))
+    assert (short.gpu.inference, short.gpu.trainer) == ((1,), (2,))
+    same = {"env_file": None}
+    assert short.trainer.model_copy(update=same) == long.trainer.model_copy(update=same)
+    assert short.model_copy(update={"trainer": long.trainer}) == long
+    lines = [line for line in brief.read_text().splitlines() if line]
+    assert len(lines) <= 16
+    assert '# store = "b2://my-bucket"' in brief.read_text()
+    assert len(full.read_text().splitlines()) > 200
+    assert "podwatch config init --full" in lines[0]
+
+
+def test_the_env_file_has_a_line_for_the_store_key_and_keeps_what_was_filled_in(
+    sleeper: "subprocess.Popen[bytes]", tmp_path: Path
+) -> None:
+    target, env_file = tmp_path / "p.toml", tmp_path / "p.env"
+    assert run("init", "-o", str(target), "--pid", str(sleeper.pid)).exit_code == 0
+    assert "# B2_APPLICATION_KEY_ID=\n# B2_APPLICATION_KEY=\n" in env_file.read_text()
+    assert read_env_file(env_file) == {"HF_TOKEN": "hush"}
+    text = env_file.read_text()
+    env_file.write_text(text.replace("# B2", "B2").replace("KEY_ID=", "KEY_ID=id").replace("KEY=\n", "KEY=mine\n"))
+    assert run("init", "-o", str(target), "--pid", str(sleeper.pid), "--force").exit_code == 0
+    filled = {"HF_TOKEN": "hush", "B2_APPLICATION_KEY_ID": "id", "B2_APPLICATION_KEY": "mine"}
+    assert read_env_file(env_file) == filled
+    assert "# B2" not in env_file.read_text()
+    assert env_file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("name", "store", "expected"),
+    [("", "", ("app-outputs", "")), ("bs4", "b2://my-bucket", ("bs4", "b2://my-bucket"))],
+)
+def test_init_asks_on_a_terminal_and_enter_skips(
+    sleeper: "subprocess.Popen[bytes]", tmp_path: Path, name: str, store: str, expected: tuple[str, str]
+) -> None:
+    target = tmp_path / "p.toml"
+    argv = [sys.executable, "-m", "podwatch", "config", "init", "-o", str(target), "--pid", str(sleeper.pid)]
+    run_id = expected[0] if name else f"{tmp_path.name}-outputs"
+    with terminal(argv) as asked:
+        asked.expect("name of the run [")
+        if name:
+            asked.type("not a name!")
+            asked.expect("use letters")
+        asked.type(name)
+        asked.expect("store, such as b2://my-bucket (Enter: none")
+        if store:
+            asked.type("my-bucket")
+            asked.expect("begin with b2://")
+        asked.type(store)
+        if store:
+            asked.expect("put the B2 key into")
+        asked.expect("next: read it" + ("" if store else ", set [sync] store"))
+    settings = load_settings(target, environ={}).settings
+    assert (settings.run_id, settings.sync.store) == (run_id, expected[1])
+
+
+def test_init_never_asks_without_a_terminal(sleeper: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
+    """What waits for an answer in a script waits for ever."""
+    target = tmp_path / "p.toml"
+    argv = [sys.executable, "-m", "podwatch", "config", "init", "-o", str(target), "--pid", str(sleeper.pid)]
+    reading, writing = os.pipe()  # open and silent: a question would not be answered by an end of file
+    try:
+        done = subprocess.run(argv, stdin=reading, capture_output=True, text=True, timeout=120, check=True)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert "name of the run" not in done.stdout + done.stderr
+    assert target.exists()

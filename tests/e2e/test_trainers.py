@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.support.asking import confirmed, status, wait_reason
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
@@ -82,3 +84,23 @@ def test_the_record_follows_the_run_directory_while_training_runs(rig: Rig) -> N
 def _record(output_dir: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((output_dir.parent / ".podwatch" / output_dir.name / "run.json").read_text())
     return document
+
+
+def test_the_end_of_a_process_with_a_role_by_the_operators_own_pattern(rig: Rig) -> None:
+    """A launcher that starts a server whose name says nothing, and does not notice when it ends."""
+    command = ["sh", "-c", 'sleep 987654 & exec "$@"', "sh", *rig.command()]
+    daemon = rig.daemon(
+        trainer__layout="custom",
+        trainer__command=command,
+        trainer__resume_args="none",
+        **{"checkpoints.custom__inference_processes": [r"^sleep 987654$"]},
+    ).start()
+    confirmed(daemon)
+    tree = psutil.Process(rig.trainer_pid)
+    (server,) = [p for p in tree.children() if p.name() == "sleep"]
+    daemon.wait_for(lambda: status(daemon)["training"]["processes"] == 3, 30, "launcher, engine and server are seen")
+    turns = status(daemon)["counters"]["turns"]
+    daemon.wait_for(lambda: status(daemon)["counters"]["turns"] > turns + 20, 30, "it is seen for more than a moment")
+    server.kill()
+    told = wait_reason(daemon, "required-child-exited")
+    assert "sleep (inference)" in told["summary"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from podwatch.simulation.ports import free_port
-from tests.support.asking import kill_engine, messages, published, running, says
+from tests.support.asking import kill_engine, messages, published, reasons, running, says, wait_reason
 from tests.support.asking import status as document
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
@@ -127,3 +127,45 @@ def test_with_a_store_a_run_that_ended_as_it_should_ends_in_exit_code_0(
     assert said.startswith(f"TRAINING IS {state.upper()}"), said
     assert document(daemon)["reasons"] == []
     assert len(rig.starts) == 1
+
+
+def test_checkpoints_that_are_never_complete_are_one_finding_critical_because_nothing_is_stored(
+    rig: Rig, elsewhere: Path
+) -> None:
+    """The rule asks for a file that this trainer never writes: training looks well, and nothing is kept."""
+    custom = {"step_dir": "checkpoints/step_{step}", "required": ["model.bin"]}
+    daemon = rig.daemon(
+        sync__store=f"file://{elsewhere}",
+        trainer__layout="custom",
+        trainer__resume_args=["--ckpt.resume-step", "{step}"],
+        checkpoints__settle_weak="0.2s",
+        checkpoints__settle_tracker="0.2s",
+        **{f"checkpoints.custom__{name}": value for name, value in custom.items()},
+    ).start()
+    kind = "checkpoints-not-complete"
+    is_critical = lambda: reasons(daemon).get(kind, {}).get("severity") == "critical"  # noqa: E731
+    daemon.wait_for(is_critical, 60, "the finding, critical")
+    said = reasons(daemon)[kind]
+    assert "by the rule of layout 'custom'" in said["summary"]
+    assert "nothing matches 'model.bin'" in said["summary"]
+    assert "nothing of this run is in the store" in said["summary"]
+    assert "[checkpoints.custom] required" in said["suggestion"]
+    found = document(daemon)
+    assert (found["training"]["state"], found["overall"]) == ("running", "critical")
+    assert [r["kind"] for r in found["reasons"]] == [kind]
+    assert "not complete by the rule" in " ".join(says(daemon, 2).split())
+
+
+def test_a_run_that_saves_nothing_is_one_finding_as_soon_as_a_few_saves_are_missing(rig: Rig, elsewhere: Path) -> None:
+    """Its configuration promises a save every 5 steps, and none comes."""
+    (rig.output.parent / "rl.toml").write_text("[ckpt]\ninterval = 5\n")
+    rig.trainer_flags = ["--no-saves", "@", "rl.toml"]
+    daemon = rig.daemon(sync__store=f"file://{elsewhere}", resources__overdue_floor="1s").start()
+    kind = "checkpoint-overdue"
+    said = wait_reason(daemon, kind, 60)
+    assert "configured: every 5 steps" in said["summary"]
+    assert "nothing of this run is in the store" in said["summary"]
+    assert "would be lost if training died now" in said["summary"]
+    assert said["severity"] == "critical"
+    assert [r["kind"] for r in document(daemon)["reasons"]] == [kind]
+    says(daemon, 2)

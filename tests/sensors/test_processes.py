@@ -21,6 +21,7 @@ from podwatch.domain.snapshot import Supervision, TrainerSample
 from podwatch.sensors.processes import MIN_SIGHTINGS, REPLACEMENT_WINDOW, ProcessSensor, RequiredExits
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.base import StopReport
+from podwatch.trainer.roles import RolePatterns
 from tests.sensors.waiting import until
 
 
@@ -319,6 +320,26 @@ async def test_a_required_child_that_ends_silently(monkeypatch: pytest.MonkeyPat
         assert value(sensor).alive
         sensor.watch(None)
         assert value(sensor).required_exits == ()
+
+
+async def test_roles_by_the_operators_own_patterns_make_an_end_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in the titles of these processes says what they are for."""
+    monkeypatch.setattr("podwatch.sensors.processes.REPLACEMENT_WINDOW", 0.2)
+    patterns = RolePatterns({ProcessRole.INFERENCE: ["^sleep$"]})
+    handle = RealHandle("start-1", ProcessRole.OTHER, ProcessRole.OTHER)
+    sensor = ProcessSensor(SystemClock(), 0.02, deadline=0.5, roles=patterns)
+    await sensor.start()
+    try:
+        sensor.watch(handle)
+        await seen_alive(sensor, 3)
+        child = handle.child(0)
+        child.kill()
+        await until(lambda: value(sensor).required_exits)
+        (gone,) = value(sensor).required_exits
+        assert (gone.identity.pid, gone.role) == (child.pid, ProcessRole.INFERENCE)
+    finally:
+        await sensor.stop()
+        handle.kill()
 
 
 async def seen_alive(sensor: ProcessSensor, count: int) -> None:

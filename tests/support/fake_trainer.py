@@ -37,6 +37,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--control", type=Path, required=True)
     parser.add_argument("--max-steps", type=int, default=1_000_000)
     parser.add_argument("--ckpt.interval", dest="interval", type=int, default=5)
+    parser.add_argument("--no-saves", action="store_true", help="never save, whatever the interval says")
     parser.add_argument("--ckpt.resume-step", dest="resume", type=int)
     parser.add_argument("--step-seconds", type=float, default=0.1)
     parser.add_argument("--start-seconds", type=float, default=0.0)
@@ -106,6 +107,8 @@ def main() -> int:
     time.sleep(args.start_seconds)
 
     def save(step: int) -> None:
+        if args.no_saves:
+            return
         finish(orchestrator_operations(own / "checkpoints" / f"step_{step}" / "orchestrator", step, "A"))
         finish(dcp_operations(output / "checkpoints" / f"step_{step}" / "trainer", args.size))
 

@@ -65,6 +65,7 @@ class Gpu:
     name: str
     memory_used_bytes: int | None
     memory_total_bytes: int | None
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,29 @@ def find_gpus() -> tuple[tuple[Gpu, ...], str]:
         return (), f"no GPU seen: {error}"
     except TimeoutError as error:
         return (), f"GPUs cannot be read: the driver hangs ({error})"
-    return tuple(Gpu(g.index, g.name, g.memory_used_bytes, g.memory_total_bytes) for g in samples), ""
+    return tuple(Gpu(g.index, g.name, g.memory_used_bytes, g.memory_total_bytes, g.uuid) for g in samples), ""
+
+
+def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
+    """Those that CUDA_VISIBLE_DEVICES in the trainer's environment leaves, in its order, and a sentence where it says
+    what podwatch cannot map to a GPU. As CUDA reads it: indices, or the beginnings of UUIDs; what follows the first
+    unknown entry is not visible."""
+    value = env.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return tuple(gpus), ""
+    if "MIG-" in value:
+        return tuple(gpus), "CUDA_VISIBLE_DEVICES names MIG instances: correct the GPUs"
+    found: list[Gpu] = []
+    for word in (word.strip() for word in value.split(",")):
+        named = [
+            gpu
+            for gpu in gpus
+            if (word.isdecimal() and gpu.index == int(word)) or (word.startswith("GPU-") and gpu.uuid.startswith(word))
+        ]
+        if len(named) != 1 or named[0] in found:
+            break
+        found += named
+    return tuple(found), "" if found or not gpus else f"CUDA_VISIBLE_DEVICES={value} leaves training no GPU"
 
 
 def layout_of(argv: Sequence[str]) -> str:
@@ -239,13 +262,23 @@ def gpu_split(gpus: Sequence[Gpu], config: Mapping[str, object]) -> tuple[tuple[
     indices = tuple(gpu.index for gpu in gpus)
     inference, trainer = config.get("inference_gpu_ids"), config.get("trainer_gpu_ids")
     if _indices(inference):
-        return _as_indices(inference), _as_indices(trainer), "from the trainer's config"
+        first, second = _as_indices(inference), _as_indices(trainer)
+        named = {*first, *second}
+        if indices and not named <= set(indices) and max(named) < len(indices):
+            # they count the visible GPUs
+            places = "from the trainer's config, counted in CUDA_VISIBLE_DEVICES"
+            return tuple(indices[n] for n in first), tuple(indices[n] for n in second), places
+        return first, second, "from the trainer's config"
     deployment = config.get("deployment")
     count = deployment.get("num_infer_gpus") if isinstance(deployment, dict) else None
     if isinstance(count, int) and 0 < count <= len(indices):
-        return indices[:count], indices[count:], "from num_infer_gpus in the trainer's config"
+        trains = deployment.get("num_train_gpus") if isinstance(deployment, dict) else None
+        last = count + trains if isinstance(trains, int) else len(indices)
+        return indices[:count], indices[count:last], "from num_infer_gpus in the trainer's config"
     if len(indices) == 1:
         return indices, indices, "one GPU for both"
+    if not indices:
+        return (), (), "no GPU"
     return indices[:1], indices[1:], "prime-rl's default: the first GPU for inference; correct it if yours differs"
 
 

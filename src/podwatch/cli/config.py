@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,14 +68,15 @@ def validate(where: Where, as_json: bool) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("podwatch.toml"), help="file to write")
 @click.option("--force", is_flag=True, help="overwrite existing files")
 @click.option("--pid", type=int, help="take the command, directory and environment of this process")
-def init(output: Path, force: bool, pid: int | None) -> None:
-    """Look at this machine and write a commented configuration.
+@click.option("--full", is_flag=True, help="write every setting, with its default and its reason")
+def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
+    """Look at this machine and write a configuration.
 
     A running trainer's command, working directory and relevant environment are copied; its secrets go to a 0600 file
-    beside the configuration, never into it.
+    beside the configuration, never into it. On a terminal it asks for the run's name and the store; Enter skips.
     """
     from podwatch.cli import _detect
-    from podwatch.config.explain import render_toml
+    from podwatch.config.explain import render_brief, render_toml
     from podwatch.config.loading import load_settings, load_text
     from podwatch.domain.errors import UsageError
 
@@ -89,29 +91,39 @@ def init(output: Path, force: bool, pid: int | None) -> None:
         raise UsageError("several trainers are running", where=listing, fix="choose one with --pid")
     gpus, no_gpu = _detect.find_gpus()
     trainer = _detect.read_trainer(found[0][0]) if found else None
+    if trainer is not None:
+        gpus, hidden = _detect.visible_gpus(gpus, trainer.env)
+        no_gpu = no_gpu or hidden
     overrides, notes = _proposal(trainer, gpus, no_gpu)
-    if trainer is not None and trainer.secrets:
-        overrides["trainer.env_file"] = str(env_file)
-        notes["trainer.env_file"] = f"names inside: {', '.join(trainer.secrets)}"
-    proposal = load_text("", output, environ={}, overrides=overrides)
-    header = (
-        "# Written by `podwatch config init`. Commented lines show the defaults; docs/configuration.md has the reasons."
-    )
-    text = f"{header}\n\n{render_toml(proposal.settings, mask=False, notes=notes)}"
+    secrets = _secrets(env_file, {} if trainer is None else trainer.secrets)
+    overrides["trainer.env_file"] = str(env_file)
+    notes["trainer.env_file"] = f"names inside: {', '.join(secrets)}" if secrets else "mode 0600, for keys and tokens"
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        _ask(overrides)
+    proposal = load_text("", output, environ={}, overrides=overrides).settings
+    if full:
+        header = "Commented lines show the defaults; docs/configuration.md has the reasons."
+        body = "\n" + render_toml(proposal, mask=False, notes=notes)
+    else:
+        header = "All settings: `podwatch config init --full`; reasons: docs/configuration.md."
+        body = render_brief(proposal, notes=notes, hints=_STILL_TO_SAY)
+    text = f"# Written by `podwatch config init`. {header}\n{body}"
     load_text(text, output, environ={})
-    if trainer is not None and trainer.secrets:
-        _write(env_file, _env_lines(trainer.secrets), 0o600)
-        click.echo(f"wrote {env_file} (mode 0600; {len(trainer.secrets)} secrets)")
+    _write(env_file, _env_lines(secrets), 0o600)
+    click.echo(f"wrote {env_file} (mode 0600; {len(secrets)} secrets)")
     _write(output, text, 0o644)
-    loaded = load_settings(output, environ={})
-    click.echo(f"wrote {output} (run {loaded.settings.run_id}, layout {loaded.settings.trainer.layout})")
+    settings = load_settings(output, environ={}).settings
+    click.echo(f"wrote {output} (run {settings.run_id}, layout {settings.trainer.layout})")
     if trainer is None:
         click.echo("no running trainer seen: fill in [trainer] command, or name a running one with --pid and --force")
     elif trainer.removed:
         click.echo(f"left out of the command: {' '.join(trainer.removed)} (podwatch passes the step it has checked)")
     if no_gpu:
         click.echo(no_gpu)
-    click.echo(f"next: read it, set [sync] store, then `podwatch config validate -c {output}`")
+    if settings.sync.store.startswith("b2:") and not {"B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY"} <= secrets.keys():
+        click.echo(f"put the B2 key into {env_file}")
+    store = "" if settings.sync.store else "set [sync] store, "
+    click.echo(f"next: read it, {store}then `podwatch config validate -c {output}`")
 
 
 config.add_command(adopt)
@@ -145,6 +157,46 @@ def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], 
         notes["gpu.inference"] = no_gpu
     notes["sync.store"] = "without a store checkpoints exist on this pod only"
     return overrides, notes
+
+
+_STILL_TO_SAY = {
+    "trainer.command": '["uv", "run", "rl", "@", "config.toml"]',
+    "gpu.inference": "[0]",
+    "gpu.trainer": "[1]",
+    "sync.store": '"b2://my-bucket"',
+}
+"""What a run needs although it has a default, with an example."""
+
+
+def _ask(overrides: dict[str, object]) -> None:
+    """The two things that nothing on this machine tells for sure. Enter keeps the proposal, or goes without a store."""
+    from podwatch.domain.remote import valid_run_id
+
+    def run_name(text: str) -> str:
+        if not valid_run_id(text):
+            raise click.UsageError("use letters, digits, '.', '_' or '-', starting with a letter or digit")
+        return text
+
+    def store(text: str) -> str:
+        text = text.strip()
+        if text and not text.startswith(("b2://", "file:///")):
+            raise click.UsageError("begin with b2:// or file:///, for example b2://my-bucket")
+        return text
+
+    proposed = str(overrides["run_id"])
+    overrides["run_id"] = click.prompt("name of the run", default=proposed, value_proc=run_name)
+    question = "store, such as b2://my-bucket (Enter: none, checkpoints exist on this pod only)"
+    answer = click.prompt(question, default="", show_default=False, value_proc=store)
+    if answer:
+        overrides["sync.store"] = answer
+
+
+def _secrets(env_file: Path, found: Mapping[str, str]) -> dict[str, str]:
+    """``found``, and what an existing file holds beyond it: a key that was filled in outlives ``--force``."""
+    from podwatch.trainer.environment import read_env_file
+
+    kept = read_env_file(env_file) if env_file.is_file() else {}
+    return {**kept, **found}
 
 
 def _own_directory(trainer: Any, overrides: dict[str, object], notes: dict[str, str]) -> None:
@@ -197,8 +249,12 @@ def _look_around(loaded: "LoadedSettings") -> list[str]:
 
 
 def _env_lines(secrets: Mapping[str, str]) -> str:
-    """NAME=value lines; a value with blanks or quotes is put in double quotes with backslashes, as systemd reads it."""
-    lines = ["# Secrets of the training, written by `podwatch config init`. Keep the mode at 0600."]
+    """NAME=value lines, with commented ones for a B2 key that is not known. A value with blanks or quotes is put in
+    double quotes with backslashes, as systemd reads it."""
+    lines = ["# Secrets, written by `podwatch config init`. Keep the mode at 0600. Training never gets the B2 key."]
+    for name in ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY"):
+        if name not in secrets:
+            lines.append(f"# {name}=")
     for name, value in secrets.items():
         if "\n" in value:
             continue

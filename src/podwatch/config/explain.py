@@ -146,6 +146,25 @@ def render_toml(
     return "\n".join(lines) + "\n"
 
 
+def render_brief(settings: Settings, *, notes: Mapping[str, str], hints: Mapping[str, str]) -> str:
+    """Only what differs from the defaults, as TOML that loads again, each with its note beside it. ``hints`` are
+    literals by key for settings that still have to be filled in: commented lines. Nothing is masked."""
+    lines: list[str] = []
+    section = ""
+    for key, field in walk():
+        home, _, name = key.rpartition(".")
+        value = value_of(settings, key)
+        default = _is_default(field, value) or value is None
+        if default and key not in hints:
+            continue
+        if home != section:
+            lines += ["", f"[{home}]"]
+            section = home
+        note = f"  # {' '.join(notes[key].split())}" if notes.get(key) else ""
+        lines.append(f"# {name} = {hints[key]}{note}" if default else f"{name} = {to_toml(plain(field, value))}{note}")
+    return "\n".join(lines) + "\n"
+
+
 def to_json(settings: Settings, sources: Mapping[str, str], path: Path | None) -> dict[str, Any]:
     """What ``config show --json`` prints."""
     values = {}

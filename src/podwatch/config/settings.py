@@ -166,6 +166,30 @@ class CustomLayoutSettings(Section):
     step_line: str = Field(
         "", description="regular expression of a log line that says a step is done; its first group is the number"
     )
+    trainer_processes: tuple[str, ...] = Field(
+        (),
+        description="regular expressions: a process below the launcher whose command line matches one is the trainer,"
+        " so that its end is seen while the launcher lives",
+    )
+    orchestrator_processes: tuple[str, ...] = Field((), description="the same for what drives rollouts and batches")
+    inference_processes: tuple[str, ...] = Field(
+        (), description="the same for the inference server, whose port is then found by itself"
+    )
+    engine_processes: tuple[str, ...] = Field(
+        (), description="the same for the processes that hold the model's GPU memory, if the server is another one"
+    )
+
+    @field_validator("trainer_processes", "orchestrator_processes", "inference_processes", "engine_processes")
+    @classmethod
+    def _says_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in value:
+            try:
+                matches_all = re.compile(pattern).search("") is not None
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+            if matches_all:
+                raise ValueError(f"{pattern!r} matches every process")
+        return value
 
     @field_validator("step_dir")
     @classmethod
@@ -337,7 +361,9 @@ class ResourceSettings(Section):
     files_above: Ratio = Field(0.8, description="open files against the limit: vLLM and its sockets grow with load")
     memory_above: Ratio = Field(0.95, description="host or container memory; the kernel kills near 100 %")
     shm_above: Ratio = Field(0.9, description="/dev/shm: NCCL and vLLM die with a bus error when it is full")
-    overdue: float = Field(3.0, ge=1, description="no save for this many learned intervals is overdue")
+    overdue: float = Field(
+        3.0, ge=1, description="no save for this many intervals (learned, else configured) is overdue"
+    )
     overdue_floor: Duration = Field(3600.0, description="and never sooner than this")
 
 

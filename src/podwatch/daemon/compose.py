@@ -16,6 +16,7 @@ from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.expected import command_digest
 from podwatch.checkpoints.layouts import Layout, make_layout
 from podwatch.checkpoints.layouts.base import Concern
+from podwatch.checkpoints.layouts.save_interval import save_interval
 from podwatch.checkpoints.layouts.trial import restart_concerns
 from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
@@ -36,6 +37,7 @@ from podwatch.domain.claims import Pod
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError
 from podwatch.domain.mutation import Mutation, MutationGuard
 from podwatch.domain.policy import Policies
+from podwatch.domain.process import ProcessRole
 from podwatch.domain.secrets import register, scrub, scrub_argv
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
@@ -75,6 +77,7 @@ from podwatch.system.workspace import Workspace
 from podwatch.trainer.environment import build_environment
 from podwatch.trainer.find import run_of
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
+from podwatch.trainer.roles import RolePatterns
 
 QUARANTINE_SECONDS = 7 * 86400.0
 """What was set aside is kept for a week, unless the disk needs the room and a verified successor exists."""
@@ -157,7 +160,11 @@ def build(
     learn_secrets(settings)
     trainer = settings.trainer
     layout = make_layout(settings)
-    policies = policies_from(settings, max_steps=_target(layout, trainer.command))
+    policies = policies_from(
+        settings,
+        max_steps=_target(layout, trainer.command),
+        save_interval=save_interval(layout.name, trainer.command, trainer.cwd or trainer.output_dir.parent),
+    )
     take_along(settings.run_id, layout.name, trainer.output_dir, warn)
     workspace, missing = _workspace(workspace_of(settings))
     roots = RootWatch(workspace, clock)
@@ -235,6 +242,7 @@ def build(
         finish_line=lambda: progress.finish_line_seen,
         finished_roles=lambda: progress.finished_roles,
         read_logs=progress.look_again,
+        roles=_roles(settings),
     )
     inference = settings.inference
     before = _learned(journal.sync)
@@ -499,6 +507,27 @@ def _step_line(settings: Settings) -> re.Pattern[str] | None:
             fix=r"remove nested repetitions such as (a+)+; for example ^step (\d+) done",
         )
     return re.compile(custom.step_line)
+
+
+def _roles(settings: Settings) -> RolePatterns:
+    """The operator's own patterns of process roles. ConfigurationError as for ``_step_line``."""
+    custom = settings.checkpoints.custom
+    if custom is None or settings.trainer.layout not in ("custom", "auto"):
+        return RolePatterns({})
+    patterns = {
+        ProcessRole.TRAINER: custom.trainer_processes,
+        ProcessRole.ORCHESTRATOR: custom.orchestrator_processes,
+        ProcessRole.INFERENCE: custom.inference_processes,
+        ProcessRole.ENGINE: custom.engine_processes,
+    }
+    for role, few in patterns.items():
+        if slow := next(filter(risky, few), None):
+            raise ConfigurationError(
+                f"the pattern {slow!r} can take exponential time on a command line that almost matches",
+                where=f"checkpoints.custom.{role}_processes",
+                fix=r"remove nested repetitions such as (a+)+; for example python .*train\.py",
+            )
+    return RolePatterns(patterns)
 
 
 def _target(layout: Layout, command: tuple[str, ...]) -> int | None:

@@ -1,7 +1,7 @@
 """What only the composed daemon can find: the state of the backup and of its own configuration. Pure functions."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import SAVES, Concern
@@ -11,6 +11,7 @@ from podwatch.domain.reading import Reading
 from podwatch.domain.snapshot import TrainerSample
 from podwatch.judgement.claims import Act
 from podwatch.judgement.detectors.clocks import TOLD_SECONDS
+from podwatch.judgement.safekeeping import Kept
 from podwatch.sync.doors import SyncState
 
 
@@ -93,6 +94,21 @@ def clock_findings(skew: float | None, *, since: float) -> tuple[Finding, ...]:
 
 def lost_run(sync: SyncState) -> bool:
     return sync.standing.act in (Act.SUPERSEDED, Act.ASIDE)
+
+
+def kept_of(
+    sync: SyncState | None,
+    sets: tuple[CheckpointSet, ...],
+    owns: Callable[[CheckpointSet], bool],
+    steps_at_risk: int | None,
+) -> Kept:
+    """What judgement needs to know whether this run is kept. Nothing is ``nothing_stored`` before the store answered
+    or failed, nor where another pod publishes for this run."""
+    if sync is None or not sync.store_url or sync.standing.stop or lost_run(sync):
+        return Kept(sets, owns, steps_at_risk=steps_at_risk)
+    known = sync.saves is not None or sync.ok is False
+    none = sync.last_step is None and not sync.stored and not sync.saves
+    return Kept(sets, owns, known and none, sync.abandoned_in_a_row, steps_at_risk)
 
 
 def linked_findings(linked: Sequence[Path], *, since: float) -> tuple[Finding, ...]:

@@ -15,8 +15,9 @@ from podwatch.domain.policy import (
 from podwatch.judgement.shipped_rules import effective
 
 
-def policies_from(settings: Settings, *, max_steps: int | None) -> Policies:
-    """``max_steps`` is the target that the layout read from the command; an explicit setting wins."""
+def policies_from(settings: Settings, *, max_steps: int | None, save_interval: int | None = None) -> Policies:
+    """``max_steps`` is the target that the layout read from the command; an explicit setting wins. ``save_interval``:
+    steps between two saves, as the command configures them."""
     gpu, hang, recovery, disk, sync = settings.gpu, settings.hang, settings.recovery, settings.disk, settings.sync
     resources, health = settings.resources, settings.training
     return Policies(
@@ -65,6 +66,7 @@ def policies_from(settings: Settings, *, max_steps: int | None) -> Policies:
             shm_above=resources.shm_above,
             checkpoint_overdue_k=resources.overdue,
             checkpoint_overdue_floor_seconds=resources.overdue_floor,
+            save_interval_steps=save_interval,
         ),
         training=TrainingPolicy(
             stop=health.stop,

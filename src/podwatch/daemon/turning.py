@@ -13,18 +13,21 @@ from podwatch.daemon.own_findings import (
     config_findings,
     freeze_findings,
     keeper_findings,
+    kept_of,
     linked_findings,
     store_refused_finding,
     store_withheld_finding,
 )
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.reloading import waits_for_restart
+from podwatch.daemon.viewing import steps_at_risk, sync_view
 from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import Journal
 from podwatch.judgement.one_failure import fold
+from podwatch.judgement.safekeeping import Kept, safekeeping
 
 REMEMBER_TURNS = 30
 """What was learned goes to the journal every so many turns of the sensing loop: a minute at the default poll."""
@@ -62,7 +65,11 @@ class Turning(Core):
             self.loaded, self._config_problem = new, ""
             parts = self.parts
             parts.settings = new.settings
-            parts.policies = policies_from(new.settings, max_steps=parts.policies.detection.max_steps)
+            parts.policies = policies_from(
+                new.settings,
+                max_steps=parts.policies.detection.max_steps,
+                save_interval=parts.policies.resources.save_interval_steps,
+            )
             self.rounds.sensing.policies = parts.policies
             parts.log_rules.configure(parts.policies.log_rules)
             if self._recorder is not None:
@@ -99,7 +106,8 @@ class Turning(Core):
             *self._own(snapshot),
         )
         telling = self._notifying.findings() if self._notifying is not None else ()
-        everything = fold((*findings, *parts.recovery.findings(), *ours, *telling), parts.recovery.healing())
+        kept = safekeeping((*findings, *parts.recovery.findings(), *ours), self._kept(snapshot), at=snapshot.at)
+        everything = fold((*kept, *telling), parts.recovery.healing())
         self.bulletin.update(everything, snapshot.wall)
         if self._notifying is not None:
             self._notifying.turn(everything, snapshot)
@@ -112,6 +120,12 @@ class Turning(Core):
             parts.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_dict())
             parts.emit.save()
         self._tell_systemd()
+
+    def _kept(self, snapshot: Snapshot) -> Kept:
+        parts = self.parts
+        sync, sets = parts.syncer.state if parts.syncer is not None else None, parts.catalogue.sets
+        at_risk = steps_at_risk(snapshot, sets, parts.recovery.state.step, sync_view(sync))
+        return kept_of(sync, sets, parts.recovery.owns, at_risk)
 
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
         parts = self.parts

@@ -41,6 +41,8 @@ class FindingKind(StrEnum):
     """A restart could not resume as trainer.command and trainer.resume_args are."""
     SAVES_NOTHING = "saves-nothing"
     """The command saves no checkpoints, or only at the end of training."""
+    NOT_COMPLETE = "checkpoints-not-complete"
+    """Saves ended, and the completeness rule of the layout rejects two or more in a row."""
     FOREIGN_CHECKPOINTS = "foreign-checkpoints"
     COMMAND_CHANGED = "command-changed"
     AMBIGUOUS_TRAINERS = "ambiguous-trainers"

@@ -61,6 +61,8 @@ class ResourcePolicy:
     checkpoint_overdue_k: float = 3.0
     """No save for this many times the learned interval between saves."""
     checkpoint_overdue_floor_seconds: float = 3600.0
+    save_interval_steps: int | None = None
+    """Steps from one save to the next as the command configures them; None where it does not say."""
     throttled_seconds: float = 300.0
 
 

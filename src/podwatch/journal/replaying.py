@@ -97,7 +97,11 @@ def replay(
 
 
 def _with_target(policies: Policies, recorded: Policies) -> Policies:
-    """The step training ends at was read from the trainer's command, which a recording does not hold."""
+    """The step training ends at and the interval between saves were read from the trainer's command, which a recording
+    does not hold."""
+    if policies.resources.save_interval_steps is None:
+        known = replace(policies.resources, save_interval_steps=recorded.resources.save_interval_steps)
+        policies = replace(policies, resources=known)
     if policies.detection.max_steps is not None:
         return policies
     return replace(policies, detection=replace(policies.detection, max_steps=recorded.detection.max_steps))

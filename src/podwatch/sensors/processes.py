@@ -12,6 +12,7 @@ from podwatch.domain.snapshot import RequiredExit, TrainerSample
 from podwatch.sensors.polling import end_task, slot
 from podwatch.system.clock import Clock, until_beat
 from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.roles import RolePatterns
 
 T = TypeVar("T")
 _DEAD = frozenset("ZXx")
@@ -175,10 +176,12 @@ class ProcessSensor:
         finish_line: Callable[[], bool] = lambda: False,
         finished_roles: Callable[[], frozenset[ProcessRole]] = frozenset,
         read_logs: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        roles: RolePatterns | None = None,
     ) -> None:
         """``finish_line`` tells whether the trainer printed its own finish lines after this start, ``finished_roles``
         which roles did: at the end of a run prime-rl's orchestrator ends minutes before its trainer, and that is no
         failure. Neither may block. ``read_logs`` brings what they know up to date: an end is shown only after it.
+        ``roles`` are the operator's own patterns.
         """
         self._clock = clock
         self._poll = poll
@@ -186,6 +189,7 @@ class ProcessSensor:
         self._finish_line = finish_line
         self._finished_roles = finished_roles
         self._read_logs = read_logs
+        self._roles = roles
         self._ends_read = 0
         self._handle: TrainerHandle | None = None
         self._ends: TellsEnds | None = None
@@ -281,6 +285,8 @@ class ProcessSensor:
         self._turned_at = now
         try:
             exit_status, tree = asked.result()
+            if self._roles is not None and tree.value is not None:
+                tree = replace(tree, value=self._roles.applied(tree.value, handle.launcher))
             ends = self._ends_so_far(exit_status, tree, now)
             if ends > self._ends_read and self._read_logs is not None:
                 self._ends_read = ends

@@ -4,13 +4,19 @@ Only for showing and for "the engine is gone": a process is *ours* by descent, n
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
-from podwatch.domain.process import ProcessRole
+from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 
 COMM_LENGTH = 15
 """The kernel cuts a process name to this many characters: ``VLLM::EngineCore`` is shown as ``VLLM::EngineCor``."""
+
+_REMEMBERED = 1024
+"""Command lines whose role is kept."""
+_COMMAND_LENGTH = 4096
+"""Characters of a command line that patterns are tried on."""
 
 # Titles set with setproctitle: prime-rl from v0.6.0, vLLM in every version of interest. The prefix of vLLM's titles
 # can be changed with VLLM_PROCESS_NAME_PREFIX, so only what follows "::" counts there.
@@ -72,6 +78,40 @@ def _classify(name: str, argv: tuple[str, ...]) -> ProcessRole:
         if _ENGINE.match(text):
             return ProcessRole.ENGINE
     return _program_role(argv) or _PROGRAMS.get(name) or ProcessRole.OTHER
+
+
+class RolePatterns:
+    """Roles by the operator's own patterns, for a layout that knows no process titles. The first role whose pattern
+    matches the command line counts, before what podwatch recognises; where none matches, that stays.
+
+    Not asked: the launcher, whose end is judged as the run's, and shells, which have the whole script in their command
+    line. Else one of them would bear the role of what it started, and an end below it would be its own business.
+    """
+
+    def __init__(self, patterns: Mapping[ProcessRole, Sequence[str]]) -> None:
+        self._patterns = [(role, re.compile(pattern)) for role, few in patterns.items() for pattern in few]
+        self._known: dict[str, ProcessRole | None] = {}
+
+    def applied(self, tree: tuple[ProcessSample, ...], launcher: ProcessIdentity | None) -> tuple[ProcessSample, ...]:
+        """The same processes, with their roles. Pure but for what it remembers: the tree is asked every two seconds."""
+        if not self._patterns:
+            return tree
+        if len(self._known) > _REMEMBERED:
+            self._known.clear()
+        return tuple(
+            sample
+            if sample.identity == launcher or (role := self._role(sample.command)) in (None, sample.role)
+            else replace(sample, role=role)
+            for sample in tree
+        )
+
+    def _role(self, command: str) -> ProcessRole | None:
+        if command not in self._known:
+            text = command[:_COMMAND_LENGTH]
+            shell = program(text.split())[0] in SHELLS
+            found = None if shell else next((role for role, p in self._patterns if p.search(text)), None)
+            self._known[command] = found
+        return self._known[command]
 
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "fish", "ksh", "ash"})

@@ -90,12 +90,14 @@ def test_a_pattern_that_matches_nothing_is_named(tmp_path: Path, names: list[str
     [
         {"step_line": "step"},
         {"step_line": "("},
+        {"trainer_processes": ["("]},
+        {"engine_processes": ["x*"]},
         {"step_dir": "ckpt"},
         {"step_dir": "{step}/{step}"},
         {"step_dir": "{step}/{rank}"},
         {"step_dir": "../{step}"},
     ],
 )
-def test_settings_that_cannot_work_are_refused(values: dict[str, str]) -> None:
+def test_settings_that_cannot_work_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         CustomLayoutSettings.model_validate(values)

@@ -2,9 +2,18 @@
 
 from dataclasses import replace
 
+import pytest
+
 from podwatch.domain.policy import Policies, ResourcePolicy
 from podwatch.domain.reading import observed
-from podwatch.domain.snapshot import CheckpointMark, Snapshot, Supervision, TrainerSample
+from podwatch.domain.snapshot import (
+    CheckpointMark,
+    ProgressSample,
+    ProgressSource,
+    Snapshot,
+    Supervision,
+    TrainerSample,
+)
 from podwatch.judgement.detectors.base import Look
 from podwatch.judgement.detectors.checkpoint_overdue import DETECTOR
 from podwatch.judgement.learned import Learned
@@ -21,6 +30,8 @@ class Desk:
         self.mark = CheckpointMark()
         self.stepping, self.saving, self.ending = True, False, False
         self.trainer = TrainerSample("s", Supervision.KEEPER, alive=True)
+        self.policies, self.told = POLICIES, ""
+        self.step: int | None = None
 
     def run(self, seconds: float) -> bool:
         overdue = False
@@ -30,14 +41,17 @@ class Desk:
             if self.stepping:
                 first = self.progress.first_at if self.progress.first_at is not None else self.now
                 self.progress = replace(self.progress, numbered_at=self.now, first_at=first)
+            sample = ProgressSample(ProgressSource.STEP_LINE, "trainer", self.now, self.step)
+            shown = () if self.step is None else (sample,)
             snapshot = Snapshot(
                 at=self.now, wall=1e9 + self.now, checkpoint=self.mark, saving=self.saving,
-                progress=observed((), self.now),
+                progress=observed(shown, self.now),
             )  # fmt: skip
-            look = Look(snapshot, self.progress, self.learned, POLICIES, trainer=self.trainer, ending=self.ending)
+            look = Look(snapshot, self.progress, self.learned, self.policies, trainer=self.trainer, ending=self.ending)
             turn = DETECTOR.advance(self.state, look)
             self.state, self.learned = turn.state, turn.learned
             overdue = bool(turn.findings)
+            self.told = turn.findings[0].summary if overdue else ""
         return overdue
 
     def save(self, step: int) -> None:
@@ -72,6 +86,31 @@ def test_before_its_rhythm_is_known_patience_is_three_times_the_floor() -> None:
     desk = Desk()
     assert not desk.run(3000.0)
     assert desk.run(150.0)
+
+
+@pytest.mark.parametrize(("steps", "overdue"), [(29, False), (30, True)])
+@pytest.mark.parametrize("saved", [None, 40])
+def test_more_steps_at_risk_than_three_configured_saves_would_have_kept(
+    steps: int, overdue: bool, saved: int | None
+) -> None:
+    desk = Desk()
+    desk.policies = replace(POLICIES, resources=replace(POLICIES.resources, save_interval_steps=10))
+    if saved is not None:
+        desk.save(saved)
+    desk.step = (saved or 0) + steps
+    assert not desk.run(1000.0), "never sooner than the floor"
+    assert desk.run(100.0) is overdue
+    assert ("every 10 steps" in desk.told, f"{steps} steps were made" in desk.told) == (overdue, overdue)
+    desk.policies = POLICIES
+    assert not desk.run(50.0), "without a known interval only time counts"
+
+
+def test_the_runs_own_rhythm_counts_more_than_what_is_configured() -> None:
+    desk = Desk()
+    desk.policies = replace(POLICIES, resources=replace(POLICIES.resources, save_interval_steps=10))
+    rhythm(desk, 4, 2000.0)
+    desk.step = 500
+    assert not desk.run(3000.0)
 
 
 def test_standing_still_saving_ending_or_starting_up_is_not_overdue() -> None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from podwatch.checkpoints.layouts import argv, concerns, make_layout, recognised, site_of
 from podwatch.checkpoints.layouts.base import Layout
+from podwatch.checkpoints.layouts.prime_rl_command import hints
 from podwatch.cli.doctoring.common import Line, Sets, in_time
 from podwatch.client.times import span
 from podwatch.config.settings import Settings
@@ -42,8 +43,7 @@ def command(settings: Settings) -> Iterator[Line]:
     environment = _environment(settings)
     yield from _program(trainer.command[0], settings, environment, cwd, name="command")
     if trainer.command[0] != "uv" and "uv" not in trainer.command and _layout_name(settings) == "prime-rl":
-        # its launcher starts the inference server and the orchestrator with `uv run`
-        yield from _program("uv", settings, environment, cwd, name="uv")
+        yield from _uv(settings, environment, cwd)
     if hides_exit_code(trainer.command):
         yield Line("command", "warn", "a pipe hides the exit code of a crash", "begin the script with set -o pipefail")
 
@@ -71,6 +71,17 @@ def _program(
     if not serviceable and Path("/run/systemd/system").is_dir():
         text = f"{program} is found by this shell's PATH only: a service has systemd's"
         yield Line(name, "warn", text, f"set PATH in trainer.env, with {Path(found).parent} in it")
+
+
+def _uv(settings: Settings, environment: Mapping[str, str], cwd: Path) -> Iterator[Line]:
+    """For a command without uv: launchers of early prime-rl start the inference server and the orchestrator with
+    ``uv run``, later ones do not. Which one it is cannot be known for sure, so its absence alone fails nothing."""
+    lines = list(_program("uv", settings, environment, cwd, name="uv"))
+    if all(line.level == "ok" for line in lines):
+        yield from lines
+    elif in_time(lambda: hints(settings.trainer.command, cwd, "")).variant != "B":
+        text = "uv is not found; prime-rl of early 2026 starts its inference server and its orchestrator with it"
+        yield Line("uv", "warn", text, "if yours does, set PATH in trainer.env, with uv's directory in it")
 
 
 def hides_exit_code(argv: tuple[str, ...]) -> bool:

@@ -76,18 +76,25 @@ def _judge(state: OverdueState, look: Look, learned: Learned) -> Finding | None:
         return None
     usual = learned.median_save_gap_seconds if len(learned.save_gaps) >= LEAST_SAVES else None
     limit = max(policy.checkpoint_overdue_floor_seconds, policy.checkpoint_overdue_k * (usual or 0.0))
-    if usual is None:
-        limit *= policy.checkpoint_overdue_k  # nothing is known of this run's rhythm: be patient
+    configured = policy.save_interval_steps
+    steps = _steps_since(state, snapshot)
+    if usual is None and (configured is None or steps is None or steps < policy.checkpoint_overdue_k * configured):
+        # Neither is this run's rhythm known nor are more steps at risk than a few saves would have kept: be patient.
+        # With the defaults that is 3 h, a price that no interval anybody would choose exceeds.
+        limit *= policy.checkpoint_overdue_k
     if waited <= limit:
         return None
     newest = (
         "none has come in this start" if state.step is None or since == first else f"the newest is step {state.step}"
     )
-    rhythm = f"usually every {usual / 60:.0f} minutes" if usual is not None else "its rhythm is not known"
+    rhythm = "its rhythm is not known" if configured is None else f"configured: every {configured} steps"
+    if usual is not None:
+        rhythm = f"usually every {usual / 60:.0f} minutes"
+    made = "steps are made" if steps is None else f"{steps} step{' was' if steps == 1 else 's were'} made"
     return Finding(
         FindingKind.CHECKPOINT_OVERDUE,
         Severity.WARNING,
-        f"no checkpoint for {waited / 60:.0f} minutes while steps are made ({rhythm}); {newest}",
+        f"no checkpoint for {waited / 60:.0f} minutes while {made} ({rhythm}); {newest}",
         since + limit,
         suggestion="see whether saving is switched on in this start (prime-rl: --ckpt --ckpt.interval N), and whether"
         " the last save failed (`podwatch checkpoints`)",
@@ -96,3 +103,11 @@ def _judge(state: OverdueState, look: Look, learned: Learned) -> Finding | None:
             Evidence("steps", f"the newest {snapshot.at - active:.0f} s ago", Agreement.AGREES),
         ),
     )
+
+
+def _steps_since(state: OverdueState, snapshot: Snapshot) -> int | None:
+    """Steps that no checkpoint keeps; None while no training step was seen, or one below the newest checkpoint."""
+    newest = snapshot.newest_step
+    if newest is None or newest.step is None or newest.step < (state.step or 0):
+        return None
+    return newest.step - (state.step or 0)

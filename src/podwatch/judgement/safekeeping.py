@@ -1,0 +1,149 @@
+"""Whether what training makes is kept: checkpoints that the completeness rule rejects one after another, and a run of
+which nothing is in the store while more and more of it is at risk.
+
+One cause is one finding. Each source reports what it sees (``saves-nothing``, ``checkpoint-overdue``,
+``store-unavailable``, ``sync-lagging``); ``safekeeping`` keeps the one that says why, puts the others into its
+evidence, and raises it to critical where nothing of the run was ever stored.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from podwatch.domain.checkpoint import CheckpointSet, Completeness
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
+
+IN_A_ROW = 2
+"""Rejected checkpoints before it is a warning: a single one is what a kill in the middle of a save leaves behind."""
+FEW_SAVES = 3
+"""Checkpoints of which none is stored before that is critical: by then two were due that would have limited the loss,
+and a first upload that is only slow has had two intervals for itself."""
+_LISTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept of a run at this moment. ``sets`` are all on this pod, ``owns`` says which are this run's.
+
+    ``nothing_stored``: a store is configured, this pod may publish to it, and as far as podwatch knows nothing of this
+    run was ever stored. ``voided``: uploads in a row that were given up because their files changed. ``steps_at_risk``:
+    what a death now would cost; None where that is not known.
+    """
+
+    sets: tuple[CheckpointSet, ...] = ()
+    owns: Callable[[CheckpointSet], bool] = lambda _found: True
+    nothing_stored: bool = False
+    voided: int = 0
+    steps_at_risk: int | None = None
+
+
+def rejected_in_a_row(sets: Sequence[CheckpointSet], owns: Callable[[CheckpointSet], bool]) -> list[CheckpointSet]:
+    """This run's newest checkpoints, by when they were written, back to the last complete one, the newest first. What
+    is still being written, or cannot be read, counts neither way."""
+    found: list[CheckpointSet] = []
+    for each in sorted(sets, key=lambda s: (s.changed_wall, s.step), reverse=True):
+        if each.completeness is Completeness.WRITING or not owns(each):
+            continue
+        if each.complete:
+            break
+        found.append(each)
+    return found
+
+
+def safekeeping(findings: Sequence[Finding], kept: Kept, *, at: float) -> tuple[Finding, ...]:
+    """``findings`` with each cause once, and critical where it leaves the run without anything in the store. ``at`` is
+    monotonic. Pure."""
+    found = list(findings)
+    rejected = rejected_in_a_row(kept.sets, kept.owns)
+    overdue = _first(found, FindingKind.CHECKPOINT_OVERDUE)
+    cause = _not_complete(rejected, at) if len(rejected) >= IN_A_ROW else None
+    if cause is not None:
+        found.append(cause)
+    else:
+        cause = _first(found, FindingKind.SAVES_NOTHING) or overdue
+    if cause is not None and overdue is not None and cause is not overdue:
+        summary = cause.summary if rejected else f"{cause.summary}; {overdue.summary}"
+        cause = _merge(found, replace(cause, summary=summary), cause, overdue)
+    if not kept.nothing_stored:
+        return tuple(found)
+    whole = [s for s in kept.sets if s.complete and kept.owns(s)]
+    if whole:
+        _waiting(found, [s for s in whole if not s.held], kept, at)
+    elif cause is not None and (len(rejected) >= FEW_SAVES or overdue is not None):
+        text = f"{cause.summary}; nothing of this run is in the store{_at_risk(kept)}"
+        _merge(found, replace(cause, severity=Severity.CRITICAL, summary=text), cause)
+    elif cause is None and len(unclear := [s for s in kept.sets if s.unclear and kept.owns(s)]) >= FEW_SAVES:
+        newest = max(unclear, key=lambda s: s.step)
+        why = f"podwatch cannot judge {len(unclear)} checkpoints; step {newest.step}: {newest.reason}"
+        found.append(_nothing_stored(f"{why}{_at_risk(kept)}", "make them readable for podwatch", at))
+    return tuple(found)
+
+
+def _waiting(found: list[Finding], whole: Sequence[CheckpointSet], kept: Kept, at: float) -> None:
+    """Complete checkpoints wait for a store that took none of them."""
+    if len(whole) < FEW_SAVES:
+        return
+    text = f"{len(whole)} complete checkpoints wait, nothing of this run was ever stored"
+    refused = _first(found, FindingKind.STORE_UNAVAILABLE)
+    lagging = _first(found, FindingKind.SYNC_LAGGING)
+    if refused is not None:
+        worse = replace(refused, severity=Severity.CRITICAL, summary=f"{refused.summary}; {text}")
+        _merge(found, worse, refused, *(() if lagging is None else (lagging,)))
+    elif kept.voided >= FEW_SAVES and lagging is None:
+        why = f"{text}: {kept.voided} uploads in a row were given up, because files of the checkpoint changed meanwhile"
+        fix = "find out what changes or removes files of a checkpoint after it was saved (`podwatch checkpoints`)"
+        found.append(_nothing_stored(why, fix, at))
+
+
+def _not_complete(rejected: Sequence[CheckpointSet], at: float) -> Finding:
+    newest = rejected[0]
+    first, last = min(s.step for s in rejected), max(s.step for s in rejected)
+    own_rule = newest.layout == "custom"
+    where = (
+        "correct [checkpoints.custom] required, optional or last"
+        if own_rule
+        else "check trainer.layout, or write a [checkpoints.custom] section"
+    )
+    return Finding(
+        FindingKind.NOT_COMPLETE,
+        Severity.WARNING,
+        f"the newest {len(rejected)} checkpoints (steps {first} to {last}) are not complete by the rule of layout"
+        f" {newest.layout!r}: none of them is stored or resumed from; step {newest.step}, {_where(newest)}:"
+        f" {_why(newest)}",
+        at,
+        f"look in the trainer's log for saves that failed; if whole ones look like this, {where} (docs/layouts.md)",
+        evidence=tuple(
+            Evidence(f"step {s.step}", f"{s.completeness}: {_why(s)}", Agreement.AGREES) for s in rejected[:_LISTED]
+        ),
+    )
+
+
+def _where(found: CheckpointSet) -> str:
+    """The directory of the part that is not in order."""
+    parts = sorted(found.parts, key=lambda p: (not (p.required and p.reason), not p.required))
+    return parts[0].path if parts else "its directory"
+
+
+def _why(found: CheckpointSet) -> str:
+    return found.reason or next((p.reason for p in found.parts if p.reason), "") or str(found.completeness)
+
+
+def _nothing_stored(why: str, fix: str, at: float) -> Finding:
+    return Finding(FindingKind.NOT_BACKED_UP, Severity.CRITICAL, f"NOT BACKED UP: {why}", at, fix)
+
+
+def _at_risk(kept: Kept) -> str:
+    steps = kept.steps_at_risk
+    return "" if not steps else f", {steps} step{'' if steps == 1 else 's'} would be lost if training died now"
+
+
+def _first(findings: Sequence[Finding], kind: FindingKind) -> Finding | None:
+    return next((f for f in findings if f.kind is kind), None)
+
+
+def _merge(found: list[Finding], leader: Finding, old: Finding, *absorbed: Finding) -> Finding:
+    """``leader`` takes the place of ``old``; what it absorbs is its evidence."""
+    more = tuple(Evidence(f.key, f.summary, Agreement.AGREES) for f in absorbed)
+    leader = replace(leader, evidence=(*leader.evidence, *more))
+    gone = {id(f) for f in absorbed}
+    found[:] = [leader if f is old else f for f in found if id(f) not in gone]
+    return leader

@@ -1,0 +1,30 @@
+"""When podwatch may say that nothing of a run was ever stored."""
+
+from dataclasses import replace
+
+import pytest
+
+from podwatch.daemon.own_findings import kept_of
+from podwatch.judgement.claims import Act, Decision
+from podwatch.sync.doors import SyncState
+
+EMPTY = SyncState(store_url="b2://bucket", ok=True, saves=0, standing=Decision(Act.HOLD))
+
+
+@pytest.mark.parametrize(
+    ("state", "nothing"),
+    [
+        (EMPTY, True),
+        (replace(EMPTY, ok=None, saves=None), False),
+        (replace(EMPTY, ok=False, saves=None, error="the key is not valid"), True),
+        (replace(EMPTY, saves=30), False),
+        (replace(EMPTY, last_step=5), False),
+        (replace(EMPTY, stored=frozenset({(5, "x")})), False),
+        (replace(EMPTY, standing=Decision(Act.SUPERSEDED)), False),
+        (replace(EMPTY, store_url=""), False),
+        (None, False),
+    ],
+    ids=["empty", "not asked", "refused", "30 saves", "published", "stored", "another pod's", "no store", "no syncer"],
+)
+def test_nothing_is_stored_only_where_that_is_known(state: SyncState | None, nothing: bool) -> None:
+    assert kept_of(state, (), lambda _found: True, 7).nothing_stored is nothing
