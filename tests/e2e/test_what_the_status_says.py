@@ -13,6 +13,7 @@ from tests.support.asking import kill_engine, messages, published, reasons, runn
 from tests.support.asking import status as document
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
+from tests.support.hurry import hurry
 from tests.support.rig import Rig
 
 BACKUP = "not-backed-up"
@@ -116,8 +117,14 @@ def test_with_a_store_a_run_that_ended_as_it_should_ends_in_exit_code_0(
         assert daemon.command("stop-training").returncode == 0
     state = {"finish": "finished", "stop-training": "stopped"}[end]
     watch(daemon, lambda: document(daemon)["training"]["state"] == state, 60.0)
-    last = rig.saved[-1]
-    sent = watch(daemon, lambda: document(daemon)["sync"]["last_step"] == last, 60.0)
+    last, process = rig.saved[-1], daemon.process
+    assert process is not None
+
+    def stored_last() -> bool:
+        hurry(process.pid)  # what sends it gives way to everything else: here it gets its turn like the others
+        return bool(document(daemon)["sync"]["last_step"] == last)
+
+    sent = watch(daemon, stored_last, 180.0)
     assert [r for one in sent for r in one["reasons"] if r["severity"] == "critical"] == []
     assert "unknown" not in says(daemon, 0), "its log showed every step"
     assert daemon.stop() == 0
