@@ -23,6 +23,7 @@ from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.fetching import StoreDoor
 from podwatch.daemon.footing import Footing, Records
 from podwatch.daemon.forecast import SAVES, Forecast
+from podwatch.daemon.implausible import Implausible, believed_progress
 from podwatch.daemon.known_secrets import credentials_for, learn_secrets
 from podwatch.daemon.moving import take_along
 from podwatch.daemon.paths import RunPaths, workspace_of
@@ -120,6 +121,7 @@ class Parts:
     syncer: Syncer | None
     wandb_ids: WandbIds
     two_writers: TwoWriters
+    implausible: Implausible
     store_refused: str
     remover: Remover
     aside: Aside
@@ -173,6 +175,7 @@ def build(
         handle=lambda: recovery.handle,
         tree=lambda: processes.latest(),  # noqa: PLW0108 - made below
     )
+    implausible = Implausible(two_writers.held, journal, lambda: policies.detection.max_steps)
     catalogue = Catalogue(
         layout,
         clock,
@@ -218,7 +221,7 @@ def build(
     )
     progress = ProgressSensor(
         clock,
-        layout.progress,
+        lambda: believed_progress(layout.progress(), catalogue.sets),
         output_dir=trainer.output_dir,
         inbox=inbox,
         log_globs=trainer.logs or layout.log_globs(),
@@ -388,6 +391,7 @@ def build(
         syncer=syncer,
         wandb_ids=wandb_ids,
         two_writers=two_writers,
+        implausible=implausible,
         store_refused=refused,
         remover=Remover(workspace, journal.sync, clock, emit, lambda: guard.blocked_reason(Mutation.DELETE)),
         aside=aside,

@@ -82,6 +82,13 @@ class Turning(Core):
         if self._recorder is not None:
             self._recorder.turn(snapshot)
         self.pausing.turn(snapshot)
+        parts.implausible.turn(
+            snapshot,
+            parts.catalogue.sets,
+            step_seconds=sensing.state.learned.median_step_seconds,
+            record=parts.record.current,
+            fetched=parts.recovery.fetched,
+        )
         room = self.rounds.pruner.findings()
         parts.recovery.consider(snapshot, (*findings, *room))
         self.backing.turn(snapshot)
@@ -117,6 +124,7 @@ class Turning(Core):
         concerns = tuple(c for c in parts.concerns if c.subject != PATTERN or not parts.catalogue.sets)
         config = (*config, *concern_findings(concerns, since=self._started))
         config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
+        config = (*config, *parts.implausible.findings(parts.catalogue.sets, snapshot.at))
         config += linked_findings(parts.catalogue.linked, since=self._started)
         if parts.settings.sync.store and parts.syncer is None and not parts.store_refused:
             return (*store_withheld_finding(since=self._started), *config)

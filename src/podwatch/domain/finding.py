@@ -46,6 +46,8 @@ class FindingKind(StrEnum):
     AMBIGUOUS_TRAINERS = "ambiguous-trainers"
     TWO_WRITERS = "two-writers"
     """A second trainer writes into output_dir, or has: what was saved meanwhile is held back."""
+    IMPLAUSIBLE_STEP = "implausible-step"
+    """A step directory whose number no training of this run can have reached: it is not used."""
     UNGUARDED = "unguarded"
     GPU_MIG = "gpu-mig"
     GPU_FAULT = "gpu-fault"

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete, newest_whole
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
 
@@ -272,7 +272,9 @@ def _reasons_to_keep(given: RemovalInput) -> dict[int, str]:
     newest, whole = newest_complete(tuple(given.sets)), newest_whole(tuple(given.sets))
     for s in given.sets:
         protection = given.protected.get(s.step)
-        if newest is not None and s.step == newest.step:
+        if s.held_as is HeldAs.IMPLAUSIBLE:
+            keep[s.step] = f"not this run's as far as is known: {s.held}"
+        elif newest is not None and s.step == newest.step:
             keep[s.step] = "the newest complete checkpoint"
         elif whole is not None and s.step == whole.step:
             keep[s.step] = "the newest complete checkpoint, although it is held back"

@@ -180,6 +180,11 @@ class Recovery(Wishes):
         """Does this checkpoint belong to the run? What does not is not uploaded either."""
         return self.procedure.owns(found)
 
+    @property
+    def fetched(self) -> frozenset[tuple[int, str]]:
+        """(step, save_id) of what came from the store, as last looked at."""
+        return self.procedure.fetched
+
     async def recall(self) -> None:
         if self.tools.record.current is None:
             await self._record(self.memory.adopted)

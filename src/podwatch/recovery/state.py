@@ -196,7 +196,7 @@ class Tools:
 
 
 def newest_step(sets: Sequence[CheckpointSet]) -> int | None:
-    return max((s.step for s in sets if s.complete), default=None)
+    return max((s.step for s in sets if s.complete and s.of_line), default=None)
 
 
 def text_map(value: object) -> dict[int, str]:
