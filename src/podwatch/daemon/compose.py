@@ -268,7 +268,7 @@ def build(
         training=training,
         disks=disks,
     )
-    record = RecordHolder(workspace)
+    record = RecordHolder(workspace, lambda current: two_writers.held.leave(current.earlier))
     token = _remembered(journal.sync, "heartbeat.token")
     register(token)
     writer_id = _remembered(journal.sync, "writer_id")
@@ -279,6 +279,8 @@ def build(
         return RunIdentity(
             run_id=settings.run_id,
             lineage=current.lineage.id if current is not None else "",
+            parent_step=current.lineage.parent_step if current is not None else None,
+            has_parent=current is not None and current.lineage.parent != "",
             writer_id=writer_id,
             host=socket.gethostname(),
             train_command=scrub_argv(trainer.command),

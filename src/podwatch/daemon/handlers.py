@@ -143,6 +143,12 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         step = _step(params)
         for found in parts.catalogue.sets:
             if found.step == step and found.held:  # the operator decides about what podwatch holds back
+                if found.earlier:
+                    raise Busy(
+                        f"step {step} is of an earlier branch, which training has left",
+                        where="sync",
+                        fix=f"`podwatch restart --step {step}` returns to it; it is uploaded then",
+                    )
                 if found.held_as is HeldAs.IMPLAUSIBLE:
                     parts.implausible.release(found)
                 else:

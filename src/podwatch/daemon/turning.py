@@ -4,6 +4,7 @@ from podwatch.checkpoints.layouts.base import PATTERN
 from podwatch.checkpoints.layouts.trial import restart_concerns
 from podwatch.config.loading import changes_needing_restart
 from podwatch.daemon.artefacts import TELLING
+from podwatch.daemon.branches import branch_findings
 from podwatch.daemon.compose import LEARNED
 from podwatch.daemon.core import Core
 from podwatch.daemon.known_secrets import learn_secrets
@@ -125,6 +126,7 @@ class Turning(Core):
         config = (*config, *concern_findings(concerns, since=self._started))
         config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
         config = (*config, *parts.implausible.findings(parts.catalogue.sets, snapshot.at))
+        config = (*config, *branch_findings(parts, snapshot.at))
         config += linked_findings(parts.catalogue.linked, since=self._started)
         if parts.settings.sync.store and parts.syncer is None and not parts.store_refused:
             return (*store_withheld_finding(since=self._started), *config)

@@ -20,6 +20,8 @@ class HeldAs(StrEnum):
     TWO_WRITERS = "two-writers"
     IMPLAUSIBLE = "implausible"
     """No training of this run can have written a step of this number."""
+    EARLIER_BRANCH = "earlier-branch"
+    """Saved by a lineage that this run has left."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -96,8 +98,13 @@ class CheckpointSet:
 
     @property
     def of_line(self) -> bool:
-        """May be of the line that is trained now, as far as its step number says."""
-        return self.held_as is not HeldAs.IMPLAUSIBLE
+        """May be of the line that is trained now: neither of an earlier branch, nor implausible."""
+        return self.held_as not in (HeldAs.IMPLAUSIBLE, HeldAs.EARLIER_BRANCH)
+
+    @property
+    def earlier(self) -> bool:
+        """Saved by a lineage that this run has left."""
+        return self.held_as is HeldAs.EARLIER_BRANCH
 
 
 def newest_complete(sets: "tuple[CheckpointSet, ...] | list[CheckpointSet]") -> CheckpointSet | None:

@@ -46,6 +46,8 @@ class FindingKind(StrEnum):
     AMBIGUOUS_TRAINERS = "ambiguous-trainers"
     TWO_WRITERS = "two-writers"
     """A second trainer writes into output_dir, or has: what was saved meanwhile is held back."""
+    EARLIER_BRANCH = "earlier-branch"
+    """Checkpoints of a branch that training has left are here; the newest of them is kept for now."""
     IMPLAUSIBLE_STEP = "implausible-step"
     """A step directory whose number no training of this run can have reached: it is not used."""
     UNGUARDED = "unguarded"

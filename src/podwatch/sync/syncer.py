@@ -13,6 +13,7 @@ from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError,
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.journal.journal import Journal
+from podwatch.journal.records import PublishedSave
 from podwatch.sync import job as jobs
 from podwatch.sync.engine import SetForeign, SetVoid, UploadStopped
 from podwatch.sync.publish import Publisher, Superseded
@@ -120,11 +121,19 @@ class Syncer(StoreSide):
             saved = found[-1]
         try:
             publisher = await self._ready()
-            await self._worker.call(publisher.repoint, saved)
+            await self._worker.call(self._follow, publisher, step, saved)
         except PodwatchError as error:
             self._trouble(error)
             raise
         self._note_stored(await self._journal.run(Journal.published))
+
+    def _follow(self, publisher: Publisher, step: int | None, saved: PublishedSave | None) -> None:
+        """Blocks. A save of this lineage beyond ``step`` that was published meanwhile has moved the pointer further."""
+        identity = self._identity()
+        base = -1 if step is None else step
+        own = (p for p in self._journal.sync.published() if p.lineage == identity.lineage and p.step > base)
+        if not (identity.has_parent and identity.parent_step == step and any(own)):
+            publisher.repoint(saved)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
