@@ -32,6 +32,7 @@ def test_a_checkpoint_about_which_nothing_is_known_stays_usable() -> None:
     assert odd(saved(1000)) == []
     assert odd(saved(20_251_122)) == []
     assert odd(saved(1000), target=500) == [], "a lower target was configured since"
+    assert odd(saved(0), saved(11), target=1) == [], "it saves less often than that"
     assert odd(saved(10), saved(4000)) == [], "a trial of a few steps beside the run"
     assert odd(saved(1), saved(150_000)) == [], "the first save beside the last"
     assert odd(saved(30_000), trained=3) == [], "the log counts epochs"

@@ -95,7 +95,9 @@ def _why(one: Saved, known: Sequence[int], evidence: Evidence) -> str:
         reach = top + FEW_SAVES * _interval(known) + FASTER * elapsed / evidence.step_seconds
         if step > reach:
             return f"training has reached step {top}"
-    if evidence.target is not None and known[0] <= evidence.target and step > ABOVE_TARGET * evidence.target:
+    beyond = step > top + FEW_SAVES * _interval(known)
+    below = evidence.target is not None and len(known) >= CLUSTER and known[-1] <= evidence.target
+    if below and beyond and step > ABOVE_TARGET * (evidence.target or 0):
         return f"training ends at step {evidence.target}, and the other checkpoints reach step {known[-1]}"
     if len(known) + counted >= CLUSTER and step >= OUTLIER_LEAST and step > OUTLIER * max(top, 1):
         return f"all else of this run is at step {top} or below"
