@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import HostError
-from podwatch.domain.run import Lineage, RunRecord, StartRecord
+from podwatch.domain.run import EarlierSave, Lineage, RunRecord, StartRecord
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import load_run_record, save_run_record
 from podwatch.system.workspace import Workspace
@@ -20,6 +20,7 @@ RECORD = RunRecord(
     last_start=StartRecord("s1", 12.5, ("uv", "run", "rl"), "/app", "u", 40, ("HOME",), (("c.toml", "ab" * 32),)),
     first_seen_wall=1.5,
     wandb={"shared": "x1"},
+    earlier=(EarlierSave(45, "ab", 10.5, "l1"), EarlierSave(50, "", 11.5, "l1")),
 )
 
 

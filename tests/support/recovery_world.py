@@ -7,6 +7,7 @@ trainer. The real keeper has its own tests; here it is the order of acts that is
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.layouts.argv import strip_flags
 from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
@@ -32,7 +35,7 @@ from podwatch.domain.snapshot import (
     Supervision,
     TrainerSample,
 )
-from podwatch.journal import AsyncJournal, Journal
+from podwatch.journal import AsyncJournal, Journal, PublishedSave
 from podwatch.judgement.choose import RemoteSave
 from podwatch.recovery import Phase, RecordHolder, Recovery, RestoreDoor
 from podwatch.system.identity import identify
@@ -118,6 +121,7 @@ class WorldLauncher:
     async def attach(self, candidate: Candidate) -> Handle:
         process = self.world.foreign[candidate.launcher.pid]
         handle = Handle(self.world, candidate.start_id, process, Supervision.ATTACH)
+        handle.started_wall = self.world.started[candidate.launcher.pid]
         handle.point = self.killer.point
         self.world.candidates = [c for c in self.world.candidates if c is not candidate]
         self.world.pending = [c for c in self.world.pending if c is not candidate]
@@ -196,8 +200,12 @@ class FlatLayout:
     def resume_command(
         self, command: Sequence[str], step: int | None, override: str | Sequence[str], wandb: Mapping[str, str]
     ) -> ResumeCommand:
-        argv = tuple(command) + (("--resume", str(step)) if step is not None else ())
-        return ResumeCommand(argv, {"WANDB_RUN_ID": "w1"})
+        kept, removed = strip_flags(command, ("--resume",))
+        argv = kept + (("--resume", str(step)) if step is not None else ())
+        return ResumeCommand(argv, {"WANDB_RUN_ID": "w1"}, removed)
+
+    def step_paths(self, step: int) -> tuple[Path, ...]:
+        return (self.part_dir("checkpoints", step),)
 
     def first_step_after(self, step: int) -> int:
         return step + 1
@@ -221,9 +229,14 @@ class FlatLayout:
 class FlatCatalogue:
     def __init__(self, layout: FlatLayout, world: "World") -> None:
         self.layout, self.world = layout, world
-        self.sets: tuple[CheckpointSet, ...] = ()
+        self.held = HeldBack()
+        self._found: tuple[CheckpointSet, ...] = ()
         self.saving = False
         self.out_of_reach: frozenset[int] = frozenset()
+
+    @property
+    def sets(self) -> tuple[CheckpointSet, ...]:
+        return self.held.mark(self._found)
 
     def rescan(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]:
         found = []
@@ -237,8 +250,10 @@ class FlatCatalogue:
                 writing = Completeness.WRITING
                 found.append(CheckpointSet(step, "flat", writing, (), 10, 3, wall, "", "whole", settles_in=left))
                 continue
-            found.append(CheckpointSet(step, "flat", state, (), 10, 3, wall, f"save{step}" if done else "", "x"))
-        self.sets = tuple(found)
+            save_id = f"save{step}-{self.world.set_walls.get(step, 0.0)}" if done else ""
+            began = self.world.began_walls.get(step, wall)
+            found.append(CheckpointSet(step, "flat", state, (), 10, 3, wall, save_id, "x", began_wall=began))
+        self._found = tuple(found)
         return self.sets
 
     def verify(self, step: int) -> tuple[str, ...]:
@@ -258,8 +273,8 @@ class KillableJournal(AsyncJournal):
 
 
 class KillableRecord(RecordHolder):
-    def __init__(self, workspace: Workspace, killer: Killer) -> None:
-        super().__init__(workspace)
+    def __init__(self, workspace: Workspace, killer: Killer, held: HeldBack) -> None:
+        super().__init__(workspace, lambda record: held.leave(record.earlier))
         self.killer = killer
 
     def save(self, record: Any) -> None:
@@ -297,9 +312,12 @@ class World:
     pending: list[Candidate] = field(default_factory=list)
     eligible: frozenset[ProcessIdentity] = frozenset()
     foreign: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    started: dict[int, float] = field(default_factory=dict)
+    """Epoch second at which each of them was started."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     plans: list[StartPlan] = field(default_factory=list)
     set_walls: dict[int, float] = field(default_factory=dict)
+    began_walls: dict[int, float] = field(default_factory=dict)
     settles_at: dict[int, float] = field(default_factory=dict)
     """Step -> monotonic second from which a whole set counts as complete."""
     damaged: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -319,13 +337,14 @@ class World:
         self.kept = Handle(self, start_id, process, Supervision.KEEPER)
         return self.kept
 
-    def person_starts(self, *, of_run: bool = True, age: float = 0.0, awaits: str = "") -> Candidate:
-        process = subprocess.Popen(["/bin/sh", "-c", "sleep 1000"], start_new_session=True)
+    def person_starts(self, *flags: str, of_run: bool = True, age: float = 0.0, awaits: str = "") -> Candidate:
+        process = subprocess.Popen(["/bin/sh", "-c", "sleep 1000; true", "train", *flags], start_new_session=True)
         self.processes.append(process)
         identity = identify(process.pid)
         assert identity is not None
         candidate = Candidate(identity, "python train.py", "holds gpu0", of_run=of_run, age=age, awaits=awaits)
         self.foreign[process.pid] = process
+        self.started[process.pid] = self.clock.wall() - age
         (self.pending if awaits else self.candidates).append(candidate)
         return candidate
 
@@ -353,6 +372,13 @@ class World:
         (notes / "n.txt").write_text(str(step))
         if wall is not None:
             self.set_walls[step] = wall
+
+    def drop(self, step: int) -> None:
+        """Removed by the trainer, or by hand."""
+        shutil.rmtree(self.output / "checkpoints" / f"step_{step}")
+
+    def published(self, step: int, lineage: str, *, seq: int) -> PublishedSave:
+        return PublishedSave(step, f"r{step}", lineage, 1, seq, "k", "f", "s", 1, 1, self.clock.wall() - 30)
 
     def contents(self) -> set[bytes]:
         """Everything below output_dir and quarantine, by content: what must never get lost."""
@@ -393,7 +419,7 @@ class Podwatch:
         layout = FlatLayout(world.output)
         self.catalogue = FlatCatalogue(layout, world)
         self.workspace = Workspace(world.output)
-        self.record = KillableRecord(self.workspace, self.killer)
+        self.record = KillableRecord(self.workspace, self.killer, self.catalogue.held)
         self.tracked: list[Any] = []
         self.recovery = Recovery(
             settings=world.settings(),

@@ -78,6 +78,8 @@ class World:
     backoff: tuple[float, float] = (0.02, 0.1)
     keep_last: int = 3
     finished: bool = False
+    parent_step: int | None = None
+    has_parent: bool = False
 
     def __post_init__(self) -> None:
         self.output = self.directory / "out"
@@ -121,6 +123,8 @@ class World:
             ("python", "train.py"),
             {"run_id": "abc"},
             "custom",
+            parent_step=self.parent_step,
+            has_parent=self.has_parent,
         )
 
     def store(self) -> ObjectStore:

@@ -389,6 +389,23 @@ async def test_abandon_stops_the_upload(b2: World, run: Run) -> None:
     assert b2.pointer() is None
 
 
+async def test_a_pointer_that_the_new_line_has_moved_is_not_set_back(world: World, run: Run) -> None:
+    syncer = await run(world)
+    for step in (5, 10):
+        world.write_set(step)
+        world.scan()
+        await syncer.sync_now()
+    world.lineage, world.parent_step, world.has_parent = "line-2", 5, True
+    world.write_set(7)
+    world.scan()
+    await syncer.sync_now(7)  # before the pointer followed to where the line begins
+    await syncer.repoint(5)
+    pointer = world.pointer()
+    assert pointer is not None
+    assert (pointer.step, pointer.seq, pointer.lineage) == (7, 3, "line-2")
+    assert world.violations() == []
+
+
 async def test_stepping_back_moves_the_pointer_at_once(world: World, run: Run) -> None:
     syncer = await run(world)
     for step in (5, 10):

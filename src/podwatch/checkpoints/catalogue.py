@@ -125,7 +125,7 @@ class Catalogue:
         found, version = self._sets, self._held_back.version
         before, at, marked = self._marked
         if before is not found or at != version:
-            marked = tuple(self._held_back.mark(s) for s in found)
+            marked = self._held_back.mark(found)
             self._marked = (found, version, marked)
         return marked
 
@@ -206,7 +206,8 @@ class Catalogue:
             judgement, now = known.judgement, known.set
             if now.complete and now.save_id != describing.save_id(found, judgement):
                 now = replace(now, completeness=Completeness.WRITING, save_id="", reason=_CHANGED)
-        now = self._held_back.mark(now)
+        others = [s for s in self._sets if s.step != step]
+        now = next(s for s in self._held_back.mark((*others, now)) if s.step == step)
         travels = [p for p in found if p.part.uploaded]
         leftovers = frozenset(judgement.leftovers)
         files = tuple(f for p in travels for f in p.files if describing.belongs(f, leftovers))
@@ -288,7 +289,7 @@ class Catalogue:
 
     def _name_states(self) -> None:
         """What depends on the other sets: a set ahead of the newest complete one may still be in the making."""
-        newest = newest_complete([k.set for k in self._known.values()])
+        newest = newest_complete(self._held_back.mark([k.set for k in self._known.values()]))
         limit = self._windows.longest(slow=self._settling.slow) * CUT_OFF_FACTOR
         for step, known in self._known.items():
             if known.settled or known.set.completeness in (Completeness.WRITING, Completeness.COMPLETE):

@@ -1,21 +1,29 @@
-"""Complete sets that are held back: written while two trainers were running (``judgement.two_writers``)."""
+"""Complete sets that are held back: written while two trainers were running (``judgement.two_writers``), left behind on
+an earlier branch (``judgement.lineage``), or with a step number that no training of this run can have reached
+(``judgement.plausible``)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.checkpoint import CheckpointSet, HeldAs
+from podwatch.domain.run import EarlierSave
+from podwatch.judgement.lineage import is_earlier
+from podwatch.judgement.plausible import Evidence, implausible
 from podwatch.judgement.two_writers import Span, why_held
 
 
 class HeldBack:
     """What is in doubt, and what the operator has decided about. Read in any thread; set by one.
 
-    ``spans`` are in epoch seconds. ``released`` are (step, save_id) that the operator asked for by name.
+    ``spans`` are in epoch seconds. ``released`` are (step, save_id) that the operator asked for by name. ``evidence``
+    says how far this run can be; ``earlier`` are the checkpoints that the run has left behind.
     """
 
     def __init__(self, spans: Iterable[Span] = (), released: Iterable[tuple[int, str]] = ()) -> None:
         self.spans = tuple(spans)
         self.released = frozenset(released)
+        self.evidence = Evidence()
+        self.earlier: tuple[EarlierSave, ...] = ()
         self.version = 0
         """Grows with each change: whoever keeps marked sets marks them again."""
 
@@ -27,16 +35,36 @@ class HeldBack:
         self.version += 1
         return True
 
+    def explain(self, evidence: Evidence) -> None:
+        if evidence != self.evidence:
+            self.evidence = evidence
+            self.version += 1
+
+    def leave(self, earlier: tuple[EarlierSave, ...]) -> None:
+        if earlier != self.earlier:
+            self.earlier = earlier
+            self.version += 1
+
     def release(self, step: int, save_id: str) -> None:
         self.released |= {(step, save_id)}
         self.version += 1
 
-    def mark(self, found: CheckpointSet) -> CheckpointSet:
-        """The same set, with ``held`` where it is held back."""
+    def mark(self, sets: Sequence[CheckpointSet]) -> tuple[CheckpointSet, ...]:
+        """The same sets, with ``held`` where one is held back. Whether a step is plausible depends on all of them."""
+        evidence = replace(self.evidence, believed=self.evidence.believed | self.released)
+        odd = implausible(sets, evidence)
+        return tuple(self._marked(found, odd.get(found.step, "")) for found in sets)
+
+    def _marked(self, found: CheckpointSet, odd: str) -> CheckpointSet:
+        if odd:
+            return replace(found, held=f"its step number is implausible: {odd}", held_as=HeldAs.IMPLAUSIBLE)
+        if self.earlier and is_earlier(found, self.earlier):
+            why = "it is of an earlier branch, which training has left"
+            return replace(found, held=why, held_as=HeldAs.EARLIER_BRANCH)
         if not self.spans or not found.complete or (found.step, found.save_id) in self.released:
             return found
         why = why_held(found, self.spans)
-        return replace(found, held=why) if why else found
+        return replace(found, held=why, held_as=HeldAs.TWO_WRITERS) if why else found
 
 
 NOTHING_HELD = HeldBack()

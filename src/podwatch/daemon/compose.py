@@ -24,6 +24,7 @@ from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.fetching import StoreDoor
 from podwatch.daemon.footing import Footing, Records
 from podwatch.daemon.forecast import SAVES, Forecast
+from podwatch.daemon.implausible import Implausible, believed_progress
 from podwatch.daemon.known_secrets import credentials_for, learn_secrets
 from podwatch.daemon.moving import take_along
 from podwatch.daemon.paths import RunPaths, workspace_of
@@ -123,6 +124,7 @@ class Parts:
     syncer: Syncer | None
     wandb_ids: WandbIds
     two_writers: TwoWriters
+    implausible: Implausible
     store_refused: str
     remover: Remover
     aside: Aside
@@ -180,6 +182,7 @@ def build(
         handle=lambda: recovery.handle,
         tree=lambda: processes.latest(),  # noqa: PLW0108 - made below
     )
+    implausible = Implausible(two_writers.held, journal, lambda: policies.detection.max_steps)
     catalogue = Catalogue(
         layout,
         clock,
@@ -225,7 +228,7 @@ def build(
     )
     progress = ProgressSensor(
         clock,
-        layout.progress,
+        lambda: believed_progress(layout.progress(), catalogue.sets),
         output_dir=trainer.output_dir,
         inbox=inbox,
         log_globs=trainer.logs or layout.log_globs(),
@@ -273,7 +276,7 @@ def build(
         training=training,
         disks=disks,
     )
-    record = RecordHolder(workspace)
+    record = RecordHolder(workspace, lambda current: two_writers.held.leave(current.earlier))
     token = _remembered(journal.sync, "heartbeat.token")
     register(token)
     writer_id = _remembered(journal.sync, "writer_id")
@@ -284,6 +287,8 @@ def build(
         return RunIdentity(
             run_id=settings.run_id,
             lineage=current.lineage.id if current is not None else "",
+            parent_step=current.lineage.parent_step if current is not None else None,
+            has_parent=current is not None and current.lineage.parent != "",
             writer_id=writer_id,
             host=socket.gethostname(),
             train_command=scrub_argv(trainer.command),
@@ -396,6 +401,7 @@ def build(
         syncer=syncer,
         wandb_ids=wandb_ids,
         two_writers=two_writers,
+        implausible=implausible,
         store_refused=refused,
         remover=Remover(workspace, journal.sync, clock, emit, lambda: guard.blocked_reason(Mutation.DELETE)),
         aside=aside,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from podwatch.daemon.compose import Parts
 from podwatch.daemon.pruning import plan_document
 from podwatch.daemon.rounds import Rounds
-from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.checkpoint import HeldAs, newest_complete
 from podwatch.domain.errors import Busy, HostError, UsageError
 from podwatch.domain.mutation import Mutation, MutationGuard
 from podwatch.journal import Journal
@@ -143,7 +143,16 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         step = _step(params)
         for found in parts.catalogue.sets:
             if found.step == step and found.held:  # the operator decides about what podwatch holds back
-                await parts.files.call(parts.two_writers.release, found)
+                if found.earlier:
+                    raise Busy(
+                        f"step {step} is of an earlier branch, which training has left",
+                        where="sync",
+                        fix=f"`podwatch restart --step {step}` returns to it; it is uploaded then",
+                    )
+                if found.held_as is HeldAs.IMPLAUSIBLE:
+                    parts.implausible.release(found)
+                else:
+                    await parts.files.call(parts.two_writers.release, found)
                 parts.syncer.retry(found.step, found.save_id)
         task = asyncio.create_task(parts.syncer.sync_now(step))
         await asyncio.sleep(0)  # what cannot be sent at all is refused in the first step of the task

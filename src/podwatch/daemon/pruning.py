@@ -18,6 +18,7 @@ from podwatch.domain.snapshot import DiskSample
 from podwatch.judgement.prediction import NextSave
 from podwatch.judgement.retention import (
     ROOM_HYSTERESIS,
+    YIELDING,
     Protection,
     Removal,
     RemovalInput,
@@ -219,7 +220,7 @@ class Pruner:
         if reason := self._hold():
             return reason
         protection = self._protected().get(removal.step) if removal.step is not None else None
-        if protection is not None and protection is not Protection.UPLOADING:
+        if protection is not None and protection not in YIELDING:
             return f"protected: {protection}"
         if removal.step is not None and (pin := self._pins().get(removal.step)):
             return f"pinned: {pin}"

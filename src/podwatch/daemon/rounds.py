@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from podwatch.checkpoints.links import linked_steps
+from podwatch.daemon.branches import kept_branch
 from podwatch.daemon.compose import READ_SO_FAR, Parts
 from podwatch.daemon.guarding import Announced, Guarding
 from podwatch.daemon.pruning import Pruner
@@ -52,6 +53,11 @@ def make_rounds(
         if parts.syncer is not None:
             for step in parts.syncer.protect:
                 found.setdefault(step, Protection.UPLOADING)
+        if (kept := kept_branch(parts)) is not None:
+            for one in parts.catalogue.sets:
+                if one.earlier:
+                    found.setdefault(one.step, Protection.EARLIER_BRANCH)
+            found[kept] = Protection.EARLIER_NEWEST
         return found
 
     def hold() -> str:

@@ -4,6 +4,7 @@ from podwatch.checkpoints.layouts.base import PATTERN
 from podwatch.checkpoints.layouts.trial import restart_concerns
 from podwatch.config.loading import changes_needing_restart
 from podwatch.daemon.artefacts import TELLING
+from podwatch.daemon.branches import branch_findings
 from podwatch.daemon.compose import LEARNED
 from podwatch.daemon.core import Core
 from podwatch.daemon.known_secrets import learn_secrets
@@ -91,6 +92,13 @@ class Turning(Core):
         if self._recorder is not None:
             self._recorder.turn(snapshot)
         self.pausing.turn(snapshot)
+        parts.implausible.turn(
+            snapshot,
+            parts.catalogue.sets,
+            step_seconds=sensing.state.learned.median_step_seconds,
+            record=parts.record.current,
+            fetched=parts.recovery.fetched,
+        )
         room = self.rounds.pruner.findings()
         parts.recovery.consider(snapshot, (*findings, *room))
         self.backing.turn(snapshot)
@@ -133,6 +141,8 @@ class Turning(Core):
         concerns = tuple(c for c in parts.concerns if c.subject != PATTERN or not parts.catalogue.sets)
         config = (*config, *concern_findings(concerns, since=self._started))
         config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
+        config = (*config, *parts.implausible.findings(parts.catalogue.sets, snapshot.at))
+        config = (*config, *branch_findings(parts, snapshot.at))
         config += linked_findings(parts.catalogue.linked, since=self._started)
         config += freeze_findings(self._silent, now=snapshot.at, wall=snapshot.wall, since=self._started)
         config += keeper_findings(snapshot.trainer)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.held_back import HeldBack
-from podwatch.domain.checkpoint import CheckpointSet, newest_complete
+from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.reading import Reading
 from podwatch.domain.snapshot import TrainerSample
@@ -122,7 +122,7 @@ class TwoWriters:
 
     def _after(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
         """What is left of it: the sets that the operator has to decide about."""
-        held = [s.step for s in sets if s.held]
+        held = [s.step for s in sets if s.held_as is HeldAs.TWO_WRITERS]
         if not held:
             return ()
         newest = newest_complete(sets)
@@ -145,7 +145,7 @@ class TwoWriters:
         self, writers: tuple[Other, ...], handle: TrainerHandle, sets: tuple[CheckpointSet, ...], now: float
     ) -> Finding:
         others = "; ".join(f"pid {o.identity.pid} ({shown(o.argv)}): {o.reason}" for o in writers)
-        held = ", ".join(str(s.step) for s in sets if s.held)
+        held = ", ".join(str(s.step) for s in sets if s.held_as is HeldAs.TWO_WRITERS)
         sample = self._tree().value
         ours = next((p.command for p in (sample.descendants if sample else ()) if p.identity == handle.launcher), "")
         command = shown(ours.split() or self._command)

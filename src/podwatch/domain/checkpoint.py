@@ -14,6 +14,16 @@ class Completeness(StrEnum):
     """Every piece is there and at least one is structurally broken."""
 
 
+class HeldAs(StrEnum):
+    """Why a set is held back. Only the first kind may still be the newest of the line that is trained now."""
+
+    TWO_WRITERS = "two-writers"
+    IMPLAUSIBLE = "implausible"
+    """No training of this run can have written a step of this number."""
+    EARLIER_BRANCH = "earlier-branch"
+    """Saved by a lineage that this run has left."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class FileEntry:
     """One regular file of a set. ``path`` is POSIX, relative to the layout's root, never absolute, never ``..``."""
@@ -60,7 +70,7 @@ class CheckpointSet:
     again after a rollback has another. It is empty until the set is complete. ``reason`` says why a set is not
     complete. ``began_wall`` and ``changed_wall`` are the oldest and the newest mtime in epoch seconds. ``resumable``
     means complete and all required parts present. ``held`` says why a complete set is held back: it is not published,
-    and not resumed from unless the operator names it.
+    and not resumed from unless the operator names it; ``held_as`` is the kind of that reason.
 
     ``settles_in``: the set is whole, and counts as complete after so many seconds if nothing changes; None for every
     other set. ``unclear``: it could not be read or its structure is broken, so it may be what a run has left; it is
@@ -80,10 +90,21 @@ class CheckpointSet:
     unclear: bool = False
     began_wall: float = 0.0
     held: str = ""
+    held_as: HeldAs | None = None
 
     @property
     def complete(self) -> bool:
         return self.completeness is Completeness.COMPLETE
+
+    @property
+    def of_line(self) -> bool:
+        """May be of the line that is trained now: neither of an earlier branch, nor implausible."""
+        return self.held_as not in (HeldAs.IMPLAUSIBLE, HeldAs.EARLIER_BRANCH)
+
+    @property
+    def earlier(self) -> bool:
+        """Saved by a lineage that this run has left."""
+        return self.held_as is HeldAs.EARLIER_BRANCH
 
 
 def newest_complete(sets: "tuple[CheckpointSet, ...] | list[CheckpointSet]") -> CheckpointSet | None:
@@ -92,5 +113,6 @@ def newest_complete(sets: "tuple[CheckpointSet, ...] | list[CheckpointSet]") -> 
 
 
 def newest_whole(sets: "tuple[CheckpointSet, ...] | list[CheckpointSet]") -> CheckpointSet | None:
-    """The complete set with the highest step, held back or not, or None: what must stay on the disk."""
-    return max((s for s in sets if s.complete), key=lambda s: s.step, default=None)
+    """The complete set with the highest step of the line that is trained now, held back or not, or None: what must stay
+    on the disk."""
+    return max((s for s in sets if s.complete and s.of_line), key=lambda s: s.step, default=None)

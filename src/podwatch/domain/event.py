@@ -36,6 +36,7 @@ class EventName(StrEnum):
     RECOVERY_BLOCKED = "recovery-blocked"
     RECOVERY_BACKOFF = "recovery-backoff"
     STEPPED_BACK = "stepped-back"
+    LINEAGE_OPENED = "lineage-opened"
     GAVE_UP = "gave-up"
     QUARANTINED = "quarantined"
     CHECKPOINT_COMPLETE = "checkpoint-complete"

@@ -20,6 +20,17 @@ class Lineage:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierSave:
+    """A checkpoint on this pod that ``lineage`` saved and that the run has left behind. ``changed_wall`` (epoch
+    seconds) and ``save_id`` (empty for one that was not complete) tell it from the same step saved again."""
+
+    step: int
+    save_id: str
+    changed_wall: float
+    lineage: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartRecord:
     """One start of the trainer, as recorded before it happened.
 
@@ -57,4 +68,6 @@ class RunRecord:
     """The start that is still to be stopped, because it is stopped or finished; empty once it has ended."""
     desired_wall: float = 0.0
     """When ``desired`` changed last: a trainer that a person started later says what they want now."""
+    earlier: tuple[EarlierSave, ...] = ()
+    """Checkpoints on this pod that are not of the present lineage although they are here."""
     schema_version: int = RECORD_SCHEMA_VERSION

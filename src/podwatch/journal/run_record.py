@@ -11,7 +11,7 @@ import json
 from typing import Any, Final
 
 from podwatch.domain.errors import HostError, PermissionDenied
-from podwatch.domain.run import RECORD_SCHEMA_VERSION, Lineage, RunRecord, StartRecord
+from podwatch.domain.run import RECORD_SCHEMA_VERSION, EarlierSave, Lineage, RunRecord, StartRecord
 from podwatch.domain.snapshot import Desired
 from podwatch.system.workspace import Workspace
 
@@ -107,6 +107,10 @@ def _document(record: RunRecord) -> dict[str, Any]:
             "parent": record.lineage.parent,
             "parent_step": record.lineage.parent_step,
         },
+        "earlier": [
+            {"step": e.step, "save_id": e.save_id, "changed_wall": e.changed_wall, "lineage": e.lineage}
+            for e in record.earlier
+        ],
         "desired": str(record.desired),
         "desired_wall": record.desired_wall,
         "stop_above": record.stop_above,
@@ -144,6 +148,10 @@ def _record(doc: dict[str, Any]) -> RunRecord:
         stop_above=_step(doc.get("stop_above")),
         stop_of=_text(doc.get("stop_of", "")),
         desired_wall=float(doc.get("desired_wall", 0.0)),
+        earlier=tuple(
+            EarlierSave(int(e["step"]), _text(e["save_id"]), float(e["changed_wall"]), _text(e["lineage"]))
+            for e in doc.get("earlier", [])
+        ),
         schema_version=RECORD_SCHEMA_VERSION,
     )
 

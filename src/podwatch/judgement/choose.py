@@ -11,6 +11,7 @@ from typing import Literal
 
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.run import Lineage
+from podwatch.judgement.plausible import NO_TRAINING
 
 Source = Literal["local", "store", "fresh", "none"]
 
@@ -165,7 +166,7 @@ def _sort_out(
         if last is not None and step > last:
             found.rejected.append((step, f"in the store, after step {last} where this run left that line"))
             continue
-        if why := _why_not(step, refused, below):
+        if why := _why_not(step, refused, below) or _no_step(step, named=named):
             found.rejected.append((step, f"in the store: {why}"))
             found.held_back = True
         elif step not in found.remote or save.seq > found.remote[step].seq:
@@ -190,11 +191,15 @@ def awaited(
     if wanted is not None:
         usable = [s for s in local if s.step == wanted]
     else:
-        usable = [s for s in local if not _why_not(s.step, refused or {}, below)]
+        usable = [s for s in local if s.of_line and not _why_not(s.step, refused or {}, below)]
     newest = max(
         (s for s in usable if s.complete or s.settles_in is not None), key=lambda s: (s.step, s.complete), default=None
     )
     return None if newest is None or newest.complete else newest
+
+
+def _no_step(step: int, *, named: bool) -> str:
+    return "no training makes so many steps" if step >= NO_TRAINING and not named else ""
 
 
 def _why_not(step: int, refused: Mapping[int, str], below: int | None) -> str:

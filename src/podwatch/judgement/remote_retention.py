@@ -50,13 +50,14 @@ def plan_remote(
     now_wall: float,
     *,
     own_generation: int | None = None,
+    kept: Collection[tuple[int, str]] = (),
 ) -> tuple[RemoteRemoval, ...]:
     """Saves to remove, oldest first.
 
-    Kept are: the newest save always, the last ``keep_last``, milestones, pinned steps, every save that a pointer
-    names, and any save superseded less than ``superseded_grace_seconds`` ago (its successor's publishing time counts;
-    a time in the future counts as just now, so a clock that was set back only delays). With ``own_generation``, saves
-    of another generation wait 24 h.
+    ``kept`` are (step, save_id) that must stay. So must: the newest save always, the last ``keep_last``, milestones,
+    pinned steps, every save that a pointer names, and any save superseded less than ``superseded_grace_seconds`` ago
+    (its successor's publishing time counts; a time in the future counts as just now, so a clock that was set back only
+    delays). With ``own_generation``, saves of another generation wait 24 h.
     """
     saves = in_order(published)
     fixed = milestones(saves, policy.keep_every)
@@ -64,6 +65,8 @@ def plan_remote(
     removals: list[RemoteRemoval] = []
     for position, save in enumerate(saves[:-keep_last] if len(saves) > keep_last else []):
         if save.save_id in pointer_save_ids or save.step in pins or (save.step, save.save_id) in fixed:
+            continue
+        if (save.step, save.save_id) in kept:
             continue
         superseded_for = now_wall - max(save.wall, saves[position + 1].wall)
         grace = policy.superseded_grace_seconds
@@ -74,6 +77,19 @@ def plan_remote(
         newer = len(saves) - position - 1
         removals.append(RemoteRemoval(save.step, save.save_id, f"{newer} newer saves are kept or safe in the store"))
     return tuple(removals)
+
+
+def earlier_newest(
+    published: Iterable[StoredSave], lineage: str, parent_step: int | None
+) -> frozenset[tuple[int, str]]:
+    """(step, save_id) of the newest save of the line that was left for ``lineage`` at ``parent_step`` (None: at the
+    beginning), until ``lineage`` has a save of its own in the store."""
+    saves = in_order(published)
+    base = -1 if parent_step is None else parent_step
+    if any(s.lineage == lineage and s.step > base for s in saves):
+        return frozenset()
+    left = [(s.step, s.save_id) for s in saves if s.lineage != lineage]
+    return frozenset(left[-1:])
 
 
 def in_order(published: Iterable[StoredSave]) -> list[StoredSave]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete, newest_whole
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
 
@@ -48,8 +48,16 @@ class Protection(StrEnum):
     RESUME_SOURCE = "resume-source"
     RESTORING = "restoring"
     WRITING = "writing"
+    EARLIER_BRANCH = "earlier-branch"
+    """Of a branch that training has left, which has no successor in the store yet: may go at the critical mark."""
+    EARLIER_NEWEST = "newest-of-earlier-branch"
+    """The newest of those: stays."""
     UNCONFIRMED = "unconfirmed"
     """The last resume could not be confirmed by a step number."""
+
+
+YIELDING = frozenset({Protection.UPLOADING, Protection.EARLIER_BRANCH})
+"""What gives way at the critical mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +280,13 @@ def _reasons_to_keep(given: RemovalInput) -> dict[int, str]:
     newest, whole = newest_complete(tuple(given.sets)), newest_whole(tuple(given.sets))
     for s in given.sets:
         protection = given.protected.get(s.step)
-        if newest is not None and s.step == newest.step:
+        if s.held_as is HeldAs.IMPLAUSIBLE:
+            keep[s.step] = f"not this run's as far as is known: {s.held}"
+        elif newest is not None and s.step == newest.step:
             keep[s.step] = "the newest complete checkpoint"
         elif whole is not None and s.step == whole.step:
             keep[s.step] = "the newest complete checkpoint, although it is held back"
-        elif protection is not None and protection is not Protection.UPLOADING:
+        elif protection is not None and protection not in YIELDING:
             keep[s.step] = f"protected: {protection}"
         elif s.step in given.pins:
             keep[s.step] = f"pinned: {given.pins[s.step]}"
@@ -351,7 +361,7 @@ def _unused_below(given: RemovalInput, steps_in_use: int) -> int:
     newest = newest_complete(tuple(given.sets))
     if newest is None:
         return 0
-    resumed = (step for step, why in given.protected.items() if why is not Protection.UPLOADING)
+    resumed = (step for step, why in given.protected.items() if why not in YIELDING)
     return min((newest.step, *resumed)) - steps_in_use
 
 

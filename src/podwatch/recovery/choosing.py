@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from podwatch.checkpoints.layouts.resumed import resumed_step
 from podwatch.checkpoints.saved_by import saved_by
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
@@ -11,12 +12,17 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.mutation import Mutation
 from podwatch.domain.run import RunRecord
+from podwatch.domain.snapshot import Supervision
 from podwatch.journal import Journal
 from podwatch.judgement.choose import Choice, RemoteSave, awaited, choose, other_world
+from podwatch.judgement.lineage import departure
 from podwatch.judgement.ownership import Ownership
 from podwatch.recovery import memory as memory_module
+from podwatch.recovery.lineages import opened
 from podwatch.recovery.memory import Memory
 from podwatch.recovery.state import Phase, Tools
+from podwatch.system import procfs
+from podwatch.trainer.base import TrainerHandle
 
 SETTLE_LOOK = 0.05
 """Seconds between the two equal looks that a set needs at least."""
@@ -66,6 +72,7 @@ class Choosing:
         self.writers_ended = False
         """The tree that wrote here was watched and has ended; nothing was started since."""
         self._followed = ""
+        self._resumed_of: tuple[str, int | None] = ("", None)
 
     async def remember(self) -> None:
         await memory_module.save(self.tools.journal, self.tools.clock, self.memory)
@@ -79,6 +86,50 @@ class Choosing:
         published = await self.tools.journal.run(Journal.published)
         self.fetched = frozenset((p.step, p.save_id) for p in published if p.restored)
         return [s for s in sets if self.owns(s)], [s for s in sets if not self.owns(s)]
+
+    async def descend(self, handle: TrainerHandle) -> bool:
+        """Open a new lineage if an operator's own start has left the present one (see ``judgement.lineage``); true if
+        it has. Any checkpoint that the start has finished by now counts. Asking again does no harm."""
+        tools, record = self.tools, self.tools.record.current
+        if record is None or handle.supervision is not Supervision.ATTACH:
+            return False
+        sets = [s for s in await self._rescan() if self.owns(s)]
+        published = await tools.journal.run(Journal.published)
+        resumed = await tools.blocking(self._resumed, handle)
+        record = tools.record.current  # it may have been written meanwhile
+        if record is None:
+            return False
+        lineage = record.lineage
+        left = departure(
+            sets,
+            lineage=lineage,
+            began_wall=handle.started_wall,
+            resumed=resumed,
+            stored=[p.step for p in published if p.lineage == lineage.id and p.wall < handle.started_wall],
+        )
+        if left is None:
+            return False
+        new = opened(record, self.memory, left.step, earlier=(*record.earlier, *left.left))
+        await self.save_record(new)
+        await self.remember()
+        where = "from the beginning" if left.step is None else f"from step {left.step}"
+        tools.say(
+            EventName.LINEAGE_OPENED,
+            f"the operator's trainer (pid {handle.launcher.pid}) continues {where}, below the newest checkpoint (step"
+            f" {left.newest}): {left.why}. podwatch follows it; the checkpoints above belong to an earlier branch now",
+            Severity.WARNING,
+            step=left.step,
+            newest=left.newest,
+            lineage=new.lineage.id,
+        )
+        return True
+
+    def _resumed(self, handle: TrainerHandle) -> int | None:
+        """Blocks. Remembered for each start: its process ends before what it has saved is looked at."""
+        if self._resumed_of[0] != handle.start_id or self._resumed_of[1] is None:
+            step = resumed_step(self.tools.layout, procfs.command(handle.launcher.pid))
+            self._resumed_of = (handle.start_id, step)
+        return self._resumed_of[1]
 
     def owns(self, found: CheckpointSet) -> bool:
         """Does this set belong to the run? False before the record was read."""

@@ -4,16 +4,16 @@ Renamed, never destroyed: it is a quarantine like any other. A new lineage begin
 old one is not fetched again (DESIGN section 2, "Lineage").
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.domain.errors import Busy
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.run import Lineage
 from podwatch.domain.snapshot import Desired
 from podwatch.judgement.restart import RestartHistory
 from podwatch.recovery import memory as memory_module
-from podwatch.recovery import plan, quarantine
+from podwatch.recovery import quarantine
+from podwatch.recovery.lineages import opened
 from podwatch.recovery.procedure import Procedure
 from podwatch.recovery.recovery import Recovery
 from podwatch.trainer.base import Look
@@ -84,7 +84,7 @@ async def _clean(recovery: Recovery) -> Cleaned:
     await recovery.procedure.set_aside(None, paths, WHY)
     record = tools.record.current
     if record is not None and (paths or record.last_start is not None):
-        await recovery.procedure.save_record(replace(record, lineage=Lineage(plan.new_id(), record.lineage.id, None)))
+        await recovery.procedure.save_record(opened(record, memory, None))
     memory.refused, memory.ancestry = {}, {}
     memory.wanted = memory.below = memory.next_try_wall = None
     memory.history = RestartHistory(ever_worked=memory.history.ever_worked)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
+from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import InternalError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
@@ -79,6 +80,9 @@ class Core:
         self.running_command = RunningCommand()
         self.command_looked_at = float("-inf")
         self._comparing: asyncio.Task[None] | None = None
+        self._descending: asyncio.Task[None] | None = None
+        self._descended: tuple[CheckpointSet, ...] | None = None
+        """The checkpoints that were looked at last."""
         self.seen_here = False
         """A trainer of this run was found on this pod, alive or ended, or an act on one was interrupted."""
         self.cause: Finding | None = None
@@ -402,6 +406,25 @@ class Core:
         if self._comparing is None or self._comparing.done():
             self.command_looked_at = now
             self._comparing = asyncio.create_task(self.compare_command(), name="podwatch-command")
+
+    def descend_soon(self) -> None:
+        """At each turn of the sensing loop: what an operator's trainer has saved may show that it has left the present
+        lineage. Never blocks."""
+        sets, handle = self.tools.catalogue.sets, self.handle
+        if handle is None or handle.supervision is not Supervision.ATTACH or sets == self._descended:
+            return
+        if not self._closed and not self.acting and (self._descending is None or self._descending.done()):
+            self._descending = asyncio.create_task(self._descend(handle, sets), name="podwatch-lineage")
+
+    async def _descend(self, handle: TrainerHandle, sets: tuple[CheckpointSet, ...]) -> None:
+        try:
+            await self.procedure.descend(handle)
+        except (OSError, PodwatchError) as error:
+            text = f"whether training has left its lineage cannot be recorded: {error}"
+            self.note(FindingKind.EARLIER_BRANCH, Severity.WARNING, text, subject="lineage")
+        else:
+            self.drop("lineage")
+            self._descended = sets
 
     def forget(self) -> None:
         if self.handle is not None and self.memory.ended_wall is None:

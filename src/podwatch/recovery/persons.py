@@ -105,6 +105,7 @@ class Persons(Stopping):
         now = tools.clock.monotonic()
         self.watch(handle, Attempt(handle.start_id, now, known=False))
         tools.begin_start(now, handle.start_id)
+        await self.procedure.descend(handle)
         self._show(Phase.ATTACHED, f"watching pid {handle.launcher.pid}, which was started by someone else")
         tools.say(
             EventName.TRAINER_ATTACHED,
@@ -228,6 +229,7 @@ class Persons(Stopping):
             start_id=old.start_id,
         )
         self.memory.ended_wall = ended
+        await self.procedure.descend(old)
         self.forget()
         if fresh[0].awaits or not await self.guard(fresh[0]):
             await self.carry_on()  # one that only loads yet is waited for there

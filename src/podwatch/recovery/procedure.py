@@ -17,9 +17,11 @@ from podwatch.domain.secrets import scrub, scrub_argv, secret_values
 from podwatch.domain.wandb import FROM_STORE
 from podwatch.journal import Journal, PublishedSave
 from podwatch.judgement.choose import Choice
+from podwatch.judgement.lineage import returned
 from podwatch.recovery import litter, plan, quarantine, release
 from podwatch.recovery.attempt import Attempt
 from podwatch.recovery.choosing import Choosing
+from podwatch.recovery.lineages import opened
 from podwatch.recovery.memory import Memory
 from podwatch.recovery.state import Phase, Tools, newest_step
 from podwatch.system.child import run_child
@@ -103,6 +105,7 @@ class Procedure(Choosing):
         await self.stop_also()
         await handle.release()
         self.writers_ended = True
+        await self.descend(handle)
         await tools.journal.run(
             Journal.settle, intent_id, IntentState.DONE, f"{report.seconds:.1f} s, {report.killed} killed"
         )
@@ -368,8 +371,7 @@ class Procedure(Choosing):
         if choice.step is None:
             if not has_past:
                 return record
-            memory.ancestry = {}
-            return replace(record, lineage=Lineage(plan.new_id(), old.id, None))
+            return opened(record, memory, None)
         # What a refused or unsound step leaves behind is another future too: the store may already hold that step.
         back = memory.wanted is not None or memory.below is not None
         if record.last_start is None:
@@ -380,6 +382,5 @@ class Procedure(Choosing):
                 record, old = replace(record, lineage=Lineage(known)), Lineage(known)
         if not back:
             return record
-        memory.ancestry = {line: min(last, choice.step) for line, last in memory.ancestry.items()}
-        memory.ancestry[old.id] = choice.step
-        return replace(record, lineage=Lineage(plan.new_id(), old.id, choice.step))
+        home, earlier = returned(self.tools.catalogue.sets, record.lineage, record.earlier, choice.step)
+        return opened(record, memory, choice.step, parent=home, earlier=earlier)

@@ -180,6 +180,11 @@ class Recovery(Wishes):
         """Does this checkpoint belong to the run? What does not is not uploaded either."""
         return self.procedure.owns(found)
 
+    @property
+    def fetched(self) -> frozenset[tuple[int, str]]:
+        """(step, save_id) of what came from the store, as last looked at."""
+        return self.procedure.fetched
+
     async def recall(self) -> None:
         if self.tools.record.current is None:
             await self._record(self.memory.adopted)
@@ -217,9 +222,10 @@ class Recovery(Wishes):
     async def close(self) -> None:
         """podwatch leaves; training goes on. What is half done is finished by the next one."""
         self._closed = True
-        if self._comparing is not None:
-            self._comparing.cancel()
-            await asyncio.gather(self._comparing, return_exceptions=True)
+        for task in (self._comparing, self._descending):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         task, self._act = self._act, None
         if task is not None and not task.done():
             task.cancel()
@@ -260,6 +266,7 @@ class Recovery(Wishes):
         self.snapshots.append(snapshot)
         self._watch_attempt(snapshot)
         self.compare_soon(snapshot.at)
+        self.descend_soon()
         self.holds_again()
         sample = snapshot.trainer.value
         if self.handle is not None and sample is not None and sample.start_id == self.handle.start_id:

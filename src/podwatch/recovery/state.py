@@ -117,8 +117,9 @@ class RestoreDoor(Protocol):
 class RecordHolder:
     """The run record in memory and on disk. ``load`` and ``save`` block: call them in a worker thread."""
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __init__(self, workspace: Workspace, changed: Callable[[RunRecord], None] = lambda record: None) -> None:
+        """``changed`` is called with each record that was read or written, in the thread that did."""
+        self._workspace, self._changed = workspace, changed
         self.current: RunRecord | None = None
         self.problem = ""
         """Why it could not be read or written when podwatch began."""
@@ -129,11 +130,14 @@ class RecordHolder:
 
     def load(self) -> RunRecord | None:
         self.current = load_run_record(self._workspace)
+        if self.current is not None:
+            self._changed(self.current)
         return self.current
 
     def save(self, record: RunRecord) -> None:
         save_run_record(self._workspace, record)
         self.current = record
+        self._changed(record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,7 @@ class Tools:
 
 
 def newest_step(sets: Sequence[CheckpointSet]) -> int | None:
-    return max((s.step for s in sets if s.complete), default=None)
+    return max((s.step for s in sets if s.complete and s.of_line), default=None)
 
 
 def text_map(value: object) -> dict[int, str]:

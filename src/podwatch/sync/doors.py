@@ -49,6 +49,9 @@ class RunIdentity:
     wandb: Mapping[str, str] = field(default_factory=dict)
     layout: str = ""
     config_digest: str = ""
+    parent_step: int | None = None
+    """Where the lineage was opened; None: at the beginning of training."""
+    has_parent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class SyncState:
     """Whether this pod holds the run, as far as the pods of it agree."""
     stored: frozenset[tuple[int, str]] = frozenset()
     """(step, save_id) of every save that is whole in the store."""
+    newest_of: Mapping[str, int] = field(default_factory=dict)
+    """Lineage -> the newest step that it has in the store."""
     saves: int | None = None
     """Checkpoints of this run in the store; None until it was listed."""
     abandoned_in_a_row: int = 0

@@ -3,7 +3,7 @@
 What may go is judged elsewhere (judgement/remote_retention.py); here it is carried out, and after a crash finished.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from podwatch.domain.errors import IntegrityError, RemoteError
@@ -11,7 +11,7 @@ from podwatch.domain.intent import IntentKind, IntentState
 from podwatch.domain.policy import RemotePolicy
 from podwatch.domain.remote import Keys
 from podwatch.journal.journal import Journal
-from podwatch.judgement.remote_retention import plan_remote
+from podwatch.judgement.remote_retention import StoredSave, plan_remote
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.sync.publish import Confirm, named_by_others, read_pointer
 
@@ -38,9 +38,11 @@ class RemoteRetention:
         *,
         writer_id: str,
         confirm: Confirm,
+        kept: Callable[[Iterable[StoredSave]], Collection[tuple[int, str]]] = lambda saves: (),
     ) -> None:
+        """``kept`` names saves that must stay, whatever the policy says."""
         self._store, self._keys, self._journal, self._policy, self._wall = store, keys, journal, policy, wall
-        self._writer_id, self._confirm = writer_id, confirm
+        self._writer_id, self._confirm, self._kept = writer_id, confirm, kept
 
     def carry_out(self, *, own_generation: int | None = None) -> RemotePruned:
         """Finish what a crash interrupted, then remove what may go. Raises RemoteError for store trouble, Superseded
@@ -60,13 +62,15 @@ class RemoteRetention:
             if own_generation is not None and own_generation > 1:
                 # Another pod may have been here, and may be restoring what it named.
                 others = named_by_others(self._store, self._keys, self._writer_id)
+            published = self._journal.published()
             plan = plan_remote(
-                self._journal.published(),
+                published,
                 self._named() | others,
                 self._journal.pins(),
                 self._policy,
                 self._wall(),
                 own_generation=own_generation,
+                kept=self._kept(published),
             )
             for item in plan:
                 self._confirm(self._store)

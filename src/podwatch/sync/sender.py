@@ -16,6 +16,7 @@ from podwatch.domain.remote import Manifest
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
+from podwatch.judgement.plausible import NO_TRAINING
 from podwatch.stores.credentials import Credentials
 from podwatch.sync import job as jobs
 from podwatch.sync.belonging import check_contents, owners_of
@@ -324,7 +325,10 @@ class Sender:
             wandb=dict(identity.wandb),
         )
         published = await self._journal.run(Journal.published)
-        newer = any(p.lineage == identity.lineage and p.step > chosen.step for p in published)
+        # What an older podwatch published of a stray directory must not keep the pointer from what is trained.
+        odd = {(s.step, s.save_id) for s in self._catalogue.sets if not s.of_line}
+        line = (p for p in published if p.lineage == identity.lineage and (p.step, p.save_id) not in odd)
+        newer = any(NO_TRAINING > p.step > chosen.step for p in line)
         try:
             return await self._worker.call(lambda: publisher.publish(manifest, move_pointer=not newer))
         except ObjectsMissing as error:

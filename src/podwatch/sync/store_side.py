@@ -21,6 +21,7 @@ from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave
 from podwatch.judgement.claims import Act, Decision, Timing
+from podwatch.judgement.remote_retention import earlier_newest
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open import open_store
@@ -318,6 +319,7 @@ class StoreSide:
         assert self._store is not None
         assert self._keys is not None
         sync = self._settings.sync
+        identity = self._identity()
         policy = RemotePolicy(keep_last=sync.keep_last, keep_every=sync.keep_every, max_lag_seconds=sync.max_lag)
         retention = RemoteRetention(
             self._store,
@@ -325,8 +327,11 @@ class StoreSide:
             self._journal.sync,
             policy,
             self._clock.wall,
-            writer_id=self._identity().writer_id,
+            writer_id=identity.writer_id,
             confirm=self._confirm,
+            kept=lambda saves: (
+                earlier_newest(saves, identity.lineage, identity.parent_step) if identity.has_parent else frozenset()
+            ),
         )
         try:
             pruned = await self._worker.call(lambda: retention.carry_out(own_generation=saved.generation))
@@ -344,7 +349,10 @@ class StoreSide:
 
     def _note_stored(self, published: list[PublishedSave]) -> None:
         stored = frozenset((p.step, p.save_id) for p in published)
-        self._state = replace(self._state, stored=stored)
+        newest_of: dict[str, int] = {}
+        for saved in published:
+            newest_of[saved.lineage] = max(saved.step, newest_of.get(saved.lineage, -1))
+        self._state = replace(self._state, stored=stored, newest_of=newest_of)
         if self._listed is not None:
             self._state = replace(self._state, saves=len(self._listed | stored))
         if published:

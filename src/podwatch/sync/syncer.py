@@ -13,7 +13,9 @@ from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError,
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.journal.journal import Journal
+from podwatch.journal.records import PublishedSave
 from podwatch.judgement.next_upload import Waiting, next_upload
+from podwatch.judgement.plausible import NO_TRAINING
 from podwatch.sync import job as jobs
 from podwatch.sync.engine import SetForeign, SetVoid, UploadStopped
 from podwatch.sync.publish import Publisher, Superseded
@@ -122,11 +124,19 @@ class Syncer(StoreSide):
             saved = found[-1]
         try:
             publisher = await self._ready()
-            await self._worker.call(publisher.repoint, saved)
+            await self._worker.call(self._follow, publisher, step, saved)
         except PodwatchError as error:
             self._trouble(error)
             raise
         self._note_stored(await self._journal.run(Journal.published))
+
+    def _follow(self, publisher: Publisher, step: int | None, saved: PublishedSave | None) -> None:
+        """Blocks. A save of this lineage beyond ``step`` that was published meanwhile has moved the pointer further."""
+        identity = self._identity()
+        base = -1 if step is None else step
+        own = (p for p in self._journal.sync.published() if p.lineage == identity.lineage and p.step > base)
+        if not (identity.has_parent and identity.parent_step == step and any(own)):
+            publisher.repoint(saved)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -246,7 +256,7 @@ class Syncer(StoreSide):
             return None
         published = await self._journal.run(Journal.published)
         lineage = self._identity().lineage
-        last = max((p.step for p in published if p.lineage == lineage), default=-1)
+        last = max((p.step for p in published if p.lineage == lineage and p.step < NO_TRAINING), default=-1)
         begun = await self._journal.run(Journal.unfinished)
         self._unfinished = bool(begun)
         candidates, given_up = [], []
@@ -256,6 +266,8 @@ class Syncer(StoreSide):
                 continue  # it is not judged again yet
             if found is None or found.save_id != save_id or (step, save_id) in self._void:
                 given_up.append((step, save_id, "it was removed or saved again before it was in the store"))
+            elif found.earlier:
+                given_up.append((step, save_id, "it is of an earlier branch, which training has left"))
             elif step < last:
                 given_up.append((step, save_id, f"step {last} is in the store"))
             elif found.complete and not found.held:

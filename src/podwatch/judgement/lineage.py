@@ -1,0 +1,97 @@
+"""Lines of training history: when an operator's own start opens a new one, and which checkpoints belong to the old one
+(DESIGN section 2, "Lineage"). Pure.
+
+A printed number opens nothing. What proves a start below the newest checkpoint is the resume step in its command, or a
+checkpoint that its processes saved below the newest one.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete
+from podwatch.domain.run import EarlierSave, Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A start that left the present lineage. ``step`` is where (None: it began anew). ``newest`` is the newest step of
+    the lineage that was left, ``why`` the proof in words, ``left`` the checkpoints here that stay behind."""
+
+    step: int | None
+    newest: int
+    why: str
+    left: tuple[EarlierSave, ...]
+
+
+def departure(
+    sets: Sequence[CheckpointSet],
+    *,
+    lineage: Lineage,
+    began_wall: float,
+    resumed: int | None = None,
+    stored: Iterable[int] = (),
+) -> Departure | None:
+    """Has the start of ``began_wall`` (epoch seconds) left ``lineage``? Asked again it answers None, because what stays
+    behind is of the present lineage no more.
+
+    ``sets`` are the run's checkpoints here, marked. ``resumed`` is the step that the start's command resumes from, None
+    where it names none. ``stored`` are the steps of this lineage that were in the store before that start.
+    """
+    line = [s for s in sets if s.of_line]
+    before = [s for s in line if s.changed_wall < began_wall]
+    older = [s.step for s in before if s.complete]
+    newest = max((*older, *stored), default=None)
+    if newest is None:
+        return None
+    if resumed is not None and resumed < newest:
+        step: int | None = resumed
+        why = f"its command resumes from step {resumed}"
+    else:
+        # Written by that start as a whole: an older checkpoint in which a file changed proves nothing.
+        made = [s.step for s in line if s.complete and not s.held and (s.began_wall or s.changed_wall) >= began_wall]
+        first = min(made, default=newest)
+        if first >= newest:
+            return None
+        step = max((n for n in older if n < first), default=None)
+        why = f"it saved step {first}"
+    left = tuple(
+        EarlierSave(s.step, s.save_id, s.changed_wall, lineage.id) for s in before if step is None or s.step > step
+    )
+    return Departure(step, newest, why, left)
+
+
+def is_earlier(found: CheckpointSet, earlier: Iterable[EarlierSave]) -> bool:
+    """Was this very checkpoint left behind? A step that was saved again since is of the line that saved it."""
+    return any(
+        one.step == found.step
+        and ((found.save_id != "" and found.save_id == one.save_id) or found.changed_wall <= one.changed_wall)
+        for one in earlier
+    )
+
+
+def returned(
+    sets: Sequence[CheckpointSet], lineage: Lineage, earlier: Sequence[EarlierSave], step: int
+) -> tuple[str, tuple[EarlierSave, ...]]:
+    """A start from ``step`` that was left behind: (the lineage it belongs to, what is left behind from now on): the
+    other branches, and what this one wrote since it was opened. The lineage is empty where ``step`` was not left."""
+    chosen = next((s for s in sets if s.step == step), None)
+    home = next((one.lineage for one in earlier if chosen is not None and is_earlier(chosen, [one])), "")
+    if not home:
+        return "", tuple(earlier)
+    own = tuple(
+        EarlierSave(s.step, s.save_id, s.changed_wall, lineage.id)
+        for s in sets
+        if s.of_line and (lineage.parent_step is None or s.step > lineage.parent_step)
+    )
+    return home, (*(one for one in earlier if one.lineage != home or one.step > step), *own)
+
+
+def kept_step(sets: Sequence[CheckpointSet], lineage: Lineage, *, has_store: bool, stored: int | None) -> int | None:
+    """The newest checkpoint of an earlier branch, while it has to stay: until ``lineage`` has a checkpoint of its own
+    that is verified in the store (``stored``: its newest), or complete here where no store is configured."""
+    base = -1 if lineage.parent_step is None else lineage.parent_step
+    newest = newest_complete(tuple(sets))
+    own = stored if has_store else (newest.step if newest is not None else None)
+    if own is not None and own > base:
+        return None
+    return max((s.step for s in sets if s.earlier and s.complete), default=None)
