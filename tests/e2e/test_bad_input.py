@@ -295,7 +295,7 @@ def test_a_store_that_cannot_be_used_does_not_remove_the_guard(rig: Rig, b2: B2S
     assert not rig.starts
     if what == "wrong key":
         guards_without_store(rig, daemon, words)
-        says(daemon, 1)
+        says(daemon, 2)
     else:
         starts_without_store(daemon)
         daemon.wait_event("checkpoint-complete", 20)
