@@ -10,6 +10,7 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState, n
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
 from podwatch.judgement.retention import (
+    YIELDING,
     Protection,
     QuarantineEntry,
     RemovalInput,
@@ -266,7 +267,7 @@ def check_last_resort(given_: RemovalInput, plan: RemovalPlan) -> None:
         for s in given_.sets
         if s.step in left and s.complete and newest is not None and s.step != newest.step
         and s.step not in given_.pins and s.changed_wall >= given_.first_seen_wall
-        and given_.protected.get(s.step, UPLOADING) is UPLOADING and s.step not in {r.step for r in plan.waiting}
+        and given_.protected.get(s.step, UPLOADING) in YIELDING and s.step not in {r.step for r in plan.waiting}
     ], "room is missing only when nothing more may go"  # fmt: skip
 
 
@@ -282,7 +283,7 @@ def test_promise_two_holds_for_any_disk(given_: RemovalInput) -> None:
         if removal.kind is RemovalKind.SPARE:
             # Nothing that a trainer at or beyond the newest complete set, or one being resumed, can still read.
             assert newest is not None
-            used_from = min([newest.step, *(n for n, why in given_.protected.items() if why is not UPLOADING)])
+            used_from = min([newest.step, *(n for n, why in given_.protected.items() if why not in YIELDING)])
             assert spares[removal.path].step < used_from - 2
             assert spares[removal.path].step not in by_step
             assert max(spares[removal.path].changed_wall, newest.changed_wall) >= given_.first_seen_wall
@@ -295,7 +296,7 @@ def test_promise_two_holds_for_any_disk(given_: RemovalInput) -> None:
         assert found.completeness is not Completeness.WRITING
         protection = given_.protected.get(removal.step)
         assert protection is None or (
-            protection is Protection.UPLOADING and removal.kind is RemovalKind.UNSTORED_SET and plan.critical
+            protection in YIELDING and removal.kind is RemovalKind.UNSTORED_SET and plan.critical
         )
         if removal.kind is RemovalKind.UNSTORED_SET:
             assert plan.critical
