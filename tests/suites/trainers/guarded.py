@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,7 +96,7 @@ format = "json"
         """Lives of the first rank, with the step that each was told to resume from (None: fresh)."""
         found = self.told("lives", after)
         for life in found:
-            match = self.trainer.checkpoint.search(life["resumed"])
+            match = self.trainer.checkpoint.search(Path(life["resumed"]).name)
             assert bool(match) == bool(life["resumed"]), f"no checkpoint of this trainer: {life['resumed']}"
             life["step"] = int(match.group(1)) if match else None
             names = (self.trainer.checkpoint.search(name) for name in life["here"])
@@ -127,15 +126,15 @@ format = "json"
         return self.output / self.trainer.below if self.trainer.below else self.output
 
     def saving(self) -> bool:
-        """A checkpoint is there of which the library has not yet said that it is saved."""
+        """A checkpoint is there, or was begun, of which the library has not yet said that it is saved."""
+        start = self.starts()[-1]
         try:
-            here = self.trainer.found(self.checkpoints)
+            begun = list(self.trainer.found(self.checkpoints))
         except FileNotFoundError:
-            return False
-        start = self.starts()[-1]["at"]
-        return bool(here) and max(here) > max(
-            [line["step"] for line in self.told("saves", start)] + [self.starts()[-1]["step"] or 0]
-        )
+            begun = []
+        begun += [line["step"] for line in self.told("begun", start["at"])]
+        saved = [start["step"] or 0, *(line["step"] for line in self.told("saves", start["at"]))]
+        return bool(begun) and max(begun) > max(saved)
 
     def quarantined(self) -> dict[Path, int]:
         """Checkpoints in quarantine, and their steps."""
@@ -148,7 +147,13 @@ format = "json"
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:
-        return self.daemon.wait_for(condition, PATIENCE, what)
+        """While training goes on: a run that has ended has too few steps for this machine."""
+
+        def met() -> Any:
+            assert not self.ended, f"the run ended while the test waited for: {what}"
+            return condition()
+
+        return self.daemon.wait_for(met, PATIENCE, what)
 
     def wait_confirmed(self, after: int) -> None:
         self.daemon.wait_event("trainer-confirmed", PATIENCE, after=after)
@@ -234,7 +239,3 @@ def _whole_line(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found
-
-
-def now() -> float:
-    return time.time()

@@ -108,7 +108,7 @@ def _hf_trainer(name: str, *flags: str) -> Trainer:
     return Trainer(
         name, "hf", "hf_train.py",
         lambda steps: ["--max_steps", str(steps), "--save_steps", str(INTERVAL), *flags],
-        re.compile(r"(?:^|\d-)checkpoint-(\d+)$"), _hf,
+        re.compile(r"^(?:\d+-)?checkpoint-(\d+)$"), _hf,
     )  # fmt: skip
 
 
@@ -118,7 +118,8 @@ TRAINERS = (
     _hf_trainer("hf, best model", "--save_total_limit", "2", "--best"),
     Trainer(
         "lightning, two newest", "lightning", "lightning_train.py",
-        lambda steps: ["--max_steps", str(steps), "--keep", "2"], re.compile(r"epoch=\d+-step=(\d+)\.ckpt$"), _lightning,
+        lambda steps: ["--max_epochs", str(steps // INTERVAL), "--keep", "2"],
+        re.compile(r"epoch=\d+-step=(\d+)\.ckpt$"), _lightning,
         'resume_args = ["--ckpt_path", "{checkpoint}"]', "checkpoints",
     ),
     Trainer(

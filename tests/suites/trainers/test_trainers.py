@@ -1,5 +1,5 @@
-"""Real trainers under a real podwatch, killed again and again: no whole checkpoint is passed over, and the final weights
-are those of a run that nobody touched.
+"""Real trainers under a real podwatch, killed again and again: no whole checkpoint is passed over, and the final
+weights are those of a run that nobody touched.
 
 HF Trainer promises the latter with ``resume_from_checkpoint`` (random states, data order), Lightning from a checkpoint
 at the end of an epoch without shuffling, accelerate and DCP for what the script hands to them: see programs/.
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.suites.trainers.blows import DECK, GAP, HEADER, Blow, Recovery, recovered
-from tests.suites.trainers.guarded import GuardedTraining, Untouched
+from tests.suites.trainers.guarded import PATIENCE, GuardedTraining, Untouched
 from tests.suites.trainers.kinds import INTERVAL, TRAINERS, Trainer
 from tests.support.nvml import NoCompiler, build_nvml
 
@@ -30,7 +30,7 @@ for library in ("transformers", "accelerate", "lightning"):
 FIRST = int(os.environ.get("PODWATCH_TRAINERS_SEED") or "1")
 SEEDS = range(FIRST, FIRST + int(os.environ.get("PODWATCH_TRAINERS_SEEDS") or "1"))
 STEPS = INTERVAL * (3 * len(DECK) + 2)
-"""So many pass while a recovery is waited for that the run does not end before the last blow."""
+"""So many pass while something is waited for that the run does not end before the last blow."""
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def run(tmp_path: Path, request: pytest.FixtureRequest, store: Path | None) -> I
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("run", TRAINERS, indirect=True, ids=lambda t: t.name.replace(", ", "-").replace(" ", "_"))
 def test_every_death_is_continued_from_the_newest_whole_checkpoint(
-    run: GuardedTraining, seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: GuardedTraining, seed: int, tmp_path: Path
 ) -> None:
     table: list[Recovery] = []
     dice = random.Random(f"{seed} {run.trainer.name}")
@@ -70,15 +70,9 @@ def test_every_death_is_continued_from_the_newest_whole_checkpoint(
     try:
         wreak(run, table, dice)
         ends_well(run, reference.weights())
-    except BaseException:
-        with capsys.disabled():
-            print(f"\n{run.trainer.name} FAILED: PODWATCH_TRAINERS_SEED={seed} make test-trainers")
-            print(HEADER, *(row.line() for row in table), sep="\n")
-        raise
     finally:
         reference.close()
-    with capsys.disabled():
-        print(f"\n{run.trainer.name}: seed {seed}, a save every {INTERVAL} steps")
+        print(f"{run.trainer.name}: a save every {INTERVAL} steps; again: PODWATCH_TRAINERS_SEED={seed}")
         print(HEADER, *(row.line() for row in table), sep="\n")
 
 
@@ -95,7 +89,6 @@ def wreak(run: GuardedTraining, table: list[Recovery], dice: random.Random) -> N
         table.append(Recovery(number, blow))
         DECK[name](run, dice, blow)
         table[-1] = recovered(run, blow, number, before, events)
-        assert not run.ended, f"the run ended before all blows: STEPS is too small for this machine ({STEPS})"
         alone(run)
         assert run.daemon.process is not None
         assert run.daemon.process.poll() is None, f"podwatch ended by itself\n{run.daemon.tail()}"
@@ -108,7 +101,7 @@ def alone(run: GuardedTraining) -> None:
 
 def ends_well(run: GuardedTraining, reference: Path) -> None:
     run.quick()
-    run.wait(lambda: run.ended, "the end of the run")
+    run.daemon.wait_for(lambda: run.ended, PATIENCE, "the end of the run")
     run.daemon.wait_event("trainer-finished", 60)
     want = torch.load(reference, weights_only=True)
     got = torch.load(run.output / "final.pt", weights_only=True)

@@ -1,7 +1,8 @@
 """What each program of this suite says about itself, in the directory ``TRAINERS_CONTROL``; standard library only.
 
 Imported before torch: ``lives.jsonl`` gets one line per process at its very start, with the checkpoints that lie there
-then; ``saves.jsonl`` one line when the library's own save has returned; ``steps.jsonl`` one line per finished step. A
+then; ``saves.jsonl`` one line when the library's own save has returned (``begun.jsonl``: before it, where the files
+themselves show too late that a save has begun); ``steps.jsonl`` one line per finished step. A
 process holds a lock for its whole life, and one that finds it taken writes to ``double``. Without the variable (the run
 that nobody touches) nothing of this happens.
 
@@ -53,7 +54,7 @@ def begin(output: Path, resumed: str) -> None:
 def _slow_motion(output: str) -> Callable[[str, tuple[Any, ...]], None]:
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
-            path, mode, flags = arguments
+            path, _, flags = arguments
             writes = isinstance(path, str) and path.startswith(output) and bool(flags & (os.O_WRONLY | os.O_RDWR))
         else:  # removals name an entry of a directory that is open: whichever it is, training removes little else
             writes = event in ("os.remove", "os.rename", "os.mkdir")
@@ -95,6 +96,11 @@ def step(number: int) -> None:
         raise RuntimeError("an exception in the training script, as it was ordered")
     while order == "hang":
         time.sleep(60)
+
+
+def begins(number: int) -> None:
+    """Call it before a save whose files appear at once."""
+    _append("begun.jsonl", step=number)
 
 
 def saved(number: int) -> None:
