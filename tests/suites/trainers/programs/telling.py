@@ -1,10 +1,10 @@
 """What each program of this suite says about itself, in the directory ``TRAINERS_CONTROL``; standard library only.
 
-Imported before torch: ``lives.jsonl`` gets one line per process at its very start, with the checkpoints that lie there
-then; ``saves.jsonl`` one line when the library's own save has returned (``begun.jsonl``: before it, where the files
-themselves show too late that a save has begun); ``steps.jsonl`` one line per finished step. A
-process holds a lock for its whole life, and one that finds it taken writes to ``double``. Without the variable (the run
-that nobody touches) nothing of this happens.
+Imported before torch: ``lives.jsonl`` gets one line per process at its very start, with what is in the directory of
+the checkpoints then (empty directories apart); ``saves.jsonl`` one line when the library's own save has returned
+(``begun.jsonl``: before it, where the files themselves show too late that a save has begun); ``steps.jsonl`` one line
+per finished step. A process holds a lock for its whole life, and one that finds it taken writes to ``double``. Without
+the variable (the run that nobody touches) nothing of this happens.
 
 ``slow`` in that directory makes training slow enough to be hit: a pause at each step, and a moment before each file
 that is written, renamed or removed in the output directory. The order of the trainer's own operations stays.
@@ -46,7 +46,7 @@ def begin(output: Path, resumed: str) -> None:
     if RANK == 0:
         (CONTROL / "trainer.new").write_text(str(os.getpid()))
         (CONTROL / "trainer.new").replace(CONTROL / "trainer.pid")
-    here = sorted(str(p.relative_to(output)) for p in output.glob("*")) if output.is_dir() else []
+    here = sorted(p.name for p in output.glob("*") if not p.is_dir() or any(p.iterdir()))
     _append("lives.jsonl", resumed=resumed, here=here)
     sys.addaudithook(_slow_motion(os.path.realpath(output)))
 
@@ -87,11 +87,13 @@ def step(number: int) -> None:
     _append("steps.jsonl", step=number)
     if (CONTROL / "slow").exists():
         time.sleep(STEP_SECONDS)
+    if RANK != 0:
+        return
     try:
-        order = (CONTROL / "order").read_text() if RANK == 0 else ""
-        (CONTROL / "order").unlink(missing_ok=not order)
+        order = (CONTROL / "order").read_text()
     except FileNotFoundError:
         return
+    (CONTROL / "order").unlink()
     if order == "raise":
         raise RuntimeError("an exception in the training script, as it was ordered")
     while order == "hang":
