@@ -60,8 +60,8 @@ TROUBLE = {
         "[trainer0]: KeyboardInterrupt: ",
         "W0821 12:00:00.000000 139 torch/distributed/elastic/agent/server/api.py:719] Received Signals.SIGINT death"
         " signal, shutting down workers",
-        "W0821 12:00:00.000000 139 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting"
-        " down workers",
+        "W0821 12:00:00.000000 139 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal,"
+        " shutting down workers",
         "12:00:00  WARNING Received signal 15, terminating all processes [rl.py::88]",
         "12:00:00     INFO Received SIGINT, shutting down",
     ],
