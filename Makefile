@@ -106,8 +106,8 @@ chaos: $(TORCH)/.installed  ## a real torch run under kills of every kind, its w
 crash: $(STAMP)  ## kill -9 at N random points (default 100): make crash N=1000
 	@PODWATCH_CRASH_ROUNDS=$(CRASH) $(BIN)/python -m pytest tests -m '' -k crash --timeout 3600 $(ARGS)
 
-nightly:         ## all that the gate runs one seed or a few cases of, with many: make nightly N=50 ROUNDS=1000 SEEDS=5 (hours)
-	@KILLS=$(or $(N),50) ROUNDS=$(or $(ROUNDS),1000) SEEDS=$(or $(SEEDS),5) MAKE="$(MAKE)" sh tools/nightly
+nightly:         ## all that the gate runs one seed or a few cases of, with many: make nightly KILLS=50 ROUNDS=1000 SEEDS=5 (hours)
+	@KILLS=$(or $(KILLS),50) ROUNDS=$(or $(ROUNDS),1000) SEEDS=$(or $(SEEDS),5) MAKE="$(MAKE)" sh tools/nightly
 
 lint: $(LINT)    ## ruff, mypy --strict, import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

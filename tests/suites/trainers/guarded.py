@@ -26,7 +26,7 @@ class GuardedTraining:
     """``store``: a directory on another file system to publish to, or None."""
 
     def __init__(self, root: Path, library: Path, trainer: Trainer, steps: int, store: Path | None) -> None:
-        self.root, self.trainer, self.steps = root, trainer, steps
+        self.root, self.trainer, self.steps, self.store = root, trainer, steps, store
         self.output, self.control = root / "work" / "outputs", root / "control"
         self.control.mkdir(parents=True)
         self.output.parent.mkdir()
@@ -35,12 +35,12 @@ class GuardedTraining:
         self.world = NvmlWorld(root / "world", devices=2)
         self.busy(True)
         self.cards = Cards(self.world, self.control)
-        self.daemon = DaemonProcess(root, self._config(store), self.world.environment(library))
+        self.daemon = DaemonProcess(root, self._config(), self.world.environment(library))
         self.judged: set[Path] = set()
         """What lay in quarantine when it was looked at last."""
         self.cards.start()
 
-    def _config(self, store: Path | None) -> str:
+    def _config(self) -> str:
         environ = {**QUIET, "TRAINERS_CONTROL": str(self.control)}
         return f"""
 run_id = "{self.run_id}"
@@ -72,7 +72,7 @@ backoff_min = "0.2s"
 backoff_max = "1s"
 [sync]
 claim_wait = "1s"
-{f'store = "file://{store}"' if store else ""}
+{f'store = "file://{self.store}"' if self.store else ""}
 [disk]
 prune_above = "99.5%"
 prune_to = "99%"

@@ -70,6 +70,7 @@ def test_every_death_is_continued_from_the_newest_whole_checkpoint(
     try:
         wreak(run, table, dice)
         ends_well(run, reference.weights())
+        judge_can_say_no(run.trainer, reference.output, tmp_path / "cut")
     finally:
         reference.close()
         print(f"{run.trainer.name}: a save every {INTERVAL} steps; again: PODWATCH_TRAINERS_SEED={seed}")
@@ -103,6 +104,8 @@ def ends_well(run: GuardedTraining, reference: Path) -> None:
     run.quick()
     run.daemon.wait_for(lambda: run.ended, PATIENCE, "the end of the run")
     run.daemon.wait_event("trainer-finished", 60)
+    if run.store is not None:
+        run.daemon.wait_event("published", 60)
     want = torch.load(reference, weights_only=True)
     got = torch.load(run.output / "final.pt", weights_only=True)
     assert want.keys() == got.keys()
@@ -116,3 +119,17 @@ def ends_well(run: GuardedTraining, reference: Path) -> None:
     alone(run)
     names = {event["podwatch_event"] for event in run.daemon.events()}
     assert not names & {"gave-up", "stepped-back"}, names
+
+
+def judge_can_say_no(trainer: Trainer, output: Path, scratch: Path) -> None:
+    """What the library loads is whole; with its largest file cut in half, or under another step, it is not."""
+    found = trainer.found(output / trainer.below)
+    step, path = max(found.items())
+    assert trainer.whole(path, step)
+    assert not trainer.whole(path, step + 1)
+    scratch.mkdir()
+    shutil.copytree(path, scratch / path.name) if path.is_dir() else shutil.copy(path, scratch)
+    files = [p for p in (scratch / path.name, *(scratch / path.name).glob("*")) if p.is_file()]
+    largest = max(files, key=lambda p: p.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+    assert not trainer.whole(scratch / path.name, step)
