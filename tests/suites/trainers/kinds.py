@@ -95,10 +95,14 @@ def _accelerate(path: Path, step: int) -> None:
 
 
 def _dcp(path: Path, step: int) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     with tempfile.TemporaryDirectory() as scratch:
-        dcp_to_torch_save(path, Path(scratch) / "all.pt")
+        try:
+            dcp_to_torch_save(path, Path(scratch) / "all.pt")
+        except CheckpointException as error:  # a BaseException
+            raise ValueError(f"{path} cannot be loaded") from error
         found = _torch(Path(scratch) / "all.pt")
     assert found["step"] == step
     assert len(found["model"]) == len(found["optimizer"]["state"]) == 4
