@@ -6,6 +6,7 @@ BIN      := $(VENV)/bin
 STAMP    := $(VENV)/.installed
 LINT     := $(VENV)/.lint-installed
 TORCH    := .venv-torch
+TRAINERS := .venv-trainers
 CRASH    := $(or $(N),100)
 # Three workers for two cores, because the tests wait for processes; a file on one of them: its tests share what is slow
 # to set up.
@@ -15,7 +16,7 @@ PARALLEL := -n 3 --dist loadfile
 LOCK     := --quiet --universal --python-version 3.11 --generate-hashes --no-build --custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-pythons test-torch test-disk test-systemd test-container test-gpu test-clients test-ray test-telling crash chaos fuzz lint lock bench clean
+.PHONY: help setup demo test test-slow test-pythons test-torch test-trainers test-disk test-systemd test-container test-gpu test-clients test-ray test-telling crash chaos fuzz nightly lint lock bench clean
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -32,6 +33,12 @@ $(LINT): $(STAMP)
 $(TORCH)/.installed: pyproject.toml
 	@sh tools/make-venv $(TORCH)
 	@$(TORCH)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 numpy -e '.[test]'
+	@touch $@
+
+$(TRAINERS)/.installed: pyproject.toml
+	@sh tools/make-venv $(TRAINERS)
+	@$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 numpy transformers==5.23.0 \
+	    accelerate==1.15.0 lightning==2.6.6 -e '.[test]'
 	@touch $@
 
 setup: $(STAMP)  ## only set up .venv
@@ -57,6 +64,10 @@ test-pythons: $(STAMP)  ## the default suite under every other supported Python 
 test-torch: $(TORCH)/.installed  ## a real torch run, interrupted and uninterrupted, compared bit by bit
 	@$(TORCH)/bin/python -m pytest tests/suites/torch $(ARGS)
 	@PODWATCH_LONG_TESTS=1 $(TORCH)/bin/python -m pytest -q -m '' tests/checkpoints/test_truncation.py tests/checkpoints/test_hostile.py $(ARGS)
+
+test-trainers: $(TRAINERS)/.installed  ## real HF Trainer, Lightning, accelerate and DCP runs, killed at random: make test-trainers SEEDS=5 SEED=7
+	@PODWATCH_TRAINERS_SEEDS=$(or $(SEEDS),$(PODWATCH_TRAINERS_SEEDS)) PODWATCH_TRAINERS_SEED=$(or $(SEED),$(PODWATCH_TRAINERS_SEED)) \
+	    $(TRAINERS)/bin/python -m pytest -q -n 2 tests/suites/trainers $(ARGS)
 
 fuzz: $(STAMP)   ## every parser of checkpoints, 25 times as long as in the default suite
 	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q --timeout 1800 -m '' tests/checkpoints/test_fuzz.py tests/checkpoints/test_structure.py $(ARGS)
@@ -94,6 +105,9 @@ chaos: $(TORCH)/.installed  ## a real torch run under kills of every kind, its w
 
 crash: $(STAMP)  ## kill -9 at N random points (default 100): make crash N=1000
 	@PODWATCH_CRASH_ROUNDS=$(CRASH) $(BIN)/python -m pytest tests -m '' -k crash --timeout 3600 $(ARGS)
+
+nightly:         ## all that the gate runs one seed or a few cases of, with many: make nightly KILLS=50 ROUNDS=1000 SEEDS=5 (hours)
+	@KILLS=$(or $(KILLS),50) ROUNDS=$(or $(ROUNDS),1000) SEEDS=$(or $(SEEDS),5) MAKE="$(MAKE)" sh tools/nightly
 
 lint: $(LINT)    ## ruff, mypy --strict, import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

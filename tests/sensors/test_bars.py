@@ -50,6 +50,10 @@ def test_lightning_bars() -> None:
     assert found == sorted(found)
     assert set(found) >= {5, 20, 25, 60}
     assert steps("lightning-rich")[-1:] == [60]
+    endless = "Epoch 2/-2 ━━━━━━━━ 8/8 0:00:00 • 0:00:00 321.94it/s v_num: 0.000"  # max_steps alone: no last epoch
+    found = StepReader().read(clean(endless.encode()))
+    assert found is not None
+    assert found.step == 24
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ TROUBLE = {
         "[trainer0]: KeyboardInterrupt: ",
         "W0821 12:00:00.000000 139 torch/distributed/elastic/agent/server/api.py:719] Received Signals.SIGINT death"
         " signal, shutting down workers",
-        "W0821 12:00:00.000000 139 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 77 closing"
-        " signal SIGTERM",
+        "W0821 12:00:00.000000 139 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal,"
+        " shutting down workers",
         "12:00:00  WARNING Received signal 15, terminating all processes [rl.py::88]",
         "12:00:00     INFO Received SIGINT, shutting down",
     ],
@@ -116,6 +116,9 @@ HEALTHY = [
     "12:00:00     INFO NCCL version 2.27.5+cuda12.9",
     "12:00:00     INFO Rollout: 'the handler prints: Received SIGTERM, shutting down'",
     "12:00:00    DEBUG completion: KeyboardInterrupt is raised by Ctrl-C",
+    # what torchrun does with the other ranks when one has failed by itself
+    "W0821 12:00:00.000000 139 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 77 closing signal"
+    " SIGTERM",
 ]
 
 

@@ -33,6 +33,19 @@ def end_all(members: Callable[[], Collection[int]], within: float = 60.0) -> Non
         time.sleep(0.01)
 
 
+def members_of(run_id: str, root: Path) -> list[int]:
+    """Living processes that carry this run's mark, or name a path below ``root`` in their command; never our own."""
+    return [
+        pid
+        for pid in procfs.all_pids()
+        if pid != os.getpid() and alive(pid)
+        and (
+            procfs.environment_value(pid, "PODWATCH_RUN") == run_id
+            or any(str(root) in word for word in procfs.command(pid))
+        )
+    ]  # fmt: skip
+
+
 class Cards(threading.Thread):
     """Shows on GPU 0 what the engine would hold and on GPU 1 what the trainer would hold, while they live."""
 
@@ -168,15 +181,7 @@ class Rig:
 
     def members(self) -> list[int]:
         """Everything that was started for this run: trainer, engine, keeper."""
-        return [
-            pid
-            for pid in procfs.all_pids()
-            if pid != os.getpid() and alive(pid)
-            and (
-                procfs.environment_value(pid, "PODWATCH_RUN") == self.run_id
-                or any(str(self.root) in word for word in procfs.command(pid))
-            )
-        ]  # fmt: skip
+        return members_of(self.run_id, self.root)
 
     def close(self) -> None:
         """End everything, and hold every test to what must be true whatever it did."""

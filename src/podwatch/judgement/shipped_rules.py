@@ -80,8 +80,8 @@ SHIPPED: tuple[LogRule, ...] = (
     LogRule(
         "interrupted",
         rf"(?:{_RAISED}KeyboardInterrupt\b|(?:{_STOPPED}|{_ELASTIC})(?:"
-        r"[Rr]eceived (?:Signals\.)?(?:SIGINT|SIGTERM|signal (?:2|15)\b|(?:2|15) death signal)|"
-        r"Sending process \d{1,10} closing signal SIG(?:INT|TERM)))",
+        # torchrun's "Sending process N closing signal SIGTERM" is none: it ends the other ranks so when one has failed.
+        r"[Rr]eceived (?:Signals\.)?(?:SIGINT|SIGTERM|signal (?:2|15)\b|(?:2|15) death signal)))",
         says="a process of the run received SIGINT or SIGTERM: an operator, or another program, is ending it",
         fix="`podwatch stop-training` ends training for good; else podwatch starts it again some minutes later",
     ),

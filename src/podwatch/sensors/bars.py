@@ -16,7 +16,7 @@ _BAR = re.compile(
     r"^(?:(?P<name>[^|%\[\]]{1,80}?):\s+)?(?P<percent>\d{1,3})%\|[^|]{0,400}\|\s*(?P<done>\d{1,12})/(?P<total>\d{1,12})\s"
     r"\[(?P<elapsed>[\d:]+)<(?P<left>[\d:?]+(?: days?, [\d:]+)?),\s+(?P<rate>\?|[\d.]+)[^\]\s,]{0,12}(?:[\],]|$)"
 )
-_RICH = re.compile(r"^Epoch (\d{1,9})/\d{1,9}\s+[━╸╺ ]*\s(\d{1,12})/(\d{1,12}) \d+:\d\d:\d\d • ")
+_RICH = re.compile(r"^Epoch (\d{1,9})/-?\d{1,9}\s+[━╸╺ ]*\s(\d{1,12})/(\d{1,12}) \d+:\d\d:\d\d • ")
 _WHOLE_RUN = re.compile(r"steps|training progress|training steps?|global steps?", re.IGNORECASE)
 """diffusers and accelerate's examples, verl: one bar for the whole run, which begins at the step of the resume."""
 _LIGHTNING = re.compile(r"Epoch (\d{1,9})")
