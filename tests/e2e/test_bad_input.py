@@ -300,7 +300,7 @@ def test_a_store_that_cannot_be_used_does_not_remove_the_guard(rig: Rig, b2: B2S
         starts_without_store(daemon)
         daemon.wait_event("checkpoint-complete", 20)
         reason = wait_reason(daemon, "store-unavailable")
-        assert (reason["severity"], words in reason["summary"]) == ("warning", True), reason
+        assert (reason["severity"], words in reason["summary"]) == ("critical", True), reason
     sync = daemon.command("sync", "--wait")
     assert sync.returncode == code, sync.stderr
     assert len(sync.stderr.splitlines()) == 1

@@ -136,7 +136,8 @@ def test_an_operators_shell_outlives_what_podwatch_does_to_the_trainer_in_it(rig
         parent = procfs.read_stat(pid)
         assert parent is not None
         assert parent.parent_pid == tty.pid
-        daemon.wait_for(lambda: rig.saved, 60, "a save")
+        before = len(rig.saved)
+        daemon.wait_for(lambda: len(rig.saved) >= before + 2, 60, "a save that podwatch saw being written")
         seen = len(daemon.events())
         assert daemon.command("restart").returncode == 0
         daemon.wait_event("trainer-started", 90, after=seen)

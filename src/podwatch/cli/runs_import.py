@@ -47,6 +47,7 @@ def import_command(
     from podwatch.cli.offline import load
     from podwatch.domain.remote import Keys
     from podwatch.judgement.archive import sign_of_life
+    from podwatch.stores.base import store_time
     from podwatch.sync.archiving import signs
     from podwatch.sync.importing import Importer, find_backups
 
@@ -88,7 +89,8 @@ def import_command(
             _say(as_json, _import_line(answer, dry_run=dry_run))
         pointed = ""
         if newest is not None:
-            alive = sign_of_life(signs(store, keys), time.time()) is not None or guarded_here(settings, run)
+            walls = list(signs(store, keys))
+            alive = sign_of_life(walls, store_time(store, time.time())) is not None or guarded_here(settings, run)
             placing = importer.point(newest, alive=alive)
             pointed = placing.reason
             what = f"latest.json names step {newest.step} now" if placing.moves else "latest.json stays"

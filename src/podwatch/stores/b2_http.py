@@ -1,10 +1,10 @@
 """How b2sdk is made to talk: one try per call, timeouts a guard can live with, large blocks, kept connections."""
 
 import random
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -116,14 +116,13 @@ class Clocks(HttpCallback):  # type: ignore[misc]
     """How far this machine's clock is from the store's, by the last answer. The SDK's own check refuses every request
     where they differ by ten minutes; B2's native API needs no clock, and a container cannot set one."""
 
-    def __init__(self, wall: Callable[[], float] = time.time) -> None:
-        self._wall = wall
+    def __init__(self) -> None:
         self.skew: float | None = None
         """Seconds that this machine is ahead (negative: behind); None before the first answer with a date."""
 
     def post_request(self, method: str, url: str, headers: Any, response: Any) -> None:
         with suppress(KeyError, TypeError, ValueError):  # a proxy's answer may carry no date, or no valid one
-            self.skew = self._wall() - parsedate_to_datetime(response.headers["Date"]).timestamp()
+            self.skew = (datetime.now(UTC) - parsedate_to_datetime(response.headers["Date"])).total_seconds()
 
 
 class _Session(B2Session):  # type: ignore[misc]

@@ -153,3 +153,9 @@ class ObjectStore(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def store_time(store: ObjectStore, wall: float) -> float:
+    """``wall`` (epoch seconds by this machine's clock) by the store's clock, as far as its last answer showed it: for
+    ages of what lies there."""
+    return wall - (store.clock_skew or 0.0)

@@ -12,7 +12,7 @@ from podwatch.domain.errors import Busy, HostError, IntegrityError
 from podwatch.domain.remote import Keys, Pointer
 from podwatch.judgement.archive import Decision, Keep, StoredSave, plan_archive, sign_of_life
 from podwatch.judgement.sweep import Leftover, abandoned_uploads
-from podwatch.stores.base import ObjectStore
+from podwatch.stores.base import ObjectStore, store_time
 from podwatch.sync.archiving_list import last_word
 from podwatch.sync.archiving_record import ArchiveRecord, read_record, write_record
 from podwatch.sync.inventory import SavedSet, inventory, verify_save
@@ -67,8 +67,8 @@ class Archiver:
         or when the newest save is not whole, RemoteError for store trouble."""
         self._refuse_alive()
         pointer = self._pointer()
-        now = self._wall()
-        found, problem = inventory(self._store, self._keys, now)
+        found, problem = inventory(self._store, self._keys, self._wall())
+        now = store_time(self._store, self._wall())
         if problem:
             raise IntegrityError(f"latest.json cannot be trusted: {problem}", where=self._where, fix="archive nothing")
         named = next((s for s in found if s.named), None)
@@ -141,7 +141,8 @@ class Archiver:
         return pointer
 
     def _refuse_alive(self) -> None:
-        age = sign_of_life(signs(self._store, self._keys), self._wall())
+        walls = list(signs(self._store, self._keys))
+        age = sign_of_life(walls, store_time(self._store, self._wall()))
         if age is not None:
             raise Busy(
                 f"run {self._keys.run_id} is guarded: its last sign of life is {age:.0f} s old",

@@ -15,7 +15,7 @@ from podwatch.domain.claims import HolderState
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.remote import Keys, Pointer, valid_run_id
 from podwatch.judgement.archive import sign_of_life
-from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.base import ObjectStore, StoredObject, store_time
 from podwatch.sync.archiving_record import read_record
 from podwatch.sync.publish import read_pointer
 
@@ -122,7 +122,7 @@ def _read(store: ObjectStore, keys: Keys, run: RemoteRun, now_wall: float) -> No
     if run.heartbeat_wall is not None:
         walls.append(run.heartbeat_wall)
         run.state = last_word(store, keys)
-    run.alive = sign_of_life(walls, now_wall)
+    run.alive = sign_of_life(walls, store_time(store, now_wall))
     if "archive.json" in run._seen and pointer is not None:
         record = read_record(store, keys)
         if record is not None and record.done and record.pointer == pointer.order:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.links import check_links
 from podwatch.domain.remote import Keys, Manifest, ManifestFile, Pointer
-from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.base import ObjectStore, StoredObject, store_time
 from podwatch.sync.optional_manifest import read_optional
 from podwatch.sync.publish import checked_manifest, newest_pointer, read_pointer
 
@@ -81,7 +81,7 @@ def inventory(store: ObjectStore, keys: Keys, now_wall: float) -> tuple[list[Sav
     pattern = _manifest_pattern(keys)
     found, beside = [], set[str]()
     listed = list(store.list(f"{keys.root}/step_"))
-    now_wall -= store.clock_skew or 0.0  # ages are judged by the store's clock
+    now_wall = store_time(store, now_wall)
     for item in listed:
         match = pattern.fullmatch(item.key)
         if match is not None and item.ours:

@@ -13,7 +13,7 @@ from podwatch.domain.intent import IntentKind, IntentState
 from podwatch.domain.remote import Keys, Manifest, Pointer
 from podwatch.journal.journal import Journal
 from podwatch.judgement.sweep import Leftover, abandoned_uploads, orphaned_saves, superseded_versions
-from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.base import ObjectStore, StoredObject, store_time
 
 _JSON_LIMIT = 64 << 20
 
@@ -41,7 +41,7 @@ class Sweeper:
         understood, because then nobody knows what it names."""
         root = f"{self._keys.root}/"
         unfinished, versions = list(self._store.unfinished(root)), list(self._store.versions(root))
-        now = self._wall() - (self._store.clock_skew or 0.0)  # ages are judged by the store's clock
+        now = store_time(self._store, self._wall())
         uploads = abandoned_uploads(unfinished, set(self._journal.begun()), now)
         live = {self._keys.save(step, save_id) for step, save_id in live_saves}
         saves = orphaned_saves(versions, self._saves(versions), live, now)
