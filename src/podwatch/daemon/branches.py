@@ -20,7 +20,7 @@ def branch_findings(parts: Parts, now: float) -> tuple[Finding, ...]:
     if record is None or kept is None:
         return ()
     at = record.lineage.parent_step
-    where = "which began anew" if at is None else f"which continues from step {at}"
+    where = "which starts from the beginning" if at is None else f"which continues from step {at}"
     until = "verified in the store" if parts.syncer is not None else "complete"
     return (
         Finding(

@@ -14,8 +14,8 @@ from podwatch.domain.run import EarlierSave, Lineage
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A start that left the present lineage. ``step`` is where (None: it began anew). ``newest`` is the newest step of
-    the lineage that was left, ``why`` the proof in words, ``left`` the checkpoints here that stay behind."""
+    """A start that left the present lineage. ``step`` is where (None: at the beginning). ``newest`` is the newest step
+    of the lineage that was left, ``why`` the proof in words, ``left`` the checkpoints here that stay behind."""
 
     step: int | None
     newest: int
