@@ -45,13 +45,24 @@ class Run:
             assert local_violations(self.root, Keys(self.run_id)) == []
 
 
+@pytest.fixture
+def second_file_system(tmp_path: Path) -> Iterator[Path | None]:
+    """A directory that outlives the pods (``shared`` names it before ``make_rig``), which write into it to the end."""
+    if not os.access("/dev/shm", os.W_OK) or Path("/dev/shm").stat().st_dev == tmp_path.stat().st_dev:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="podwatch-two-pods-") as root:
+        yield Path(root)
+
+
 @pytest.fixture(params=["file", "b2"])
-def shared(request: pytest.FixtureRequest, tmp_path: Path, make_rig: Callable[[], Rig]) -> Iterator[Run]:
+def shared(
+    request: pytest.FixtureRequest, tmp_path: Path, second_file_system: Path | None, make_rig: Callable[[], Rig]
+) -> Iterator[Run]:
     if request.param == "file":
-        if not os.access("/dev/shm", os.W_OK) or Path("/dev/shm").stat().st_dev == tmp_path.stat().st_dev:
+        if second_file_system is None:
             pytest.skip("no second file system to keep a store on")
-        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="podwatch-two-pods-") as root:
-            yield Run(f"file://{root}", make_rig, None, Path(root))
+        yield Run(f"file://{second_file_system}", make_rig, None, second_file_system)
         return
     with B2Server(tmp_path / "b2") as server:
         yield Run(f"b2://{BUCKET}", make_rig, server, tmp_path)

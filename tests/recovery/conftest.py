@@ -7,6 +7,7 @@ import pytest
 from podwatch.journal import room
 from podwatch.recovery import litter
 from tests.support.recovery_world import World
+from tests.support.rig import end_all, naming
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +29,7 @@ def quick_dir() -> Iterator[Path]:
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as name:
         yield Path(name)
+        end_all(lambda: naming(Path(name)))  # a keeper writes the end of its trainer into what is removed here
 
 
 @pytest.fixture

@@ -33,17 +33,19 @@ def end_all(members: Callable[[], Collection[int]], within: float = 60.0) -> Non
         time.sleep(0.01)
 
 
+def naming(root: Path) -> list[int]:
+    """Living processes with a path below ``root`` in their command; never our own."""
+    return [pid for pid in _others() if any(str(root) in word for word in procfs.command(pid))]
+
+
 def members_of(run_id: str, root: Path) -> list[int]:
     """Living processes that carry this run's mark, or name a path below ``root`` in their command; never our own."""
-    return [
-        pid
-        for pid in procfs.all_pids()
-        if pid != os.getpid() and alive(pid)
-        and (
-            procfs.environment_value(pid, "PODWATCH_RUN") == run_id
-            or any(str(root) in word for word in procfs.command(pid))
-        )
-    ]  # fmt: skip
+    marked = [pid for pid in _others() if procfs.environment_value(pid, "PODWATCH_RUN") == run_id]
+    return [*marked, *naming(root)]
+
+
+def _others() -> list[int]:
+    return [pid for pid in procfs.all_pids() if pid != os.getpid() and alive(pid)]
 
 
 class Cards(threading.Thread):
