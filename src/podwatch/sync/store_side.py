@@ -145,6 +145,8 @@ class StoreSide:
         """What is not sent again, and why."""
         self._begun_at: float | None = None
         self._begun_set: tuple[int, str] | None = None
+        self._ahead = False
+        """Data is being sent while our own claim settles."""
         self._unfinished = True
         """An upload may have been begun and not ended: before this podwatch, or by it."""
         self._tidied = False

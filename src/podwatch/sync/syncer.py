@@ -6,14 +6,16 @@ Trouble with the store never leaves this room as an exception: it is a state (``
 import asyncio
 import contextlib
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from podwatch.checkpoints.catalogue import SetContents
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, RemoteError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import PublishedSave
+from podwatch.journal.records import PublishedSave, UploadedObject
+from podwatch.judgement.claims import Act
 from podwatch.judgement.next_upload import Waiting, next_upload
 from podwatch.judgement.plausible import NO_TRAINING
 from podwatch.sync import job as jobs
@@ -24,6 +26,15 @@ from podwatch.sync.store_side import NOT_OURS, StoreSide, internal
 from podwatch.system.pinned import RootReplaced
 
 CHANGED = "set changed on disk while it was uploaded"
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One checkpoint on its way: its files, and by path what of it is in the store."""
+
+    contents: SetContents
+    files: tuple[jobs.JobFile, ...]
+    done: dict[str, UploadedObject]
 
 
 class Syncer(StoreSide):
@@ -202,7 +213,8 @@ class Syncer(StoreSide):
         if not standing.publish:
             if self._holding.error is not None:
                 raise self._holding.error
-            await self._holding.change()
+            if standing.act is not Act.SETTLE or not await self._send_ahead():
+                await self._holding.change()
             return True
         if why := self._withheld():  # each rescan asks again
             self._answer(HostError(f"nothing is uploaded now: {why}"))
@@ -245,6 +257,34 @@ class Syncer(StoreSide):
             return error
         self._failures = 0
         return None
+
+    async def _send_ahead(self) -> bool:
+        """While our own claim settles, data may leave already: only the publication waits for the decision. True if
+        something was sent. Raises as ``_send``."""
+        newest = newest_complete(self._catalogue.sets)
+        if newest is None or not self._sendable(newest) or self._withheld() or self._gap_left() > 0:
+            return False
+        if any(key != (newest.step, newest.save_id) for key in await self._journal.run(Journal.unfinished)):
+            return False  # what was begun before is judged once the run is ours
+        self._ahead = True
+        try:
+            await self._sender.check()
+            return await self._upload(await self._plan(newest), hold=False)
+        except RootReplaced:
+            return False
+        except SetVoid as error:
+            await self._abandoned(newest, error)
+            return True
+        except UploadStopped:
+            return False  # the claim was lost meanwhile, or the disk needs the room
+        finally:
+            self._ahead = False
+
+    def _standing_changed(self) -> None:
+        super()._standing_changed()
+        running = self._sender.running
+        if self._ahead and running is not None and self.standing.act not in (Act.SETTLE, Act.HOLD):
+            running.kill()
 
     async def _begun(self) -> CheckpointSet | None:
         """The checkpoint whose interrupted upload is to be finished now (judgement/next_upload.py). Everything else
@@ -310,13 +350,20 @@ class Syncer(StoreSide):
             raise HostError(f"checkpoint of step {chosen.step} is not complete: {chosen.reason or chosen.completeness}")
         return chosen
 
-    async def _send(self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool) -> None:
+    async def _plan(self, chosen: CheckpointSet) -> _Plan:
+        """What is to be sent of it. Raises SetVoid, IntegrityError."""
         contents = await self._sender.contents(chosen)
         assert self._keys is not None
         files = jobs.all_files(contents, self._keys)
-        done = await self._journal.run(Journal.objects, chosen.step, chosen.save_id)
-        todo = jobs.missing(files, done)
-        total = sum(f.size for f in files)
+        return _Plan(contents, files, await self._journal.run(Journal.objects, chosen.step, chosen.save_id))
+
+    async def _upload(self, plan: _Plan, *, hold: bool) -> bool:
+        """Send what is missing; false where nothing is. Adds to ``plan.done`` what arrived."""
+        chosen, done = plan.contents.set, plan.done
+        todo = jobs.missing(plan.files, done)
+        if not todo:
+            return False
+        total = sum(f.size for f in plan.files)
         before = total - sum(f.size for f in todo)
 
         def progress(count: int) -> None:
@@ -327,11 +374,22 @@ class Syncer(StoreSide):
         self._unfinished = True
         try:
             self._begin_gap(chosen)
-            if todo:
-                message = f"step {chosen.step}: upload started"
-                self._tell(EventName.UPLOAD_STARTED, message, step=chosen.step, bytes=total)
-                await self._sender.upload(contents, todo, done, progress, hold=hold)
-            saved = await self._sender.publish(publisher, contents, files, done)
+            message = f"step {chosen.step}: upload started"
+            self._tell(EventName.UPLOAD_STARTED, message, step=chosen.step, bytes=total)
+            await self._sender.upload(plan.contents, todo, done, progress, hold=hold)
+        finally:
+            self._state = replace(self._state, uploading_step=None, uploaded_bytes=0, total_bytes=0)
+            self._idle.set()
+        return True
+
+    async def _send(self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool) -> None:
+        plan = await self._plan(chosen)
+        await self._upload(plan, hold=hold)
+        total = sum(f.size for f in plan.files)
+        self._state = replace(self._state, uploading_step=chosen.step, uploaded_bytes=total, total_bytes=total)
+        self._idle.clear()
+        try:
+            saved = await self._sender.publish(publisher, plan.contents, plan.files, plan.done)
         finally:
             self._state = replace(self._state, uploading_step=None, uploaded_bytes=0, total_bytes=0)
             self._idle.set()
