@@ -82,3 +82,36 @@ async def test_a_set_that_changes_while_it_is_sent_ahead_is_abandoned(b2: World,
         (root / "model.bin").unlink()
     await until(lambda: "upload-abandoned" in b2.names())
     assert b2.pointer() is None
+
+
+async def test_a_checkpoint_that_becomes_complete_meanwhile_is_sent_too(b2: World, run: Run) -> None:
+    b2.timing = Timing(patience=0.6, claim_wait=1000.0, poll=0.05)
+    b2.scan()
+    syncer = await run(b2)
+    await until(lambda: syncer.standing.act is Act.SETTLE)
+    b2.write_set(5, size=11 * MB)
+    b2.scan()
+    syncer.notify()
+    await until(lambda: stored(b2) == 4)
+    assert b2.pointer() is None
+
+
+async def test_after_an_abandoned_upload_the_next_checkpoint_is_published_once_the_claim_is_decided(
+    b2: World, run: Run
+) -> None:
+    """The decision may come while the abandoned upload is being cleared away."""
+    assert b2.server is not None
+    b2.timing = Timing(patience=0.6, claim_wait=3.0, poll=0.05)
+    root = b2.write_set(5, size=11 * MB)
+    b2.scan()
+    b2.server.fault("b2_upload_part", "slow", seconds=1, count=3)
+    syncer = await run(b2)
+    await until(lambda: syncer.state.uploaded_bytes > 0)
+    with (root / "model.bin").open("r+b") as file:
+        file.write(b"other")
+    await until(lambda: "upload-abandoned" in b2.names())
+    b2.write_set(10)
+    b2.scan()
+    syncer.notify()
+    await until(lambda: syncer.state.last_step == 10)
+    assert b2.violations() == []

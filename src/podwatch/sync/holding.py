@@ -42,7 +42,8 @@ _NEWS = {
 
 class Holding:
     """Loop-side object, except ``confirm``. ``open_store`` opens a store for the thread of this room; ``changed`` is
-    called on the loop whenever a decision may be another one; ``refused`` when this pod is not to train at all."""
+    called on the loop whenever the decision or ``error`` may be another one; ``refused`` when this pod is not to train
+    at all."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class Holding:
         self._turned = asyncio.Event()
         self._tidied = False
         self._told: Decision | None = None
+        self._told_error: PodwatchError | None = None
         self.error: PodwatchError | None = None
         """Why the store does not say who holds the run, while it does not."""
 
@@ -239,6 +241,7 @@ class Holding:
             if self._told is not None and self._told.act is Act.HOLD:
                 self._woken.set()
         turned = self._told is None or (self._told.act, self._told.publish) != (decision.act, decision.publish)
+        turned, self._told_error = turned or self._told_error is not self.error, self.error
         self._told = decision
         self._turned.set()
         if turned:

@@ -214,7 +214,7 @@ class Syncer(StoreSide):
             if self._holding.error is not None:
                 raise self._holding.error
             if standing.act is not Act.SETTLE or not await self._send_ahead():
-                await self._holding.change()
+                await self._wake.wait()  # another decision, an error, or a rescan that may have found a checkpoint
             return True
         if why := self._withheld():  # each rescan asks again
             self._answer(HostError(f"nothing is uploaded now: {why}"))
