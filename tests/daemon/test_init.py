@@ -93,7 +93,7 @@ def test_restarts_after_a_crash_with_pauses_then_serves(box: Box) -> None:
     assert not (box.root / "init.pid").exists()
 
 
-@pytest.mark.parametrize("code", [0, 64, 78, 86])
+@pytest.mark.parametrize("code", [0, 64, 65, 77, 78, 86])
 def test_not_restarted(box: Box, code: int) -> None:
     assert box.start(f"sys.exit({code})").wait(60) == code
     assert len(box.starts) == 1

@@ -27,12 +27,15 @@ from podwatch.judgement.claims import (
     MOST_BETWEEN,
     PATIENCE_SECONDS,
     PUT_SECONDS,
+    REFUSAL_SECONDS,
+    REFUSALS,
     Act,
     Known,
     Own,
     Timing,
     Watch,
     decide,
+    locked_out,
     next_pointer,
     watched,
     winner,
@@ -186,6 +189,18 @@ def test_without_the_store_the_last_recorded_holder_trains_on_and_others_wait() 
     assert decide(replace(away, trained=True), TIMING).why_not == "", "from before there were claims"
     assert decide(replace(away, take_over=True), TIMING).why_not == ""
     assert decide(replace(holder, lost=True), TIMING).stop
+
+
+def test_only_a_pod_that_may_not_train_is_locked_out_by_a_confirmed_refusal() -> None:
+    away = Known(ME, answers=False)
+    waiting = decide(away, TIMING)
+    assert locked_out(waiting, REFUSALS, REFUSAL_SECONDS, TIMING)
+    assert not locked_out(waiting, REFUSALS - 1, 1e6, TIMING), "one answer, and a machine that slept"
+    assert not locked_out(waiting, 1000, REFUSAL_SECONDS - 1, TIMING), "a key made a moment ago"
+    holder = decide(replace(away, own=Own(Claim(2, "x"), "b1", won=True, recorded=True)), TIMING)
+    assert not locked_out(holder, 1000, 1e6, TIMING), "the last recorded holder trains on"
+    for known in (HELD, MINE, replace(HELD, watch=Watch(0.0, True, "y"), training=True), replace(away, take_over=True)):
+        assert not locked_out(decide(known, TIMING), 1000, 1e6, TIMING)
 
 
 def test_control_stops_every_pod_and_names_one() -> None:

@@ -14,6 +14,7 @@ from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts import make_layout
 from podwatch.config.settings import Settings
 from podwatch.domain.claims import Pod
+from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
 from podwatch.domain.remote import Keys, Manifest, Pointer, sha1_hex
 from podwatch.journal.async_journal import AsyncJournal
@@ -72,6 +73,7 @@ class World:
     take_over: bool = False
     trains: bool = False
     refused: list[str] = field(default_factory=list)
+    locked_out: list[PodwatchError] = field(default_factory=list)
     key: str = KEY
     key_id: str = KEY_ID
     events: list[Event] = field(default_factory=list)
@@ -172,6 +174,7 @@ class World:
             take_over=self.take_over,
             training=lambda: self.trains,
             refused=self.refused.append,
+            locked_out=self.locked_out.append,
             finished=lambda: self.finished,
         )
 

@@ -12,11 +12,14 @@ from podwatch.domain.errors import UsageError
 @common
 @click.option("--detach", is_flag=True, help="Go to the background, under a small parent that restarts podwatch.")
 @click.option("--adopt-existing", is_flag=True, help="Take checkpoints found without a record as this run's own.")
+@click.option("--fresh", is_flag=True, help="Start training from the beginning, also where the store does not answer.")
 @click.option("--take-over", is_flag=True, help="Take the run over from the pod that holds it in the store.")
 @click.option(
     "--set", "settings", metavar="KEY=VALUE", multiple=True, help="One setting, e.g. --set disk.prune_to=70%."
 )
-def command(where: Where, detach: bool, adopt_existing: bool, take_over: bool, settings: tuple[str, ...]) -> None:
+def command(
+    where: Where, detach: bool, adopt_existing: bool, fresh: bool, take_over: bool, settings: tuple[str, ...]
+) -> None:
     """Guard the run: adopt a running trainer, attach to one, or start it; then watch, sync, prune, restart."""
     from podwatch.daemon.entry import run_daemon
 
@@ -27,6 +30,7 @@ def command(where: Where, detach: bool, adopt_existing: bool, take_over: bool, s
         adopt_existing=adopt_existing,
         detach=detach,
         take_over=take_over,
+        fresh=fresh,
     )
     raise click.exceptions.Exit(code)
 

@@ -283,6 +283,10 @@ class SyncSettings(Section):
     claim_wait: Duration = Field(
         100.0, ge=0, description="from a claim to its decision in B2: a confirmation's 30 s, a write's 60 s, 10 more"
     )
+    refusal_wait: Duration = Field(
+        60.0, ge=0, description="a pod that may not train because the store refuses it (key, cap, bucket) ends"
+        " with exit code 77 after this long: what was made a moment ago is known to all of B2's servers by then"
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _patience(self) -> "SyncSettings":

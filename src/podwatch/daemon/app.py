@@ -39,7 +39,7 @@ from podwatch.daemon.rounds import make_rounds
 from podwatch.daemon.run_lock import RunLock
 from podwatch.daemon.turning import Turning
 from podwatch.domain.claims import HolderState
-from podwatch.domain.errors import ExitCode
+from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.journal import AsyncJournal, Journal
@@ -57,6 +57,8 @@ FIRST_LOOK_SECONDS = 10.0
 STATUS_FILE_SECONDS = 15.0
 EXPOSED = "paths.exposed"
 """Journal key: the last warning that another user can move podwatch's directory away."""
+STARTED_FRESH = "recovery.started-fresh"
+"""Journal key: the id of the last `run --fresh` that was carried out."""
 GIVE_BACK_SECONDS = 30.0
 """How often freed memory goes back to the system; it takes less than a millisecond when there is none."""
 TASKS_END_SECONDS = 5.0
@@ -78,11 +80,13 @@ async def serve(
     clock: Clock | None = None,
     load_again: Callable[[], LoadedSettings] | None = None,
     take_over: str = "",
+    fresh: str = "",
 ) -> int:
     """Be the daemon until told to leave; returns the exit code. Raises PodwatchError if it cannot start.
 
     ``load_again`` is what a reload does (None: read the same file, with the environment). ``take_over``: an id of
-    a person's word that this pod takes the run over from another."""
+    a person's word that this pod takes the run over from another; ``fresh``: of one that training starts from the
+    beginning."""
     settings = loaded.settings
     logs = log.configure(settings.log.format, settings.log.level)
     lock: RunLock | None = None
@@ -92,7 +96,7 @@ async def serve(
         while True:
             daemon = Daemon(loaded, clock or SystemClock(), load_again, (paths, lock), silent_seconds(os.environ))
             try:
-                await daemon.start(gpu_reader, same_disk_store, adopt_existing, take_over)
+                await daemon.start(gpu_reader, same_disk_store, adopt_existing, take_over, fresh)
                 if told:
                     daemon.leave(0)
                 await daemon.run()
@@ -116,7 +120,12 @@ class Daemon(Turning):
     # -- start
 
     async def start(
-        self, gpu_reader: GpuReader | None, same_disk_store: bool, adopt_existing: bool, take_over: str = ""
+        self,
+        gpu_reader: GpuReader | None,
+        same_disk_store: bool,
+        adopt_existing: bool,
+        take_over: str = "",
+        fresh: str = "",
     ) -> None:
         loop = asyncio.get_running_loop()
         self._leaving = loop.create_future()
@@ -153,7 +162,7 @@ class Daemon(Turning):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.leave, 0)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
-        await self._begin(adopt_existing)
+        await self._begin(adopt_existing, fresh)
         await self._disk.call(self._keep_last_good)
         settle()
         self._notifier.ready(self._headline())
@@ -183,6 +192,7 @@ class Daemon(Turning):
             same_disk_store=same_disk_store,
             take_over=take_over,
             held_elsewhere=self._held_elsewhere,
+            locked_out=self._locked_out,
             footing=partial(
                 Footing,
                 lock=self._ground[1] if self._ground is not None else None,
@@ -253,10 +263,13 @@ class Daemon(Turning):
         while self._clock.monotonic() < end and str(parts.gpus.latest().state) == "pending":
             await self._clock.sleep(0.05)
 
-    async def _begin(self, adopt_existing: bool) -> None:
+    async def _begin(self, adopt_existing: bool, fresh: str) -> None:
         parts = self.parts
         self.backing.ask()
         await parts.recovery.begin(adopt_existing=adopt_existing, by_hand=os.environ.get(BY_HAND, ""))
+        if fresh and await parts.journal.run(Journal.learned, STARTED_FRESH) != fresh:
+            await parts.journal.run(Journal.learn, STARTED_FRESH, fresh)  # once, however often an init starts podwatch
+            await self._start_fresh()
         parts.footing.missing = parts.footing.missing or parts.record.problem
         self._begun.set()
         self._say(
@@ -279,6 +292,13 @@ class Daemon(Turning):
         self._jobs.every(STATUS_FILE_SECONDS, "status file", self._outlets.refresh)
         self._jobs.every(GIVE_BACK_SECONDS, "memory", _give_back)
         self._jobs.start()
+
+    async def _start_fresh(self) -> None:
+        """What `run --fresh` asks for, as `podwatch start --fresh`; a trainer that runs is kept, and that is said."""
+        try:
+            await self.parts.recovery.request_start(fresh=True)
+        except PodwatchError as error:
+            self._say(EventName.START_WARNING, f"--fresh was not carried out: {error}", Severity.WARNING)
 
     async def _exposed(self) -> tuple[str, ...]:
         """That another user can move podwatch's directory away: worth one warning, not one at each start."""
@@ -304,6 +324,17 @@ class Daemon(Turning):
         """Another pod holds the run: nothing is trained here, and whoever started us may try again later."""
         self._say(EventName.DAEMON_STOPPING, f"{why}; to take it over: podwatch run --take-over", Severity.CRITICAL)
         self.leave(ExitCode.TRY_AGAIN)
+
+    def _locked_out(self, error: PodwatchError) -> None:
+        """The store refuses this pod for good, and nothing trains here: to wait would only cost money."""
+        if not self.parts.recovery.waits_for_store:
+            return
+        text = (
+            f"training cannot start here: {error}. The store cannot say whether another pod trains this run; "
+            "podwatch ends. To start from the beginning without asking: podwatch run --fresh"
+        )
+        self._say(EventName.DAEMON_STOPPING, text, Severity.CRITICAL)
+        self.leave(ExitCode.CONFIGURATION if isinstance(error, ConfigurationError) else ExitCode.PERMISSION)
 
     def _preempt(self, why: str) -> None:
         self._preempted = self._preempted or why

@@ -149,6 +149,7 @@ def build(
     same_disk_store: bool = False,
     take_over: str = "",
     held_elsewhere: Callable[[str], None] = lambda why: None,
+    locked_out: Callable[[PodwatchError], None] = lambda error: None,
     warn: Callable[[str], None] = lambda text: None,
     footing: Callable[..., Footing] = Footing,
 ) -> Parts:
@@ -331,6 +332,7 @@ def build(
             training=lambda: recovery.handle is not None,
             trained=lambda: record.current is not None and record.current.last_start is not None,
             refused=held_elsewhere,
+            locked_out=locked_out,
             finished=lambda: recovery.desired is Desired.FINISHED,
             withheld=lambda: guard.blocked_reason(Mutation.PUBLISH),
         )

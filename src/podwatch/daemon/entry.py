@@ -22,6 +22,10 @@ TAKE_OVER = "PODWATCH_TAKE_OVER"
 """Id of a person's `--take-over`, for the daemon under an init: obeyed once, however often that starts it again."""
 
 
+FRESH = "PODWATCH_FRESH"
+"""Id of a person's `--fresh`, as above."""
+
+
 BY_HAND = "PODWATCH_BY_HAND"
 """Id of a `podwatch run` that was typed on a terminal, for the daemon: its operator does not wait out a backoff."""
 
@@ -49,6 +53,7 @@ def run_daemon(
     adopt_existing: bool = False,
     detach: bool = False,
     take_over: bool = False,
+    fresh: bool = False,
 ) -> int:
     """Run until told to stop; returns the exit code. Raises PodwatchError for what cannot even start.
 
@@ -66,6 +71,8 @@ def run_daemon(
 
         if take_over:
             os.environ[TAKE_OVER] = secrets.token_hex(8)
+        if fresh:
+            os.environ[FRESH] = secrets.token_hex(8)
         paths = guard_paths(loaded.settings.state_dir, loaded.settings.run_id, os.environ)
         return init.main(
             _own_command(config_path, run_name, overrides, adopt_existing),
@@ -79,6 +86,7 @@ def run_daemon(
             adopt_existing,
             lambda: load_settings(loaded.path, environ=os.environ, overrides=overrides, run=run_name),
             secrets.token_hex(8) if take_over else os.environ.get(TAKE_OVER, ""),
+            secrets.token_hex(8) if fresh else os.environ.get(FRESH, ""),
         )
     )
 
@@ -103,11 +111,11 @@ def typed() -> bool:
 
 
 async def _serve(
-    loaded: LoadedSettings, adopt_existing: bool, load_again: Callable[[], LoadedSettings], take_over: str
+    loaded: LoadedSettings, adopt_existing: bool, load_again: Callable[[], LoadedSettings], take_over: str, fresh: str
 ) -> int:
     from podwatch.daemon.app import serve
 
-    return await serve(loaded, adopt_existing=adopt_existing, load_again=load_again, take_over=take_over)
+    return await serve(loaded, adopt_existing=adopt_existing, load_again=load_again, take_over=take_over, fresh=fresh)
 
 
 def _own_command(

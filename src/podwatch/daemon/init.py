@@ -5,8 +5,8 @@ Standard library only, and run as a file (``python -I -S -E init.py ... -- COMMA
 nothing that goes wrong in podwatch can go wrong here. It does four things:
 
 * reaps: keepers whose daemon ended come to it, and so does whatever a container's processes leave behind;
-* restarts the daemon when it ends by accident, with growing pauses; not on 0, 64 (usage), 78 (configuration) or 86
-  (gave up);
+* restarts the daemon when it ends by accident, with growing pauses; not on 0, 64 (usage), 65 (the training command is
+  at fault), 77 (permission), 78 (configuration) or 86 (gave up), as the systemd unit;
 * is its watchdog, by systemd's protocol: no ``WATCHDOG=1`` within WATCHDOG_USEC means SIGABRT, then SIGKILL;
 * forwards signals: SIGHUP (reload), SIGTERM and SIGINT.
 
@@ -37,7 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-NO_RESTART = frozenset({0, 64, 78, 86})
+NO_RESTART = frozenset({0, 64, 65, 77, 78, 86})
 UNDER_INIT = "PODWATCH_UNDER_INIT"
 """Tells the daemon who started it: ``pid1`` (SIGTERM is preemption) or ``detached`` (SIGTERM is leaving)."""
 SILENT_SECONDS = "PODWATCH_SILENT_SECONDS"

@@ -99,5 +99,13 @@ class IntegrityError(RemoteError):
         super().__init__(what, where=where, fix=fix, transient=False)
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Whether trying again cannot help until somebody changes something: a refused key, a cap, a missing bucket, a
+    wrong configuration. Damaged bytes concern one object and are no refusal."""
+    if isinstance(error, IntegrityError):
+        return False
+    return isinstance(error, (ConfigurationError, PermissionDenied)) or not getattr(error, "transient", True)
+
+
 class InternalError(PodwatchError):
     """A promise of our own code is broken; the text asks for a report."""

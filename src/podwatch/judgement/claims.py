@@ -26,6 +26,10 @@ PATIENCE_SECONDS = 300.0
 MOST_BETWEEN = 120.0
 """Two looks at a heartbeat further apart than this (we were frozen, or the store away) prove nothing between them."""
 
+REFUSAL_SECONDS, REFUSALS = 60.0, 3
+"""A permanent refusal (key, cap, bucket) is confirmed by so many answers in a row over so long a time, each with the
+credentials read again. A bucket or key made a moment ago is known to all of B2's servers well within it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -33,6 +37,7 @@ class Timing:
     claim_wait: float = CLAIM_WAIT_SECONDS
     poll: float = 20.0
     """Seconds between two looks while watching: one cheap request each, three for every heartbeat."""
+    refusal: float = REFUSAL_SECONDS
 
 
 class Act(StrEnum):
@@ -190,6 +195,13 @@ def _decide(known: Known, timing: Timing) -> Decision:
         wait, ready = min(timing.poll, max(left, 0.01)), left + timing.claim_wait
         return Decision(Act.WATCH, why, generation=top, wait=wait, holder=who, reason=why, trains_in=ready)
     return replace(claim, why_not=_asking(who), reason=f"{who} showed no sign of life", holder=who)
+
+
+def locked_out(decision: Decision, refusals: int, seconds: float, timing: Timing) -> bool:
+    """May this pod not train, only because the store refuses it for good? ``refusals`` in a row came within
+    ``seconds``. The last recorded holder trains on without the store; any other pod would wait for ever."""
+    confirmed = refusals >= REFUSALS and seconds >= timing.refusal
+    return confirmed and decision.act is Act.ASK and bool(decision.why_not)
 
 
 def _ours(known: Known, own: Own, timing: Timing) -> Decision:

@@ -42,6 +42,8 @@ class Yielding(Persons):
     _decided = False
     """A person's word while the store did not answer: it holds for restarts, too, until the store says something."""
 
+    _awaits_store = False
+
     def not_here(self) -> str:
         """Why nothing may be started on this pod; empty where it may. A person who asks for a start while the store
         does not answer decides it."""
@@ -51,6 +53,11 @@ class Yielding(Persons):
             return standing.why_not
         self._decided = self._decided or self._asked_for
         return "" if self._decided else standing.why_not
+
+    @property
+    def waits_for_store(self) -> bool:
+        """A start waits only for the store to say who holds the run: nothing runs here, and no operator decided."""
+        return self._awaits_store and not self.held()
 
     def _who_acts(self, standing: Decision) -> str:
         """The one instruction where another pod may train this run."""
@@ -62,10 +69,17 @@ class Yielding(Persons):
     async def elsewhere(self) -> bool:
         """Wait while another pod may train this run. True where the start is not to be made: a trainer was found here,
         or the run is another pod's for good."""
+        try:
+            return await self._elsewhere()
+        finally:
+            self._awaits_store = False
+
+    async def _elsewhere(self) -> bool:
         tools = self.tools
         began = looked = tools.clock.monotonic()
         while why := self.not_here():
             standing, now = tools.standing(), tools.clock.monotonic()
+            self._awaits_store = standing.act is Act.ASK
             if standing.act is Act.SUPERSEDED:
                 self._show(Phase.STOPPED, why)
                 await self.gave_way()

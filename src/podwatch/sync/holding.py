@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from podwatch.domain.claims import HolderState, Pod
-from podwatch.domain.errors import InternalError, PodwatchError
+from podwatch.domain.errors import InternalError, PodwatchError, is_refusal
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.remote import Keys
-from podwatch.judgement.claims import Act, Decision, Timing
+from podwatch.judgement.claims import Act, Decision, Timing, locked_out
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.asking import perform
 from podwatch.sync.claims import Claims, Memory, News
@@ -43,7 +43,7 @@ _NEWS = {
 class Holding:
     """Loop-side object, except ``confirm``. ``open_store`` opens a store for the thread of this room; ``changed`` is
     called on the loop whenever the decision or ``error`` may be another one; ``refused`` when this pod is not to train
-    at all."""
+    at all; ``locked_out`` at each refusal for as long as only the store's refusal keeps this pod from training."""
 
     def __init__(
         self,
@@ -61,10 +61,13 @@ class Holding:
         trained: Callable[[], bool] = lambda: False,
         changed: Callable[[], None] = lambda: None,
         refused: Callable[[str], None] = lambda why: None,
+        locked_out: Callable[[PodwatchError], None] = lambda error: None,
         retry: tuple[float, float] = (RETRY_MIN, RETRY_MAX),
     ) -> None:
         self._clock, self._open, self._emit = clock, open_store, emit
-        self._changed, self._refused, self._retry = changed, refused, retry
+        self._changed, self._refused, self._locked_out, self._retry = changed, refused, locked_out, retry
+        self._timing = timing
+        self._refusals, self._refused_since = 0, 0.0
         self._claims = Claims(
             me, keys, memory,
             exclusive=exclusive, boottime=clock.boottime, stamp=self._stamp, timing=timing, take_over=take_over,
@@ -134,13 +137,15 @@ class Holding:
             self._woken.clear()
             try:
                 await self._worker.call(self._look)
-                self.error, failures = None, 0
+                self.error, failures, self._refusals = None, 0, 0
             except Exception as error:  # this task must not end: nobody else asks who holds the run
                 failures += 1
                 self._failed(error)
             self._asked = True
             self._tell()
             decision = self.decision
+            if self.error is not None and locked_out(decision, *self._refusal_so_far(), self._timing):
+                self._locked_out(self.error)
             if decision.act is Act.REFUSE:
                 self._refused(decision.why_not)
             if decision.act in (Act.SUPERSEDED, Act.REFUSE):
@@ -153,6 +158,10 @@ class Holding:
                 await self._rest(random.uniform(low / 2, min(high, low * 2.0 ** min(failures, 10))))
             else:
                 await self._rest(ASIDE_SECONDS if decision.act is Act.ASIDE else decision.wait)
+
+    def _refusal_so_far(self) -> tuple[int, float]:
+        """How many refusals came in a row, and the seconds since the first one."""
+        return self._refusals, self._clock.monotonic() - self._refused_since
 
     async def _until_doubt(self) -> None:
         """Beats and confirmations find out by themselves; only what they cannot settle is looked at here."""
@@ -178,6 +187,11 @@ class Holding:
 
     def _failed(self, error: Exception) -> None:
         self.error = _told(error)
+        if not is_refusal(self.error):
+            self._refusals = 0
+        else:
+            self._refusals += 1
+            self._refused_since = self._refused_since if self._refusals > 1 else self._clock.monotonic()
         self._claims.unanswered()
         store, self._store = self._store, None  # opened anew, with credentials read again
         if store is not None:

@@ -4,15 +4,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from podwatch.config.settings import Settings
+from podwatch.config.settings import Settings, SyncSettings
 from podwatch.domain.claims import HolderState, Pod
 from podwatch.domain.errors import (
-    ConfigurationError,
     HostError,
-    IntegrityError,
     InternalError,
     PodwatchError,
     RemoteError,
+    is_refusal,
 )
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
@@ -71,6 +70,7 @@ class StoreSide:
         training: Callable[[], bool] = lambda: False,
         trained: Callable[[], bool] = lambda: False,
         refused: Callable[[str], None] = lambda why: None,
+        locked_out: Callable[[PodwatchError], None] = lambda error: None,
         finished: Callable[[], bool] = lambda: False,
         workspace: Workspace | None = None,
         withheld: Callable[[], str] = lambda: "",
@@ -115,12 +115,13 @@ class StoreSide:
                 open_store=self._open,
                 exclusive=self._url.startswith("file://"),
                 emit=emit,
-                timing=timing or Timing(settings.sync.holder_patience, settings.sync.claim_wait),
+                timing=timing or _timing(settings.sync),
                 take_over=take_over,
                 training=training,
                 trained=trained,
                 changed=self._standing_changed,
                 refused=refused,
+                locked_out=locked_out,
                 retry=backoff,
             )
         self._optional: OptionalParts | None = None
@@ -381,8 +382,7 @@ class StoreSide:
 
     def _unwell(self, error: PodwatchError) -> None:
         news = self._state.ok is not False or error.what not in self._state.error
-        refused = not isinstance(error, IntegrityError) and not getattr(error, "transient", True)
-        refused = refused or isinstance(error, ConfigurationError)
+        refused = is_refusal(error)
         self._state = replace(self._state, ok=False, error=str(error), refused=refused)
         if news:
             self._tell(EventName.SYNC_FAILED, str(error), Severity.CRITICAL if refused else Severity.WARNING)
@@ -391,6 +391,10 @@ class StoreSide:
         self, name: EventName, message: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool
     ) -> None:
         self._emit(Event(name, self._clock.wall(), message, severity, fields))
+
+
+def _timing(sync: SyncSettings) -> Timing:
+    return Timing(sync.holder_patience, sync.claim_wait, refusal=sync.refusal_wait)
 
 
 def internal(error: Exception) -> PodwatchError:
