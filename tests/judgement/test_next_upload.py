@@ -4,7 +4,38 @@ one upload."""
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.judgement.next_upload import Waiting, next_upload
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs
+from podwatch.judgement.next_upload import GivenUp, Waiting, next_upload, sort_begun
+
+
+def made(step: int, save_id: str = "a", held_as: HeldAs | None = None, held: str = "") -> CheckpointSet:
+    held = held or ("left" if held_as else "")
+    return CheckpointSet(
+        step, "hf", Completeness.COMPLETE, (), 100, 3, 0.0, save_id=save_id, held=held, held_as=held_as
+    )
+
+
+def test_what_was_begun_is_finished_given_up_or_left_until_it_is_judged_again() -> None:
+    sets = {
+        10: made(10),
+        20: made(20, "other"),
+        30: made(30, held_as=HeldAs.EARLIER_BRANCH),
+        40: made(40),
+        50: made(50, ""),
+        60: made(60, held="not this run's"),
+        70: made(70),
+    }
+    begun = [(step, "a") for step in (10, 20, 30, 40, 50, 60, 70, 80)]
+    finish, given_up = sort_begun(begun, sets, void={(40, "a")}, published=15)
+    assert [found.step for found in finish] == [70]
+    assert [(gone.step, gone.why.split(",")[0]) for gone in given_up] == [
+        (10, "step 15 is in the store"),
+        (20, "it was removed or saved again before it was in the store"),
+        (30, "it is of an earlier branch"),
+        (40, "it was removed or saved again before it was in the store"),
+        (80, "it was removed or saved again before it was in the store"),
+    ]
+    assert all(isinstance(gone, GivenUp) and gone.save_id == "a" for gone in given_up)
 
 
 def test_nothing_to_do() -> None:

@@ -16,7 +16,7 @@ from podwatch.domain.finding import Severity
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave, UploadedObject
 from podwatch.judgement.claims import Act
-from podwatch.judgement.next_upload import Waiting, next_upload
+from podwatch.judgement.next_upload import GivenUp, Waiting, next_upload, sort_begun
 from podwatch.judgement.plausible import NO_TRAINING
 from podwatch.sync import job as jobs
 from podwatch.sync.engine import SetForeign, SetVoid, UploadStopped
@@ -299,45 +299,36 @@ class Syncer(StoreSide):
         last = max((p.step for p in published if p.lineage == lineage and p.step < NO_TRAINING), default=-1)
         begun = await self._journal.run(Journal.unfinished)
         self._unfinished = bool(begun)
-        candidates, given_up = [], []
-        for step, save_id in begun:
-            found = sets.get(step)
-            if found is not None and not found.save_id:
-                continue  # it is not judged again yet
-            if found is None or found.save_id != save_id or (step, save_id) in self._void:
-                given_up.append((step, save_id, "it was removed or saved again before it was in the store"))
-            elif found.earlier:
-                given_up.append((step, save_id, "it is of an earlier branch, which training has left"))
-            elif step < last:
-                given_up.append((step, save_id, f"step {last} is in the store"))
-            elif found.complete and not found.held:
-                candidates.append(Waiting(step, save_id, await self._left(found)))
+        finish, given_up = sort_begun(begun, sets, void=self._void, published=last)
+        candidates = [await self._waiting(found) for found in finish]
         newest = newest_complete(self._catalogue.sets)
         fresh = newest if newest is not None and self._sendable(newest) and self._gap_left() <= 0 else None
-        first = None if fresh is None else Waiting(fresh.step, fresh.save_id, await self._left(fresh))
-        best = next_upload(first, candidates)
+        best = next_upload(None if fresh is None else await self._waiting(fresh), candidates)
         if best is not None:
             shorter = f"less is left of step {best.step}"
-            given_up += [(w.step, w.save_id, shorter) for w in candidates if w != best]
-        for step, save_id, why in given_up:
-            await self._cancel(step, save_id)
-            self._tell(EventName.UPLOAD_ABANDONED, f"step {step}: interrupted upload given up, {why}", step=step)
+            given_up += tuple(GivenUp(w.step, w.save_id, shorter) for w in candidates if w != best)
+        for gone in given_up:
+            await self._cancel(gone.step, gone.save_id)
+            message = f"step {gone.step}: interrupted upload given up, {gone.why}"
+            self._tell(EventName.UPLOAD_ABANDONED, message, step=gone.step)
         return sets[best.step] if best is not None and best in candidates else None
 
     def _sendable(self, found: CheckpointSet) -> bool:
         key = (found.step, found.save_id)
         return key not in self._state.stored and key not in self._void
 
-    async def _left(self, found: CheckpointSet) -> int:
-        """Bytes of it that are not in the store. What cannot be read counts as nothing left: sending it says why."""
+    async def _waiting(self, found: CheckpointSet) -> Waiting:
+        """With the bytes of it that are not in the store. What cannot be read counts as nothing left: sending it says
+        why."""
         assert self._keys is not None
         try:
             files = jobs.all_files(await self._sender.contents(found), self._keys)
         except PodwatchError:
-            return 0
+            return Waiting(found.step, found.save_id, 0)
         done = await self._journal.run(Journal.objects, found.step, found.save_id)
         begun = await self._journal.run(Journal.begun, found.step, found.save_id)
-        return jobs.left_bytes(files, done, begun, self._settings.sync.part_size)
+        left = jobs.left_bytes(files, done, begun, self._settings.sync.part_size)
+        return Waiting(found.step, found.save_id, left)
 
     def _pick(self, step: int | None) -> CheckpointSet:
         """The newest complete set, or the one asked for. Raises HostError."""
