@@ -338,7 +338,7 @@ async def test_who_holds_the_gpu_and_the_port_is_named(world: World, monkeypatch
 
 def test_where_nobody_can_be_named_it_says_so() -> None:
     free = release.Free(("gpu0 holds 3.0 GiB more than before training",), True)
-    assert "no process that podwatch may look into" in release.named(free, ()).holders[1]
+    assert "no process that podwatch can look into" in release.named(free, ()).holders[1]
     assert release.named(release.Free((), True), ("pid 1",)).holders == ()
 
 

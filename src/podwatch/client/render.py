@@ -133,14 +133,14 @@ def _ending(recovery: Document) -> str:
 
 def _verdict_without_daemon(document: Document) -> str:
     lives = document.get("training_alive")
+    found = next((str(r.get("kind")) for r in _list(document, "reasons")), "")
+    if found == "podwatch-elsewhere":
+        return "PODWATCH RUNS, AND CANNOT BE ASKED FROM HERE"
     guard = {
         "podwatch-silent": "PODWATCH DOES NOT ANSWER",
-        "podwatch-elsewhere": "PODWATCH RUNS, AND CANNOT BE ASKED FROM HERE",
         "podwatch-stopped": "PODWATCH IS STOPPED",
         "podwatch-died": "PODWATCH IS NOT RUNNING",
-    }.get(next((str(r.get("kind")) for r in _list(document, "reasons")), ""), "PODWATCH IS NOT RUNNING")
-    if guard.startswith("PODWATCH RUNS"):
-        return guard
+    }.get(found, "PODWATCH IS NOT RUNNING")
     if lives is True:
         return f"{guard}: training goes on UNGUARDED"
     if lives is False:

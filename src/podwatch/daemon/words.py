@@ -45,7 +45,7 @@ def gpus_held(parts: Parts, snapshot: Snapshot) -> str:
     trainer = snapshot.trainer.value
     if trainer is not None and trainer.descendants:
         return ""
-    return "; ".join(h for h in parts.recovery.procedure.free(0.0).holders if h.startswith("gpu"))
+    return "; ".join(parts.recovery.procedure.free(0.0).gpus)
 
 
 def readiness(parts: Parts, snapshot: Snapshot) -> tuple[bool, list[str]]:

@@ -30,7 +30,8 @@ class RemoteSave:
 class Choice:
     """``source`` says what to do: start from a local set, fetch from the store first, start fresh, or ask a person.
 
-    ``rejected`` lists every candidate that was looked at and not taken, newest first, with the reason.
+    ``rejected`` lists every candidate that was looked at and not taken, newest first, with the reason. ``unowned``: a
+    complete checkpoint is among them that is not known to be of this run.
     """
 
     step: int | None
@@ -38,6 +39,7 @@ class Choice:
     save_id: str
     reason: str
     rejected: tuple[tuple[int, str], ...] = ()
+    unowned: bool = False
 
 
 @dataclass
@@ -45,6 +47,7 @@ class _Candidates:
     local: dict[int, CheckpointSet] = field(default_factory=dict)
     remote: dict[int, RemoteSave] = field(default_factory=dict)
     rejected: list[tuple[int, str]] = field(default_factory=list)
+    unowned: bool = False
     held_back: bool = False
     """Something exists that is, or may be, what the run has left, and cannot be used: a fresh start would be an
     operator's decision."""
@@ -88,7 +91,9 @@ def choose(
     if wanted is not None:
         if wanted not in steps:
             why = "; ".join(reason for step, reason in found.rejected if step == wanted) or "no such checkpoint"
-            return Choice(None, "none", "", f"step {wanted} was asked for: {why}", _newest_first(found.rejected))
+            return Choice(
+                None, "none", "", f"step {wanted} was asked for: {why}", _newest_first(found.rejected), found.unowned
+            )
         overridden = f", although refused before: {refused[wanted]}" if refused and wanted in refused else ""
         return _take(found, wanted, f"asked for by number{overridden}")
     if steps:
@@ -96,7 +101,9 @@ def choose(
     rejected = _newest_first(found.rejected)
     if found.held_back:
         newest_step, why = rejected[0]
-        return Choice(None, "none", "", f"nothing may be resumed from (step {newest_step}: {why})", rejected)
+        return Choice(
+            None, "none", "", f"nothing may be resumed from (step {newest_step}: {why})", rejected, found.unowned
+        )
     return Choice(None, "fresh", "", "no complete checkpoint of this run, here or in the store", rejected)
 
 
@@ -144,6 +151,7 @@ def _sort_out(
             unfinished += _all_parts_there(candidate)
             continue
         if not adopted:
+            found.unowned = True
             why = "not known to be of this run; take it with --adopt-existing or set it aside with `podwatch clean`"
         elif candidate.held and not named:
             why = f"held back: {candidate.held}; name the step to use it"

@@ -274,33 +274,41 @@ def _parts_of(whole: Removal, removals: Sequence[Removal]) -> list[Removal]:
     return [] if whole.part else [r for r in removals if r.part and r.step == whole.step]
 
 
-def _reasons_to_keep(given: RemovalInput) -> dict[int, str]:
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    """Why a checkpoint stays; ``by_pin``: for nothing but the operator's pin."""
+
+    text: str
+    by_pin: bool = False
+
+
+def _reasons_to_keep(given: RemovalInput) -> dict[int, _Reason]:
     """Step -> why it stays whatever the pressure; "uploading" is not among these."""
-    keep: dict[int, str] = {}
+    keep: dict[int, _Reason] = {}
     newest, whole = newest_complete(tuple(given.sets)), newest_whole(tuple(given.sets))
     for s in given.sets:
         protection = given.protected.get(s.step)
         if s.held_as is HeldAs.IMPLAUSIBLE:
-            keep[s.step] = f"not this run's as far as is known: {s.held}"
+            keep[s.step] = _Reason(f"not this run's as far as is known: {s.held}")
         elif newest is not None and s.step == newest.step:
-            keep[s.step] = "the newest complete checkpoint"
+            keep[s.step] = _Reason("the newest complete checkpoint")
         elif whole is not None and s.step == whole.step:
-            keep[s.step] = "the newest complete checkpoint, although it is held back"
+            keep[s.step] = _Reason("the newest complete checkpoint, although it is held back")
         elif protection is not None and protection not in YIELDING:
-            keep[s.step] = f"protected: {protection}"
+            keep[s.step] = _Reason(f"protected: {protection}")
         elif s.step in given.pins:
-            keep[s.step] = f"pinned: {given.pins[s.step]}"
+            keep[s.step] = _Reason(f"pinned: {given.pins[s.step]}", by_pin=True)
         elif s.completeness is Completeness.WRITING:
-            keep[s.step] = "being written"
+            keep[s.step] = _Reason("being written")
         elif newest is not None and not s.complete and s.step > newest.step and s.changed_wall >= newest.changed_wall:
             # It may be the save in flight of a trainer that pauses for longer than the settle time.
-            keep[s.step] = "newer than the newest complete checkpoint: perhaps still being saved"
+            keep[s.step] = _Reason("newer than the newest complete checkpoint: perhaps still being saved")
         elif newest is None:
-            keep[s.step] = "no complete checkpoint exists: nothing is thrown away"
+            keep[s.step] = _Reason("no complete checkpoint exists: nothing is thrown away")
     return keep
 
 
-def _willing(given: RemovalInput, keep: Mapping[int, str], steps_in_use: int) -> Iterable[Removal]:
+def _willing(given: RemovalInput, keep: Mapping[int, _Reason], steps_in_use: int) -> Iterable[Removal]:
     """Everything that may go before the critical mark, in order."""
     if given.trash_bytes > 0:
         yield Removal(RemovalKind.TRASH, given.trash_bytes, "already thrown away", path=given.trash_path)
@@ -365,7 +373,7 @@ def _unused_below(given: RemovalInput, steps_in_use: int) -> int:
     return min((newest.step, *resumed)) - steps_in_use
 
 
-def _critical(given: RemovalInput, keep: Mapping[int, str], gone: set[int | None]) -> Iterable[Removal]:
+def _critical(given: RemovalInput, keep: Mapping[int, _Reason], gone: set[int | None]) -> Iterable[Removal]:
     """Oldest first, but the one being uploaded last: where uploads take longer than two saves, it is always the oldest,
     and nothing would ever reach the store (simulated: 1 set of 60 at 15 MB/s, 12 in this order)."""
     for s in sorted(given.sets, key=lambda s: (given.protected.get(s.step) is Protection.UPLOADING, _age(s))):
@@ -399,7 +407,7 @@ def _age(s: CheckpointSet) -> int:
 
 
 def _kept(
-    given: RemovalInput, keep: Mapping[int, str], removals: Sequence[Removal], waiting: Sequence[Removal]
+    given: RemovalInput, keep: Mapping[int, _Reason], removals: Sequence[Removal], waiting: Sequence[Removal]
 ) -> tuple[Kept, ...]:
     gone = {r.step for r in removals if r.step is not None and not r.part}
     later = {r.step: r for r in waiting}
@@ -408,7 +416,7 @@ def _kept(
         if s.step in gone:
             continue
         parts = sum(r.bytes for r in removals if r.step == s.step and r.part)
-        reason = keep.get(s.step) or _why_still_here(s, given)
+        reason = keep[s.step].text if s.step in keep else _why_still_here(s, given)
         if s.step in later:
             when = "" if given.due_in is None else f", due in {max(0.0, given.due_in) / 60:.0f} min"
             reason = f"{later[s.step].reason}: goes before the next save{when}, unless the store has it by then"
@@ -416,9 +424,9 @@ def _kept(
     return tuple(kept)
 
 
-def _unlock(s: CheckpointSet, given: RemovalInput, keep: Mapping[int, str]) -> str:
+def _unlock(s: CheckpointSet, given: RemovalInput, keep: Mapping[int, _Reason]) -> str:
     if s.step in keep:
-        return "not pinned" if keep[s.step].startswith("pinned: ") else ""
+        return "not pinned" if keep[s.step].by_pin else ""
     if s.complete and not _stored(s, given) and not _ours_to_judge(s, given):
         return "in the store"
     return ""

@@ -382,7 +382,7 @@ class Acts(Yielding):
 
     @staticmethod
     def _foreign(error: NothingToResume) -> bool:
-        return any("not known to be of this run" in why for _, why in error.choice.rejected)
+        return error.choice.unowned
 
     async def _until_free(self) -> bool:
         """Wait until GPU memory and ports are free. True if a trainer was found instead."""
@@ -400,7 +400,7 @@ class Acts(Yielding):
             over = tools.clock.monotonic() - began >= patience
             if free.free and (free.observed or over):
                 break
-            if over and not configured and not any(h.startswith("port") for h in free.holders):
+            if over and not configured and not free.ports:
                 tools.say(
                     EventName.RECOVERY_BLOCKED,
                     "GPU memory is held, but no GPU is configured for this run: starting all the same",

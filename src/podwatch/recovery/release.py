@@ -16,16 +16,21 @@ _LISTEN = "0A"
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """``holders`` says in words what is still held, ``ports`` are those of it that are in use. ``observed`` is false
-    where GPU memory could not be seen."""
+    """``gpus`` says in words what is still held on GPUs; ``ports`` are those in use, with the process that listens
+    (empty where it is not known). ``observed`` is false where GPU memory could not be seen."""
 
-    holders: tuple[str, ...]
+    gpus: tuple[str, ...]
     observed: bool
-    ports: tuple[int, ...] = ()
+    ports: tuple[tuple[int, str], ...] = ()
 
     @property
     def free(self) -> bool:
-        return not self.holders
+        return not self.gpus and not self.ports
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """In words, GPUs first."""
+        return (*self.gpus, *(f"port {port} is in use" + (f" by {by}" if by else "") for port, by in self.ports))
 
 
 def memory_now(reading: Reading[tuple[GpuSample, ...]]) -> dict[int, int]:
@@ -66,24 +71,19 @@ def look(
             above = (gpu.memory_used_bytes or 0) - base.get(gpu.index, 0)
             if above > margin:
                 held.append(f"gpu{gpu.index} holds {above / GIB:.1f} GiB more than before training")
-    taken = tuple(port for port in ports if port_taken(port))
-    held += [f"port {port} is in use" for port in taken]
-    return Free(tuple(held), seen or absent, taken)
+    return Free(tuple(held), seen or absent, tuple((port, "") for port in ports if port_taken(port)))
 
 
 def named(free: Free, gpu_holders: Sequence[str]) -> Free:
     """The same with the processes behind it, where /proc shows them. Blocks: reads it."""
-    listeners = _listeners(free.ports)
-    held = []
-    for text in free.holders:
-        port = next((p for p in free.ports if text == f"port {p} is in use"), None)
-        held.append(f"{text} by {listeners[port]}" if port in listeners else text)
-    if any(text.startswith("gpu") for text in held):
-        held += gpu_holders or ["no process that podwatch may look into holds a context there"]
-    return replace(free, holders=tuple(held))
+    listeners = _listeners([port for port, _ in free.ports])
+    gpus = free.gpus
+    if gpus:
+        gpus += tuple(gpu_holders) or ("no process that podwatch can look into holds a context there",)
+    return replace(free, gpus=gpus, ports=tuple((port, listeners.get(port, "")) for port, _ in free.ports))
 
 
-def _listeners(ports: Sequence[int]) -> dict[int | None, str]:
+def _listeners(ports: Sequence[int]) -> dict[int, str]:
     """Port -> the process that listens on it. Sockets that a process of another container holds have no name here."""
     inodes: dict[str, int] = {}
     for table in ("tcp", "tcp6"):
@@ -95,7 +95,7 @@ def _listeners(ports: Sequence[int]) -> dict[int | None, str]:
             port = int(words[1].rpartition(":")[2], 16)
             if words[3] == _LISTEN and port in ports:
                 inodes[f"socket:[{words[9]}]"] = port
-    found: dict[int | None, str] = {}
+    found: dict[int, str] = {}
     for pid in procfs.all_pids() if inodes else ():
         for target in (procfs.open_files(pid) or {}).values():
             if target in inodes and (status := procfs.read_stat(pid)) is not None:

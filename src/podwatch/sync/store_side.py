@@ -142,6 +142,8 @@ class StoreSide:
         self._store: ObjectStore | None = None
         self._publisher: Publisher | None = None
         self._failures = 0
+        self._told_trouble = ""
+        """``what`` of the store's last error."""
         self._void: dict[tuple[int, str], str] = {}
         """What is not sent again, and why."""
         self._begun_at: float | None = None
@@ -381,7 +383,8 @@ class StoreSide:
             self._unwell(error)
 
     def _unwell(self, error: PodwatchError) -> None:
-        news = self._state.ok is not False or error.what not in self._state.error
+        news = self._state.ok is not False or error.what != self._told_trouble
+        self._told_trouble = error.what
         refused = is_refusal(error)
         self._state = replace(self._state, ok=False, error=str(error), refused=refused)
         if news:
