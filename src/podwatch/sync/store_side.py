@@ -286,6 +286,7 @@ class StoreSide:
             self._state = replace(self._state, saves=len(found.saves | self._state.stored))
             if not self._state.stored:
                 self._state = replace(self._state, last_step=found.step, last_published_wall=found.stored_wall)
+            self._wake.set()  # what may be sent ahead of a claim is known now
 
     async def sweep_store(self) -> None:
         """Clear the store of what serves nobody, if that was not done within a day. Not while something is on its way:

@@ -264,6 +264,8 @@ class Syncer(StoreSide):
         newest = newest_complete(self._catalogue.sets)
         if newest is None or not self._sendable(newest) or self._withheld() or self._gap_left() > 0:
             return False
+        if self._listed is None or (newest.step, newest.save_id) in self._listed:
+            return False  # a journal that was lost does not know that it is in the store already
         if any(key != (newest.step, newest.save_id) for key in await self._journal.run(Journal.unfinished)):
             return False  # what was begun before is judged once the run is ours
         self._ahead = True
