@@ -17,8 +17,9 @@ def pointer(store: Path) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("restarted", [True, False])
-def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, restarted: bool) -> None:
+@pytest.mark.parametrize(("restarted", "in_a_file"), [(True, False), (False, True)])
+def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, restarted: bool, in_a_file: bool) -> None:
+    """The operator names the step in a flag, or in the TOML file that the command names."""
     daemon = rig.daemon(sync__store=f"file://{elsewhere}", sync__upload_gap="0s").start()
     running(daemon, rig, step=30)
     published(daemon)
@@ -30,8 +31,12 @@ def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, re
 
     rig.order(wait=True)  # at its first step: nothing is saved before we have looked
     rig.trainer_flags = ["--ckpt.resume-step", str(base)]
+    if in_a_file:
+        (rig.output.parent / "rl.toml").write_text(f"[ckpt]\nresume_step = {base}\n")
+        rig.trainer_flags = ["@", "rl.toml"]
     start_by_hand(rig)
     opened = daemon.wait_event("lineage-opened", 60, after=seen)
+    assert ("rl.toml, which its command names," if in_a_file else "its command") + " resumes" in opened["event"]
     whole = int(opened["newest"])
     assert opened["step"] == base
     assert whole >= 30
