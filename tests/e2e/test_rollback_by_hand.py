@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.test_by_hand import start_by_hand
 from tests.support.asking import published, reasons, running, status
+from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 
 
@@ -15,6 +16,15 @@ def pointer(store: Path) -> dict[str, Any]:
     (path,) = store.rglob("latest.json")
     document: dict[str, Any] = json.loads(path.read_text())
     return document
+
+
+def marks(daemon: DaemonProcess) -> dict[int, tuple[str, bool]]:
+    """Of each complete checkpoint: why it is held back, and whether it is the newest."""
+    listed = daemon.command("checkpoints", "--json")
+    assert listed.returncode == 0, listed.stderr
+    sets = json.loads(listed.stdout)["sets"]
+    whole = [s for s in sets if s["completeness"] == "complete"]
+    return {s["step"]: (s["held_back"], "newest complete" in s["held_by"]) for s in whole}
 
 
 @pytest.mark.parametrize(("restarted", "in_a_file"), [(True, False), (False, True)])
@@ -48,7 +58,11 @@ def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, re
 
     if restarted:
         seen_before = len(daemon.events())
+        asked = marks(daemon)
         daemon.stop()  # a restart of podwatch in between keeps all of it
+        assert marks(daemon) == asked, "`podwatch checkpoints` says the same without a daemon"
+        assert {step for step, (held, _) in asked.items() if held} == {s for s in asked if s > base}
+        assert [step for step, (_, newest) in asked.items() if newest] == [base]
         daemon.start()
         daemon.wait_event("trainer-attached", 60, after=seen_before)
         assert not [e for e in daemon.events()[seen_before:] if e["podwatch_event"] == "lineage-opened"]
