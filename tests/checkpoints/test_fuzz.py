@@ -2,6 +2,7 @@
 never much memory or time. ``HYPOTHESIS_PROFILE=long`` tries 25 times as many.
 """
 
+import contextlib
 import json
 import os
 import pickle
@@ -108,6 +109,15 @@ def test_safetensors_headers(file: Path, document: object, body: bytes, claimed:
     file.write_bytes(struct.pack("<Q", len(raw) if claimed is None else claimed) + raw + body)
     header = safetensors.read_header(file)
     assert header.problem or all(isinstance(n, str) for n in header.names)
+
+
+@tries(80)
+@given(notes=st.one_of(PLAIN.map(json.dumps), st.text(max_size=9), PLAIN), tensor=PLAIN)
+def test_parts_of_tensors(file: Path, notes: object, tensor: object) -> None:
+    raw = json.dumps({"__metadata__": {"DCP_SHARDING_INFO": notes}, "w": tensor}).encode()
+    file.write_bytes(struct.pack("<Q", len(raw)) + raw)
+    with contextlib.suppress(ValueError):
+        assert all(len(c.ends) == len(c.shape) for c in safetensors.read_chunks(file).values())
 
 
 @tries(80)

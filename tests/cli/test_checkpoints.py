@@ -4,9 +4,18 @@ import json
 import os
 import time
 
+import pytest
+
 from podwatch.cli.checkpoints import table
+from podwatch.daemon import implausible, two_writers
+from podwatch.domain.run import EarlierSave, Lineage, RunRecord
+from podwatch.journal import save_run_record
 from podwatch.journal.journal import Journal
-from tests.cli.test_restore import stored  # noqa: F401 - a fixture
+from podwatch.system.workspace import Workspace
+from tests.cli.test_restore import (
+    stored,  # noqa: F401 - a fixture
+    write_config,
+)
 
 
 def test_deep_compares_every_byte_and_says_when_it_cannot(stored):  # noqa: F811
@@ -50,6 +59,70 @@ def test_stored_sets_and_pins_without_a_daemon(stored):  # noqa: F811
     assert "no checkpoints on this pod" in text
     assert "in the store only:" in text
     assert machine.podwatch("checkpoints", "unpin", "40", "-c", config).returncode == 0
+
+
+def held_back(machine, config):
+    """(why each step is held back, the newest complete step, problems), as listed without a daemon."""
+    result = machine.podwatch("checkpoints", "--json", "-c", config)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    newest = [s["step"] for s in found["sets"] if "newest complete" in s["held_by"]]
+    return {s["step"]: s["held_back"] for s in found["sets"]}, newest, found["problems"]
+
+
+@pytest.fixture
+def branched(machine):
+    """Steps 100 to 120 on this pod; training has left 110 and 120 behind. Returns (output, config, workspace)."""
+    output = machine.directory / "out"
+    for step in (100, 110, 120):
+        (output / f"step_{step}").mkdir(parents=True)
+        (output / f"step_{step}" / "model.bin").write_bytes(os.urandom(5000))
+    config = write_config(machine.directory / "podwatch.toml", output, machine.directory / "store")
+    left = tuple(EarlierSave(step, "", time.time(), "old") for step in (110, 120))
+    workspace = Workspace(output)
+    save_run_record(workspace, RunRecord("r", Lineage("new", "old", 100), earlier=left))
+    return output, config, workspace
+
+
+def test_an_earlier_branch_is_known_without_a_daemon(machine, branched):
+    _, config, _ = branched
+    marks, newest, problems = held_back(machine, config)
+    assert marks == {100: "", **dict.fromkeys((110, 120), "it is of an earlier branch, which training has left")}
+    assert (newest, problems) == ([100], [])
+    assert "earlier branch" in machine.podwatch("checkpoints", "-c", config).stdout
+
+
+def test_a_record_that_cannot_be_read_is_named_and_stays(machine, branched):
+    _, config, workspace = branched
+    newer = json.loads(workspace.record.read_text()) | {"schema_version": 99}
+    workspace.record.write_text(json.dumps(newer))
+    marks, newest, (problem,) = held_back(machine, config)
+    assert (set(marks.values()), newest) == ({""}, [120])
+    assert "checkpoints of an earlier branch are not marked: the run record has schema 99" in problem
+    assert "problem: checkpoints of an earlier branch" in machine.podwatch("checkpoints", "-c", config).stdout
+    workspace.record.write_text("{damaged")
+    assert held_back(machine, config)[1] == [120]
+    assert workspace.record.read_text() == "{damaged", "a look changes nothing"
+
+
+def test_what_the_journal_holds_back_is_known_without_a_daemon(machine, branched):
+    output, config, workspace = branched
+    save_run_record(workspace, RunRecord("r", Lineage("new")))
+    now = time.time()
+    state = machine.directory / "state" / "r"
+    state.mkdir(parents=True)
+    journal = Journal.open(state / "journal.sqlite")
+    journal.learn(two_writers.KEY, {"spans": [[now - 500, now + 500, "pid 7"]], "released": []})
+    stray = output / "step_99999999999999999"
+    stray.mkdir()
+    (stray / "model.bin").write_bytes(b"x" * 5000)
+    known = {"trained": 120, "trained_wall": now, "step_seconds": 10.0, "believed": [], "doubted": []}
+    journal.learn(implausible.KEY, known)
+    journal.close()
+    marks, newest, _ = held_back(machine, config)
+    assert newest == []
+    assert all("a second trainer" in marks[step] for step in (100, 110, 120)), marks
+    assert marks[99999999999999999].startswith("its step number is implausible: ")
 
 
 def test_nothing_is_wider_than_the_terminal():

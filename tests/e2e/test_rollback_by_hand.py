@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.test_by_hand import start_by_hand
 from tests.support.asking import published, reasons, running, status
+from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 
 
@@ -17,8 +18,18 @@ def pointer(store: Path) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("restarted", [True, False])
-def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, restarted: bool) -> None:
+def marks(daemon: DaemonProcess) -> dict[int, tuple[str, bool]]:
+    """Of each complete checkpoint: why it is held back, and whether it is the newest."""
+    listed = daemon.command("checkpoints", "--json")
+    assert listed.returncode == 0, listed.stderr
+    sets = json.loads(listed.stdout)["sets"]
+    whole = [s for s in sets if s["completeness"] == "complete"]
+    return {s["step"]: (s["held_back"], "newest complete" in s["held_by"]) for s in whole}
+
+
+@pytest.mark.parametrize(("restarted", "in_a_file"), [(True, False), (False, True)])
+def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, restarted: bool, in_a_file: bool) -> None:
+    """The operator names the step in a flag, or in the TOML file that the command names."""
     daemon = rig.daemon(sync__store=f"file://{elsewhere}", sync__upload_gap="0s").start()
     running(daemon, rig, step=30)
     published(daemon)
@@ -30,8 +41,12 @@ def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, re
 
     rig.order(wait=True)  # at its first step: nothing is saved before we have looked
     rig.trainer_flags = ["--ckpt.resume-step", str(base)]
+    if in_a_file:
+        (rig.output.parent / "rl.toml").write_text(f"[ckpt]\nresume_step = {base}\n")
+        rig.trainer_flags = ["@", "rl.toml"]
     start_by_hand(rig)
     opened = daemon.wait_event("lineage-opened", 60, after=seen)
+    assert ("rl.toml, which its command names," if in_a_file else "its command") + " resumes" in opened["event"]
     whole = int(opened["newest"])
     assert opened["step"] == base
     assert whole >= 30
@@ -43,7 +58,11 @@ def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, re
 
     if restarted:
         seen_before = len(daemon.events())
+        asked = marks(daemon)
         daemon.stop()  # a restart of podwatch in between keeps all of it
+        assert marks(daemon) == asked, "`podwatch checkpoints` says the same without a daemon"
+        assert {step for step, (held, _) in asked.items() if held} == {s for s in asked if s > base}
+        assert [step for step, (_, newest) in asked.items() if newest] == [base]
         daemon.start()
         daemon.wait_event("trainer-attached", 60, after=seen_before)
         assert not [e for e in daemon.events()[seen_before:] if e["podwatch_event"] == "lineage-opened"]

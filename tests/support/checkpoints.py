@@ -59,10 +59,15 @@ def torch_zip_bytes(value: Any, storages: tuple[bytes, ...] = (), name: str = "a
     return out.getvalue()
 
 
-def safetensors_bytes(tensors: dict[str, int] | None = None, fill: bytes = b"\x01") -> bytes:
-    """``tensors``: name -> number of float32 values."""
+def safetensors_bytes(
+    tensors: dict[str, int] | None = None, fill: bytes = b"\x01", offsets: dict[str, int] | None = None
+) -> bytes:
+    """``tensors``: name -> number of float32 values. ``offsets``: of a DCP shard, name -> where its part begins."""
     tensors = tensors or {"w": 64}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    if offsets is not None:
+        notes = {name: {"saved_offsets": [begin]} for name, begin in offsets.items()}
+        header["__metadata__"] |= {"DCP_SHARDING_INFO": json.dumps(notes), "DCP_VERSION": "1.0"}
     position = 0
     for name, count in tensors.items():
         header[name] = {"dtype": "F32", "shape": [count], "data_offsets": [position, position + 4 * count]}

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,10 +46,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--broadcast-size", type=int, help="as --size")
     parser.add_argument("--wandb.api-key", dest="wandb_key", help="not used: a secret in a command line")
     parser.add_argument("--x-token", dest="token", help="the same")
-    parser.add_argument("overrides", nargs="*", help="not used: @ FILE.toml, ++key=value")
+    parser.add_argument("overrides", nargs="*", help="@ FILE.toml: its ckpt.resume_step; ++key=value is not used")
     parser.add_argument("--trainer.wandb.id", dest="wandb_trainer")
     parser.add_argument("--orchestrator.wandb.id", dest="wandb_orchestrator")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for name in args.overrides if args.resume is None else ():
+        if name.endswith(".toml") and Path(name).exists():
+            args.resume = tomllib.loads(Path(name).read_text()).get("ckpt", {}).get("resume_step")
+    return args
 
 
 def alone(control: Path, what: str) -> int:

@@ -43,7 +43,7 @@ def command(where: Where, as_json: bool) -> None:
                 places=found.get("searched") or (),
                 layout=str(found.get("layout") or ""),
             )
-            click.echo("\n".join(lines))
+            click.echo("\n".join([*lines, *(f"problem: {clean(p)}" for p in found.get("problems") or ())]))
 
 
 @command.command("verify")
@@ -141,7 +141,8 @@ def fetch(where: Where) -> dict[str, Any]:
 
     settings = load(where)
     kept = noted(settings)
-    sets = look(settings).sets
+    problems: list[str] = []
+    sets = look(settings, problems).sets
     newest = newest_complete(sets)
     published, pins = kept if kept is not None else ([], {})
     stored = frozenset((p.step, p.save_id) for p in published) if kept is not None else None
@@ -153,6 +154,7 @@ def fetch(where: Where) -> dict[str, Any]:
         ],
         "remote": [remote_document(p, here) for p in published] if kept is not None else None,
         "store_url": settings.sync.store,
+        "problems": problems,
         **searched(make_layout(settings)),
     }
 

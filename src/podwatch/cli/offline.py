@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,14 @@ from podwatch.domain.errors import ConfigurationError, HostError
 
 if TYPE_CHECKING:
     from podwatch.checkpoints.catalogue import Catalogue
+    from podwatch.checkpoints.held_back import HeldBack
+    from podwatch.checkpoints.layouts.base import Layout
     from podwatch.config.settings import Settings
     from podwatch.journal.journal import Journal
     from podwatch.journal.records import PublishedSave
     from podwatch.stores.base import ObjectStore
     from podwatch.stores.credentials import Credentials
+    from podwatch.system.workspace import Workspace
 
 
 def load(where: Where) -> "Settings":
@@ -69,8 +72,9 @@ def noted(settings: "Settings") -> "tuple[list[PublishedSave], dict[int, str]] |
         journal.close()
 
 
-def look(settings: "Settings") -> "Catalogue":
-    """A catalogue that has looked twice, which is what it takes to call a set complete. Blocks on the file system."""
+def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue":
+    """A catalogue that has looked twice, which is what it takes to call a set complete, and marks what the daemon holds
+    back. ``problems`` receives what could not be read for that. Blocks on the file system."""
     from podwatch.checkpoints.after_reboot import Boots, NoMemory, Recalling, boot_wall
     from podwatch.checkpoints.catalogue import Catalogue
     from podwatch.checkpoints.expected import command_digest
@@ -84,8 +88,9 @@ def look(settings: "Settings") -> "Catalogue":
     try:
         memory = Recalling(journal) if journal is not None else NoMemory()
         stored = () if journal is None else tuple((p.step, p.save_id) for p in journal.published())
+        layout, workspace = make_layout(settings), workspace_of(settings)
         catalogue = Catalogue(
-            make_layout(settings),
+            layout,
             SystemClock(),
             settle=rules.settle,
             settle_weak=rules.settle_weak,
@@ -94,7 +99,8 @@ def look(settings: "Settings") -> "Catalogue":
             whose=command_digest(settings.trainer.command),
             boots=Boots(memory, boot_id(), boot_wall()),
             stored=lambda: stored,
-            tree=workspace_of(settings).tree,
+            held_back=_held_back(settings, layout, journal, workspace, problems if problems is not None else []),
+            tree=workspace.tree,
         )
         catalogue.rescan()
         catalogue.rescan()
@@ -102,6 +108,35 @@ def look(settings: "Settings") -> "Catalogue":
         if journal is not None:
             journal.close()
     return catalogue
+
+
+def _held_back(
+    settings: "Settings", layout: "Layout", journal: "Journal | None", workspace: "Workspace", problems: list[str]
+) -> "HeldBack":
+    """What a daemon that starts now would hold back, by the journal and the run record."""
+    from dataclasses import replace
+
+    from podwatch.checkpoints.held_back import HeldBack
+    from podwatch.daemon import implausible, two_writers
+    from podwatch.domain.errors import PodwatchError
+    from podwatch.journal import load_run_record
+
+    held = HeldBack() if journal is None else two_writers.recalled(journal.learned(two_writers.KEY))
+    if journal is not None:
+        fetched = frozenset((p.step, p.save_id) for p in journal.published() if p.restored)
+        known = implausible.recalled(journal.learned(implausible.KEY))
+        target = settings.trainer.max_steps
+        with suppress(PodwatchError, OSError):
+            target = target or layout.target_step(settings.trainer.command)
+        held.explain(replace(known, target=target, believed=known.believed | fetched))
+    try:
+        record = load_run_record(workspace, looking=True)
+    except PodwatchError as error:
+        problems.append(f"checkpoints of an earlier branch are not marked: {error}")
+        return held
+    if record is not None:
+        held.leave(record.earlier)
+    return held
 
 
 def require_store(settings: "Settings") -> str:

@@ -32,7 +32,7 @@ class Implausible:
         self._kept_at = float("-inf")
         self._since: dict[tuple[int, str], float] = {}
         self._kept = journal.sync.learned(KEY)
-        held.explain(replace(_recalled(self._kept), target=target()))
+        held.explain(replace(recalled(self._kept), target=target()))
 
     def turn(
         self,
@@ -100,7 +100,7 @@ class Implausible:
             self._journal.post(Journal.learn, KEY, document)
 
 
-def _recalled(document: Any) -> Evidence:
+def recalled(document: Any) -> Evidence:
     """What an earlier podwatch knew; a document that cannot be read says nothing."""
     try:
         trained, seconds = document["trained"], document["step_seconds"]

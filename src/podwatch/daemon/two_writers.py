@@ -55,7 +55,7 @@ class TwoWriters:
         self.problem = ""
         self.found: tuple[Other, ...] = ()
         self.beside = Beside(looked_at=float("-inf"))
-        self.held = _recalled(journal.learned(KEY))
+        self.held = recalled(journal.learned(KEY))
 
     # -- looking (blocks) ---------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ def _uid_of(user: str) -> tuple[int, ...]:
         return ()
 
 
-def _recalled(document: Any) -> HeldBack:
+def recalled(document: Any) -> HeldBack:
     """What an earlier podwatch saw; a document that cannot be read holds nothing back."""
     try:
         spans = tuple(Span(float(s), None if e is None else float(e), str(w)) for s, e, w in document["spans"])

@@ -22,9 +22,9 @@ MODE: Final = 0o600
 """The command in it is scrubbed; what a secret looks like in a trainer of your own is not always known."""
 
 
-def load_run_record(workspace: Workspace) -> RunRecord | None:
-    """The record, or None if there is none. An unreadable one is moved to ``<name>.corrupt-<n>``: then also None. Never
-    blocks on what is no regular file.
+def load_run_record(workspace: Workspace, *, looking: bool = False) -> RunRecord | None:
+    """The record, or None if there is none. A damaged one is moved to ``<name>.corrupt-<n>`` (``looking``: it stays):
+    then also None. Never blocks on what is no regular file.
 
     Raises HostError if a newer podwatch wrote it, PermissionDenied if it may not be read, RootReplaced if it or its
     directory belongs to another user or was replaced: such a record is never trusted.
@@ -53,7 +53,8 @@ def load_run_record(workspace: Workspace) -> RunRecord | None:
             )
         return _record(document)
     except (ValueError, TypeError, KeyError, AttributeError):
-        _move_aside(workspace)
+        if not looking:
+            _move_aside(workspace)
         return None
 
 

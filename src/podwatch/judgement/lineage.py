@@ -1,8 +1,8 @@
 """Lines of training history: when an operator's own start opens a new one, and which checkpoints belong to the old one
 (DESIGN section 2, "Lineage"). Pure.
 
-A printed number opens nothing. What proves a start below the newest checkpoint is the resume step in its command, or a
-checkpoint that its processes saved below the newest one.
+A printed number opens nothing. What proves a start below the newest checkpoint is the resume step in its command or in
+a file that its command names, or a checkpoint that its processes saved below the newest one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,13 +29,15 @@ def departure(
     lineage: Lineage,
     began_wall: float,
     resumed: int | None = None,
+    named_by: str = "its command",
     stored: Iterable[int] = (),
 ) -> Departure | None:
     """Has the start of ``began_wall`` (epoch seconds) left ``lineage``? Asked again it answers None, because what stays
     behind is of the present lineage no more.
 
     ``sets`` are the run's checkpoints here, marked. ``resumed`` is the step that the start's command resumes from, None
-    where it names none. ``stored`` are the steps of this lineage that were in the store before that start.
+    where it names none; ``named_by`` is what names it, as the subject of a sentence. ``stored`` are the steps of this
+    lineage that were in the store before that start.
     """
     line = [s for s in sets if s.of_line]
     before = [s for s in line if s.changed_wall < began_wall]
@@ -45,7 +47,7 @@ def departure(
         return None
     if resumed is not None and resumed < newest:
         step: int | None = resumed
-        why = f"its command resumes from step {resumed}"
+        why = f"{named_by} resumes from step {resumed}"
     else:
         # Written by that start as a whole: an older checkpoint in which a file changed proves nothing.
         made = [s.step for s in line if s.complete and not s.held and (s.began_wall or s.changed_wall) >= began_wall]

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from podwatch.checkpoints.layouts.resumed import resumed_step
+from podwatch.checkpoints.layouts.resumed import Resumed, resumed
 from podwatch.checkpoints.saved_by import saved_by
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
@@ -72,7 +73,7 @@ class Choosing:
         self.writers_ended = False
         """The tree that wrote here was watched and has ended; nothing was started since."""
         self._followed = ""
-        self._resumed_of: tuple[str, int | None] = ("", None)
+        self._resumed_of: tuple[str, Resumed | None] = ("", None)
 
     async def remember(self) -> None:
         await memory_module.save(self.tools.journal, self.tools.clock, self.memory)
@@ -95,7 +96,7 @@ class Choosing:
             return False
         sets = [s for s in await self._rescan() if self.owns(s)]
         published = await tools.journal.run(Journal.published)
-        resumed = await tools.blocking(self._resumed, handle)
+        named = await tools.blocking(self._resumed, handle)
         record = tools.record.current  # it may have been written meanwhile
         if record is None:
             return False
@@ -104,7 +105,8 @@ class Choosing:
             sets,
             lineage=lineage,
             began_wall=handle.started_wall,
-            resumed=resumed,
+            resumed=named.step if named is not None else None,
+            named_by=named.named_by if named is not None else "",
             stored=[p.step for p in published if p.lineage == lineage.id and p.wall < handle.started_wall],
         )
         if left is None:
@@ -124,11 +126,14 @@ class Choosing:
         )
         return True
 
-    def _resumed(self, handle: TrainerHandle) -> int | None:
+    def _resumed(self, handle: TrainerHandle) -> Resumed | None:
         """Blocks. Remembered for each start: its process ends before what it has saved is looked at."""
         if self._resumed_of[0] != handle.start_id or self._resumed_of[1] is None:
-            step = resumed_step(self.tools.layout, procfs.command(handle.launcher.pid))
-            self._resumed_of = (handle.start_id, step)
+            pid = handle.launcher.pid
+            at = procfs.working_directory(pid)
+            cwd = None if at is None else Path(at)
+            found = resumed(self.tools.layout, procfs.command(pid), cwd=cwd, began_wall=handle.started_wall)
+            self._resumed_of = (handle.start_id, found)
         return self._resumed_of[1]
 
     def owns(self, found: CheckpointSet) -> bool:

@@ -50,6 +50,23 @@ def verl_torchtitan(output_dir: Path, step: int) -> list[Operation]:
     return script.operations
 
 
+def verl_automodel(output_dir: Path, step: int) -> list[Operation]:
+    """``engine = automodel`` in SFT: each rank's shard of the model, the export made of them, then the optimizer."""
+    script, directory = Script(), output_dir / f"global_step_{step}"
+    script.json(directory / "model" / ".hf_metadata" / "config.json", {"model_type": "x"})
+    for rank in (1, 2):
+        part = safetensors_bytes({"w": 32}, offsets={"w": 32 * (rank - 1)})
+        script.write(directory / "model" / f"shard-0000{rank}-model-00001-of-00001.safetensors", part)
+    export = directory / "model" / "consolidated"
+    script.json(export / "config.json", {"model_type": "x"})
+    script.write(export / "model-00001-of-00001.safetensors", safetensors_bytes())
+    script.json(export / "model.safetensors.index.json", {"weight_map": {"w": "model-00001-of-00001.safetensors"}})
+    script.dcp(directory / "optim")
+    script.torch(directory / "data_0.pt")
+    script.replace(output_dir / TRACKER, str(step))
+    return script.operations
+
+
 def _torch_dist(script: Script, directory: Path) -> None:
     script.torch(directory / "common.pt")
     script.dcp(directory)
@@ -185,6 +202,7 @@ MAKERS: dict[str, tuple[str, Maker]] = {
     "verl-critic": ("verl", verl_critic),
     "verl-sft": ("verl", verl_sft),
     "verl-torchtitan": ("verl", verl_torchtitan),
+    "verl-automodel": ("verl", verl_automodel),
     "verl-megatron-old": ("verl", verl_megatron_old),
     "verl-megatron-new": ("verl", verl_megatron_new),
     "torchtitan": ("torchtitan", torchtitan),

@@ -3,15 +3,18 @@
 Only whole arguments are understood; what stands inside one ``sh -c`` text is left alone.
 """
 
+import os
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.layouts.base import ResumeCommand
 from podwatch.domain.secrets import register_document
-from podwatch.system.reading import read_file
+from podwatch.system.files import read_descriptor
+from podwatch.system.reading import opened
 
 PLACEHOLDERS = ("{step}", "{checkpoint}", "{resume_args}")
 _TRUTH = frozenset({"true", "false", "1", "0", "yes", "no"})
@@ -145,23 +148,43 @@ def build(
     return ResumeCommand(tuple(argv), {**environment, **exported}, tuple(removed))
 
 
+@dataclass(frozen=True, slots=True)
+class TomlFile:
+    """A TOML file that a command names. ``changed_wall``: epoch seconds of its last change by the clock of its file
+    system, 0.0 where it cannot be read. ``document`` is None for one that cannot be read or holds no TOML."""
+
+    name: str
+    changed_wall: float
+    document: Mapping[str, Any] | None
+
+
 def toml_documents(command: Sequence[str], cwd: Path | None) -> list[Mapping[str, Any]]:
     """The TOML files a command names as ``@ file.toml`` or ``@file.toml``, in order. Unreadable ones are left out: the
     trainer itself will say so better."""
-    documents: list[Mapping[str, Any]] = []
+    return [file.document for file in toml_files(command, cwd) if file.document is not None]
+
+
+def toml_files(command: Sequence[str], cwd: Path | None) -> list[TomlFile]:
+    """As ``toml_documents``, with the unreadable ones among them. Blocks: reads at most 4 MiB of each."""
+    files: list[TomlFile] = []
     for position, argument in enumerate(command):
         name = argument[1:] if argument.startswith("@") else ""
         if argument == "@" and position + 1 < len(command):
             name = command[position + 1]
-        if not name.endswith(".toml"):
-            continue
-        path = Path(name) if cwd is None else cwd / name
-        try:
-            documents.append(tomllib.loads(read_file(path, _TOML_LIMIT).decode()))
-            register_document(documents[-1])
-        except (OSError, ValueError):
-            continue
-    return documents
+        if name.endswith(".toml"):
+            files.append(_toml_file(name, Path(name) if cwd is None else cwd / name))
+    return files
+
+
+def _toml_file(name: str, path: Path) -> TomlFile:
+    try:
+        with opened(path) as file:
+            changed = os.fstat(file.fileno()).st_ctime
+            document = tomllib.loads(read_descriptor(file.fileno(), _TOML_LIMIT, str(path)).decode())
+    except (OSError, ValueError, RecursionError):
+        return TomlFile(name, 0.0, None)
+    register_document(document)
+    return TomlFile(name, changed, document)
 
 
 def positive(text: str | None) -> int | None:

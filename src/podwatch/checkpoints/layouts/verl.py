@@ -1,12 +1,14 @@
 """verl: ``global_step_N`` with ``actor/``, perhaps ``critic/``, and ``data.pt``; SFT writes the files right into it.
 
-Three forms of a role: FSDP (one model, optim and extra_state file per rank), Megatron until 2026-06 (``dist_ckpt/``),
-Megatron since (``ckpt_contents.json`` written last). The torchtitan engine writes one DCP directory ``step-N`` in the
+Four forms of a role: FSDP (one model, optim and extra_state file per rank), Megatron until 2026-06 (``dist_ckpt/``),
+Megatron since (``ckpt_contents.json`` written last), Automodel (``model/shard-*.safetensors``, then the DCP directory
+``optim/``). The torchtitan engine writes one DCP directory ``step-N`` in the
 place of ``actor``. ``latest_checkpointed_iteration.txt`` in the parent follows all of them; with async_save each role's
 finalizer writes it. verl prunes ``actor`` and ``critic`` only, so ``data.pt`` stays behind: such a husk is no
 checkpoint. World size is baked into FSDP files.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,11 +22,15 @@ from podwatch.checkpoints.layouts.names import step_names
 from podwatch.checkpoints.layouts.preset import Preset
 from podwatch.checkpoints.layouts.program import program
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output
-from podwatch.checkpoints.structure import dcp
+from podwatch.checkpoints.structure import dcp, safetensors
 
 STEP = re.compile(r"global_step_(0|[1-9]\d{0,17})")
 TRACKER = "latest_checkpointed_iteration.txt"
 _SHARD = re.compile(r"(model|optim|extra_state)_world_size_(\d+)_rank_(\d+)\.pt")
+_AUTOMODEL = re.compile(r"model/shard-\d+-model-\d+-of-\d+\.safetensors")
+"""One per rank that has something to write, by torch's writer for Hugging Face's format."""
+_CONSOLIDATED = re.compile(r"model/consolidated/[^/]*\.safetensors")
+_OPTIM = "optim"
 _KINDS = ("model", "optim", "extra_state")
 _CONTENTS = "ckpt_contents.json"
 _ROLES = ("actor", "critic")
@@ -41,7 +47,7 @@ def judge(view: StepView) -> Judgement:
     if titan.files and not inside.below("actor").files:
         return _titan(view, inside, titan)
     roles = {r: inside.below(r) for r in _ROLES if inside.below(r).files}
-    direct = not roles and (inside.matches(_SHARD) or _CONTENTS in inside.files)
+    direct = not roles and (inside.matches(_SHARD) or _CONTENTS in inside.files or _is_automodel(inside))
     if not roles and not direct:
         if _DATA in inside.files:
             raise inside.fault("only data.pt is left: verl has removed the model itself (or has not written it yet)")
@@ -58,7 +64,11 @@ def judge(view: StepView) -> Judgement:
     worlds, tokens, leftovers = [], list[str](), list[str]()
     for name, role in roles.items() if roles else (("", inside),):
         world = _fsdp(role, [s / name for s in siblings]) if role.matches(_SHARD) else None
-        if world is None:
+        if world is None and _is_automodel(role):
+            token, left = _automodel(role)
+            tokens.append(token)
+            leftovers.extend(left)
+        elif world is None:
             for folder, verdict in _megatron(role, view.step):
                 tokens.append(verdict[0])
                 leftovers.extend(f"{role.part}/{role.prefix}{folder}/{n}" for n in verdict[1])
@@ -125,6 +135,46 @@ def _fsdp(role: Inside, siblings: Sequence[Path]) -> int:
 
 def _saves(directory: Path, kind: str) -> bool:
     return any(directory.glob(f"{kind}_world_size_*_rank_*.pt"))
+
+
+def _is_automodel(role: Inside) -> bool:
+    return _CONTENTS not in role.files and bool(role.matches(_AUTOMODEL) or role.below(_OPTIM).files)
+
+
+def _automodel(role: Inside) -> tuple[str, tuple[str, ...]]:
+    """(save id, leftovers). All ranks have written the model before any of them begins with the optimizer, so the index
+    of ``optim`` closes both. ``consolidated`` is an export that no resume reads; it can be made again later."""
+    index, shards = f"{_OPTIM}/{dcp.INDEX}", role.names(_AUTOMODEL)
+    if not shards:
+        raise role.fault("no model/shard-*.safetensors")
+    role.written_last(index, rf"model/\.hf_metadata/.*|{_AUTOMODEL.pattern}")
+    role.below("model").sound()
+    optim = role.below(_OPTIM)
+    verdict = optim.dcp()
+    _whole_tensors(role, shards)
+    return verdict.save_id, tuple(f"{optim.part}/{optim.prefix}{n}" for n in verdict.leftovers)
+
+
+def _whole_tensors(role: Inside, shards: Sequence[str]) -> None:
+    """``Fault`` where the shards do not hold every value of every tensor. The export that was made of them tells how
+    large a tensor is; without it, the tensor's last part. Ranks with nothing to write leave gaps in the numbers."""
+    held: dict[str, set[safetensors.Chunk]] = {}
+    sizes: dict[str, tuple[int, ...]] = {}
+    try:
+        for shard in shards:
+            for name, chunk in safetensors.read_chunks(role.path / shard).items():
+                held.setdefault(name, set()).add(chunk)
+                known = sizes.get(name, chunk.ends)
+                sizes[name] = tuple(map(max, chunk.ends, known))
+        for export in role.names(_CONSOLIDATED):
+            sizes |= {name: chunk.shape for name, chunk in safetensors.read_chunks(role.path / export).items()}
+    except FileNotFoundError:
+        raise role.fault("a file of the model has just gone") from None
+    except (OSError, ValueError) as error:
+        raise role.fault(f"the model's shards cannot be read: {error}", unreadable=True) from error
+    for name, size in sizes.items():
+        if sum(chunk.values for chunk in held.get(name, ())) < math.prod(size):
+            raise role.fault(f"a part of {name} is missing: a shard of the model is gone")
 
 
 def _megatron(role: Inside, step: int) -> list[tuple[str, tuple[str, tuple[str, ...]]]]:
@@ -213,6 +263,8 @@ RULES = Rules(
         Source("verl-project/verl", "verl/utils/checkpoint/fsdp_checkpoint_manager.py", "1dda039b9"),
         Source("verl-project/verl", "verl/utils/checkpoint/megatron_checkpoint_manager.py", "1dda039b9"),
         Source("verl-project/verl", "verl/utils/checkpoint/checkpoint_handler.py", "1dda039b9"),
+        Source("verl-project/verl", "verl/workers/engine/automodel/transformer_impl.py", "1dda039b9"),
+        Source("NVIDIA-NeMo/Automodel", "nemo_automodel/components/checkpoint/checkpointing.py", "9e9472fa3"),
     ),
     reshards=False,
     processes=_processes,

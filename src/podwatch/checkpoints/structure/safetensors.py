@@ -2,7 +2,8 @@
 
 import errno
 import json
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,46 @@ def read_header(path: Path) -> Header:
     if 8 + length + end != size:
         return Header(f"is {size} bytes, its header describes {8 + length + end}")
     return Header(names=frozenset(document))
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The part of one tensor that a file holds: where it begins in the whole tensor, and how large it is, by
+    dimension."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def values(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return tuple(begin + size for begin, size in zip(self.offsets, self.shape, strict=True))
+
+
+def read_chunks(path: Path) -> Mapping[str, Chunk]:
+    """Tensor name -> the part of it that this file holds, as torch's DCP writer notes it; a file without
+    such notes holds whole tensors. Raises ValueError for a header that ``read_header`` refuses, and OSError."""
+    with opened(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > MAX_HEADER:
+            raise ValueError("header too large")
+        raw = file.read(length)
+    try:
+        document = json.loads(raw)
+        notes = json.loads(document.pop("__metadata__", {}).get("DCP_SHARDING_INFO", "{}"))
+        found = {}
+        for name, tensor in document.items():
+            shape = tuple(int(side) for side in tensor["shape"])
+            offsets = notes.get(name, {}).get("saved_offsets", (0,) * len(shape))
+            found[name] = Chunk(tuple(int(n) for n in offsets), shape)
+            if len(found[name].offsets) != len(shape):
+                raise ValueError("offsets of another dimension")
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"header is inconsistent: {error}") from error
+    return found
 
 
 def _check_tensors(document: dict[str, Any]) -> int:
