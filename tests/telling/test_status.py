@@ -7,7 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from podwatch.client.render import verdict
+from podwatch.client.render import render, verdict
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.reading import SensorState, observed, unobserved
@@ -256,3 +256,12 @@ def test_a_wait_beside_anything_else_that_holds_the_start_up_is_critical():
     held = Finding(FindingKind.BLOCKED, Severity.WARNING, "GPU 0 is held", views.NOW, "x")
     assert waiting(ambiguous(Severity.WARNING), held)["overall"] == "critical"
     assert waiting(ambiguous(Severity.WARNING), views.death())["overall"] == "critical"
+
+
+def test_readings_from_before_the_trainer_changed_say_so():
+    seen = views.healthy()
+    assert not any(row["outdated"] for name in ("gpus", "inference") for row in build_status(seen)[name])
+    document = build_status(replace(seen, trainer_changed_at=seen.now + 1))
+    assert all(row["outdated"] for name in ("gpus", "inference") for row in document[name])
+    assert render(document, width=120).count("(last look: before this)") == 3
+    assert "before this" not in render(build_status(seen), width=120)

@@ -219,7 +219,12 @@ def _gpu_row(gpu: Document) -> tuple[str, str, str]:
     fallen = base is not None and used is not None and gpu.get("role") in ("inference", "shared") and used < base / 2
     if fallen:
         text += f"  (was {gib(base)})"
-    return label, text, RED if fallen else ""
+    return label, text + _outdated(gpu), RED if fallen else ""
+
+
+def _outdated(row: Document) -> str:
+    """For a reading from before podwatch stopped or started the trainer."""
+    return "  (last look: before this)" if row.get("outdated") else ""
 
 
 def _inference_row(server: Document) -> tuple[str, str, str]:
@@ -229,7 +234,7 @@ def _inference_row(server: Document) -> tuple[str, str, str]:
         text += f" (HTTP {server['http_status']})"
     if server.get("requests_running") is not None:
         text += f", {server['requests_running']:.0f} requests running"
-    return "inference", text, "" if health == "ok" else RED
+    return "inference", text + _outdated(server), "" if health == "ok" else RED
 
 
 def _disk_row(disk: Document) -> tuple[str, str, str]:

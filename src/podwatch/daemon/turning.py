@@ -3,6 +3,7 @@
 from podwatch.checkpoints.layouts.base import PATTERN
 from podwatch.checkpoints.layouts.trial import restart_concerns
 from podwatch.config.loading import changes_needing_restart
+from podwatch.daemon import viewing
 from podwatch.daemon.artefacts import TELLING
 from podwatch.daemon.branches import branch_findings
 from podwatch.daemon.compose import LEARNED
@@ -28,6 +29,7 @@ from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import Journal
 from podwatch.judgement.one_failure import fold
+from podwatch.judgement.present import of_this_trainer, present
 from podwatch.judgement.safekeeping import Kept, safekeeping
 
 REMEMBER_TURNS = 30
@@ -99,23 +101,13 @@ class Turning(Core):
             record=parts.record.current,
             fetched=parts.recovery.fetched,
         )
-        room = self.rounds.pruner.findings()
-        parts.recovery.consider(snapshot, (*findings, *room))
+        parts.recovery.consider(snapshot, (*findings, *self.rounds.pruner.findings()))
         self.backing.turn(snapshot)
         if parts.recovery.asks_whose:
             self.rounds.guarding.wake()
         if parts.roots.repaired():
             parts.recovery.read_again()
-        ours = (
-            *parts.footing.findings(),
-            *room,
-            *self.pausing.findings(),
-            *parts.roots.findings(),
-            *self._own(snapshot),
-        )
-        telling = self._notifying.findings() if self._notifying is not None else ()
-        kept = safekeeping((*findings, *parts.recovery.findings(), *ours), self._kept(snapshot), at=snapshot.at)
-        everything = fold((*kept, *telling), parts.recovery.healing())
+        everything = self._everything(snapshot, findings)
         self.bulletin.update(everything, snapshot.wall)
         if self._notifying is not None:
             self._notifying.turn(everything, snapshot)
@@ -128,6 +120,32 @@ class Turning(Core):
             parts.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_dict())
             parts.emit.save()
         self._tell_systemd()
+
+    def _everything(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """The findings of all sources, each failure once. ``findings``: what the sensing loop found."""
+        parts = self.parts
+        ours = (
+            *parts.footing.findings(),
+            *self.rounds.pruner.findings(),
+            *self.pausing.findings(),
+            *parts.roots.findings(),
+            *self._own(snapshot),
+        )
+        telling = self._notifying.findings() if self._notifying is not None else ()
+        kept = safekeeping((*findings, *parts.recovery.findings(), *ours), self._kept(snapshot), at=snapshot.at)
+        return fold((*kept, *telling), parts.recovery.healing())
+
+    def _findings_now(self) -> tuple[Finding, ...]:
+        """What the last turn found, with what recovery has done and reported since: a status that mixed the two would
+        name a death beside the trainer that was started after it."""
+        sensing, recovery = self.rounds.sensing, self.parts.recovery
+        if sensing.turns == 0:
+            return self.bulletin.findings
+        found, snapshot, watched = sensing.findings, sensing.snapshot, viewing.watched_of(recovery.state)
+        now, changed = present(snapshot, watched, now=self._clock.monotonic(), wall=self._clock.wall())
+        if changed:
+            found = of_this_trainer(found)
+        return self.bulletin.as_of_now(self._everything(now, found))
 
     def _kept(self, snapshot: Snapshot) -> Kept:
         parts = self.parts

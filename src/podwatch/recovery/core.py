@@ -83,6 +83,10 @@ class Core:
         self._descending: asyncio.Task[None] | None = None
         self._descended: tuple[CheckpointSet, ...] | None = None
         """The checkpoints that were looked at last."""
+        self.adopted = False
+        """The trainer that is watched was found under a keeper: it may have ended."""
+        self.changed_at = float("-inf")
+        """When (monotonic) another trainer, or none, was watched from then on."""
         self.seen_here = False
         """A trainer of this run was found on this pod, alive or ended, or an act on one was interrupted."""
         self.cause: Finding | None = None
@@ -224,6 +228,8 @@ class Core:
             hold_deletions=self.unconfirmed,
             acting=self.acting and not self.looking_out and self._phase not in _WAITING,
             incident_id=self._last_incident,
+            adopted=self.adopted,
+            changed_at=self.changed_at,
         )
 
     def _protected(self, last: int | None) -> tuple[tuple[int, str], ...]:
@@ -349,7 +355,7 @@ class Core:
             attempt.made_step = self.memory.confirmed == handle.start_id
             open_incident = await tools.journal.run(Journal.current_incident)
             attempt.incident_id = open_incident.id if open_incident is not None else None
-        self.watch(handle, attempt)
+        self.watch(handle, attempt, adopted=True)
         tools.begin_start(attempt.started_at, handle.start_id)
         confirmed = self.memory.confirmed == handle.start_id or not attempt.known
         self._show(Phase.RUNNING if confirmed else Phase.CONFIRMING, "adopted")
@@ -362,8 +368,9 @@ class Core:
             pid=handle.launcher.pid,
         )
 
-    def watch(self, handle: TrainerHandle, attempt: Attempt) -> None:
+    def watch(self, handle: TrainerHandle, attempt: Attempt, *, adopted: bool = False) -> None:
         self.handle, self.attempt, self.seen_here = handle, attempt, True
+        self.adopted, self.changed_at = adopted, self.tools.clock.monotonic()
         if handle.supervision is Supervision.ATTACH:
             self.cause = None  # its operator has started it again
         self.procedure.writers_ended = False
@@ -431,7 +438,7 @@ class Core:
             self.memory.ended_wall = self.tools.clock.wall()
         self.handle, self.attempt = None, None
         self.tools.track(None)
-        self._free_since = self.looked_out_at = self.tools.clock.monotonic()
+        self._free_since = self.looked_out_at = self.changed_at = self.tools.clock.monotonic()
 
     # -- after a crash ------------------------------------------------------------------------------------------------
 

@@ -100,6 +100,7 @@ def _document(view: DaemonView) -> dict[str, Any]:
                 "asleep": s.asleep,
                 "server": str(s.kind),
                 "discovered": s.discovered,
+                "outdated": view.snapshot.inference.at < view.trainer_changed_at,
             }
             for s in view.snapshot.inference.value or ()
         ],
@@ -378,6 +379,7 @@ def _gpus(view: DaemonView) -> list[dict[str, Any]]:
             "ecc_uncorrected": gpu.ecc_uncorrected,
             "throttled": list(gpu.throttled),
             "detail": gpu.detail,
+            "outdated": view.snapshot.gpus.at < view.trainer_changed_at,
         }
         for gpu in view.snapshot.gpus.value or ()
     ]
