@@ -37,4 +37,5 @@ def test_what_is_collected_between_two_turns_keeps_its_moments_and_emits_nothing
     new = Finding(FindingKind.GAVE_UP, Severity.CRITICAL, "gave up", 30.0)
     found = bulletin.as_of_now((replace(old, since=30.0), new))
     assert [(f.kind, f.since) for f in found] == [(FindingKind.GAVE_UP, 30.0), (FindingKind.DISK_HIGH, 10.0)]
-    assert told == [] and bulletin.findings == (old,)
+    assert told == []
+    assert bulletin.findings == (old,)

@@ -197,3 +197,12 @@ def test_any_night(moments: Sequence[tuple[Sequence[Finding], float, EventName |
 def test_whatever_the_journal_holds(document: object) -> None:
     state = from_dict(document, at=10.0, wall=20.0)
     on_turn(state, FINDINGS, NoticePolicy(), at=11.0, wall=21.0)
+
+
+def test_an_operators_start_below_the_newest_checkpoint_is_told_once() -> None:
+    night = Night().happens(EventName.LINEAGE_OPENED, Severity.WARNING, step=40, newest=90)
+    (notice,) = night.lasts(3600).told
+    assert (notice.topic, notice.change, notice.severity) == (Topic.RESTARTS, Change.HAPPENED, Severity.WARNING)
+    assert notice.title == "training was taken back to step 40"
+    (notice,) = Night().happens(EventName.LINEAGE_OPENED, Severity.WARNING, step=None, newest=90).told
+    assert notice.title == "training was taken back to the beginning"

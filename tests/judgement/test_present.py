@@ -21,7 +21,8 @@ def test_a_trainer_that_podwatch_has_just_attached_to_lives_and_has_made_none_of
     for before in (OLD, TrainerSample(), None):
         now, changed = present(look(before), ATTACHED, now=NOW, wall=WALL)
         trainer = now.trainer.value
-        assert changed and trainer is not None
+        assert changed
+        assert trainer is not None
         assert (trainer.alive, trainer.supervision, trainer.started_at) == (True, Supervision.ATTACH, NOW - 9.0)
         assert trainer.launcher == ATTACHED.launcher
         assert now.newest_step is None
@@ -29,8 +30,11 @@ def test_a_trainer_that_podwatch_has_just_attached_to_lives_and_has_made_none_of
 
 def test_a_trainer_that_podwatch_has_stopped_since_does_not_run() -> None:
     now, changed = present(look(OLD), None, now=NOW, wall=WALL)
-    assert changed and now.trainer.value is not None and not now.trainer.value.alive
-    assert now.newest_step is not None and now.newest_step.step == 96  # what it had reached stays known
+    assert changed
+    assert now.trainer.value is not None
+    assert not now.trainer.value.alive
+    assert now.newest_step is not None
+    assert now.newest_step.step == 96
 
 
 def test_a_look_at_the_trainer_that_is_watched_stays_as_it_is() -> None:
@@ -45,7 +49,8 @@ def test_what_cannot_be_observed_is_not_made_up() -> None:
     assert present(blind, ATTACHED, now=NOW, wall=WALL) == (blind, False)
     found = Watched("old", Supervision.KEEPER, ProcessIdentity(1, 1), WALL - 100, adopted=True)  # it may have ended
     now, _ = present(look(None), found, now=NOW, wall=WALL)
-    assert now.trainer.state is SensorState.PENDING and now.trainer.value is None
+    assert now.trainer.state is SensorState.PENDING
+    assert now.trainer.value is None
 
 
 def test_deaths_are_of_the_trainer_that_was_seen_and_other_findings_are_of_the_pod() -> None:

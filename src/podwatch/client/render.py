@@ -36,7 +36,8 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
         lines += [" " * (_LABEL + 2) + paint(line, row_tone) for line in rest]
     reasons = _list(document, "reasons")
     if reasons:
-        lines += ["", paint(f"NEEDS ATTENTION ({len(reasons)})", BOLD)]
+        only_notes = all(reason.get("severity") == "info" for reason in reasons)
+        lines += ["", paint(f"{'NOTES' if only_notes else 'NEEDS ATTENTION'} ({len(reasons)})", BOLD)]
         for reason in reasons:
             lines += _attention(reason, width, paint)
     return "\n".join(line.rstrip() for line in lines) + "\n"

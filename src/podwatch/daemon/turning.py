@@ -160,7 +160,7 @@ class Turning(Core):
         config = (*config, *concern_findings(concerns, since=self._started))
         config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
         config = (*config, *parts.implausible.findings(parts.catalogue.sets, snapshot.at))
-        config = (*config, *branch_findings(parts, snapshot.at))
+        config = (*config, *branch_findings(parts, snapshot.at, snapshot.wall))
         config += linked_findings(parts.catalogue.linked, since=self._started)
         config += freeze_findings(self._silent, now=snapshot.at, wall=snapshot.wall, since=self._started)
         config += keeper_findings(snapshot.trainer)

@@ -114,6 +114,11 @@ def on_event(state: NoticeState, event: Event, policy: NoticePolicy, *, at: floa
             book.healing = False
             if Topic.GAVE_UP in policy.topics and str(FindingKind.GAVE_UP) not in book.told:
                 book.open(str(FindingKind.GAVE_UP), Topic.GAVE_UP, Severity.CRITICAL, "podwatch gave up", event.message)
+        case EventName.LINEAGE_OPENED if event.severity is Severity.WARNING:
+            step = event.fields.get("step")
+            where = "the beginning" if step is None else f"step {step}"
+            title = f"training was taken back to {where}"
+            book.say(Topic.RESTARTS, Change.HAPPENED, Severity.WARNING, title, event)
         case EventName.TRAINER_FINISHED:
             book.say(Topic.FINISHED, Change.HAPPENED, Severity.INFO, "training is finished", event)
         case EventName.DAEMON_STOPPING if event.fields.get("preempted"):

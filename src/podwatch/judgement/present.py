@@ -16,8 +16,8 @@ from podwatch.judgement.one_failure import DEATHS
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The trainer that recovery watches now. ``started_wall`` in epoch seconds. ``adopted``: it was found under a keeper
-    and may have ended; else podwatch has just started it, or attached to it, and it lived then."""
+    """The trainer that recovery watches now. ``started_wall`` in epoch seconds. ``adopted``: it was found under a
+    keeper and may have ended; else podwatch has just started it, or attached to it, and it lived then."""
 
     start_id: str
     supervision: Supervision
