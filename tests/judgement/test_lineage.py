@@ -234,7 +234,8 @@ def test_the_status_explains_a_run_that_was_taken_back_for_a_day() -> None:
     first = branch_line(left, line, 90, has_store=True, wall=BACK + 10)
     assert first == (
         "the operator took training back from step 90 to step 40 at 15:46 UTC; steps 80 and 90 of the earlier branch"
-        " are on this pod; podwatch keeps step 90 until a new checkpoint of the present branch is verified in the store",
+        " are on this pod; podwatch keeps step 90 until a new checkpoint of the present branch is verified in the"
+        " store",
         "nothing; to return to the earlier branch: `podwatch restart --step 90`",
     )
     later = branch_line([own, *left], line, None, has_store=True, wall=BACK + SHOWN_SECONDS - 60)

@@ -191,7 +191,7 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         parts = [f"pid {training['pid']}"] if training.get("pid") else []
         up = _age(document, training.get("started_at"))
         parts += [f"up {span(up)}"] if up is not None else []
-        parts += [f"{training['processes']} processes"] if training.get("processes") else []
+        parts += [_counted(training["processes"], "process", "processes")] if training.get("processes") else []
         how = {"keeper": "started by podwatch", "attach": "started by someone else, watched"}
         if any(r.get("kind") == "keeper-lost" for r in _list(document, "reasons")):
             parts += ["started by podwatch, its keeper has ended"]
@@ -234,7 +234,7 @@ def _inference_row(server: Document) -> tuple[str, str, str]:
     if server.get("http_status") is not None and health != "ok":
         text += f" (HTTP {server['http_status']})"
     if server.get("requests_running") is not None:
-        text += f", {server['requests_running']:.0f} requests running"
+        text += f", {_counted(round(server['requests_running']), 'request')} running"
     return "inference", text + _outdated(server), "" if health == "ok" else RED
 
 
@@ -350,6 +350,10 @@ def _wrap(text: str, width: int, lead: str) -> list[str]:
 
 def _steps(count: object) -> str:
     return "no step" if count == 0 else "1 step" if count == 1 else f"{count} steps"
+
+
+def _counted(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def _clean(value: object) -> str:

@@ -24,6 +24,8 @@ _TOPICS = {
     FindingKind.STORE_UNAVAILABLE: Topic.STORE,
     FindingKind.SUPERSEDED: Topic.SUPERSEDED,
 }
+_ALWAYS_FROM_WARNING = frozenset({FindingKind.NOT_COMPLETE})
+"""A night's saves may all be lost before these are critical."""
 _RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
 _INCIDENT = "incident"
 
@@ -129,7 +131,10 @@ def on_event(state: NoticeState, event: Event, policy: NoticePolicy, *, at: floa
 
 
 def _wanted(finding: Finding, policy: NoticePolicy, *, healing: bool) -> bool:
-    if topic_of(finding) not in policy.topics or _RANK[finding.severity] < _RANK[policy.min_severity]:
+    least = _RANK[policy.min_severity]
+    if finding.kind in _ALWAYS_FROM_WARNING:
+        least = min(least, _RANK[Severity.WARNING])
+    if topic_of(finding) not in policy.topics or _RANK[finding.severity] < least:
         return False
     # What is being healed is told as an incident. Where restarts are not told, this is how a death is heard of.
     led_to_it = finding.verdict is Verdict.RESTART and finding.confirmed

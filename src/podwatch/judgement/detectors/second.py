@@ -4,6 +4,7 @@ nothing (promise 3); each has to have been healthy during this start before its 
 
 from collections.abc import Iterable
 
+from podwatch.domain.counted import counted
 from podwatch.domain.finding import Agreement, Evidence
 from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ProcessRole
@@ -49,7 +50,7 @@ def cuda(look: Look, index: int) -> Evidence:
         return Evidence(name, "never seen on this pod", Agreement.UNAVAILABLE)
     unreadable = sum(1 for p in asked if p.cuda is None)
     if unreadable:
-        return Evidence(name, f"{unreadable} processes cannot be read", Agreement.UNAVAILABLE)
+        return Evidence(name, f"{counted(unreadable, 'process', 'processes')} cannot be read", Agreement.UNAVAILABLE)
     return Evidence(name, "none any more", Agreement.AGREES)
 
 
