@@ -105,7 +105,8 @@ def _verdict(document: Document) -> str:
             why = next((r.get("summary") for r in _list(document, "reasons") if r.get("severity") == "critical"), "")
             return "TRAINING IS DOWN" + (f": {_clean(why)}" if why else "")
         case "gave-up":
-            return "TRAINING IS DOWN and podwatch GAVE UP: a person is needed"
+            later = f"; podwatch tries once more in {span(-again)}" if again is not None and again < 0 else ""
+            return f"TRAINING IS DOWN and podwatch GAVE UP: fix the cause, then run `podwatch start`{later}"
         case "blocked":
             detail = _clean(recovery.get("detail") or "something still holds the GPUs")
             if document.get("overall") == "warning":  # within the patience of a start

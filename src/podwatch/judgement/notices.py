@@ -103,6 +103,8 @@ def on_event(state: NoticeState, event: Event, policy: NoticePolicy, *, at: floa
     match event.name:
         case EventName.INCIDENT_OPENED if "incident" in event.fields:
             kind = str(event.fields.get("kind") or "a failure")
+            if event.fields.get("gave_up") and Topic.GAVE_UP in policy.topics:
+                return book.result()  # the next event says so, with the reason and what to do
             book.healing = True
             book.say(Topic.RESTARTS, Change.OPENED, Severity.CRITICAL, f"restarting: {kind}", event, key=_INCIDENT)
         case EventName.INCIDENT_CLOSED | EventName.TRAINER_CONFIRMED:
@@ -110,7 +112,7 @@ def on_event(state: NoticeState, event: Event, policy: NoticePolicy, *, at: floa
             if state.healing and (
                 event.name is EventName.TRAINER_CONFIRMED or event.fields.get("resumed_step") is not None
             ):
-                book.say(Topic.RESTARTS, Change.CLOSED, Severity.INFO, "training goes on", event, key=_INCIDENT)
+                book.say(Topic.RESTARTS, Change.CLOSED, Severity.INFO, "training continues", event, key=_INCIDENT)
             book.healing = False
         case EventName.GAVE_UP:
             book.healing = False
