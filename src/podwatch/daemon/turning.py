@@ -17,6 +17,7 @@ from podwatch.daemon.own_findings import (
     keeper_findings,
     kept_of,
     linked_findings,
+    saved_after_all,
     store_refused_finding,
     store_withheld_finding,
 )
@@ -157,6 +158,8 @@ class Turning(Core):
         parts = self.parts
         config = config_findings(self._config_problem, since=self._started)
         concerns = tuple(c for c in parts.concerns if c.subject != PATTERN or not parts.catalogue.sets)
+        handle = parts.recovery.handle
+        concerns = saved_after_all(concerns, parts.catalogue.sets, None if handle is None else handle.started_wall)
         config = (*config, *concern_findings(concerns, since=self._started))
         config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
         config = (*config, *parts.implausible.findings(parts.catalogue.sets, snapshot.at))

@@ -33,7 +33,7 @@ LOGS_SECONDS: Final = 5.0
 FREE_POLL: Final = 0.5
 SAYS_WHY: Final = frozenset({FindingKind.TRAINER_EXITED, FindingKind.REQUIRED_CHILD_EXITED, FindingKind.SILENT_DEATH})
 """Something ended: the last error in its logs is the reason. A hang writes none."""
-LINE_SHOWN: Final = 200
+LINE_SHOWN: Final = 150
 GIVEN_UP_FIX: Final = "fix the cause, then run `podwatch start`"
 
 
@@ -158,7 +158,9 @@ class Acts(Yielding):
         if best is not None:
             name, line = best
             line = scrub(line, secret_values(self.tools.environment()))
-            shown = line if len(line) <= LINE_SHOWN else f"{line[:LINE_SHOWN].rstrip()}..."
+            shown = (
+                line if len(line) <= LINE_SHOWN else f"{line[:LINE_SHOWN].rpartition(' ')[0] or line[:LINE_SHOWN]} ..."
+            )
             self.cause_log = f'{name}: "{shown}"'
 
     async def _count(

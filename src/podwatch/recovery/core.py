@@ -86,7 +86,7 @@ class Core:
         self.adopted = False
         """The trainer that is watched was found under a keeper: it may have ended."""
         self.changed_at = float("-inf")
-        """When (monotonic) another trainer, or none, was watched from then on."""
+        """When (monotonic) the trainer that is watched was started, or the last one was let go of."""
         self.seen_here = False
         """A trainer of this run was found on this pod, alive or ended, or an act on one was interrupted."""
         self.cause: Finding | None = None
@@ -383,7 +383,8 @@ class Core:
 
     def watch(self, handle: TrainerHandle, attempt: Attempt, *, adopted: bool = False) -> None:
         self.handle, self.attempt, self.seen_here = handle, attempt, True
-        self.adopted, self.changed_at = adopted, self.tools.clock.monotonic()
+        clock = self.tools.clock
+        self.adopted, self.changed_at = adopted, clock.monotonic() - max(0.0, clock.wall() - handle.started_wall)
         if handle.supervision is Supervision.ATTACH:
             self.cause = None  # its operator has started it again
         self.procedure.writers_ended = False

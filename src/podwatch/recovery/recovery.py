@@ -392,18 +392,20 @@ class Recovery(Wishes):
         self.cause = None
         self.clear(FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
         self.remember_soon()
-        text = f"Training continues at step {step} ({source})"
-        tools.say(EventName.TRAINER_CONFIRMED, text, step=step)
         lost = None
         if attempt.step_at_death is not None:
             lost = attempt.step_at_death - (attempt.resumed_from or 0)
             lost = lost if lost >= 0 else None  # a checkpoint above every step that was seen: nothing is known
+        text = f"Training continues at step {step} ({source})"
         if attempt.incident_id is not None:
             down = None if cause_wall is None else max(0.0, tools.clock.wall() - cause_wall)
+            text += cost(lost, seconds, down)
+        tools.say(EventName.TRAINER_CONFIRMED, text, step=step)
+        if attempt.incident_id is not None:
             self.close_incident(
                 attempt.incident_id,
                 f"restarted from {where}",
                 resumed=attempt.resumed_from,
                 lost=lost,
-                message=f"{text}{cost(lost, seconds, down)}",
+                message=text,
             )

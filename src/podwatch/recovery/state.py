@@ -84,7 +84,8 @@ class RecoveryState:
     adopted: bool = False
     """``handle`` was found under a keeper, and may have ended."""
     changed_at: float = float("-inf")
-    """When another trainer, or none, was watched from then on (monotonic): older readings are of the one before."""
+    """When the trainer that is watched was started, or the last one was let go of (monotonic): older readings are of
+    the one before."""
 
     @property
     def protect(self) -> frozenset[int]:

@@ -120,7 +120,9 @@ def tokens(look: Look, window: float) -> Evidence:
     if not look.snapshot.inference.ok or flat is None or not any(s.tokens is not None for s in look.signals.servers):
         return Evidence("generation tokens", "not reported", Agreement.UNAVAILABLE)
     server, held = flat
-    return _window("generation tokens", f"flat while requests run at {server.url}", "moving or idle", held, window)
+    if held.since is None and not any(s.work for s in look.signals.servers):
+        return Evidence("generation tokens", "no request runs, so none are due", Agreement.UNAVAILABLE)
+    return _window("generation tokens", f"flat while requests run at {server.url}", "increasing", held, window)
 
 
 def sick(look: Look, window: float) -> Evidence:
