@@ -129,12 +129,16 @@ def test_events_without_a_daemon_come_from_the_journal(machine):
 def test_an_incident_shows_what_the_engine_said(machine):
     config = configure(machine)
     journal = Journal.open(machine.directory / "state" / "r" / "journal.sqlite")
-    incident = journal.open_incident("silent-death", "the engine died")
+    incident = journal.open_incident("silent-death", "the engine died", opened_wall=time.time() - 70)
     tails = {"logs/inference.stdout": ["INFO ready", "RuntimeError: CUDA error \x1b[2J"], "trainer.log": ["Step 5"]}
     bundle = capture(machine.directory / "state" / "r" / "incidents" / "1", log_tails=tails)
-    journal.update_incident(incident.id, bundle=str(bundle))
+    done = {"resolution": "restarted from step 5", "lost_steps": 6, "closed_wall": incident.opened_wall + 77}
+    journal.update_incident(incident.id, bundle=str(bundle), **done)
     journal.close()
+    assert "died -> restarted from step 5 (6 steps lost)" in machine.podwatch("incidents", "-c", config).stdout
     lines = machine.podwatch("incidents", "-c", config, "1").stdout.splitlines()
+    assert "lost      6 steps" in lines
+    assert any(line.endswith("after 77 s") for line in lines)
     assert lines[-2].startswith("log       logs_inference.stdout: RuntimeError: CUDA error")
     assert lines[-1] == "log       trainer.log: Step 5"
     assert "\x1b" not in "".join(lines)

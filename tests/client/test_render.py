@@ -121,3 +121,9 @@ def test_a_store_that_fails_says_why_and_when_it_is_tried_again(refused, word):
     text = " ".join(render(build_status(replace(view, sync=sync)), width=200).split())
     assert word in text
     assert "next attempt in 40 s" in text
+
+
+def test_notes_alone_do_not_ask_for_attention():
+    note = {"severity": "info", "summary": "the operator took training back", "suggestion": "nothing"}
+    assert "NOTES (1)" in render({"running": True, "overall": "ok", "reasons": [note]})
+    assert "NEEDS ATTENTION (2)" in render({"running": True, "reasons": [note, {**note, "severity": "warning"}]})

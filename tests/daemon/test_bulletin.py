@@ -26,3 +26,16 @@ def test_a_source_that_knows_an_earlier_moment_is_believed() -> None:
     bulletin.update((UNAVAILABLE,), 100.0)
     bulletin.update((replace(UNAVAILABLE, since=40.0),), 102.0)
     assert [f.since for f in bulletin.findings] == [40.0]
+
+
+def test_what_is_collected_between_two_turns_keeps_its_moments_and_emits_nothing() -> None:
+    told: list[Event] = []
+    bulletin = Bulletin(told.append)
+    old = Finding(FindingKind.DISK_HIGH, Severity.WARNING, "90 %", 10.0)
+    bulletin.update((old,), 0.0)
+    told.clear()
+    new = Finding(FindingKind.GAVE_UP, Severity.CRITICAL, "gave up", 30.0)
+    found = bulletin.as_of_now((replace(old, since=30.0), new))
+    assert [(f.kind, f.since) for f in found] == [(FindingKind.GAVE_UP, 30.0), (FindingKind.DISK_HIGH, 10.0)]
+    assert told == []
+    assert bulletin.findings == (old,)

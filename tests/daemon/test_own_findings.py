@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from podwatch.checkpoints.layouts.base import SAVES, Concern
 from podwatch.daemon.entry import silent_seconds
-from podwatch.daemon.own_findings import freeze_findings, keeper_findings
+from podwatch.daemon.own_findings import freeze_findings, keeper_findings, saved_after_all
+from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.finding import FindingKind, Severity, Verdict
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.reading import Reading, SensorState, observed, unobserved
@@ -66,3 +68,15 @@ def test_a_trainer_whose_keeper_ended_is_a_warning_that_says_what_still_works() 
 )
 def test_nothing_is_said_of_the_keeper_of(reading: Reading[TrainerSample]) -> None:
     assert keeper_findings(reading) == ()
+
+
+def test_a_command_that_has_saved_does_not_save_nothing() -> None:
+    nothing = Concern(SAVES, "prime-rl saves no checkpoints", "add --ckpt", certain=True)
+    other = Concern("pattern", "no such directory", "correct it", certain=True)
+    saved = CheckpointSet(40, "prime-rl", Completeness.COMPLETE, (), 1, 1, 1000.0, "s40")
+    assert saved_after_all((nothing, other), (), 900.0) == (nothing, other)
+    assert saved_after_all((nothing, other), (saved,), 900.0) == (other,)
+    for started in (None, 2000.0):
+        earlier, same = saved_after_all((nothing, other), (saved,), started)
+        assert earlier.what == f"{nothing.what}; the checkpoints here (newest: step 40) are of an earlier start"
+        assert same == other

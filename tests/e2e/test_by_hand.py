@@ -61,6 +61,10 @@ def test_a_start_by_hand_is_guarded_though_training_was_stopped(rig: Rig) -> Non
     rig.trainer_flags = ["--ckpt.resume-step", str(rig.saved[-1])]
     start_by_hand(rig)
     daemon.wait_event("trainer-attached", 60, after=seen)
+    now = status(daemon)  # the last look at the processes may be older than this
+    assert now["training"]["alive"], now["training"]
+    assert now["training"]["supervision"] == "attach"
+    assert not [r for r in now["reasons"] if r["severity"] == "critical"], now["reasons"]
     pid = rig.trainer_pid
     daemon.wait_event("desired-changed", 10, after=seen, desired="running")
     found = daemon.wait_for(

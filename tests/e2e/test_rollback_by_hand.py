@@ -52,7 +52,8 @@ def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, re
     assert whole >= 30
     assert status(daemon)["checkpoints"]["newest_complete_step"] == base
     reason = daemon.wait_for(lambda: reasons(daemon).get("earlier-branch"), 20, "what is kept is said")
-    assert f"step {whole} of the earlier branch is kept until" in reason["summary"]
+    assert f"the operator took training back from step {whole} to step {base} at" in reason["summary"]
+    assert f"podwatch keeps step {whole} until" in reason["summary"]
     refused = daemon.command("sync", "--step", str(whole))
     assert refused.returncode == 75, refused.stderr
 
@@ -77,7 +78,8 @@ def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, re
     first = now["step"]
     assert now["seq"] > old["seq"]
     assert now["lineage"] != old["lineage"]
-    daemon.wait_for(lambda: not reasons(daemon).get("earlier-branch"), 20, "it has a successor")
+    daemon.wait_for(lambda: "podwatch keeps" not in reasons(daemon)["earlier-branch"]["summary"], 20, "a successor")
+    assert f"from step {whole} to step {base}" in reasons(daemon)["earlier-branch"]["summary"]
 
     seen = len(daemon.events())
     assert daemon.command("restart").returncode == 0

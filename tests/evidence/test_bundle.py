@@ -8,7 +8,7 @@ from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.reading import observed
 from podwatch.domain.snapshot import GpuSample, Snapshot
 from podwatch.evidence import capture
-from podwatch.evidence.highlights import highlights
+from podwatch.evidence.highlights import decisive, highlights, since
 
 KEY = "hf_" + "a1B2" * 8
 FINDING = Finding(
@@ -95,4 +95,36 @@ def test_the_lines_that_matter_come_first() -> None:
         ("logs_inference.stdout", "ERROR the same again"),
         ("trainer.log", "Step 5 done"),
     ]
-    assert len(highlights({str(n): ["x"] for n in range(99)})) == 24
+    assert len(highlights({str(n): [f"x{n}"] for n in range(99)})) == 24
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.64 GiB."
+
+
+def test_a_line_that_two_logs_have_is_shown_once() -> None:
+    last = "17:33:15 SUCCESS Step 45"
+    assert highlights({"logs_trainer.log": [last], "trainer.log": [last]}) == [("logs_trainer.log", last)]
+    error = "ERROR Process trainer failed"
+    assert highlights({"train.log": ["x", error], "trainer.log": ["x", error]}) == [("train.log", error)]
+
+
+def test_the_line_that_says_why_leads_over_those_that_report_the_end() -> None:
+    logs = {
+        "train.log": ["ERROR Process trainer failed with exit code 1"],
+        "logs/trainer.log": ["SUCCESS Step 45", "Traceback (most recent call last):", "  loss.backward()", OOM],
+        "logs/orchestrator.log": ["ConnectionError: the trainer has gone"],
+    }
+    assert decisive(logs) == ("logs/trainer.log", OOM)
+    del logs["logs/trainer.log"]
+    assert decisive(logs) == ("logs/orchestrator.log", "ConnectionError: the trainer has gone")
+    assert decisive({"train.log": ["usage: rl", "rl: error: unrecognized arguments: --foo"]}) == (
+        "train.log", "rl: error: unrecognized arguments: --foo"
+    )  # fmt: skip
+    assert decisive({"a.log": ["ERROR old"] + ["SUCCESS Step 1"] * 60, "b.log": ["SUCCESS Step 2"]}) is None
+
+
+def test_the_error_of_the_start_before_is_not_this_one() -> None:
+    first = ("Step 45", "Traceback (most recent call last):", OOM)
+    assert since(first, (*first, "Step 41", "Step 42")) == ("Step 41", "Step 42")
+    assert since(first, ("Step 41", "Step 42")) == ("Step 41", "Step 42"), "the trainer began a new log"
+    assert since((), first) == first

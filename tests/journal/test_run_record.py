@@ -15,7 +15,7 @@ from podwatch.system.workspace import Workspace
 
 RECORD = RunRecord(
     run_id="bs4",
-    lineage=Lineage("l2", "l1", 40),
+    lineage=Lineage("l2", "l1", 40, 90, 1_800_000_000.5),
     desired=Desired.STOPPED,
     last_start=StartRecord("s1", 12.5, ("uv", "run", "rl"), "/app", "u", 40, ("HOME",), (("c.toml", "ab" * 32),)),
     first_seen_wall=1.5,

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.held_back import HeldBack
-from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete
 from podwatch.domain.policy import DiskPolicy, RemotePolicy
 from podwatch.domain.run import EarlierSave, Lineage, RunRecord
 from podwatch.domain.snapshot import DiskSample
 from podwatch.journal import PublishedSave
 from podwatch.judgement.choose import choose
-from podwatch.judgement.lineage import departure, is_earlier, kept_step, returned
+from podwatch.judgement.lineage import SHOWN_SECONDS, branch_line, departure, is_earlier, kept_step, returned
 from podwatch.judgement.remote_retention import earlier_newest, plan_remote
 from podwatch.judgement.retention import Protection, RemovalInput, plan_removal
 from podwatch.recovery.lineages import opened
@@ -222,3 +222,46 @@ def test_a_return_leaves_what_the_other_branch_has_saved() -> None:
     assert home == "l0"
     assert [(e.step, e.lineage) for e in earlier] == [(105, lineage.id)]
     assert returned(pod.sets(), lineage, pod.record.earlier, 105) == ("", pod.record.earlier)
+
+
+BACK = 1_769_874_360.0  # 2026-01-31 15:46 UTC
+
+
+def test_the_status_explains_a_run_that_was_taken_back_for_a_day() -> None:
+    line = Lineage("l1", "l0", 40, left_step=90, opened_wall=BACK)
+    left = [replace(saved(n, 10), held="left", held_as=HeldAs.EARLIER_BRANCH) for n in (80, 90)]
+    own = saved(50, BACK + 60)
+    first = branch_line(left, line, 90, has_store=True, wall=BACK + 10)
+    assert first == (
+        "the operator took training back from step 90 to step 40 at 15:46 UTC; steps 80 and 90 of the earlier branch"
+        " are on this pod; podwatch keeps step 90 until a new checkpoint of the present branch is verified in the"
+        " store",
+        "nothing; to return to the earlier branch: `podwatch restart --step 90`",
+    )
+    later = branch_line([own, *left], line, None, has_store=True, wall=BACK + SHOWN_SECONDS - 60)
+    assert later is not None
+    assert "from step 90 to step 40 at 2026-01-31 15:46 UTC; steps 80 and 90 of" in later[0]
+    assert "keeps" not in later[0]
+    pruned = branch_line([own], line, None, has_store=True, wall=BACK + 600)
+    assert pruned is not None
+    assert pruned[1] == "nothing"
+    assert "no checkpoint of the earlier branch is on this pod any more" in pruned[0]
+    assert branch_line([own, *left], line, None, has_store=True, wall=BACK + SHOWN_SECONDS) is None
+    assert branch_line(left, line, 90, has_store=False, wall=BACK + 9 * SHOWN_SECONDS) is not None, "it must stay"
+
+
+def test_what_podwatch_or_an_older_podwatch_left_is_not_said_to_be_the_operators_act() -> None:
+    left = [replace(saved(n, 10), held="left", held_as=HeldAs.EARLIER_BRANCH) for n in range(10, 80, 10)]
+    line = Lineage("l1", "l0", 5)
+    assert branch_line(left, line, None, has_store=True, wall=BACK) is None
+    kept = branch_line(left, line, 70, has_store=False, wall=BACK)
+    assert kept is not None
+    assert "operator" not in kept[0]
+    assert kept[0].startswith(
+        "steps 10, 20, 30, ... and 70 of the earlier branch are on this pod; podwatch keeps step 70"
+    )
+    anew = branch_line(
+        left, replace(line, parent_step=None, left_step=70, opened_wall=BACK), None, has_store=True, wall=BACK
+    )
+    assert anew is not None
+    assert "from the beginning at 15:46 UTC; it had come to step 70" in anew[0]

@@ -1,7 +1,7 @@
 """What is told and when: once at the beginning, once at the end, reminders in between, never a flood."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -197,3 +197,21 @@ def test_any_night(moments: Sequence[tuple[Sequence[Finding], float, EventName |
 def test_whatever_the_journal_holds(document: object) -> None:
     state = from_dict(document, at=10.0, wall=20.0)
     on_turn(state, FINDINGS, NoticePolicy(), at=11.0, wall=21.0)
+
+
+def test_an_operators_start_below_the_newest_checkpoint_is_told_once() -> None:
+    night = Night().happens(EventName.LINEAGE_OPENED, Severity.WARNING, step=40, newest=90)
+    (notice,) = night.lasts(3600).told
+    assert (notice.topic, notice.change, notice.severity) == (Topic.RESTARTS, Change.HAPPENED, Severity.WARNING)
+    assert notice.title == "training was taken back to step 40"
+    (notice,) = Night().happens(EventName.LINEAGE_OPENED, Severity.WARNING, step=None, newest=90).told
+    assert notice.title == "training was taken back to the beginning"
+
+
+def test_saves_that_are_rejected_one_after_another_are_told_as_a_warning() -> None:
+    rejected = Finding(FindingKind.NOT_COMPLETE, Severity.WARNING, "the newest 2 checkpoints are not complete", 0.0)
+    night = Night().lasts(600, rejected, BLIND)
+    (notice,) = night.told
+    assert (notice.severity, notice.title) == (Severity.WARNING, "checkpoints-not-complete")
+    night.lasts(600, replace(rejected, severity=Severity.CRITICAL))
+    assert [n.severity for n in night.told] == [Severity.WARNING, Severity.CRITICAL]

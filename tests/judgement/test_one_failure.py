@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.judgement.one_failure import BEFORE_SECONDS, DEATHS, NOTHING, OPERATOR, UNPAUSE, Healing, fold, reported
+from podwatch.judgement.one_failure import (
+    BEFORE_SECONDS,
+    DEATHS,
+    NOTHING,
+    OPERATOR,
+    UNPAUSE,
+    Healing,
+    cost,
+    fold,
+    reported,
+)
 
 KEPT = frozenset(
     {FindingKind.DISK_NO_ROOM, FindingKind.GPU_LOST, FindingKind.GPU_FAULT, FindingKind.NOT_BACKED_UP,
@@ -34,7 +44,8 @@ ENGINE = death(
     ("healing", "summary", "fix"),
     [
         (Healing(ENGINE, 320, False, 1, 16.0, launcher="prime-rl"),
-         "The inference engine on GPU 0 died and prime-rl did not notice. Restarting from step 320 (1 step, 16 s lost)",
+         "The inference engine on GPU 0 died and prime-rl did not notice. Restarting from step 320"
+         " (1 step lost, 16 s of training)",
          NOTHING),
         (Healing(ENGINE, 320, False, 0, 16.0),
          "The inference engine on GPU 0 died and the launcher did not notice. Restarting from step 320 (no step lost)",
@@ -43,10 +54,10 @@ ENGINE = death(
          "The inference engine on GPU 0 died and the launcher did not notice. Restarted from step 320; its first step"
          " is not made yet", NOTHING),
         (Healing(death(FindingKind.HANG, summary="no progress for 25 min"), None, True, 7, 300.0, retry_seconds=80.0),
-         "No progress for 25 min. Restarting from the beginning in 80 s (7 steps, 5 min lost)", NOTHING),
+         "No progress for 25 min. Restarting from the beginning in 80 s (7 steps lost, 5 min of training)", NOTHING),
         (Healing(ENGINE, 5, False, None, 16.0, paused=True),
-         "The inference engine on GPU 0 died and the launcher did not notice. Training restarts from step 5 (16 s lost)"
-         " when the pause ends", UNPAUSE),
+         "The inference engine on GPU 0 died and the launcher did not notice. Training restarts from step 5 (16 s"
+         " of training lost) when the pause ends", UNPAUSE),
         (Healing(ENGINE),
          "The inference engine on GPU 0 died and the launcher did not notice. Restarting training", NOTHING),
     ],
@@ -117,3 +128,35 @@ def test_what_holds_the_restart_up_leads_and_keeps_its_instruction(kind: Finding
     assert one.summary.startswith("The inference engine on GPU 0 died")
     assert one.summary.endswith(". port 8000 is held by pid 5")
     assert "Restarting" not in one.summary, "it does not restart"
+
+
+OOM = 'logs/trainer.log: "torch.OutOfMemoryError: CUDA out of memory."'
+
+
+def test_the_line_that_says_why_and_the_time_that_was_waited_are_in_the_sentence() -> None:
+    exited = death(FindingKind.TRAINER_EXITED, summary="the trainer ended with exit code 1 at step 46")
+    told = reported(Healing(exited, 40, False, 6, 4.0, log=OOM, down_seconds=71.0))
+    assert told.summary == (
+        f"The trainer ended with exit code 1 at step 46 ({OOM}). Restarting from step 40 (6 steps lost, 4 s of"
+        " training); no training for 71 s"
+    )
+    assert "no training" not in reported(Healing(exited, 40, down_seconds=2.0)).summary
+
+
+def test_after_giving_up_nothing_is_said_to_be_restarted() -> None:
+    exited = death(FindingKind.TRAINER_EXITED, summary="the trainer ended with exit code 2 before its first step")
+    healing = reported(Healing(exited, log='trainer.log: "rl: error: bad --foo"', gave_up=True))
+    gave_up = Finding(
+        FindingKind.GAVE_UP, Severity.CRITICAL, "podwatch gave up: unknown argument", 0.0, "fix the cause"
+    )
+    (told,) = fold((exited, gave_up), healing)
+    assert told.summary == (
+        'The trainer ended with exit code 2 before its first step (trainer.log: "rl: error: bad --foo").'
+        " podwatch gave up: unknown argument"
+    )
+
+
+def test_what_a_failure_has_cost_in_the_end() -> None:
+    assert cost(6, 4.0, 77.0) == "; 6 steps lost (4 s of training), no training for 77 s"
+    assert cost(0, 4.0, 9.0) == "; no step lost, no training for 9 s"
+    assert cost(None, 4.0, None) == ""

@@ -14,6 +14,8 @@ from podwatch.domain.intent import IntentKind
 from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.reading import observed
 from podwatch.domain.snapshot import Desired, TrainerSample
+from podwatch.journal import Journal
+from podwatch.judgement.one_failure import fold
 from podwatch.recovery import Phase, quarantine
 from podwatch.trainer.base import CannotExecute
 from tests.support.recovery_world import GIB, Killer, Podwatch, World, death, finished, index_of
@@ -605,7 +607,7 @@ async def test_steps_lost_are_told_only_where_they_are_known(world: World) -> No
     assert told is not None
     assert told.summary.endswith("Restarting training"), "no checkpoint was seen yet: the store may have one"
     podwatch.recovery.tools.catalogue.rescan()
-    for last, text in ((15, "(no step lost)"), (16, "(1 step, "), (None, "lost)"), (12, "lost)")):
+    for last, text in ((15, "(no step lost)"), (16, "(1 step lost, "), (None, "lost)"), (12, "lost)")):
         attempt.last_step = last
         podwatch.recovery.failed(death(), attempt)
         told = podwatch.recovery.healing()
@@ -634,3 +636,67 @@ async def test_a_run_that_an_operator_types_does_not_wait_out_a_backoff(world: W
         await podwatch.recovery.procedure.remember()
         await podwatch.leave()
         world.kill()
+
+
+async def test_what_is_given_up_at_once_is_never_said_to_be_restarted_and_its_incident_ends(world: World) -> None:
+    world.lines = ["usage: rl [-h]", "rl: error: unrecognized arguments: --foo"]
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.CONFIRMING)
+    podwatch.see(finding=death())
+    await podwatch.until_phase(Phase.GAVE_UP)
+    line = 'trainer.log: "rl: error: unrecognized arguments: --foo"'
+    reason = "podwatch gave up: unknown argument; the same command would fail again"
+    (opened,) = [e for e in world.events if e.name is EventName.INCIDENT_OPENED]
+    (gave_up,) = [e for e in world.events if e.name is EventName.GAVE_UP]
+    assert opened.fields["gave_up"] is True
+    assert not any("estarting training" in e.message or "Restarting from" in e.message for e in world.events)
+    assert gave_up.message == (
+        f"Trainer-exited happened ({line}). {reason}. To continue: fix the cause, then run `podwatch start`"
+    )
+    (incident,) = podwatch.journal.sync.incidents()
+    assert (incident.resolution, incident.closed_wall is not None, incident.resumed_step) == (reason, True, None)
+    assert line in incident.summary
+    assert podwatch.recovery.state.detail == reason.removeprefix("podwatch gave up: ")
+    (told,) = fold(podwatch.recovery.findings(), podwatch.recovery.healing())
+    assert told.summary == f"Trainer-exited happened ({line}). {reason}"
+    await podwatch.leave()
+
+
+async def test_the_incident_begins_with_the_failure_and_its_end_says_what_it_cost(world: World) -> None:
+    """What was waited before podwatch acted belongs to the cost."""
+    world.save(15, wall=world.clock.wall())
+    podwatch = await running(world)
+    podwatch.see(18)
+    began = world.clock.wall()
+    failure = replace(death(FindingKind.REQUIRED_CHILD_EXITED), since=world.clock.monotonic())
+    world.clock.advance(70)
+    podwatch.see(finding=failure)
+    await podwatch.until(Phase.CONFIRMING)
+    (opened,) = [e for e in world.events if e.name is EventName.INCIDENT_OPENED]
+    assert "(3 steps lost" in opened.message
+    assert "; no training for 7" in opened.message
+    podwatch.see(16)
+    (closed,) = [e for e in world.events if e.name is EventName.INCIDENT_CLOSED]
+    assert closed.message.startswith("Training continues at step 16 (resumed from step 15); 3 steps lost")
+    assert ", no training for 7" in closed.message
+    await podwatch.journal.run(Journal.incidents)
+    (incident,) = podwatch.journal.sync.incidents()
+    assert abs(incident.opened_wall - began) < 1.0
+    assert incident.resolution == "restarted from step 15"
+    await podwatch.leave()
+
+
+async def test_an_error_of_the_start_before_is_not_shown_for_this_one(world: World) -> None:
+    podwatch = await running(world)
+    world.lines = ["Step 18", "ValueError: bad batch"]
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    podwatch.see(16)
+    world.lines += ["Step 16", "Step 17"]  # the trainer appends to its log
+    podwatch.see(17, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    second, first = podwatch.journal.sync.incidents()
+    assert 'ValueError: bad batch"' in first.summary
+    assert "ValueError" not in second.summary
+    await podwatch.leave()

@@ -80,6 +80,9 @@ async def test_the_resume_step_in_its_command_opens_a_new_line(world: World) -> 
     old = lineage(podwatch).id
     candidate = await by_hand(podwatch, "--resume", "100", "--seed", "9")
     assert (lineage(podwatch).parent, lineage(podwatch).parent_step) == (old, 100)
+    assert podwatch.recovery.handle is not None
+    assert lineage(podwatch).left_step == 120
+    assert lineage(podwatch).opened_wall == podwatch.recovery.handle.started_wall
     assert newest(podwatch) == 100, "what the old line has above it counts no more"
     (said,) = [e for e in world.events if e.name is EventName.LINEAGE_OPENED]
     assert "its command resumes from step 100" in said.message

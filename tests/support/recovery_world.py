@@ -152,7 +152,7 @@ class FlatLayout:
     """``checkpoints/step_N`` with three files; ``done`` is the marker. ``notes/step_N`` must go with it."""
 
     name, variant, finish_lines = "flat", "", ()
-    reshards, counts_all = True, True
+    reshards, counts_all, saves_block = True, True, False
     saved_by: int | None = None
     started: int | None = None
     """Processes that wrote each set, and that the command starts."""

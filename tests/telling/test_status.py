@@ -7,9 +7,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from podwatch.client.render import verdict
+from podwatch.client.render import render, verdict
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.reading import SensorState, observed, unobserved
 from podwatch.domain.snapshot import Desired
 from podwatch.telling.documents import event_document
@@ -256,3 +257,48 @@ def test_a_wait_beside_anything_else_that_holds_the_start_up_is_critical():
     held = Finding(FindingKind.BLOCKED, Severity.WARNING, "GPU 0 is held", views.NOW, "x")
     assert waiting(ambiguous(Severity.WARNING), held)["overall"] == "critical"
     assert waiting(ambiguous(Severity.WARNING), views.death())["overall"] == "critical"
+
+
+def test_readings_from_before_the_trainer_changed_say_so():
+    seen = views.healthy()
+    assert not any(row["outdated"] for name in ("gpus", "inference") for row in build_status(seen)[name])
+    document = build_status(replace(seen, trainer_changed_at=seen.now + 1))
+    assert all(row["outdated"] for name in ("gpus", "inference") for row in document[name])
+    assert render(document, width=120).count("(before the start)") == 3
+    assert "before the" not in render(build_status(seen), width=120)
+    gone = {**document, "training": {**document["training"], "alive": False}}
+    assert render(gone, width=120).count("(before the stop)") == 3
+    empty = {**gone, "gpus": [{**g, "memory_used_bytes": 0} for g in gone["gpus"]]}
+    assert render(empty, width=120).count("(before the stop)") == 1, "an empty GPU misleads nobody"
+
+
+def test_a_trainer_process_that_ended_is_no_ok_status_from_the_first_second_on():
+    seen = replace(views.healthy(), trainer_ended_at=views.NOW - 2.0, steps_at_risk=6)
+    document = build_status(seen)
+    assert document["overall"] == "warning"
+    assert document["reasons"][0]["kind"] == "required-child-exited"
+    text = render(document, width=120)
+    assert text.startswith("TRAINER PROCESS ENDED")
+    assert "process ended; its launcher, pid 4242, still runs" in text
+    assert "6 steps made since the newest checkpoint" in text
+    held = Finding(FindingKind.REQUIRED_CHILD_EXITED, Severity.CRITICAL, "it ended", views.NOW - 20)
+    assert [r["summary"] for r in build_status(replace(seen, findings=(held,)))["reasons"]] == ["it ended"]
+
+
+def test_the_trainers_pid_is_not_its_launchers():
+    seen = views.healthy()
+    trainer = seen.snapshot.trainer.value
+    assert trainer is not None
+
+    def row(*roles: ProcessRole) -> str:
+        tree = tuple(
+            ProcessSample(ProcessIdentity(5000 + n, 1), 4242, "python", "python", role) for n, role in enumerate(roles)
+        )
+        now = observed(replace(trainer, descendants=tree), views.NOW)
+        text = render(build_status(replace(seen, snapshot=replace(seen.snapshot, trainer=now))), width=120)
+        return next(line for line in text.splitlines() if line.startswith("  trainer"))
+
+    assert "pid 5001 (launcher 4242)," in row(ProcessRole.LAUNCHER, ProcessRole.TRAINER)
+    assert "2 trainers below pid 4242" in row(ProcessRole.TRAINER, ProcessRole.TRAINER)
+    assert "pid 4242, up" in row(ProcessRole.OTHER)
+    assert "1 process," in row(ProcessRole.OTHER)

@@ -297,7 +297,9 @@ class Catalogue:
             enough = _PENDING_LIMIT if known.judgement.pending else limit
             ahead = newest is None or step > newest.step
             if ahead and known.quiet < enough and not known.judgement.damaged:
-                known.set = replace(known.set, completeness=Completeness.WRITING)
+                known.set = replace(
+                    known.set, completeness=Completeness.WRITING, overtaken=self._overtaken(known.set, known.judgement)
+                )
             else:
                 known.settled = True
         self._sets = tuple(self._known[s].set for s in sorted(self._known))
@@ -305,6 +307,18 @@ class Catalogue:
         unsettled = [k for k in self._known.values() if k.set.completeness is Completeness.WRITING][-_NEWEST:]
         self._open = tuple(
             Path(p.path) for k in unsettled for p in k.set.parts if p.required and (p.size_bytes or p.complete)
+        )
+
+    def _overtaken(self, found: CheckpointSet, judgement: Judgement) -> bool:
+        """Whether a part that it lacks was begun for a newer save since it changed last, by a trainer that waits for
+        each save: then that part is not finished any more, and the set never whole."""
+        missing = {p.name for p in found.parts if p.required and not p.complete}
+        if not self._layout.saves_block or judgement.pending:
+            return False
+        newer = (k.set for step, k in self._known.items() if step > found.step)
+        return any(
+            n.began_wall > found.changed_wall and missing & {p.name for p in n.parts if p.complete or p.size_bytes}
+            for n in newer
         )
 
     def _remember(self) -> None:

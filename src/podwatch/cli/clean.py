@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
+from podwatch.domain.counted import counted
 from podwatch.domain.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ def _describe(plan: dict[str, Any]) -> list[str]:
         lines = ["nothing is left of an old run"]
     else:
         steps = ", ".join(f"{n} ({state})" for n, state in plan["steps"].items()) or "none"
-        lines = [f"set aside: {len(plan['paths'])} entries (renamed, not destroyed); checkpoints: {steps}"]
+        entries = counted(len(plan["paths"]), "entry", "entries")
+        lines = [f"set aside: {entries} (renamed, not destroyed); checkpoints: {steps}"]
         lines += [f"  {clean(path)}" for path in plan["paths"][:SHOWN]]
         if len(plan["paths"]) > SHOWN:
             lines.append(f"  ... and {len(plan['paths']) - SHOWN} more (--json lists all)")

@@ -52,7 +52,13 @@ def line(incident: Mapping[str, Any], now: float) -> str:
     """One incident as one line."""
     done = clean(incident.get("resolution") or "") or ("open" if incident.get("open") else "closed")
     at = local(from_rfc3339(incident.get("opened_at")), now)
+    if incident.get("lost_steps") is not None:
+        done += f" ({_lost(incident['lost_steps'])})"
     return f"{incident.get('id'):>4}  {at}  {clean(incident.get('kind'))}: {clean(incident.get('summary'))} -> {done}"
+
+
+def _lost(steps: object) -> str:
+    return "no step lost" if steps == 0 else "1 step lost" if steps == 1 else f"{clean(steps)} steps lost"
 
 
 def describe(incident: Mapping[str, Any], now: float) -> list[str]:
@@ -69,7 +75,8 @@ def describe(incident: Mapping[str, Any], now: float) -> list[str]:
         ("files", "bundle"),
     ):
         if incident.get(key) not in (None, ""):
-            lines.append(f"{label:<9} {clean(incident[key])}")
+            text = _lost(incident[key]).removesuffix(" lost") if label == "lost" else clean(incident[key])
+            lines.append(f"{label:<9} {text}")
     evidence = incident.get("evidence")
     for item in evidence if isinstance(evidence, list) else []:
         if isinstance(item, dict):

@@ -7,6 +7,7 @@ import click
 
 from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
 from podwatch.client.times import ago
+from podwatch.domain.counted import counted
 
 
 @click.group("quarantine")
@@ -46,7 +47,10 @@ def return_(where: Where, number: int, as_json: bool) -> None:
     from podwatch.recovery.quarantine import give_back
 
     back = give_back(workspace_of(load(where)).probe(), number)
-    say({"message": f"{len(back)} entries are back", "paths": [str(p) for p in back]}, as_json=as_json)
+    say(
+        {"message": f"returned: {counted(len(back), 'entry', 'entries')}", "paths": [str(p) for p in back]},
+        as_json=as_json,
+    )
 
 
 def line(entry: dict[str, Any], now: float) -> str:
@@ -58,5 +62,5 @@ def line(entry: dict[str, Any], now: float) -> str:
     if problem := entry.get("problem"):
         return f"{entry['id']:>4}  {clean(problem)}; nothing of it is used: look at {clean(entry['path'])}"
     start = "a fresh start" if begun is None else f"a start from step {begun}"
-    what = steps or f"{len(entry.get('moves') or ())} entries"
+    what = steps or counted(len(entry.get("moves") or ()), "entry", "entries")
     return f"{entry['id']:>4}  {age:<16} {what}; ahead of {start}"

@@ -36,7 +36,8 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
         lines += [" " * (_LABEL + 2) + paint(line, row_tone) for line in rest]
     reasons = _list(document, "reasons")
     if reasons:
-        lines += ["", paint(f"NEEDS ATTENTION ({len(reasons)})", BOLD)]
+        only_notes = all(reason.get("severity") == "info" for reason in reasons)
+        lines += ["", paint(f"{'NOTES' if only_notes else 'NEEDS ATTENTION'} ({len(reasons)})", BOLD)]
         for reason in reasons:
             lines += _attention(reason, width, paint)
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -104,7 +105,8 @@ def _verdict(document: Document) -> str:
             why = next((r.get("summary") for r in _list(document, "reasons") if r.get("severity") == "critical"), "")
             return "TRAINING IS DOWN" + (f": {_clean(why)}" if why else "")
         case "gave-up":
-            return "TRAINING IS DOWN and podwatch GAVE UP: a person is needed"
+            later = f"; podwatch tries once more in {span(-again)}" if again is not None and again < 0 else ""
+            return f"TRAINING IS DOWN and podwatch GAVE UP: fix the cause, then run `podwatch start`{later}"
         case "blocked":
             detail = _clean(recovery.get("detail") or "something still holds the GPUs")
             if document.get("overall") == "warning":  # within the patience of a start
@@ -160,10 +162,11 @@ def _rows(document: Document) -> Iterator[tuple[str, str, str]]:
             return
         yield "", f"what follows is {span(now - seen)} old (last seen {local(seen, now)})", YELLOW
     yield from _training_rows(document)
+    alive = _dict(document, "training").get("alive")
     for gpu in _list(document, "gpus"):
-        yield _gpu_row(gpu)
+        yield _gpu_row(gpu, alive)
     for server in _list(document, "inference"):
-        yield _inference_row(server)
+        yield _inference_row(server, alive)
     if disk := _dict(document, "disk"):
         yield _disk_row(disk)
     yield from _backup_rows(document)
@@ -181,16 +184,18 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
             text += f" of {training['target_step']}"
         if training.get("median_step_seconds"):
             text += f", one every {span(training['median_step_seconds'])}"
-        if training.get("steps_at_risk") is not None and training.get("state") in ("running", "starting"):
+        if training.get("steps_at_risk") is not None and training.get("trainer_ended_at"):
+            text += f"; {_steps(training['steps_at_risk'])} made since the newest checkpoint"
+        elif training.get("steps_at_risk") is not None and training.get("state") in ("running", "starting"):
             text += f"; {_steps(training['steps_at_risk'])} lost if it died now"
         elif training.get("step_source") == "checkpoint" and training.get("steps_at_risk") is None:
             text += "; the steps since this checkpoint are unknown: no log of training that podwatch reads shows them"
         yield "step", text, ""
     if training.get("alive"):
-        parts = [f"pid {training['pid']}"] if training.get("pid") else []
+        parts = [_whose_pid(training)] if training.get("pid") else []
         up = _age(document, training.get("started_at"))
         parts += [f"up {span(up)}"] if up is not None else []
-        parts += [f"{training['processes']} processes"] if training.get("processes") else []
+        parts += [_counted(training["processes"], "process", "processes")] if training.get("processes") else []
         how = {"keeper": "started by podwatch", "attach": "started by someone else, watched"}
         if any(r.get("kind") == "keeper-lost" for r in _list(document, "reasons")):
             parts += ["started by podwatch, its keeper has ended"]
@@ -205,7 +210,18 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         yield "trainer", text + (f", {ago(when)}" if when is not None else ""), ""
 
 
-def _gpu_row(gpu: Document) -> tuple[str, str, str]:
+def _whose_pid(training: Document) -> str:
+    """The trainer's own pid where it is one process below a launcher; a launcher is called one."""
+    launcher, pids = training["pid"], training.get("trainer_pids")
+    pids = [pid for pid in pids if pid != launcher] if isinstance(pids, list) else []
+    if training.get("trainer_ended_at"):
+        return f"process ended; its launcher, pid {launcher}, still runs"
+    if not pids:
+        return f"pid {launcher}"
+    return f"pid {pids[0]} (launcher {launcher})" if len(pids) == 1 else f"{len(pids)} trainers below pid {launcher}"
+
+
+def _gpu_row(gpu: Document, alive: object) -> tuple[str, str, str]:
     label = f"GPU {gpu.get('index')}"
     if gpu.get("state") != "ok":
         detail = _clean(gpu.get("detail") or "")
@@ -219,17 +235,28 @@ def _gpu_row(gpu: Document) -> tuple[str, str, str]:
     fallen = base is not None and used is not None and gpu.get("role") in ("inference", "shared") and used < base / 2
     if fallen:
         text += f"  (was {gib(base)})"
-    return label, text, RED if fallen else ""
+    return label, text + (_outdated(gpu, alive) if alive or used else ""), RED if fallen else ""
 
 
-def _inference_row(server: Document) -> tuple[str, str, str]:
+def _outdated(row: Document, alive: object) -> str:
+    """For a reading from before podwatch stopped or started the trainer, where it may mislead."""
+    if not row.get("outdated"):
+        return ""
+    return "  (before the start)" if alive else "  (before the stop)"
+
+
+def _inference_row(server: Document, alive: object) -> tuple[str, str, str]:
     health = str(server.get("health"))
     text = f"{_clean(server.get('url'))} {health}"
     if server.get("http_status") is not None and health != "ok":
         text += f" (HTTP {server['http_status']})"
     if server.get("requests_running") is not None:
-        text += f", {server['requests_running']:.0f} requests running"
-    return "inference", text, "" if health == "ok" else RED
+        text += f", {_counted(round(server['requests_running']), 'request')} running"
+    return (
+        "inference",
+        text + (_outdated(server, alive) if alive or health == "ok" else ""),
+        "" if health == "ok" else RED,
+    )
 
 
 def _disk_row(disk: Document) -> tuple[str, str, str]:
@@ -324,7 +351,10 @@ def _attention(reason: Document, width: int, paint: "_Paint") -> Iterator[str]:
     yield f"  {paint(label, tone, BOLD)}{first}"
     yield from (" " * 12 + line for line in rest)
     if reason.get("suggestion"):
-        yield from (" " * 12 + line for line in _wrap(_clean(reason["suggestion"]), width - 12, "do: "))
+        do, *more = str(reason["suggestion"]).split("\n")
+        yield from (" " * 12 + line for line in _wrap(_clean(do), width - 12, "do: "))
+        for text in more:  # lines of a log
+            yield from (" " * 16 + line for line in _wrap(_clean(text), width - 16, ""))
 
 
 class _Paint:
@@ -344,6 +374,10 @@ def _wrap(text: str, width: int, lead: str) -> list[str]:
 
 def _steps(count: object) -> str:
     return "no step" if count == 0 else "1 step" if count == 1 else f"{count} steps"
+
+
+def _counted(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def _clean(value: object) -> str:

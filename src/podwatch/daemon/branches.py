@@ -2,7 +2,7 @@
 
 from podwatch.daemon.compose import Parts
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.judgement.lineage import kept_step
+from podwatch.judgement.lineage import branch_line, kept_step
 
 
 def kept_branch(parts: Parts) -> int | None:
@@ -14,20 +14,17 @@ def kept_branch(parts: Parts) -> int | None:
     return kept_step(parts.catalogue.sets, record.lineage, has_store=parts.syncer is not None, stored=stored)
 
 
-def branch_findings(parts: Parts, now: float) -> tuple[Finding, ...]:
-    """One line while the newest checkpoint of an earlier branch is kept. ``now`` monotonic."""
-    record, kept = parts.record.current, kept_branch(parts)
-    if record is None or kept is None:
+def branch_findings(parts: Parts, now: float, wall: float) -> tuple[Finding, ...]:
+    """One line while the newest checkpoint of an earlier branch is kept, and for a day after an operator took the run
+    back. ``now`` monotonic, ``wall`` epoch seconds."""
+    record = parts.record.current
+    if record is None or not record.lineage.parent:
         return ()
-    at = record.lineage.parent_step
-    where = "which starts from the beginning" if at is None else f"which continues from step {at}"
-    until = "verified in the store" if parts.syncer is not None else "complete"
-    return (
-        Finding(
-            FindingKind.EARLIER_BRANCH,
-            Severity.INFO,
-            f"step {kept} of the earlier branch is kept until a new checkpoint of the present one, {where}, is {until}",
-            now,
-            f"to return to the earlier branch: `podwatch restart --step {kept}`",
-        ),
-    )
+    kept, has_store = kept_branch(parts), parts.syncer is not None
+    line = branch_line(parts.catalogue.sets, record.lineage, kept, has_store=has_store, wall=wall)
+    if line is None:
+        return ()
+    summary, suggestion = line
+    opened = record.lineage.opened_wall
+    since = now - max(0.0, wall - opened) if opened else now
+    return (Finding(FindingKind.EARLIER_BRANCH, Severity.INFO, summary, since, suggestion),)

@@ -1,6 +1,6 @@
 """Which findings are new and which are gone: each is told once, not at every turn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from podwatch.domain.event import Event, EventName
@@ -17,8 +17,12 @@ class Bulletin:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Worst first, then oldest."""
-        order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
-        return tuple(sorted(self._open.values(), key=lambda f: (order[f.severity], f.since, f.key)))
+        return _sorted(self._open.values())
+
+    def as_of_now(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+        """``findings``, collected between two turns, in the same order and with the moments at which they were raised.
+        Nothing is emitted."""
+        return _sorted({f.key: self._since_raised(f) for f in findings}.values())
 
     def update(self, findings: tuple[Finding, ...], wall: float) -> None:
         """Take this turn's findings of every source. One that stays open keeps the moment at which it was raised: a
@@ -38,6 +42,11 @@ class Bulletin:
     def _since_raised(self, finding: Finding) -> Finding:
         before = self._open.get(finding.key)
         return finding if before is None else replace(finding, since=min(before.since, finding.since))
+
+
+def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+    return tuple(sorted(findings, key=lambda f: (order[f.severity], f.since, f.key)))
 
 
 def _fields(finding: Finding) -> dict[str, str | int | float | bool | None]:

@@ -19,7 +19,7 @@ from podwatch.daemon.pausing import Pausing
 from podwatch.daemon.rounds import Rounds
 from podwatch.daemon.run_lock import RunLock
 from podwatch.domain.event import Event, EventName, Incident
-from podwatch.domain.finding import Severity
+from podwatch.domain.finding import Finding, Severity
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.journal.recording import Recorder
 from podwatch.sync.artefacts import Artefacts
@@ -101,7 +101,7 @@ class Core:
         return viewing.view_of(
             self.parts,
             self.rounds,
-            findings=self.bulletin.findings,
+            findings=self._findings_now(),
             pins={**self.rounds.guarding.named, **self._pins},
             incident=self._incident,
             http_url=self._outlets.url if self._outlets is not None else "",
@@ -109,6 +109,9 @@ class Core:
             started=self._started,
             pause=self.pausing.pause,
         )
+
+    def _findings_now(self) -> tuple[Finding, ...]:
+        return self.bulletin.findings
 
     def status(self) -> dict[str, Any]:
         return build_status(self.view())

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
+from podwatch.domain.counted import counted
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.system.clock import Clock
@@ -160,6 +161,6 @@ def _complete(found: CheckpointSet, wall: float, word: str) -> Event:
     return Event(
         EventName.CHECKPOINT_COMPLETE,
         wall,
-        f"checkpoint step {found.step} {word}: {found.file_count} files",
+        f"checkpoint step {found.step} {word}: {counted(found.file_count, 'file')}",
         fields={"step": found.step, "save_id": found.save_id, "size_bytes": found.size_bytes},
     )

@@ -8,6 +8,7 @@ from podwatch.daemon.compose import Parts
 from podwatch.daemon.pruning import plan_document
 from podwatch.daemon.rounds import Rounds
 from podwatch.domain.checkpoint import HeldAs, newest_complete
+from podwatch.domain.counted import counted
 from podwatch.domain.errors import Busy, HostError, UsageError
 from podwatch.domain.mutation import Mutation, MutationGuard
 from podwatch.journal import Journal
@@ -178,7 +179,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         _may_move(parts.guard)
         back = await parts.removals.call(quarantine.give_back, parts.workspace, _whole(params, "id", None))
         rounds.guarding.wake()
-        return {"message": f"{len(back)} entries are back", "paths": [str(p) for p in back]}
+        return {"message": f"returned: {counted(len(back), 'entry', 'entries')}", "paths": [str(p) for p in back]}
 
     async def clean(_: dict[str, Any]) -> dict[str, Any]:
         _may_move(parts.guard)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import SAVES, Concern
@@ -186,6 +187,22 @@ def store_withheld_finding(*, since: float) -> tuple[Finding, ...]:
             "see state-unavailable; uploads continue as soon as the database can be read",
         ),
     )
+
+
+def saved_after_all(
+    concerns: Sequence[Concern], sets: Sequence[CheckpointSet], started_wall: float | None
+) -> tuple[Concern, ...]:
+    """``concerns`` in the light of what was saved: that the command saves nothing is wrong where the trainer that runs
+    (started at ``started_wall``, epoch seconds; None: none runs) has saved, and where an earlier one has, this is said.
+    """
+    whole = [s for s in sets if s.complete]
+    if started_wall is not None and any((s.began_wall or s.changed_wall) >= started_wall for s in whole):
+        return tuple(c for c in concerns if c.subject != SAVES)
+    newest = max((s.step for s in whole), default=None)
+    if newest is None:
+        return tuple(concerns)
+    earlier = f"; the checkpoints here (newest: step {newest}) are of an earlier start"
+    return tuple(replace(c, what=f"{c.what}{earlier}") if c.subject == SAVES else c for c in concerns)
 
 
 def concern_findings(concerns: tuple[Concern, ...], *, since: float) -> tuple[Finding, ...]:

@@ -3,6 +3,7 @@
 from podwatch.checkpoints.layouts.base import PATTERN
 from podwatch.checkpoints.layouts.trial import restart_concerns
 from podwatch.config.loading import changes_needing_restart
+from podwatch.daemon import viewing
 from podwatch.daemon.artefacts import TELLING
 from podwatch.daemon.branches import branch_findings
 from podwatch.daemon.compose import LEARNED
@@ -16,6 +17,7 @@ from podwatch.daemon.own_findings import (
     keeper_findings,
     kept_of,
     linked_findings,
+    saved_after_all,
     store_refused_finding,
     store_withheld_finding,
 )
@@ -28,6 +30,7 @@ from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import Journal
 from podwatch.judgement.one_failure import fold
+from podwatch.judgement.present import of_this_trainer, present
 from podwatch.judgement.safekeeping import Kept, safekeeping
 
 REMEMBER_TURNS = 30
@@ -99,23 +102,13 @@ class Turning(Core):
             record=parts.record.current,
             fetched=parts.recovery.fetched,
         )
-        room = self.rounds.pruner.findings()
-        parts.recovery.consider(snapshot, (*findings, *room))
+        parts.recovery.consider(snapshot, (*findings, *self.rounds.pruner.findings()))
         self.backing.turn(snapshot)
         if parts.recovery.asks_whose:
             self.rounds.guarding.wake()
         if parts.roots.repaired():
             parts.recovery.read_again()
-        ours = (
-            *parts.footing.findings(),
-            *room,
-            *self.pausing.findings(),
-            *parts.roots.findings(),
-            *self._own(snapshot),
-        )
-        telling = self._notifying.findings() if self._notifying is not None else ()
-        kept = safekeeping((*findings, *parts.recovery.findings(), *ours), self._kept(snapshot), at=snapshot.at)
-        everything = fold((*kept, *telling), parts.recovery.healing())
+        everything = self._everything(snapshot, findings)
         self.bulletin.update(everything, snapshot.wall)
         if self._notifying is not None:
             self._notifying.turn(everything, snapshot)
@@ -129,6 +122,32 @@ class Turning(Core):
             parts.emit.save()
         self._tell_systemd()
 
+    def _everything(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """The findings of all sources, each failure once. ``findings``: what the sensing loop found."""
+        parts = self.parts
+        ours = (
+            *parts.footing.findings(),
+            *self.rounds.pruner.findings(),
+            *self.pausing.findings(),
+            *parts.roots.findings(),
+            *self._own(snapshot),
+        )
+        telling = self._notifying.findings() if self._notifying is not None else ()
+        kept = safekeeping((*findings, *parts.recovery.findings(), *ours), self._kept(snapshot), at=snapshot.at)
+        return fold((*kept, *telling), parts.recovery.healing())
+
+    def _findings_now(self) -> tuple[Finding, ...]:
+        """What the last turn found, with what recovery has done and reported since: a status that mixed the two would
+        name a death beside the trainer that was started after it."""
+        sensing, recovery = self.rounds.sensing, self.parts.recovery
+        if sensing.turns == 0:
+            return self.bulletin.findings
+        found, snapshot, watched = sensing.findings, sensing.snapshot, viewing.watched_of(recovery.state)
+        now, changed = present(snapshot, watched, now=self._clock.monotonic(), wall=self._clock.wall())
+        if changed:
+            found = of_this_trainer(found)
+        return self.bulletin.as_of_now(self._everything(now, found))
+
     def _kept(self, snapshot: Snapshot) -> Kept:
         parts = self.parts
         sync, sets = parts.syncer.state if parts.syncer is not None else None, parts.catalogue.sets
@@ -139,10 +158,12 @@ class Turning(Core):
         parts = self.parts
         config = config_findings(self._config_problem, since=self._started)
         concerns = tuple(c for c in parts.concerns if c.subject != PATTERN or not parts.catalogue.sets)
+        handle = parts.recovery.handle
+        concerns = saved_after_all(concerns, parts.catalogue.sets, None if handle is None else handle.started_wall)
         config = (*config, *concern_findings(concerns, since=self._started))
         config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
         config = (*config, *parts.implausible.findings(parts.catalogue.sets, snapshot.at))
-        config = (*config, *branch_findings(parts, snapshot.at))
+        config = (*config, *branch_findings(parts, snapshot.at, snapshot.wall))
         config += linked_findings(parts.catalogue.linked, since=self._started)
         config += freeze_findings(self._silent, now=snapshot.at, wall=snapshot.wall, since=self._started)
         config += keeper_findings(snapshot.trainer)

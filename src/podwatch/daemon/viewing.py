@@ -16,6 +16,7 @@ from podwatch.domain.reading import Reading, SensorState
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.judgement.endings import trainer_gone_at
 from podwatch.judgement.learned import Learned
+from podwatch.judgement.present import Watched, present
 from podwatch.judgement.progress import target_reached
 from podwatch.judgement.watch import WatchState, second_signals
 from podwatch.recovery.state import Phase, RecoveryState
@@ -136,6 +137,14 @@ def trainer_ended_at(snapshot: Snapshot, state: WatchState, policies: Policies) 
     return trainer_gone_at(state.signals.endings)
 
 
+def watched_of(state: RecoveryState) -> Watched | None:
+    """The trainer that recovery watches, as judgement needs it."""
+    handle = state.handle
+    if handle is None:
+        return None
+    return Watched(handle.start_id, handle.supervision, handle.launcher, handle.started_wall, state.adopted)
+
+
 def view_of(
     parts: Parts,
     rounds: Rounds,
@@ -148,12 +157,14 @@ def view_of(
     started: float,
     pause: Pause | None = None,
 ) -> DaemonView:
-    """``started`` is monotonic."""
-    settings, sensing, snapshot = parts.settings, rounds.sensing, rounds.sensing.snapshot
+    """``started`` is monotonic. Everything is as of now: what recovery has done since the last turn of the sensing loop
+    corrects what that turn saw."""
+    settings, sensing = parts.settings, rounds.sensing
     alive, _ = sensing.alive()
     now, wall = parts.clock.monotonic(), parts.clock.wall()
-    record = parts.record.current
-    recovery = recovery_view(parts.recovery.state)
+    record, state = parts.record.current, parts.recovery.state
+    snapshot, _ = present(sensing.snapshot, watched_of(state), now=now, wall=wall)
+    recovery = recovery_view(state)
     sync = sync_view(parts.syncer.state if parts.syncer is not None else None)
     return DaemonView(
         version=__version__,
@@ -181,6 +192,7 @@ def view_of(
         prune_above=parts.policies.disk.prune_above,
         steps_at_risk=steps_at_risk(snapshot, parts.catalogue.sets, recovery.resumed_step, sync),
         target_step=parts.policies.detection.max_steps,
+        trainer_changed_at=state.changed_at,
         trainer_ended_at=trainer_ended_at(snapshot, sensing.state, parts.policies),
         armed=sensing.state.armed,
         second_signals=second_signals(sensing.state),

@@ -89,6 +89,9 @@ class CheckpointSet:
     settles_in: float | None = None
     unclear: bool = False
     began_wall: float = 0.0
+    overtaken: bool = False
+    """It is not whole, has not changed for the longest settle time, and a trainer that waits for its saves has begun a
+    newer one since: nothing will be added to it. Only reported; it counts as ``writing`` until its time is over."""
     held: str = ""
     held_as: HeldAs | None = None
 

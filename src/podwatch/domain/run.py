@@ -12,11 +12,15 @@ class Lineage:
     """A line of training history (DESIGN section 2). A step back on purpose or a fresh start opens a new one.
 
     ``id`` is random; ``parent`` and ``parent_step`` say where it left the older line (empty and None for a fresh run).
+    ``left_step`` is the newest checkpoint of the line that an operator's own start left, ``opened_wall`` (epoch
+    seconds) when that start was made: for the status. None and 0 where podwatch opened it, or an older podwatch did.
     """
 
     id: str
     parent: str = ""
     parent_step: int | None = None
+    left_step: int | None = None
+    opened_wall: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

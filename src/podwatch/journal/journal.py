@@ -299,9 +299,11 @@ class Journal:
 
     # -- incidents ----------------------------------------------------------------------------------------------------
 
-    def open_incident(self, kind: str, summary: str, evidence: str = "") -> Incident:
-        """``evidence`` is JSON. Id 0 means that it could not be stored."""
-        made = Incident(id=0, kind=kind, opened_wall=self._wall(), summary=summary, evidence=evidence)
+    def open_incident(self, kind: str, summary: str, evidence: str = "", opened_wall: float | None = None) -> Incident:
+        """``evidence`` is JSON; ``opened_wall`` is when the failure began, in epoch seconds (None: now). Id 0 means
+        that it could not be stored."""
+        began = self._wall() if opened_wall is None else opened_wall
+        made = Incident(id=0, kind=kind, opened_wall=began, summary=summary, evidence=evidence)
         number = self._tell(
             "INSERT INTO incidents (kind, opened_wall, summary, evidence) VALUES (?, ?, ?, ?)",
             (kind, made.opened_wall, made.summary, made.evidence),

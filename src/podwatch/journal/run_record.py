@@ -107,6 +107,8 @@ def _document(record: RunRecord) -> dict[str, Any]:
             "id": record.lineage.id,
             "parent": record.lineage.parent,
             "parent_step": record.lineage.parent_step,
+            "left_step": record.lineage.left_step,
+            "opened_wall": record.lineage.opened_wall,
         },
         "earlier": [
             {"step": e.step, "save_id": e.save_id, "changed_wall": e.changed_wall, "lineage": e.lineage}
@@ -141,7 +143,13 @@ def _record(doc: dict[str, Any]) -> RunRecord:
     lineage = doc["lineage"]
     return RunRecord(
         run_id=_text(doc["run_id"]),
-        lineage=Lineage(_text(lineage["id"]), _text(lineage.get("parent", "")), _step(lineage.get("parent_step"))),
+        lineage=Lineage(
+            _text(lineage["id"]),
+            _text(lineage.get("parent", "")),
+            _step(lineage.get("parent_step")),
+            _step(lineage.get("left_step")),
+            float(lineage.get("opened_wall", 0.0)),
+        ),
         desired=Desired(doc["desired"]),
         last_start=None if start is None else _start(start),
         first_seen_wall=float(doc.get("first_seen_wall", 0.0)),

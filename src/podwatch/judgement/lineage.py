@@ -7,6 +7,7 @@ a file that its command names, or a checkpoint that its processes saved below th
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.run import EarlierSave, Lineage
@@ -21,6 +22,11 @@ class Departure:
     newest: int
     why: str
     left: tuple[EarlierSave, ...]
+
+    @property
+    def can_return(self) -> bool:
+        """The newest checkpoint of the lineage that was left is here, and was complete."""
+        return any(one.step == self.newest and one.save_id for one in self.left)
 
 
 def departure(
@@ -97,3 +103,54 @@ def kept_step(sets: Sequence[CheckpointSet], lineage: Lineage, *, has_store: boo
     if own is not None and own > base:
         return None
     return max((s.step for s in sets if s.earlier and s.complete), default=None)
+
+
+SHOWN_SECONDS = 24 * 3600.0
+"""So long the status explains why the steps went back: whoever looks the next morning has not seen it happen."""
+_LISTED = 5
+
+
+def branch_line(
+    sets: Sequence[CheckpointSet], lineage: Lineage, kept: int | None, *, has_store: bool, wall: float
+) -> tuple[str, str] | None:
+    """(what happened, what to do) for the status, while the newest checkpoint of an earlier branch has to stay
+    (``kept``, see ``kept_step``), and for a day after an operator's own start left it; None otherwise. ``wall``: now,
+    in epoch seconds."""
+    at, left = lineage.parent_step, lineage.left_step
+    recent = left is not None and 0 <= wall - lineage.opened_wall < SHOWN_SECONDS
+    if kept is None and not recent:
+        return None
+    here = sorted(s.step for s in sets if s.earlier and s.complete)
+    until = "verified in the store" if has_store else "complete"
+    says = []
+    if left is not None:
+        when = _when(lineage.opened_wall, wall)
+        says.append(
+            f"the operator started training from the beginning at {when}; it had come to step {left}"
+            if at is None
+            else f"the operator took training back from step {left} to step {at} at {when}"
+        )
+    if here:
+        says.append(f"{_steps(here)} of the earlier branch {'is' if len(here) == 1 else 'are'} on this pod")
+    elif left is not None:
+        says.append("no checkpoint of the earlier branch is on this pod any more")
+    if kept is not None:
+        says.append(f"podwatch keeps step {kept} until a new checkpoint of the present branch is {until}")
+    fix = f"nothing; to return to the earlier branch: `podwatch restart --step {here[-1]}`" if here else "nothing"
+    return "; ".join(says), fix
+
+
+def _steps(steps: Sequence[int]) -> str:
+    """``step 90``, ``steps 80 and 90``, ``steps 10, 20, ... and 90``."""
+    names = [str(step) for step in steps]
+    if len(names) == 1:
+        return f"step {names[0]}"
+    if len(names) > _LISTED:
+        names = [*names[: _LISTED - 2], "...", names[-1]]
+    return f"steps {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _when(at: float, now: float) -> str:
+    """UTC, with the date where it is not today's."""
+    then, today = datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(now, UTC)
+    return f"{then:%H:%M UTC}" if then.date() == today.date() else f"{then:%Y-%m-%d %H:%M UTC}"

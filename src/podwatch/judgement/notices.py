@@ -24,6 +24,8 @@ _TOPICS = {
     FindingKind.STORE_UNAVAILABLE: Topic.STORE,
     FindingKind.SUPERSEDED: Topic.SUPERSEDED,
 }
+_ALWAYS_FROM_WARNING = frozenset({FindingKind.NOT_COMPLETE})
+"""A night's saves may all be lost before these are critical."""
 _RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
 _INCIDENT = "incident"
 
@@ -101,6 +103,8 @@ def on_event(state: NoticeState, event: Event, policy: NoticePolicy, *, at: floa
     match event.name:
         case EventName.INCIDENT_OPENED if "incident" in event.fields:
             kind = str(event.fields.get("kind") or "a failure")
+            if event.fields.get("gave_up") and Topic.GAVE_UP in policy.topics:
+                return book.result()  # the next event says so, with the reason and what to do
             book.healing = True
             book.say(Topic.RESTARTS, Change.OPENED, Severity.CRITICAL, f"restarting: {kind}", event, key=_INCIDENT)
         case EventName.INCIDENT_CLOSED | EventName.TRAINER_CONFIRMED:
@@ -108,12 +112,17 @@ def on_event(state: NoticeState, event: Event, policy: NoticePolicy, *, at: floa
             if state.healing and (
                 event.name is EventName.TRAINER_CONFIRMED or event.fields.get("resumed_step") is not None
             ):
-                book.say(Topic.RESTARTS, Change.CLOSED, Severity.INFO, "training goes on", event, key=_INCIDENT)
+                book.say(Topic.RESTARTS, Change.CLOSED, Severity.INFO, "training continues", event, key=_INCIDENT)
             book.healing = False
         case EventName.GAVE_UP:
             book.healing = False
             if Topic.GAVE_UP in policy.topics and str(FindingKind.GAVE_UP) not in book.told:
                 book.open(str(FindingKind.GAVE_UP), Topic.GAVE_UP, Severity.CRITICAL, "podwatch gave up", event.message)
+        case EventName.LINEAGE_OPENED if event.severity is Severity.WARNING:
+            step = event.fields.get("step")
+            where = "the beginning" if step is None else f"step {step}"
+            title = f"training was taken back to {where}"
+            book.say(Topic.RESTARTS, Change.HAPPENED, Severity.WARNING, title, event)
         case EventName.TRAINER_FINISHED:
             book.say(Topic.FINISHED, Change.HAPPENED, Severity.INFO, "training is finished", event)
         case EventName.DAEMON_STOPPING if event.fields.get("preempted"):
@@ -124,7 +133,10 @@ def on_event(state: NoticeState, event: Event, policy: NoticePolicy, *, at: floa
 
 
 def _wanted(finding: Finding, policy: NoticePolicy, *, healing: bool) -> bool:
-    if topic_of(finding) not in policy.topics or _RANK[finding.severity] < _RANK[policy.min_severity]:
+    least = _RANK[policy.min_severity]
+    if finding.kind in _ALWAYS_FROM_WARNING:
+        least = min(least, _RANK[Severity.WARNING])
+    if topic_of(finding) not in policy.topics or _RANK[finding.severity] < least:
         return False
     # What is being healed is told as an incident. Where restarts are not told, this is how a death is heard of.
     led_to_it = finding.verdict is Verdict.RESTART and finding.confirmed

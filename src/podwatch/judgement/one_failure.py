@@ -8,6 +8,7 @@ recovery work with the findings as they are; only status, events and notices use
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from podwatch.domain.counted import counted
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 
 DEATHS = (
@@ -37,6 +38,8 @@ FOLLOWS_WHILE_HEALING = FOLLOWS | {
 BEFORE_SECONDS = 120.0
 """A log line or a blind sensor from so long before a death belongs to it: an engine that dies writes first, and memory
 must hold for some seconds."""
+WAITED_SECONDS = 10.0
+"""A failure that is older than this when podwatch acts on it has cost time beside the steps: the operator's."""
 NOTHING = "nothing, podwatch restarts training"
 UNPAUSE = "`podwatch unpause` restarts training"
 
@@ -58,6 +61,12 @@ class Healing:
     """Maintenance: podwatch acts when the operator ends it."""
     launcher: str = ""
     """What the launcher is called, where that is known: ``prime-rl``."""
+    log: str = ""
+    """The line of a log that says why, with the log's name; empty where none does."""
+    gave_up: bool = False
+    """podwatch does not restart training: the finding ``gave-up`` says why."""
+    down_seconds: float | None = None
+    """Since the failure began."""
 
 
 def plain(cause: Finding, launcher: str = "") -> str:
@@ -73,7 +82,12 @@ def reported(healing: Healing) -> Finding:
     """The one finding of a failure that podwatch heals; its key is the cause's."""
     source = " from the beginning" if healing.fresh else "" if healing.step is None else f" from step {healing.step}"
     lost = _lost(healing)
-    if healing.started:
+    down = healing.down_seconds
+    if down is not None and down >= WAITED_SECONDS and not healing.gave_up:
+        lost += f"; no training for {_span(down)}"
+    if healing.gave_up:
+        what = ""
+    elif healing.started:
         what = f"Restarted{source}{lost}; its first step is not made yet"
     elif healing.paused:
         what = f"Training restarts{source}{lost} when the pause ends"
@@ -82,10 +96,11 @@ def reported(healing: Healing) -> Finding:
     else:
         what = f"Restarting{source or ' training'}{lost}"
     cause = plain(healing.cause, healing.launcher)
+    cause = f"{cause[:1].upper()}{cause[1:]}{f' ({healing.log})' if healing.log else ''}"
     return replace(
         healing.cause,
         severity=Severity.CRITICAL,
-        summary=f"{cause[:1].upper()}{cause[1:]}. {what}",
+        summary=f"{cause}. {what}" if what else cause,
         suggestion=UNPAUSE if healing.paused and not healing.started else NOTHING,
         verdict=Verdict.RESTART,
         confirmed=True,
@@ -96,9 +111,18 @@ def _lost(healing: Healing) -> str:
     steps, seconds = healing.lost_steps, healing.lost_seconds
     if steps == 0:
         return " (no step lost)"
-    parts = [] if steps is None else [f"{steps} step{'' if steps == 1 else 's'}"]
-    parts += [] if seconds is None else [_span(seconds)]
-    return f" ({', '.join(parts)} lost)" if parts else ""
+    parts = [] if steps is None else [f"{counted(steps, 'step')} lost"]
+    parts += [] if seconds is None else [f"{_span(seconds)} of training{'' if parts else ' lost'}"]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def cost(steps: int | None, seconds: float | None, down: float | None) -> str:
+    """What a failure that is over has cost, as the end of a sentence; empty where nothing is known."""
+    parts = [] if steps is None else ["no step lost" if steps == 0 else f"{counted(steps, 'step')} lost"]
+    if steps and seconds is not None:
+        parts[-1] += f" ({_span(seconds)} of training)"
+    parts += [] if down is None else [f"no training for {_span(down)}"]
+    return f"; {', '.join(parts)}" if parts else ""
 
 
 def _span(seconds: float) -> str:
@@ -122,7 +146,7 @@ def fold(findings: Sequence[Finding], healing: Finding | None = None) -> tuple[F
     gone = {id(f) for f in (cause, *consequences)}
     if operator is not None:
         gone.add(id(operator))
-        why = cause.summary.partition(". Restart")[0]
+        why = cause.summary.rpartition(". Restart")[0] or cause.summary
         leader = replace(
             operator, summary=f"{why}. {operator.summary}", evidence=(*operator.evidence, *leader.evidence)
         )

@@ -38,10 +38,11 @@ class Kept:
 
 def rejected_in_a_row(sets: Sequence[CheckpointSet], owns: Callable[[CheckpointSet], bool]) -> list[CheckpointSet]:
     """This run's newest checkpoints, by when they were written, back to the last complete one, the newest first. What
-    is still being written, or cannot be read, counts neither way."""
+    is still being written, or cannot be read, counts neither way; what a newer save has overtaken is not written any
+    more."""
     found: list[CheckpointSet] = []
     for each in sorted(sets, key=lambda s: (s.changed_wall, s.step), reverse=True):
-        if each.completeness is Completeness.WRITING or not owns(each):
+        if (each.completeness is Completeness.WRITING and not each.overtaken) or not owns(each):
             continue
         if each.complete:
             break
@@ -55,7 +56,7 @@ def safekeeping(findings: Sequence[Finding], kept: Kept, *, at: float) -> tuple[
     found = list(findings)
     rejected = rejected_in_a_row(kept.sets, kept.owns)
     overdue = _first(found, FindingKind.CHECKPOINT_OVERDUE)
-    cause = _not_complete(rejected, at) if len(rejected) >= IN_A_ROW else None
+    cause = _not_complete(rejected, kept, at) if len(rejected) >= IN_A_ROW else None
     if cause is not None:
         found.append(cause)
     else:
@@ -94,8 +95,10 @@ def _waiting(found: list[Finding], whole: Sequence[CheckpointSet], kept: Kept, a
         found.append(_nothing_stored(why, fix, at))
 
 
-def _not_complete(rejected: Sequence[CheckpointSet], at: float) -> Finding:
+def _not_complete(rejected: Sequence[CheckpointSet], kept: Kept, at: float) -> Finding:
     newest = rejected[0]
+    good = max((s.step for s in kept.sets if s.complete and not s.held and kept.owns(s)), default=None)
+    back = "" if good is None else f"; the newest complete one is step {good}{_at_risk(kept)}"
     first, last = min(s.step for s in rejected), max(s.step for s in rejected)
     own_rule = newest.layout == "custom"
     where = (
@@ -107,14 +110,18 @@ def _not_complete(rejected: Sequence[CheckpointSet], at: float) -> Finding:
         FindingKind.NOT_COMPLETE,
         Severity.WARNING,
         f"the newest {len(rejected)} checkpoints (steps {first} to {last}) are not complete by the rule of layout"
-        f" {newest.layout!r}: none of them is stored or resumed from; step {newest.step}, {_where(newest)}:"
+        f" {newest.layout!r}: none of them is stored or resumed from{back}; step {newest.step}, {_where(newest)}:"
         f" {_why(newest)}",
         at,
         f"look in the trainer's log for saves that failed; if whole ones look like this, {where} (docs/layouts.md)",
         evidence=tuple(
-            Evidence(f"step {s.step}", f"{s.completeness}: {_why(s)}", Agreement.AGREES) for s in rejected[:_LISTED]
+            Evidence(f"step {s.step}", f"{_state(s)}: {_why(s)}", Agreement.AGREES) for s in rejected[:_LISTED]
         ),
     )
+
+
+def _state(found: CheckpointSet) -> str:
+    return "not written any more" if found.overtaken else str(found.completeness)
 
 
 def _where(found: CheckpointSet) -> str:

@@ -11,10 +11,10 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessSample
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.evidence import capture, plain, secret_values
+from podwatch.evidence import capture, decisive, plain, scrub, secret_values, since
 from podwatch.journal import Journal
 from podwatch.judgement.choose import Choice
-from podwatch.judgement.restart import LOG_LINES_KEPT, Failure, after_failure
+from podwatch.judgement.restart import LOG_LINES_KEPT, Decision, Failure, after_failure
 from podwatch.recovery import release
 from podwatch.recovery.attempt import Attempt
 from podwatch.recovery.choosing import NothingToResume, unfit
@@ -28,7 +28,13 @@ from podwatch.trainer.base import Look, TrainerHandle
 
 EVIDENCE_SECONDS: Final = 10.0
 """A bundle that takes longer is not waited for: the GPUs cost money."""
+LOGS_SECONDS: Final = 5.0
+"""Of that, for the end of the logs."""
 FREE_POLL: Final = 0.5
+SAYS_WHY: Final = frozenset({FindingKind.TRAINER_EXITED, FindingKind.REQUIRED_CHILD_EXITED, FindingKind.SILENT_DEATH})
+"""Something ended: the last error in its logs is the reason. A hang writes none."""
+LINE_SHOWN: Final = 150
+GIVEN_UP_FIX: Final = "fix the cause, then run `podwatch start`"
 
 
 class Acts(Yielding):
@@ -108,25 +114,54 @@ class Acts(Yielding):
             return  # held since it was decided: found again when it may be acted upon
         await self.close_open_incident("the restart did not last")
         self.failed(finding, attempt)
+        lines = tuple(self.tools.last_lines(LOG_LINES_KEPT))
+        tails = await self._log_tails(lines)
+        self._find_log_line(finding, tails)
+        decision = None
+        if self.memory.counted != handle.start_id:
+            decision = await self._count(handle.start_id, attempt, finding.kind, lines)
         incident = await self.tools.journal.run(
-            Journal.open_incident, str(finding.kind), finding.summary, json.dumps(plain(finding.evidence))
+            Journal.open_incident,
+            str(finding.kind),
+            finding.summary + (f" ({self.cause_log})" if self.cause_log else ""),
+            json.dumps(plain(finding.evidence)),
+            self.cause_wall,
         )
         self._last_incident = incident.id
-        told = self.healing() or finding
+        told = (self.healing() or finding).summary
+        gave_up = self.memory.history.gave_up
         self.tools.say(
-            EventName.INCIDENT_OPENED, told.summary, Severity.CRITICAL, incident=incident.id, kind=str(finding.kind)
+            EventName.INCIDENT_OPENED,
+            f"{told}. podwatch gave up restarting" if gave_up else told,
+            Severity.CRITICAL,
+            incident=incident.id,
+            kind=str(finding.kind),
+            gave_up=gave_up,
         )
-        lines = tuple(self.tools.last_lines(LOG_LINES_KEPT))
-        if self.memory.counted != handle.start_id:
-            await self._count(handle.start_id, attempt, finding.kind, lines)
+        if decision is not None:
+            self._report(decision, told, lines, attempt)
 
         async def evidence() -> None:
-            await self._capture(incident.id, finding, handle, lines)
+            await self._capture(incident.id, finding, handle, tails)
 
         await self.procedure.stop_tree(handle, finding.summary, before=evidence)
         seen = attempt.last_step if attempt is not None and attempt.steps_read else None
         self.forget()
         await self.wait_and_start(incident_id=incident.id, step_at_death=seen)
+
+    def _find_log_line(self, finding: Finding, tails: Mapping[str, Sequence[str]]) -> None:
+        """The line that says why, for status and notice: of a process that ended, and not of the start before."""
+        before, self._tails_before = self._tails_before, {name: tuple(lines[-3:]) for name, lines in tails.items()}
+        if finding.kind not in SAYS_WHY:
+            return
+        best = decisive({name: since(before.get(name, ()), lines) for name, lines in tails.items()})
+        if best is not None:
+            name, line = best
+            line = scrub(line, secret_values(self.tools.environment()))
+            shown = (
+                line if len(line) <= LINE_SHOWN else f"{line[:LINE_SHOWN].rpartition(' ')[0] or line[:LINE_SHOWN]} ..."
+            )
+            self.cause_log = f'{name}: "{shown}"'
 
     async def _count(
         self,
@@ -135,8 +170,8 @@ class Acts(Yielding):
         kind: FindingKind,
         lines: tuple[str, ...],
         needs_person: str = "",
-    ) -> None:
-        """Decide what follows this failure and remember it, once per start."""
+    ) -> Decision:
+        """Decide what follows this failure and remember it, once per start. ``_report`` says it."""
         tools, memory = self.tools, self.memory
         failure = Failure(
             kind=kind,
@@ -153,27 +188,36 @@ class Acts(Yielding):
         memory.next_try_wall = tools.clock.wall() + decision.delay_seconds if decision.delay_seconds > 0 else None
         if decision.step_back and failure.resumed_from is not None:
             memory.below = failure.resumed_from
-            tools.say(
-                EventName.STEPPED_BACK,
-                f"podwatch resumes from a checkpoint below step {failure.resumed_from}: {decision.reason}. Step"
-                f" {failure.resumed_from} is moved to quarantine; `podwatch quarantine list` shows it",
-                Severity.WARNING,
-                step=failure.resumed_from,
-            )
+        self.why_gave_up = decision.reason if memory.history.gave_up else ""
         await self.procedure.remember()
         self._show(self._phase, decision.reason)
-        if memory.history.gave_up:
+        return decision
+
+    def _report(self, decision: Decision, cause: str, lines: tuple[str, ...], attempt: Attempt | None) -> None:
+        """``cause``: what happened, as a sentence without its full stop."""
+        step = attempt.resumed_from if attempt is not None else None
+        if decision.step_back and step is not None:
+            self.tools.say(
+                EventName.STEPPED_BACK,
+                f"podwatch resumes from a checkpoint below step {step}: {decision.reason}. Step"
+                f" {step} is moved to quarantine; `podwatch quarantine list` shows it",
+                Severity.WARNING,
+                step=step,
+            )
+        if decision.history.gave_up:
             shown = "".join(f"\n  {line}" for line in lines[-LOG_LINES_KEPT:])
             self.note(
                 FindingKind.GAVE_UP,
                 Severity.CRITICAL,
-                f"gave up: {decision.reason}",
-                "mend the cause, then `podwatch start`; checkpoints stay guarded" + shown,
+                f"podwatch gave up: {decision.reason}",
+                f"{GIVEN_UP_FIX}; podwatch still guards the checkpoints"
+                + (f". The trainer's last lines:{shown}" if shown else ""),
             )
-            tools.say(EventName.GAVE_UP, f"gave up: {decision.reason}", Severity.CRITICAL)
+            text = f"{cause}. podwatch gave up: {decision.reason}. To continue: {GIVEN_UP_FIX}"
+            self.tools.say(EventName.GAVE_UP, text, Severity.CRITICAL)
 
     async def _capture(
-        self, incident_id: int, finding: Finding | None, handle: TrainerHandle, lines: tuple[str, ...]
+        self, incident_id: int, finding: Finding | None, handle: TrainerHandle, tails: Mapping[str, Sequence[str]]
     ) -> None:
         """Evidence; its absence never holds a restart up."""
         tools = self.tools
@@ -183,7 +227,6 @@ class Acts(Yielding):
             async with asyncio.timeout(EVIDENCE_SECONDS):
                 reading = await handle.tree()
             tree = reading.value or ()
-            tails = await self._log_tails(lines)
             path = await tools.evidence.call(
                 lambda: capture(
                     tools.incidents_dir / str(incident_id),
@@ -207,7 +250,7 @@ class Acts(Yielding):
         the logs and not the rest."""
         found: Mapping[str, Sequence[str]] = {}
         try:
-            found = await self.tools.evidence.call(self.tools.log_tails, timeout=EVIDENCE_SECONDS)
+            found = await self.tools.evidence.call(self.tools.log_tails, timeout=LOGS_SECONDS)
         except TimeoutError:
             self.tools.evidence.renew()
         except (OSError, PodwatchError):
@@ -240,9 +283,11 @@ class Acts(Yielding):
         tools, memory = self.tools, self.memory
         due = memory.next_try_wall
         if memory.history.gave_up:
-            self._show(Phase.GAVE_UP, self._detail or "gave up")
+            why = self.why_gave_up or "podwatch gave up restarting"
+            self._show(Phase.GAVE_UP, why)
+            await self._settle_given_up(why)
             if FindingKind.GAVE_UP not in {f.kind for f in self._notes.values()}:
-                self.note(FindingKind.GAVE_UP, Severity.CRITICAL, "gave up restarting", "then `podwatch start`")
+                self.note(FindingKind.GAVE_UP, Severity.CRITICAL, "podwatch gave up restarting", GIVEN_UP_FIX)
             if tools.settings.recovery.on_give_up == "exit":
                 self.exit_code = 86
                 self.exit_requested.set()
@@ -261,6 +306,12 @@ class Acts(Yielding):
             memory.next_try_wall = None
             await self.procedure.remember()
         return True
+
+    async def _settle_given_up(self, why: str) -> None:
+        """Nothing is under way: the incident ends. Should a later try succeed, it is written into it."""
+        incident = await self.tools.journal.run(Journal.current_incident)
+        if incident is not None:
+            self.close_incident(incident.id, f"podwatch gave up: {why}", over=False)
 
     async def _started_meanwhile(self, pause: float) -> bool:
         """Sleep, but see the trainer that a person starts by hand in the meantime: it wants a guard at once."""
@@ -374,10 +425,12 @@ class Acts(Yielding):
         attempt = Attempt(start_id, self.tools.clock.monotonic(), step)
         incident = await self.tools.journal.run(Journal.open_incident, "start-failed", str(error))
         self._last_incident = incident.id
-        self.tools.say(EventName.INCIDENT_OPENED, str(error), Severity.CRITICAL, incident=incident.id)
-        self.note(FindingKind.BLOCKED, Severity.CRITICAL, error.what, error.fix)
         needs_person = error.what if error.needs_person else ""
-        await self._count(start_id, attempt, FindingKind.TRAINER_EXITED, (str(error),), needs_person)
+        decision = await self._count(start_id, attempt, FindingKind.TRAINER_EXITED, (str(error),), needs_person)
+        gave_up = self.memory.history.gave_up
+        self.tools.say(EventName.INCIDENT_OPENED, str(error), Severity.CRITICAL, incident=incident.id, gave_up=gave_up)
+        self.note(FindingKind.BLOCKED, Severity.CRITICAL, error.what, error.fix)
+        self._report(decision, f"The training command could not be started: {error.what}", (str(error),), attempt)
         return incident.id
 
     @staticmethod
@@ -447,4 +500,5 @@ class Acts(Yielding):
             summary,
             "look at the checkpoint and the resume arguments; `podwatch start --step N` overrides",
         )
-        await self.recover_act(Finding(FindingKind.RESUMED_WRONG, Severity.CRITICAL, summary, 0.0, confirmed=True))
+        now = self.tools.clock.monotonic()
+        await self.recover_act(Finding(FindingKind.RESUMED_WRONG, Severity.CRITICAL, summary, now, confirmed=True))

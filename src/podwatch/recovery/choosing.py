@@ -111,14 +111,22 @@ class Choosing:
         )
         if left is None:
             return False
-        new = opened(record, self.memory, left.step, earlier=(*record.earlier, *left.left))
+        new = opened(
+            record,
+            self.memory,
+            left.step,
+            earlier=(*record.earlier, *left.left),
+            left_step=left.newest,
+            opened_wall=handle.started_wall,
+        )
         await self.save_record(new)
         await self.remember()
         where = "from the beginning" if left.step is None else f"from step {left.step}"
         tools.say(
             EventName.LINEAGE_OPENED,
             f"the operator's trainer (pid {handle.launcher.pid}) continues {where}, below the newest checkpoint (step"
-            f" {left.newest}): {left.why}. podwatch follows it; the checkpoints above belong to an earlier branch now",
+            f" {left.newest}): {left.why}. podwatch follows it; the checkpoints above belong to an earlier branch now"
+            + (f". `podwatch restart --step {left.newest}` returns to it" if left.can_return else ""),
             Severity.WARNING,
             step=left.step,
             newest=left.newest,

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -83,6 +83,10 @@ class Core:
         self._descending: asyncio.Task[None] | None = None
         self._descended: tuple[CheckpointSet, ...] | None = None
         """The checkpoints that were looked at last."""
+        self.adopted = False
+        """The trainer that is watched was found under a keeper: it may have ended."""
+        self.changed_at = float("-inf")
+        """When (monotonic) the trainer that is watched was started, or the last one was let go of."""
         self.seen_here = False
         """A trainer of this run was found on this pod, alive or ended, or an act on one was interrupted."""
         self.cause: Finding | None = None
@@ -90,6 +94,11 @@ class Core:
         self.cause_start, self.cause_wall = "", 0.0
         self.cause_step: int | None = None
         """The start that failed, when (epoch seconds), and the last step that was seen of it."""
+        self.cause_log = ""
+        """The line of a log that says why, scrubbed, with the log's name."""
+        self.why_gave_up = ""
+        self._tails_before: Mapping[str, tuple[str, ...]] = {}
+        """The last lines of each log at the failure before."""
         self.no_save_comes = ""
         """Why the save that a stop waits for will not come."""
 
@@ -172,8 +181,9 @@ class Core:
         """From now on this is what podwatch acts upon."""
         clock = self.tools.clock
         self.cause, self.cause_start = cause, self.handle.start_id if self.handle is not None else ""
-        self.cause_step = attempt.last_step if attempt is not None else None
-        self.cause_wall = clock.wall() - max(0.0, clock.monotonic() - cause.since)
+        self.cause_step, self.cause_log = attempt.last_step if attempt is not None else None, ""
+        began = cause.since if attempt is None else max(cause.since, attempt.started_at)
+        self.cause_wall = clock.wall() - max(0.0, clock.monotonic() - began)
 
     def healing(self) -> Finding | None:
         """The one finding about the failure that podwatch acts upon; None while it acts upon none."""
@@ -182,7 +192,6 @@ class Core:
         started = self.handle is not None and self.handle.start_id != self.cause_start
         step = self.attempt.resumed_from if started and self.attempt is not None else self.expected_step()
         fresh = step is None and (started or self.memory.fresh)
-        saved = next((s.changed_wall for s in self.tools.catalogue.sets if s.complete and s.step == step), None)
         lost = None
         if self.cause_step is not None and (fresh or step is not None):
             lost = self.cause_step - (step or 0)
@@ -193,13 +202,21 @@ class Core:
                 step=step,
                 fresh=fresh,
                 lost_steps=lost if lost is not None and lost >= 0 else None,
-                lost_seconds=None if saved is None else max(0.0, self.cause_wall - saved),
+                lost_seconds=self.lost_seconds(step),
                 started=started,
                 retry_seconds=None if due is None else max(0.0, due - self.tools.clock.wall()),
                 paused=self._phase is Phase.PAUSED,
                 launcher=self.tools.layout.name,
+                log=self.cause_log,
+                gave_up=self.memory.history.gave_up and not started,
+                down_seconds=max(0.0, self.tools.clock.wall() - self.cause_wall),
             )
         )
+
+    def lost_seconds(self, step: int | None) -> float | None:
+        """Seconds of training between the checkpoint of ``step`` and the failure; None where either is not known."""
+        saved = next((s.changed_wall for s in self.tools.catalogue.sets if s.complete and s.step == step), None)
+        return None if saved is None or self.cause is None else max(0.0, self.cause_wall - saved)
 
     @property
     def state(self) -> RecoveryState:
@@ -224,6 +241,8 @@ class Core:
             hold_deletions=self.unconfirmed,
             acting=self.acting and not self.looking_out and self._phase not in _WAITING,
             incident_id=self._last_incident,
+            adopted=self.adopted,
+            changed_at=self.changed_at,
         )
 
     def _protected(self, last: int | None) -> tuple[tuple[int, str], ...]:
@@ -349,7 +368,7 @@ class Core:
             attempt.made_step = self.memory.confirmed == handle.start_id
             open_incident = await tools.journal.run(Journal.current_incident)
             attempt.incident_id = open_incident.id if open_incident is not None else None
-        self.watch(handle, attempt)
+        self.watch(handle, attempt, adopted=True)
         tools.begin_start(attempt.started_at, handle.start_id)
         confirmed = self.memory.confirmed == handle.start_id or not attempt.known
         self._show(Phase.RUNNING if confirmed else Phase.CONFIRMING, "adopted")
@@ -362,8 +381,10 @@ class Core:
             pid=handle.launcher.pid,
         )
 
-    def watch(self, handle: TrainerHandle, attempt: Attempt) -> None:
+    def watch(self, handle: TrainerHandle, attempt: Attempt, *, adopted: bool = False) -> None:
         self.handle, self.attempt, self.seen_here = handle, attempt, True
+        clock = self.tools.clock
+        self.adopted, self.changed_at = adopted, clock.monotonic() - max(0.0, clock.wall() - handle.started_wall)
         if handle.supervision is Supervision.ATTACH:
             self.cause = None  # its operator has started it again
         self.procedure.writers_ended = False
@@ -431,7 +452,7 @@ class Core:
             self.memory.ended_wall = self.tools.clock.wall()
         self.handle, self.attempt = None, None
         self.tools.track(None)
-        self._free_since = self.looked_out_at = self.tools.clock.monotonic()
+        self._free_since = self.looked_out_at = self.changed_at = self.tools.clock.monotonic()
 
     # -- after a crash ------------------------------------------------------------------------------------------------
 
@@ -473,9 +494,19 @@ class Core:
         return stop
 
     def close_incident(
-        self, incident_id: int, resolution: str, *, resumed: int | None = None, lost: int | None = None
+        self,
+        incident_id: int,
+        resolution: str,
+        *,
+        resumed: int | None = None,
+        lost: int | None = None,
+        message: str = "",
+        over: bool = True,
     ) -> None:
-        self.cause = None
+        """``message`` is the event's, ``resolution`` if not given. ``over``: podwatch no longer acts upon this failure,
+        and reports it no more."""
+        if over:
+            self.cause = None
         self.tools.journal.post(
             Journal.update_incident,
             incident_id,
@@ -485,7 +516,11 @@ class Core:
             lost_steps=lost,
         )
         self.tools.say(
-            EventName.INCIDENT_CLOSED, resolution, incident=incident_id, resumed_step=resumed, lost_steps=lost
+            EventName.INCIDENT_CLOSED,
+            message or resolution,
+            incident=incident_id,
+            resumed_step=resumed,
+            lost_steps=lost,
         )
 
     async def close_open_incident(self, resolution: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.layouts import tracker_files
 from podwatch.checkpoints.layouts.base import Tracker
+from podwatch.domain.counted import counted
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
@@ -234,7 +235,8 @@ class Procedure(Choosing):
         number = self.quarantine_number = quarantine.number_of(intent)
         tools.say(
             EventName.QUARANTINED,
-            f"set aside {len(paths)} entries: {why}; `podwatch quarantine return {number}` puts them back",
+            f"set aside {counted(len(paths), 'entry', 'entries')}: {why};"
+            f" `podwatch quarantine return {number}` puts them back",
             quarantine=number,
             step=step,
             entries=len(paths),

@@ -20,6 +20,7 @@ from podwatch.domain.snapshot import Desired, GpuSample, Snapshot
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.judgement.claims import Act, Decision
 from podwatch.judgement.confirm import ConfirmationState
+from podwatch.judgement.one_failure import cost
 from podwatch.judgement.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded
 from podwatch.judgement.two_writers import ALONE, Beside
 from podwatch.recovery import memory as memory_module
@@ -381,15 +382,30 @@ class Recovery(Wishes):
         if attempt is None:
             return
         where = "a fresh start" if attempt.resumed_from is None else f"step {attempt.resumed_from}"
-        self._show(Phase.RUNNING, f"confirmed: step {step} after {where}")
+        source = "started from the beginning" if attempt.resumed_from is None else f"resumed from {where}"
+        self._show(Phase.RUNNING, f"confirmed at step {step} ({source})")
         self.memory.confirmed = attempt.start_id
+        cause_wall, seconds = (
+            self.cause_wall if self.cause is not None else None,
+            self.lost_seconds(attempt.resumed_from),
+        )
         self.cause = None
         self.clear(FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
         self.remember_soon()
-        tools.say(EventName.TRAINER_CONFIRMED, f"training goes on: step {step} seen after {where}", step=step)
         lost = None
         if attempt.step_at_death is not None:
             lost = attempt.step_at_death - (attempt.resumed_from or 0)
             lost = lost if lost >= 0 else None  # a checkpoint above every step that was seen: nothing is known
+        text = f"Training continues at step {step} ({source})"
         if attempt.incident_id is not None:
-            self.close_incident(attempt.incident_id, f"restarted from {where}", resumed=attempt.resumed_from, lost=lost)
+            down = None if cause_wall is None else max(0.0, tools.clock.wall() - cause_wall)
+            text += cost(lost, seconds, down)
+        tools.say(EventName.TRAINER_CONFIRMED, text, step=step)
+        if attempt.incident_id is not None:
+            self.close_incident(
+                attempt.incident_id,
+                f"restarted from {where}",
+                resumed=attempt.resumed_from,
+                lost=lost,
+                message=text,
+            )

@@ -81,6 +81,11 @@ class RecoveryState:
     hold_deletions: bool = False
     acting: bool = False
     incident_id: int | None = None
+    adopted: bool = False
+    """``handle`` was found under a keeper, and may have ended."""
+    changed_at: float = float("-inf")
+    """When the trainer that is watched was started, or the last one was let go of (monotonic): older readings are of
+    the one before."""
 
     @property
     def protect(self) -> frozenset[int]:

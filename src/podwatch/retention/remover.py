@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.config.units import format_size
+from podwatch.domain.counted import counted
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
@@ -218,7 +219,7 @@ class Remover:
             if not moved:  # else it stays open, and the next turn finishes it
                 self._settle(intent, IntentState.FAILED, "the rename was refused")
             raise
-        self._settle(intent, IntentState.DONE, f"{len(moved)} paths in the trash")
+        self._settle(intent, IntentState.DONE, f"{counted(len(moved), 'path')} in the trash")
         return moved
 
     def _finish(self, intent: Intent) -> None:

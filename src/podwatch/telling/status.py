@@ -5,11 +5,11 @@ from typing import Any
 from podwatch.client.times import rfc3339
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.process import ExitStatus
+from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.reading import SensorState
 from podwatch.domain.secrets import scrub_all
 from podwatch.domain.snapshot import Desired, DiskSample, ProgressSample, TrainerSample
-from podwatch.judgement.one_failure import NOTHING
+from podwatch.judgement.one_failure import DEATHS, NOTHING
 from podwatch.telling.documents import (
     SCHEMA_VERSION,
     checkpoint_document,
@@ -40,6 +40,9 @@ STEP_LATE_K = 3.0
 same factor on (judgement/detectors/second.py); it proves nothing, because an evaluation or a save takes as long."""
 STEP_LATE_SECONDS = 10.0
 """And for at least this long: steps of a fraction of a second come in bursts."""
+
+
+_PIDS_SHOWN = 64
 
 
 def build_status(view: DaemonView) -> dict[str, Any]:
@@ -100,6 +103,7 @@ def _document(view: DaemonView) -> dict[str, Any]:
                 "asleep": s.asleep,
                 "server": str(s.kind),
                 "discovered": s.discovered,
+                "outdated": view.snapshot.inference.at < view.trainer_changed_at,
             }
             for s in view.snapshot.inference.value or ()
         ],
@@ -189,7 +193,14 @@ def _suggestion(view: DaemonView, finding: Finding) -> str:
 
 
 def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, Any]]:
-    """Being down needs a reason even when no finding is open any more (recovery is already at work)."""
+    """Being down needs a reason even when no finding is open any more (recovery is already at work), and so does a
+    trainer process that ended, before its detector has held its time."""
+    if training["trainer_ended_at"] and not any(f.kind in DEATHS for f in view.findings):
+        ago = max(0.0, view.now - (view.trainer_ended_at or view.now))
+        summary = f"the trainer process ended {ago:.0f} s ago and its launcher still runs: no step is made"
+        reason = _own(view, FindingKind.REQUIRED_CHILD_EXITED, Severity.WARNING, summary)
+        fix = "nothing: podwatch makes sure that training has ended, then it restarts it"
+        return [reason | {"suggestion": fix if view.mode == "act" and view.pause is None else ""}]
     ended = (training["exit"] or {}).get("text", "")
     match training["state"]:
         case "recovering" | "down":
@@ -244,6 +255,9 @@ def _training(view: DaemonView, trainer: TrainerSample | None) -> dict[str, Any]
         "alive": None if trainer is None else trainer.alive,
         "supervision": str(trainer.supervision) if trainer else "none",
         "pid": launcher.pid if launcher else None,
+        "trainer_pids": [p.identity.pid for p in trainer.descendants if p.role is ProcessRole.TRAINER][:_PIDS_SHOWN]
+        if trainer
+        else [],
         "start_ticks": launcher.start_ticks if launcher else None,
         "boot_id": launcher.boot_id if launcher else "",
         "started_at": rfc3339(view.wall_of(trainer.started_at)) if trainer and trainer.started_at is not None else None,
@@ -378,6 +392,7 @@ def _gpus(view: DaemonView) -> list[dict[str, Any]]:
             "ecc_uncorrected": gpu.ecc_uncorrected,
             "throttled": list(gpu.throttled),
             "detail": gpu.detail,
+            "outdated": view.snapshot.gpus.at < view.trainer_changed_at,
         }
         for gpu in view.snapshot.gpus.value or ()
     ]

@@ -144,6 +144,9 @@ class DaemonView:
     trainer_ended_at: float | None = None
     """Monotonic second at which the trainer process was first missed while its launcher lives and training is to run;
     None otherwise."""
+    trainer_changed_at: float = float("-inf")
+    """Monotonic second at which the trainer that is watched was started, or the last one was let go of: older readings
+    of the GPUs and servers may be of the one before."""
     armed: tuple[str, ...] = ()
     second_signals: tuple[str, ...] = ()
     inference_gpus: tuple[int, ...] = ()

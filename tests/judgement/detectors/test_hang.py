@@ -258,3 +258,9 @@ def test_one_start_of_five_hours_does_not_make_the_next_wait_for_fifteen() -> No
     policy = world().policies.detection
     assert patience_seconds(Learned(startups=(600.0, 1800.0)), policy) == 3 * 1800.0
     assert patience_seconds(Learned(startups=(5 * 3600.0,)), policy) == 7 * 3600.0
+
+
+def test_a_server_without_requests_neither_agrees_nor_disagrees() -> None:
+    finding, _ = stands(world()).until_verdict(2 * LIMIT)
+    (tokens,) = [e for e in finding.evidence if e.signal == "generation tokens"]
+    assert (tokens.value, tokens.agreement) == ("no request runs, so none are due", Agreement.UNAVAILABLE)

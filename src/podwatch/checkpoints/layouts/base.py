@@ -229,6 +229,9 @@ class Layout(Protocol):
     """Can the trainer load a set with another world size? If not, one that is surely another blocks a resume."""
     counts_all: bool
     """``Judgement.world_size`` counts every process, not only the data-parallel ranks among them."""
+    saves_block: bool
+    """Training waits for each save: when the next one begins, nothing of the one before is written any more. False
+    where the trainer can save asynchronously, or that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ RULES = Rules(
         Source("huggingface/trl", "trl/scripts/sft.py", "f2cd57710"),
     ),
     reshards=True,
+    saves_block=True,
     pinned=_pinned,
     # An evaluation at the start (eval_on_start) is reported under the loaded step.
     first_after=0,

@@ -17,6 +17,7 @@ from podwatch.checkpoints.structure import dcp, safetensors, torch_zip
 from podwatch.checkpoints.structure.files import check_file
 from podwatch.checkpoints.structure.holes import has_hole
 from podwatch.domain.checkpoint import FileEntry
+from podwatch.domain.counted import counted
 from podwatch.system.reading import read_file
 
 _TEXT_LIMIT = 1 << 20
@@ -168,7 +169,9 @@ class Inside:
             headers = [safetensors.read_header(self.path / s) for s in sorted(index.shards)]
             missing = safetensors.missing_tensors(index, headers)
             if missing and not any(h.problem for h in headers):
-                raise self.fault(f"{len(missing)} tensors of {name} are in no shard (a stale index?)", damaged=True)
+                raise self.fault(
+                    f"{counted(len(missing), 'tensor')} of {name} not found in any shard (a stale index?)", damaged=True
+                )
 
     def sound(self, but: str | re.Pattern[str] = r"(?!)") -> None:
         """Header and tail of every file of a known kind, except those ``but`` matches. DCP shards have their index."""

@@ -41,7 +41,7 @@ def judge(view: StepView) -> Judgement:
         if inside.names(rf".*/{COMMIT}"):
             raise inside.fault(f"{COMMIT} is missing: it is written last")
         if not stamps.get("commit_timestamp_nsecs"):
-            raise inside.fault(f"no {COMMIT}, and {METADATA} has no commit time: the save is running or was cut off")
+            raise inside.fault(f"no {COMMIT}, and {METADATA} has no commit time: the save has not finished")
     _items(inside, stamps)
     for name in inside.names(r"(?:.*/)?_METADATA"):
         described = inside.json(name)

@@ -40,6 +40,7 @@ class PrimeRLLayout:
     name = "prime-rl"
     shared_parts: frozenset[str] = frozenset()
     reshards = True
+    saves_block = True
     counts_all = True
     sources: tuple[Source, ...] = (
         Source("PrimeIntellect-ai/prime-rl", "src/prime_rl/trainer/ckpt.py", "559b44772"),

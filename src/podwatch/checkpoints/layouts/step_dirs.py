@@ -119,6 +119,7 @@ class Rules:
     """A correct resume from N shows N + this first. 0 where the trainer's numbering is not sure."""
     processes: Callable[[Sequence[str]], int | None] = launched
     counts_all: bool = False
+    saves_block: bool = False
     target: Callable[[Site, Sequence[str], Path], int | None] = max_steps_flag
     told_by: str = ""
     """File in the step directory whose time is the time of the save; empty: the directory's own."""
@@ -138,6 +139,7 @@ class StepDirs:
         self.chosen_because = ""
         self.sources, self.reshards, self.finish_lines = rules.sources, rules.reshards, rules.finish_lines
         self.counts_all = rules.counts_all
+        self.saves_block = rules.saves_block
         self._site, self._rules = site, rules
         self._root = rules.root(site)
         self._recalled = Recalled(rules.belongs) if rules.belongs is not None else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.checkpoints.structure import isolated, torch_zip
+from podwatch.domain.counted import counted
 from podwatch.system.reading import opened
 
 INDEX = ".metadata"
@@ -50,12 +51,12 @@ def check(directory: Path, files: Mapping[str, Shard]) -> DcpVerdict:
     """Judge one DCP directory. ``files`` maps names relative to it to size and mtime, as the scan found them."""
     shards = {n: f for n, f in files.items() if is_shard(n)}
     if INDEX_TMP in files:
-        return DcpVerdict(False, f"{INDEX_TMP} is there: the save is being finished or was cut off")
+        return DcpVerdict(False, f"{INDEX_TMP} is there: the save has not finished")
     index = files.get(INDEX)
     if index is None:
         if not shards:
             return DcpVerdict(False, f"no {INDEX} and no shard yet")
-        return DcpVerdict(False, f"{len(shards)} shards but no {INDEX}: the save is running or was cut off")
+        return DcpVerdict(False, f"{counted(len(shards), 'shard')} but no {INDEX}: the save has not finished")
     newer = [n for n, f in shards.items() if f.mtime_ns > index.mtime_ns + MTIME_TOLERANCE_NS]
     if newer:
         return DcpVerdict(

@@ -145,13 +145,14 @@ def _launcher(
     window = max(0.0, snapshot.at - since)
     how = status.describe()
     step = f"step {progress.step}" if progress.step is not None else "no step"
+    at = f"at {step}" if progress.step is not None else "before its first step"
     evidence = [Evidence("launcher", how, Agreement.AGREES, window), Evidence("progress", step, Agreement.AGREES)]
     if trainer.finish_line:
         evidence.append(Evidence("finish line", "seen", Agreement.AGREES))
         return _finished("the trainer printed its finish line and ended", since, evidence), learned
     if not status.clean:
         memory = _for_memory(state, status, since)
-        what = f"the trainer ended with {how} at {step}{KILLED if memory else ''}"
+        what = f"the trainer ended with {how} {at}{KILLED if memory else ''}"
         evidence += [memory] if memory is not None else []
         return _failed(what, since, look, trainer, evidence, _still_training(look, trainer, since)), learned
     if policy.max_steps is not None:
@@ -159,7 +160,7 @@ def _launcher(
             return _finished(f"the trainer ended with code 0 at its target ({step})", since, evidence), learned
         if snapshot.progress.state is SensorState.PENDING:
             return None, learned  # the step is not known yet: a moment later it is
-        what = f"the trainer ended with code 0 at {step}, below its target of {policy.max_steps}"
+        what = f"the trainer ended with code 0 {at}, below its target of {policy.max_steps}"
         return _failed(what, since, look, trainer, evidence), learned
     if snapshot.progress.state is SensorState.PENDING:
         return None, learned
@@ -175,7 +176,7 @@ def _launcher(
     if learned.clean_exit_start_id != trainer.start_id:
         highest = max((s for s in (progress.step, learned.clean_exit_step) if s is not None), default=None)
         learned = replace(learned, clean_exit_start_id=trainer.start_id, clean_exit_step=highest)
-    what = f"the trainer ended with code 0 at {step}; whether it was done is not known, so it is started once more"
+    what = f"the trainer ended with code 0 {at}; whether it was done is not known, so it is started once more"
     if again and short:
         what = f"the trainer ended with code 0 at {step}, after it had come to step {learned.clean_exit_step} before"
     return _failed(what, since, look, trainer, evidence), learned

@@ -4,6 +4,7 @@ nothing (promise 3); each has to have been healthy during this start before its 
 
 from collections.abc import Iterable
 
+from podwatch.domain.counted import counted
 from podwatch.domain.finding import Agreement, Evidence
 from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ProcessRole
@@ -49,7 +50,7 @@ def cuda(look: Look, index: int) -> Evidence:
         return Evidence(name, "never seen on this pod", Agreement.UNAVAILABLE)
     unreadable = sum(1 for p in asked if p.cuda is None)
     if unreadable:
-        return Evidence(name, f"{unreadable} processes cannot be read", Agreement.UNAVAILABLE)
+        return Evidence(name, f"{counted(unreadable, 'process', 'processes')} cannot be read", Agreement.UNAVAILABLE)
     return Evidence(name, "none any more", Agreement.AGREES)
 
 
@@ -119,7 +120,9 @@ def tokens(look: Look, window: float) -> Evidence:
     if not look.snapshot.inference.ok or flat is None or not any(s.tokens is not None for s in look.signals.servers):
         return Evidence("generation tokens", "not reported", Agreement.UNAVAILABLE)
     server, held = flat
-    return _window("generation tokens", f"flat while requests run at {server.url}", "moving or idle", held, window)
+    if held.since is None and not any(s.work for s in look.signals.servers):
+        return Evidence("generation tokens", "no request runs, so none are due", Agreement.UNAVAILABLE)
+    return _window("generation tokens", f"flat while requests run at {server.url}", "increasing", held, window)
 
 
 def sick(look: Look, window: float) -> Evidence:
