@@ -14,28 +14,11 @@ from podwatch.config.settings import Settings
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject
+from podwatch.judgement.upload_priority import Level
 from podwatch.stores.credentials import Credentials
 from podwatch.sync.sender import Sender
 from podwatch.system.clock import SystemClock
 from podwatch.system.threads import Worker
-
-NOT_LOWERED = """
-import os, sys
-from podwatch.sync import child
-child.lower_priority = lambda parent: None
-os._exit(child.main())
-"""
-
-
-def keep_priority() -> None:
-    """Start the child as it is but for the priority it gives itself."""
-    start = asyncio.create_subprocess_exec
-
-    async def started(python: str, _m: str, _name: str, *args: str, **options: Any) -> asyncio.subprocess.Process:
-        return await start(python, "-c", NOT_LOWERED, *args, **options)
-
-    cast(Any, asyncio).create_subprocess_exec = started
-
 
 BEAT = 0.02
 """Seconds: a loop like the daemon's asks to be woken this often, a hundred times as often as the real one."""
@@ -74,8 +57,6 @@ async def idle(seconds: float) -> tuple[float, ...]:
 async def send_journaled(url: str, home: str, paths: list[Path], *, ahead: bool) -> Sent:
     """With the settings' defaults. ``ahead``: the child has been started while the set was written, as the daemon does
     it; else its start counts, as where nobody saw the set coming."""
-    if "PODWATCH_BENCH_LOWEST" not in os.environ:
-        keep_priority()
     journal = AsyncJournal(Journal.open(Path(home) / "journal.sqlite"))
     settings = Settings.model_validate(
         {
@@ -96,6 +77,8 @@ async def send_journaled(url: str, home: str, paths: list[Path], *, ahead: bool)
         credentials=lambda: Credentials("id", "key", url),
         worker=worker,
     )
+    sender.priority.fixed = Level.LOWEST if "PODWATCH_BENCH_LOWEST" in os.environ else Level.ORDINARY
+    sender.children.level = sender.priority.level
     part = SimpleNamespace(part=SimpleNamespace(name="trainer", path=paths[0].parent))
     contents = cast(Any, SimpleNamespace(set=SimpleNamespace(step=1, save_id="s"), parts=[part]))
     todo = job_for(paths, settings.sync.store, "s", Path(home) / "lock").files

@@ -296,6 +296,13 @@ def _backup_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         sent, total = sync.get("uploaded_bytes") or 0, sync.get("total_bytes") or 0
         share = f" ({100 * sent / total:.0f} %)" if total else ""
         text += f"; sending step {sync['uploading_step']}: {size(sent)} of {size(total)}{share}"
+        if sync.get("upload_bytes_per_second") is not None:
+            text += f", {size(sync['upload_bytes_per_second'])}/s"
+        if sync.get("upload_left_seconds") is not None:
+            text += f", {span(sync['upload_left_seconds'])} left"
+        if sync.get("upload_priority") not in (None, "lowest"):
+            text += f", at {_clean(sync['upload_priority'])} priority"
+    text += _not_sent(_dict(document, "counters"))
     if sync.get("superseded"):
         who = f" {_clean(sync['holder'])}" if sync.get("holder") else ""
         text += f"; SUPERSEDED by pod{who}: nothing is published from here any more"
@@ -310,6 +317,14 @@ def _backup_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         if left is not None and left < 0:
             text += f"; next attempt in {span(-left)}"
     yield "store", f"{_clean(sync['store_url'])}, {text}", RED if sync.get("ok") is False else ""
+
+
+def _not_sent(counters: Document) -> str:
+    """How many checkpoints never reached the store; empty where all did."""
+    skipped, abandoned = counters.get("skipped") or 0, counters.get("abandoned") or 0
+    total = (counters.get("published") or 0) + skipped + abandoned
+    counts = [f"{skipped} skipped"] * bool(skipped) + [f"{abandoned} abandoned"] * bool(abandoned)
+    return f"; of {total} checkpoints {' and '.join(counts)}" if counts else ""
 
 
 def _incident_row(document: Document, incident: Document) -> tuple[str, str, str]:

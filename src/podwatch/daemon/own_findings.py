@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import SAVES, Concern
+from podwatch.client.times import span
+from podwatch.config.units import format_size
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.reading import Reading
@@ -13,7 +15,8 @@ from podwatch.domain.snapshot import TrainerSample
 from podwatch.judgement.claims import Act
 from podwatch.judgement.detectors.clocks import TOLD_SECONDS
 from podwatch.judgement.safekeeping import Kept
-from podwatch.sync.doors import SyncState
+from podwatch.judgement.upload_tally import Outcome, Tally, every, in_words, uplink_behind
+from podwatch.sync.doors import SyncState, UploadPace
 
 
 def backup_findings(
@@ -71,6 +74,63 @@ def backup_findings(
                 )
             )
     return tuple(found)
+
+
+def upload_findings(sync: SyncState | None, *, now: float) -> tuple[Finding, ...]:
+    """Uploads that do not keep pace with the saves: the CPU is the cause, or else the uplink. ``now`` monotonic."""
+    if sync is None or lost_run(sync) or sync.ok is False:
+        return ()  # another finding says why nothing is stored
+    pace, tally = sync.pace, sync.tally
+    if pace.cpu_since is not None and pace.rate is not None:
+        return (_cpu_busy(pace, tally),)
+    if not uplink_behind(tally) or tally.upload_seconds is None or tally.save_seconds is None:
+        return ()
+    often = every(tally.outcomes)
+    about = f"about {often} checkpoint is stored: " if often else ""
+    return (
+        Finding(
+            FindingKind.UPLOADS_SLOW,
+            Severity.WARNING,
+            f"the uplink is slower than the saves: an upload takes {span(tally.upload_seconds)}, a"
+            f" save comes every {span(tally.save_seconds)}; {about}{in_words(tally.outcomes)}."
+            " podwatch always sends the newest checkpoint next",
+            now,
+            "save less often, or use a faster uplink; check that sync.max_rate does not hold uploads back",
+            subject="uplink",
+        ),
+    )
+
+
+_AGREES = Agreement.AGREES
+
+
+def _cpu_busy(pace: UploadPace, tally: Tally) -> Finding:
+    assert pace.cpu_since is not None
+    waited = "" if pace.cpu_wait is None else f", its threads wait for a CPU {100 * pace.cpu_wait:.0f} % of the time"
+    before = ""
+    if pace.usual_rate is not None and pace.rate is not None and pace.usual_rate > pace.rate:
+        before = f"; the line delivered {_rate(pace.usual_rate)} before"
+    skipped = f"; {in_words(tally.outcomes)}" if Outcome.SKIPPED in tally.outcomes else ""
+    left = f", {span(pace.left_bytes / pace.rate)} left" if pace.rate else ""
+    acts = {
+        "lowest": "podwatch raises its priority if that continues",
+        "raised": "podwatch has raised its priority and raises it again if that is not enough",
+        "ordinary": "podwatch has raised its priority to that of an ordinary process, which is the most it takes",
+    }[pace.level]
+    return Finding(
+        FindingKind.UPLOADS_SLOW,
+        Severity.WARNING,
+        f"the upload of step {pace.step} is slow because other processes keep the CPU busy: {_rate(pace.rate or 0.0)}"
+        f"{left}{waited}{before}{skipped}. {acts}",
+        pace.cpu_since,
+        "if too little is backed up, leave more of the CPU free: fewer data loader workers, or a pod with more cores",
+        evidence=(Evidence("upload priority", pace.level + (f": {pace.reason}" if pace.reason else ""), _AGREES),),
+        subject="cpu",
+    )
+
+
+def _rate(rate: float) -> str:
+    return f"{format_size(round(rate))}/s"
 
 
 CLOCK_SECONDS = 120.0

@@ -15,8 +15,10 @@ from podwatch.domain.mutation import Mutation
 from podwatch.domain.snapshot import CheckpointMark, Snapshot
 from podwatch.journal import Journal
 from podwatch.judgement.learned import Learned
+from podwatch.judgement.prediction import next_save_in, steps_per_save
 from podwatch.judgement.retention import Protection
 from podwatch.judgement.watch import initial
+from podwatch.sync.priority import Outlook
 
 READ_TURNS = 5
 """10 s at the default poll. What was read since is read again by the next podwatch, which harms little."""
@@ -156,5 +158,25 @@ def make_rounds(
         emit=parts.emit,
         checkpoint=checkpoint,
     )
+    if parts.syncer is not None:
+        parts.syncer.prospects = lambda: _prospects(parts, sensing.snapshot, pruner)
     parts.forecast.save_seconds = lambda: sensing.state.learned.median_save_seconds
     return Rounds(sensing, guarding, pruner)
+
+
+def _prospects(parts: Parts, snapshot: Snapshot, pruner: Pruner) -> Outlook:
+    """What makes a backup urgent: the next save, the steps that are not in the store, the disk."""
+    saves = parts.forecast.saves
+    due_in, gap = next_save_in(saves, parts.clock.wall())
+    plan, newest = pruner.last_plan, snapshot.newest_step
+    stored = parts.syncer.state.last_step if parts.syncer is not None else None
+    at_risk = None
+    if newest is not None and newest.step is not None and stored is not None and snapshot.steps_between_saves:
+        at_risk = max(0, newest.step - stored)
+    return Outlook(
+        next_save_in=due_in,
+        save_seconds=gap,
+        steps_at_risk=at_risk,
+        steps_per_save=steps_per_save(saves),
+        disk_waits=plan is not None and (plan.critical or bool(plan.waiting)),
+    )

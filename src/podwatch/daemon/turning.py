@@ -20,6 +20,7 @@ from podwatch.daemon.own_findings import (
     saved_after_all,
     store_refused_finding,
     store_withheld_finding,
+    upload_findings,
 )
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.reloading import waits_for_restart
@@ -179,7 +180,8 @@ class Turning(Core):
             max_lag=parts.settings.sync.max_lag,
             since=self._started,
         )
-        return (*backup, *config)
+        uploads = upload_findings(parts.syncer.state if parts.syncer is not None else None, now=snapshot.at)
+        return (*backup, *uploads, *config)
 
     def _on_event(self, event: Event) -> None:
         if event.name in (EventName.INCIDENT_OPENED, EventName.INCIDENT_CLOSED, EventName.GAVE_UP):

@@ -44,6 +44,8 @@ class EventName(StrEnum):
     CHECKPOINT_GONE = "checkpoint-gone"
     UPLOAD_STARTED = "upload-started"
     UPLOAD_ABANDONED = "upload-abandoned"
+    UPLOAD_SKIPPED = "upload-skipped"
+    UPLOAD_PRIORITY = "upload-priority"
     PUBLISHED = "published"
     OPTIONAL_PARTS = "optional-parts"
     SYNC_FAILED = "sync-failed"

@@ -28,6 +28,8 @@ class FindingKind(StrEnum):
     INODES_LOW = "inodes-low"
     NOT_BACKED_UP = "not-backed-up"
     SYNC_LAGGING = "sync-lagging"
+    UPLOADS_SLOW = "uploads-slow"
+    """Uploads do not keep pace with the saves: the CPU is busy, or the uplink is slower than the saves."""
     STORE_UNAVAILABLE = "store-unavailable"
     GAVE_UP = "gave-up"
     BLOCKED = "blocked"

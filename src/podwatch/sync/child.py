@@ -4,8 +4,6 @@ A process of its own, so that detection keeps its rhythm, memory comes back afte
 when its standard input closes or its parent dies, and never publishes: manifest and pointer are the daemon's.
 """
 
-import contextlib
-import os
 import sys
 import threading
 from pathlib import Path
@@ -22,25 +20,25 @@ from podwatch.system.locks import FileLock
 from podwatch.system.pinned import RootReplaced
 
 
-def lower_priority(parent: int) -> None:
-    """Behind everything else on the pod (measured: own session + autogroup 19 + nice 19), and never an orphan."""
-    die_with_parent(parent)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text("19")
-    with contextlib.suppress(OSError):
-        os.nice(19)
-
-
 class _Sent:
-    """Bytes that have left, summed over the connections."""
+    """Bytes that have left, summed over the connections, and those that the store had before."""
 
     def __init__(self, out: Lines) -> None:
-        self._out, self._bytes, self._lock = out, 0, threading.Lock()
+        self._out, self._bytes, self._there, self._lock = out, 0, 0, threading.Lock()
 
     def add(self, count: int) -> None:
         with self._lock:
             self._bytes += count
-        self._out.progress(lambda: {"bytes": self._bytes, "calls": TOTAL.snapshot()})
+        self._tell()
+
+    def add_there(self, count: int) -> None:
+        with self._lock:
+            self._bytes += count
+            self._there += count
+        self._tell()
+
+    def _tell(self) -> None:
+        self._out.progress(lambda: {"bytes": self._bytes, "there": self._there, "calls": TOTAL.snapshot()})
 
 
 def _explain(error: BaseException) -> dict[str, Any]:
@@ -62,9 +60,10 @@ def _explain(error: BaseException) -> dict[str, Any]:
 
 
 def main() -> int:
-    """``argv``: the parent's PID, and the kind of store, which is loaded before the job comes."""
+    """``argv``: the parent's PID, and the kind of store, which is loaded before the job comes. The parent sets our
+    priority: what we did ourselves would come after its next change where the CPU is busy."""
     parent, kind = (*sys.argv[1:3], "", "")[:2]
-    lower_priority(int(parent or 0))
+    die_with_parent(int(parent or 0))
     load(kind)
     out = Lines()
     line = job_line()
@@ -76,7 +75,8 @@ def main() -> int:
         lock.acquire(what="the upload of this run")
         most = max(job.connections, job.connections_max)
         store = open_store(job.store, credentials, writer_id=job.writer_id, connections=most)
-        Sending(job, store, out.say, _Sent(out).add).run()
+        sent = _Sent(out)
+        Sending(job, store, out.say, sent.add, sent.add_there).run()
     except BaseException as error:
         if isinstance(error, Busy) and not lock.held:
             what = "another upload of this run is at work"

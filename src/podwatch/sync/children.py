@@ -9,21 +9,36 @@ import os
 import sys
 from dataclasses import dataclass
 
+from podwatch.judgement.upload_priority import Level
 from podwatch.stores.open import parse_store_url
-from podwatch.sync.unit import OwnUnit
+from podwatch.sync.unit import CPU_WEIGHT, OwnUnit, unit_of
 from podwatch.system import procfs
 from podwatch.system.child import scrubbed_environment
+from podwatch.system.priority import Given, give
 
 AT_ONCE = 1 << 16
 """Bytes of what a child says taken at once: some 200 files, a few milliseconds of the loop."""
+NICE = {Level.LOWEST: 19, Level.RAISED: 10, Level.ORDINARY: 0}
+"""For autogroup and nice value. Each step of one is a fifth less or more: beside one busy neighbour, 19 is 1.5 % of a
+core, 10 is 10 %, and 0 a fair share (sched(7))."""
+WEIGHT = {Level.LOWEST: CPU_WEIGHT, Level.RAISED: 11, Level.ORDINARY: 100}
+"""The same for a unit, of the 100 that every other unit has."""
+AUTOGROUP_AGAIN = 0.15
+"""Seconds: the kernel takes one change of an unprivileged process in 0.1 s."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Child:
-    """A living ``podwatch.sync.child`` that has not been told anything yet; ``in_unit``: in a unit of its own."""
+    """A living ``podwatch.sync.child`` that has not been told anything yet; ``unit``: of its own, empty for none;
+    ``level``: what it was given."""
 
     process: asyncio.subprocess.Process
-    in_unit: bool
+    unit: str
+    level: Level
+
+    @property
+    def in_unit(self) -> bool:
+        return bool(self.unit)
 
     @property
     def lives(self) -> bool:
@@ -43,6 +58,8 @@ class Children:
     def __init__(self, store: str, unit: OwnUnit | None = None) -> None:
         self._kind, self._unit = parse_store_url(store).scheme if store else "", unit
         self._waiting: Child | None = None
+        self.level = Level.LOWEST
+        """What the next upload gets."""
         self._expected = False
         self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -64,7 +81,23 @@ class Children:
         async with self._turn:
             self._expected = False
             child, self._waiting = self._waiting, None
-            return child if child is not None and child.lives else await self._start()
+            if child is not None and child.lives:
+                if await self.give(child, self.level):
+                    return child
+                await _end(child)  # it has done nothing yet
+            return await self._start(self.level)
+
+    async def give(self, child: Child, level: Level) -> bool:
+        """Let a running child compete at this level. False where it did not take all of it: its nice value, which is
+        what counts inside a CPU group, cannot be lowered without CAP_SYS_NICE."""
+        if child.level is level:
+            return True
+        child.level = level
+        if child.unit and self._unit is not None and await self._unit.reweigh(child.unit, WEIGHT[level]):
+            give(child.process.pid, NICE[level])
+            return True
+        given = await _set(child.process.pid, NICE[level])
+        return given.autogroup and given.nice
 
     async def close(self) -> None:
         self._expected = False
@@ -80,14 +113,13 @@ class Children:
             child = self._waiting
             if self._expected and child is None:
                 with contextlib.suppress(OSError):  # if it still cannot be started then, the upload says so
-                    self._waiting = await self._start()
+                    self._waiting = await self._start(self.level)
             elif not self._expected and child is not None:
                 self._waiting = None
-                child.kill()
-                await child.process.communicate()
+                await _end(child)
 
-    async def _start(self) -> Child:
-        prefix = await self._unit.prefix() if self._unit is not None else ()
+    async def _start(self, level: Level) -> Child:
+        prefix = await self._unit.prefix(WEIGHT[level]) if self._unit is not None else ()
         process = await asyncio.create_subprocess_exec(
             *prefix,
             sys.executable,
@@ -102,5 +134,20 @@ class Children:
             env=scrubbed_environment(os.environ),
             cwd="/",
             limit=AT_ONCE,
+            start_new_session=True,
         )
-        return Child(process, bool(prefix))
+        await _set(process.pid, NICE[level])
+        return Child(process, unit_of(prefix), level)
+
+
+async def _set(pid: int, value: int) -> Given:
+    given = give(pid, value)
+    if not given.autogroup:
+        await asyncio.sleep(AUTOGROUP_AGAIN)
+        given = give(pid, value)
+    return given
+
+
+async def _end(child: Child) -> None:
+    child.kill()
+    await child.process.communicate()

@@ -7,6 +7,7 @@ from typing import Protocol
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.judgement.claims import Act, Decision
+from podwatch.judgement.upload_tally import Tally
 
 
 class SetSource(Protocol):
@@ -55,6 +56,23 @@ class RunIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class UploadPace:
+    """How the upload in flight comes on; ``step`` is None while there is none, or before its first figures. Rates in
+    bytes per second; ``cpu_wait`` is the share of time that it waited for a CPU (0 to 1); ``level`` its priority, and
+    ``reason`` why it is above the lowest; ``cpu_since`` the monotonic second since when it is slow because the CPU is
+    busy, None where it is not."""
+
+    step: int | None = None
+    rate: float | None = None
+    usual_rate: float | None = None
+    left_bytes: int = 0
+    cpu_wait: float | None = None
+    level: str = "lowest"
+    reason: str = ""
+    cpu_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SyncState:
     """What status shows. ``ok`` is None until the store has answered or failed for the first time."""
 
@@ -83,3 +101,6 @@ class SyncState:
     """Checkpoints of this run in the store; None until it was listed."""
     abandoned_in_a_row: int = 0
     warnings: tuple[str, ...] = ()
+    pace: UploadPace = field(default_factory=UploadPace)
+    tally: Tally = field(default_factory=Tally)
+    """What became of the last checkpoints: stored, skipped, abandoned."""

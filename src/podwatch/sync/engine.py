@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from podwatch.domain.errors import InternalError, PodwatchError, RemoteError
+from podwatch.judgement.upload_priority import Level
 from podwatch.stores.calls import ChildCalls
 from podwatch.stores.credentials import Credentials
-from podwatch.sync.children import AT_ONCE, Children
+from podwatch.sync.children import AT_ONCE, Child, Children
 from podwatch.sync.job import UploadJob
 from podwatch.sync.lines import parse_line
 from podwatch.system.pinned import RootReplaced
@@ -29,6 +30,10 @@ class UploadStopped(PodwatchError):  # noqa: N818
     """We ended it ourselves (``kill``)."""
 
 
+class ChildReplaced(PodwatchError):  # noqa: N818
+    """We ended the child so that another one continues (``replace``)."""
+
+
 Heard = Callable[[Sequence[dict[str, Any]]], Awaitable[None]]
 """Told, in order, what the child says of types ``begun``, ``part`` and ``object``: all that came while the one before
 was written down, so that many small files share one commit."""
@@ -41,21 +46,46 @@ class Upload:
     def __init__(self, job: UploadJob, children: Children) -> None:
         self.job, self._children = job, children
         self._process: asyncio.subprocess.Process | None = None
-        self._killed = False
+        self._child: Child | None = None
+        self._killed = self._replaced = False
+        self.total_bytes = sum(f.size for f in job.files)
+        self.done_bytes = self.line_bytes = 0
+        """In the store, and sent over the line; the rest was there before."""
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
+    @property
+    def step(self) -> int:
+        return self.job.step
+
+    @property
+    def killed(self) -> bool:
+        return self._killed
+
     def kill(self) -> None:
         self._killed = True
+        self._end()
+
+    def replace(self) -> None:
+        """End the child: ``run`` raises ChildReplaced, and another one can send what is missing."""
+        self._replaced = True
+        self._end()
+
+    def _end(self) -> None:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
+    async def give(self, level: Level) -> bool:
+        """Let the running child compete at this level; False where it did not take all of it."""
+        return self._child is None or await self._children.give(self._child, level)
+
     async def run(self, credentials: Credentials | None, heard: Heard, on_progress: Callable[[int], None]) -> None:
-        """Raises SetVoid, RootReplaced, RemoteError (with ``transient``), or UploadStopped after ``kill``."""
-        child = await self._children.take()
+        """Raises SetVoid, RootReplaced, RemoteError (with ``transient``), UploadStopped after ``kill``, or
+        ChildReplaced after ``replace``."""
+        child = self._child = await self._children.take()
         process = self._process = child.process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -66,7 +96,7 @@ class Upload:
         calls = ChildCalls()
         done = spoke = False
         try:
-            if self._killed:
+            if self._killed or self._replaced:
                 child.kill()
             with contextlib.suppress(ConnectionError):
                 process.stdin.write(self.job.to_line(credentials))
@@ -78,7 +108,9 @@ class Upload:
                 for message in messages:
                     calls.hear(message)
                     if message.get("type") == "progress":
-                        on_progress(int(message["bytes"]))
+                        self.done_bytes = int(message["bytes"])
+                        self.line_bytes = self.done_bytes - int(message.get("there", 0))
+                        on_progress(self.done_bytes)
                     elif message.get("type") == "error":
                         failure = message
                     elif message.get("type") == "done":
@@ -89,12 +121,15 @@ class Upload:
             await process.wait()
             process.stdin.close()
             await drain
+            self._child = None
         if done and code == 0:
             return
         if self._killed:
             raise UploadStopped("upload was stopped", where=f"step {self.job.step}")
         if failure is not None:
             raise _error(failure)
+        if self._replaced:
+            raise ChildReplaced("another upload process continues", where=f"step {self.job.step}")
         if not spoke:
             self._children.refused(child)
         last = tail.decode(errors="replace").strip().splitlines()[-1:]

@@ -22,8 +22,9 @@ from podwatch.sync import job as jobs
 from podwatch.sync.belonging import check_contents, owners_of
 from podwatch.sync.children import Children
 from podwatch.sync.doors import RunIdentity, SetSource
-from podwatch.sync.engine import SetVoid, Upload, UploadStopped
+from podwatch.sync.engine import ChildReplaced, Heard, SetVoid, Upload, UploadStopped
 from podwatch.sync.held import Held, Holder
+from podwatch.sync.priority import Priority, Tell, watched
 from podwatch.sync.publish import ObjectsMissing, Publisher, rfc3339
 from podwatch.sync.unit import OwnUnit
 from podwatch.system.clock import Clock
@@ -52,6 +53,7 @@ class Sender:
         credentials: Callable[[], Credentials | None],
         worker: Worker,
         workspace: Workspace | None = None,
+        tell: Tell = lambda *_said, **_fields: None,
     ) -> None:
         self._settings, self._identity, self._catalogue = settings, identity, catalogue
         self._journal, self._clock, self._credentials, self._worker = journal, clock, credentials, worker
@@ -64,6 +66,7 @@ class Sender:
         """Kept until its checkpoint is published or given up: through an outage of the store, too."""
         self._watching: asyncio.Task[None] | None = None
         self.children = Children(settings.sync.store, OwnUnit())
+        self.priority = Priority(clock, journal, self.children, tell, max_rate=float(settings.sync.max_rate or 0))
 
     async def take_over(self, published: Collection[tuple[int, str]]) -> None:
         """At the start: keep what an earlier podwatch held and did not publish, and let go of everything else."""
@@ -139,7 +142,8 @@ class Sender:
                     self._keep(held)
         held, watching = self._held, self._watching
         try:
-            await self.send(contents if held is None else held.contents, todo, done, progress, held=held is not None)
+            sent = contents if held is None else held.contents
+            await self.send(sent, todo, done, progress, held=held is not None, urgent=True)
         except BaseException as error:
             if held is None and isinstance(error, SetVoid) and await self._worker.call(_gone, contents):
                 self._journal.post(Journal.learn, OUTRUN, True)
@@ -196,9 +200,51 @@ class Sender:
         progress: Callable[[int], None],
         *,
         held: bool = False,
+        urgent: bool = False,
     ) -> None:
         """As ``upload``, and nothing is held by this: for what may as well be left out. ``held``: the files are links
-        of ours, and whose they are was judged before they were made."""
+        of ours, and whose they are was judged before they were made. Unless ``urgent``, at the lowest priority.
+
+        A child that cannot be given the priority that the upload needs is replaced, and the next one sends the parts
+        that are missing then.
+        """
+        await self.priority.begin(urgent=urgent)
+        total, line, whole = sum(f.size for f in todo), 0, False
+        before: Upload | None = None
+        try:
+            while True:
+                missing = jobs.missing(todo, done)
+                if before is not None and not missing:
+                    whole = True
+                    return
+                job, heard = await self._job(contents, missing, done, held=held)
+                credentials = await self._worker.call(self._credentials)
+                if before is not None and before.killed:  # in between
+                    raise UploadStopped("upload was stopped", where=f"step {job.step}")
+                there = total - sum(f.size for f in missing)
+                upload = self.running = Upload(job, self.children)
+                try:
+                    sending = upload.run(credentials, heard, _beyond(there, progress))
+                    await watched(self.priority, upload, sending)
+                    whole = True
+                    return
+                except ChildReplaced:
+                    before = upload
+                finally:
+                    line += upload.line_bytes
+        finally:
+            self.running = None
+            self.priority.end(line, whole=whole)
+
+    async def _job(
+        self,
+        contents: SetContents,
+        todo: tuple[jobs.JobFile, ...],
+        done: dict[str, UploadedObject],
+        *,
+        held: bool,
+    ) -> tuple[jobs.UploadJob, Heard]:
+        """What a child is told, and what is done with what it says: it goes to the journal, and into ``done``."""
         pins = await self._worker.call(self._workspace.tree.pins)
         owners = None if held else await self._worker.call(owners_of, self._workspace.tree)
         step, save_id = contents.set.step, contents.set.save_id
@@ -272,12 +318,7 @@ class Sender:
                 await self._journal.run(Journal.together, writes)  # what came before a changed file, too
 
         await self._worker.call(lambda: lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700))
-        credentials = await self._worker.call(self._credentials)
-        self.running = Upload(job, self.children)
-        try:
-            await self.running.run(credentials, heard, progress)
-        finally:
-            self.running = None
+        return job, heard
 
     async def publish(
         self,
@@ -354,6 +395,10 @@ class Sender:
             return
         if now.save_id != chosen.save_id:
             raise SetVoid("set changed while it was uploaded", where=f"step {chosen.step}")
+
+
+def _beyond(there: int, progress: Callable[[int], None]) -> Callable[[int], None]:
+    return lambda count: progress(there + count)
 
 
 def _gone(contents: SetContents) -> bool:

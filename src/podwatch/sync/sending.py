@@ -80,7 +80,16 @@ class Sending:
     """``run`` returns when every file of the job is in the store. The first failure stops the others at their next
     part."""
 
-    def __init__(self, job: UploadJob, store: ObjectStore, say: Say, progress: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        job: UploadJob,
+        store: ObjectStore,
+        say: Say,
+        progress: Callable[[int], None],
+        there: Callable[[int], None] | None = None,
+    ) -> None:
+        """``progress``: bytes that have left; ``there``: bytes that the store had already (``progress`` without it)."""
+        self._there = there or progress
         self._job, self._store, self._say = job, store, say
         self._limit = RateLimit(job.max_rate, time.monotonic, time.sleep)
         self._progress_out = progress
@@ -153,7 +162,7 @@ class Sending:
             self._store.cancel_large(upload)
             return False
         file.upload, file.hashes = upload, {n: part.sha1 for n, part in there.items()}
-        self._progress_out(sum(part.size for part in there.values()))
+        self._there(sum(part.size for part in there.values()))
         return True
 
     def _was_finished(self, file: _File, upload: str) -> bool:
@@ -167,7 +176,7 @@ class Sending:
         if not self._same_bytes(file, file.file.parts):
             return False
         file.upload, file.hashes, file.stored = upload, dict(file.file.parts), found
-        self._progress_out(file.file.size)
+        self._there(file.file.size)
         return True
 
     def _same_bytes(self, file: _File, hashes: Mapping[int, str]) -> bool:

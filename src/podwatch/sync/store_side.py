@@ -30,10 +30,12 @@ from podwatch.sync.doors import RunIdentity, SetSource, SyncState
 from podwatch.sync.holding import Holding
 from podwatch.sync.inventory import Stock, stock
 from podwatch.sync.optional_parts import OptionalParts
+from podwatch.sync.priority import Outlook
 from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.remote_retention import RemoteRetention
 from podwatch.sync.sender import Sender
 from podwatch.sync.sweeping import Sweeper, told
+from podwatch.sync.tally import CheckpointTally
 from podwatch.system.clock import Clock
 from podwatch.system.threads import Worker
 from podwatch.system.workspace import Workspace
@@ -104,7 +106,12 @@ class StoreSide:
             credentials=credentials,
             worker=self._worker,
             workspace=workspace,
+            tell=self._tell,
         )
+        self._tally = CheckpointTally(journal, self._tell)
+        self._sender.priority.outlook = self._outlook
+        self.prospects: Callable[[], Outlook] = Outlook
+        """What the daemon knows of the next save, the steps and the disk."""
         self._holding: Holding | None = None
         if self._keys is not None:
             self._holding = Holding(
@@ -164,10 +171,19 @@ class StoreSide:
         standing = self._holding.decision
         return replace(
             self._state,
+            pace=self._sender.priority.pace,
+            tally=self._tally.now,
             standing=standing,
             superseded=standing.act in NOT_OURS,
             clock_skew=self._holding.clock_skew,
         )
+
+    def _outlook(self) -> Outlook:
+        """What makes the upload in flight urgent."""
+        step = self._state.uploading_step
+        newer = step is not None and self._tally.newer_waits(step)
+        nothing = self._state.last_step is None and not self._state.stored
+        return replace(self.prospects(), newer_waits=newer, nothing_stored=nothing)
 
     @property
     def standing(self) -> Decision:
@@ -367,6 +383,12 @@ class StoreSide:
                 last_step=published[-1].step,
                 last_published_wall=max(p.wall for p in published),
             )
+
+    def _note_sets(self) -> None:
+        """After a rescan: which checkpoints wait to be sent."""
+        lineage = self._identity().lineage
+        last = self._state.newest_of.get(lineage, -1)
+        self._tally.see(self._catalogue.sets, self._state.stored, lineage, last)
 
     def _well(self) -> None:
         if self._state.ok is False:

@@ -51,6 +51,8 @@ class Syncer(StoreSide):
     def notify(self) -> None:
         """A rescan happened; a new complete set may be there. Cheap."""
         self._wake.set()
+        if self._task is not None:
+            self._note_sets()
         if self._task is not None and self._idle.is_set():  # what is being sent or published has had its child
             self._sender.children.expect(self._will_send())
 
@@ -61,6 +63,7 @@ class Syncer(StoreSide):
     async def start(self) -> None:
         published = await self._journal.run(Journal.published)
         self._note_stored(published)
+        await self._tally.load()
         if not self._withheld():
             await self._sender.take_over(self._state.stored)
         if begun := await self._journal.run(Journal.learned, BEGUN):
@@ -365,6 +368,7 @@ class Syncer(StoreSide):
         self._state = replace(self._state, uploading_step=chosen.step, uploaded_bytes=before, total_bytes=total)
         self._idle.clear()
         self._unfinished = True
+        began = self._clock.monotonic()
         try:
             self._begin_gap(chosen)
             message = f"step {chosen.step}: upload started"
@@ -396,6 +400,12 @@ class Syncer(StoreSide):
             bytes=saved.total_bytes,
             generation=saved.generation,
             seq=saved.seq,
+        )
+        self._tally.stored(
+            (saved.step, saved.save_id),
+            seconds=self._clock.monotonic() - began,
+            save_seconds=self.prospects().save_seconds,
+            starved=self._sender.priority.starved,
         )
         await self._prune_remote(saved)
 
@@ -446,6 +456,7 @@ class Syncer(StoreSide):
 
     async def _cancel(self, step: int, save_id: str) -> None:
         """Of an upload that will not be finished, keep nothing: neither links here nor parts there, which cost."""
+        self._tally.abandoned((step, save_id))
         await self._sender.drop(step, save_id)
         begun = await self._journal.run(Journal.begun, step, save_id)
         for upload in begun.values():  # a sweep finds what cannot be cancelled now

@@ -2,7 +2,8 @@
 
 With a cgroup for each service, nice and autogroup no longer count between them: a child in podwatch's own cgroup would
 get as much of a busy machine as training. A scope keeps what the child needs: its pipes, its parent, the sandbox. Where
-systemd refuses, and everywhere else, own session, autogroup and nice do it (sync/child.py).
+systemd refuses, and everywhere else, own session, autogroup and nice do it (sync/children.py). The weights change with
+the upload's level (sync/priority.py).
 """
 
 import itertools
@@ -16,9 +17,15 @@ from podwatch.system.child import run_child
 
 CPU_WEIGHT = 2
 """Of 100 that every other unit has: 95:5 measured against a busy neighbour. Idle cores it has all the same."""
-IO_WEIGHT = 2
+IO_WEIGHT = CPU_WEIGHT
 """The same for disks whose scheduler knows weights. The idle class is not used: it starves (facts/systemd.md)."""
 PROBE_SECONDS = 5.0
+_NAME = "--unit="
+
+
+def unit_of(prefix: tuple[str, ...]) -> str:
+    """The unit that a ``prefix`` makes; empty for none."""
+    return next((f"{word.removeprefix(_NAME)}.scope" for word in prefix if word.startswith(_NAME)), "")
 
 
 class OwnUnit:
@@ -30,13 +37,25 @@ class OwnUnit:
         self._works: bool | None = None
         self._numbers = itertools.count(1)
 
-    async def prefix(self) -> tuple[str, ...]:
-        """Empty where there is no unit to be had."""
+    async def prefix(self, weight: int = CPU_WEIGHT) -> tuple[str, ...]:
+        """Empty where there is no unit to be had. ``weight``: for CPU and disk, of the 100 that others have."""
         program = shutil.which("systemd-run", path=self._environ.get("PATH"))
         if self._works is None:
             service = "INVOCATION_ID" in self._environ and os.geteuid() == 0 and self._running.is_dir()
             self._works = program is not None and service and await self._try(program)
-        return self._command(program) if self._works and program is not None else ()
+        return self._command(program, weight) if self._works and program is not None else ()
+
+    async def reweigh(self, unit: str, weight: int) -> bool:
+        """Give a running child's unit another weight; False where systemd does not."""
+        program = shutil.which("systemctl", path=self._environ.get("PATH"))
+        if program is None:
+            return False
+        weights = (f"CPUWeight={weight}", f"IOWeight={weight}")
+        try:
+            done = await run_child([program, "set-property", "--runtime", unit, *weights], timeout=PROBE_SECONDS)
+        except HostError:
+            return False
+        return done.ok
 
     def refused(self) -> None:
         """The child did not come to life under it."""
@@ -44,13 +63,13 @@ class OwnUnit:
 
     async def _try(self, program: str) -> bool:
         try:
-            return (await run_child([*self._command(program), "true"], timeout=PROBE_SECONDS)).ok
+            return (await run_child([*self._command(program, CPU_WEIGHT), "true"], timeout=PROBE_SECONDS)).ok
         except HostError:
             return False
 
-    def _command(self, program: str) -> tuple[str, ...]:
+    def _command(self, program: str, weight: int) -> tuple[str, ...]:
         name = f"podwatch-upload-{os.getpid()}-{next(self._numbers)}"
         return (
-            program, "--scope", "--quiet", "--collect", f"--unit={name}", f"--property=CPUWeight={CPU_WEIGHT}",
-            f"--property=IOWeight={IO_WEIGHT}", "--",
+            program, "--scope", "--quiet", "--collect", f"{_NAME}{name}", f"--property=CPUWeight={weight}",
+            f"--property=IOWeight={weight}", "--",
         )  # fmt: skip

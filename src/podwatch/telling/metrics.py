@@ -21,6 +21,7 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 TRAINING_STATES = (
     "running", "starting", "recovering", "down", "stopped", "finished", "gave-up", "blocked", "unknown",
 )  # fmt: skip
+UPLOAD_PRIORITIES = ("lowest", "raised", "ordinary")
 OVERALL = ("ok", "warning", "critical", "unknown")
 
 
@@ -219,6 +220,12 @@ def _backups(view: DaemonView) -> Iterable[Metric]:
     )
     yield from _gauge("podwatch_upload_bytes", "Size of the upload under way", sync.total_bytes or None)
     yield from _gauge("podwatch_upload_done_bytes", "Sent of it", sync.uploaded_bytes if sync.total_bytes else None)
+    yield from _gauge("podwatch_upload_bytes_per_second", "Its rate over the last seconds", sync.upload_rate)
+    yield from _gauge("podwatch_upload_left_seconds", "Time that it still takes", sync.upload_left_seconds)
+    family = GaugeMetricFamily("podwatch_upload_priority", "1 for the priority that uploads have", labels=["level"])
+    for level in UPLOAD_PRIORITIES:
+        family.add_metric([level], float(level == sync.upload_priority))
+    yield family
 
 
 def _counters(view: DaemonView) -> Iterable[Metric]:
@@ -227,6 +234,8 @@ def _counters(view: DaemonView) -> Iterable[Metric]:
         ("podwatch_turns", "Turns of the sensing loop since podwatch started", c.turns),
         ("podwatch_restarts", "Restarts of the trainer by podwatch", c.restarts),
         ("podwatch_published_sets", "Checkpoint sets published", c.published),
+        ("podwatch_skipped_sets", "Checkpoints not sent, because a newer one was", c.skipped),
+        ("podwatch_abandoned_sets", "Uploads of checkpoints that were given up", c.abandoned),
         ("podwatch_uploaded_bytes", "Bytes of published sets", c.uploaded_bytes),
         ("podwatch_pruned_sets", "Checkpoint sets removed from the pod", c.pruned),
     ):

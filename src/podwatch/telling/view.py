@@ -63,6 +63,10 @@ class SyncView:
     uploading_step: int | None = None
     uploaded_bytes: int = 0
     total_bytes: int = 0
+    upload_rate: float | None = None
+    """Bytes per second over the line, of the upload in flight."""
+    upload_priority: str = "lowest"
+    upload_priority_reason: str = ""
     superseded: bool = False
     standing: str = "alone"
     """Whether this pod holds the run in the store: ``alone`` without one, else judgement.claims.Act."""
@@ -74,6 +78,13 @@ class SyncView:
     stored: frozenset[tuple[int, str]] = frozenset()
     calls: Mapping[str, int] = field(default_factory=dict)
     """To the store since podwatch started, by class (A free, B, C)."""
+
+    @property
+    def upload_left_seconds(self) -> float | None:
+        """At the present rate; None while nothing is sent, or while nothing moves."""
+        if self.uploading_step is None or not self.upload_rate:
+            return None
+        return max(0, self.total_bytes - self.uploaded_bytes) / self.upload_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +111,9 @@ class Counters:
     restarts: int = 0
     published: int = 0
     uploaded_bytes: int = 0
+    skipped: int = 0
+    abandoned: int = 0
+    """Uploads that were given up."""
     pruned: int = 0
     incidents: Mapping[str, int] = field(default_factory=dict)
     """By kind."""
