@@ -368,7 +368,6 @@ class Syncer(StoreSide):
         self._state = replace(self._state, uploading_step=chosen.step, uploaded_bytes=before, total_bytes=total)
         self._idle.clear()
         self._unfinished = True
-        began = self._clock.monotonic()
         try:
             self._begin_gap(chosen)
             message = f"step {chosen.step}: upload started"
@@ -380,6 +379,7 @@ class Syncer(StoreSide):
         return True
 
     async def _send(self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool) -> None:
+        began = self._clock.monotonic()
         plan = await self._plan(chosen)
         await self._upload(plan, hold=hold)
         total = sum(f.size for f in plan.files)
