@@ -38,9 +38,7 @@ class Pieces:
     def __call__(self, order: Order, report: Report) -> str:
         file = self._job.files[order.file]
         if order.kind == LOOK:
-            return hash_in_place(
-                self._job.pins, self._job.targets[file.part], file, self._job.part_size, order.number
-            )
+            return hash_in_place(self._job.pins, self._job.targets[file.part], file, self._job.part_size, order.number)
         with staged_file(self._job, self._roots, order.file) as state:
             if order.kind == COMPLETE:
                 state.open()
@@ -104,4 +102,6 @@ class Pieces:
 def staged_file(job: FetchJob, roots: Mapping[str, int], number: int) -> StagedFile:
     """File ``number`` of the job where it is built up."""
     file = job.files[number]
-    return StagedFile(file, roots[file.part], job.part_size, partial(open_there, job.pins, job.targets[file.part], file))
+    return StagedFile(
+        file, roots[file.part], job.part_size, partial(open_there, job.pins, job.targets[file.part], file)
+    )

@@ -266,7 +266,8 @@ def _end_if_closed(descriptor: int) -> None:
 
 
 def _without_standard_streams() -> None:
-    """Its parent's pipes are its parent's: who reads them waits for the end of all who hold them."""
+    """The job's pipe and the protocol's are the parent's alone. Standard error stays: whoever started the parent reads it
+    to its end, and so waits until no worker can write into the staging directory any more (fetch_process.py)."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(nothing, descriptor)
