@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from podwatch.domain.errors import HostError, IntegrityError
 from podwatch.domain.remote import Manifest
 from podwatch.stores.base import ObjectStore
-from podwatch.sync import fetch_workers
+from podwatch.sync import fetch_workers, lanes
 from podwatch.sync.fetch_job import Fetched, FetchJob
 from podwatch.sync.fetch_pieces import COMPLETE, DIFFERS, PIECE, Pieces
 from podwatch.sync.fetch_process import FetchProcess
 from podwatch.sync.fetch_workers import MOST_DEATHS, RATE_OF_ONE, Order, Workers, how_many
 from podwatch.sync.fetching import Fetching
 from podwatch.sync.staged import StagedFile
-from podwatch.system import procfs
+from podwatch.system import load, procfs
 from podwatch.system.child import scrubbed_environment
 from tests.support.stored_set import put_set
 from tests.sync.conftest import World
@@ -282,6 +282,31 @@ def test_errors_come_back_as_they_were(tmp_path: Path) -> None:
                 workers.run([Order("any", 0, number, 1)], _Deaf())
         finally:
             workers.close()
+
+
+def test_busy_neighbours_do_not_keep_it_from_more_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection has its own limit, as over a distance: more of them bring more, however busy the cores are."""
+    ticks = itertools.count(1)
+    monkeypatch.setattr(load, "busy_seconds", lambda: (float(next(ticks)),) * 2)
+    monkeypatch.setattr(lanes, "busy_seconds", load.busy_seconds)
+
+    def perform(_order: Order, report: Callable[[int], None]) -> None:
+        time.sleep(0.05)
+        report(1 << 21)
+
+    workers = Workers(2, 2, 16, lambda: perform)
+    end = time.monotonic() + 90
+
+    def orders() -> Iterator[Order]:
+        while workers.connections <= 2:
+            assert time.monotonic() < end
+            yield Order("any", 0, 0, 1 << 21)
+
+    try:
+        workers.run(orders(), _Deaf())
+    finally:
+        workers.close()
+    assert workers.connections > 2
 
 
 class _Deaf:

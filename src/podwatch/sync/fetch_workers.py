@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, Protocol
 
 from podwatch.domain.errors import HostError
 from podwatch.stores.calls import TOTAL, ChildCalls
-from podwatch.sync.lanes import Used
 from podwatch.sync.pace import WINDOW, Pace
 from podwatch.system.dying import end_with_parent
 
@@ -112,13 +111,15 @@ class Workers:
             self._selector.register(parent, selectors.EVENT_READ, None)
 
     @property
-    def pids(self) -> tuple[int, ...]:
-        return tuple(w.pid for w in self._workers)
+    def connections(self) -> int:
+        """How many there are at most now, of all workers together."""
+        return self._pace.lanes
 
     def run(self, orders: Iterable[Order], boss: Boss) -> None:
-        """``orders`` is asked for the next one when a worker has room for it."""
+        """``orders`` is asked for the next one when a worker has room for it. More connections are tried unless our own
+        work fills the cores: who else keeps them busy does not count as in an upload (lanes.py), for training waits."""
         rest = iter(orders)
-        began, moved, used = time.monotonic(), self._moved, self._used()
+        began, moved, used = time.monotonic(), self._moved, self._cpu()
         while self._deal(rest) or any(w.hand for w in self._workers):
             for key, _ in self._selector.select(WINDOW):
                 if key.data is None:
@@ -127,8 +128,8 @@ class Workers:
                     self._hear(key.data, boss)
             window = time.monotonic() - began
             if window >= WINDOW:
-                now, cores = self._used(), len(os.sched_getaffinity(0))
-                self._pace = self._pace.after((self._moved - moved) / window, now.cores(used, window, cores), cores)
+                now, cores = self._cpu(), len(os.sched_getaffinity(0))
+                self._pace = self._pace.after((self._moved - moved) / window, (now - used) / window, cores)
                 began, moved, used = time.monotonic(), self._moved, now
 
     def close(self) -> None:
@@ -143,8 +144,9 @@ class Workers:
         self._workers.clear()
         self._selector.close()
 
-    def _used(self) -> Used:
-        return Used.now(self._cpu_of_dead + sum(w.cpu for w in self._workers))
+    def _cpu(self) -> float:
+        """CPU seconds of all workers so far."""
+        return self._cpu_of_dead + sum(w.cpu for w in self._workers)
 
     # -- giving -------------------------------------------------------------------------------------------------------
 
@@ -266,8 +268,8 @@ def _end_if_closed(descriptor: int) -> None:
 
 
 def _without_standard_streams() -> None:
-    """The job's pipe and the protocol's are the parent's alone. Standard error stays: whoever started the parent reads it
-    to its end, and so waits until no worker can write into the staging directory any more (fetch_process.py)."""
+    """The job's pipe and the protocol's are the parent's alone. Standard error stays: whoever started the parent reads
+    it to its end, and so waits until no worker can write into the staging directory any more (fetch_process.py)."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(nothing, descriptor)

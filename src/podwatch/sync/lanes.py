@@ -17,7 +17,7 @@ Work = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class _Used:
     """CPU seconds so far: ours, and what all others and we have used of what the machine has."""
 
     ours: float
@@ -25,11 +25,10 @@ class Used:
     total: float
 
     @classmethod
-    def now(cls, ours: float | None = None) -> "Used":
-        """``ours``: where other processes work for us; else what this one used."""
-        return cls(time.process_time() if ours is None else ours, *busy_seconds())
+    def now(cls) -> "_Used":
+        return cls(time.process_time(), *busy_seconds())
 
-    def cores(self, before: "Used", window: float, available: int) -> float:
+    def cores(self, before: "_Used", window: float, available: int) -> float:
         """How many of the cores that we may use were busy since then. What runs beside us counts: where training, or
         what our bytes pass through, has the rest, more connections of ours only take it from them."""
         total = self.total - before.total
@@ -57,7 +56,7 @@ class Lanes:
     def run(self, work: list[Work]) -> None:
         self._work = deque(work)
         cores = len(os.sched_getaffinity(0))
-        began, moved, used = time.monotonic(), self._moved, Used.now()
+        began, moved, used = time.monotonic(), self._moved, _Used.now()
         while (self._adjust(self._pace.lanes) or self._work) and not self._failures:
             for thread in list(self._threads.values()):
                 thread.join(TICK)
@@ -65,7 +64,7 @@ class Lanes:
                     break
             window = time.monotonic() - began
             if window >= WINDOW:
-                now = Used.now()
+                now = _Used.now()
                 self._pace = self._pace.after((self._moved - moved) / window, now.cores(used, window, cores), cores)
                 began, moved, used = time.monotonic(), self._moved, now
         if self._failures:
