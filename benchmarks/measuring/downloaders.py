@@ -1,9 +1,11 @@
 """Clients that fetch the same files from the same B2 service, each a process of its own: time, CPU and memory."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from pathlib import Path
 from benchmarks.measuring import ROOT
 from benchmarks.measuring.discard import BUCKET
 from benchmarks.measuring.serving import PART
-from benchmarks.measuring.uploaders import Ran, _low, _measured
+from benchmarks.measuring.uploaders import Ran, _low, _measured, certificate
 from podwatch.system.files import sync_filesystem
 
 PREFIX = "set/"
@@ -20,7 +22,9 @@ Listed = list[tuple[str, str, int, list[str]]]
 """(name, file id, size, SHA-1 of each part) of every file that the service has."""
 
 RAW = """
-import hashlib, json, os, queue, socket, sys, threading
+import hashlib, json, os, queue, socket, ssl, sys, threading
+trusted = os.environ.get("BENCH_CERTIFICATE")
+tls = ssl.create_default_context(cafile=trusted) if trusted else None
 host, port, lanes, target, listed = sys.argv[2:]
 PART, BLOCK = int(sys.argv[1]), 1 << 20
 work = queue.SimpleQueue()
@@ -31,6 +35,8 @@ for name, file_id, size, hashes in json.load(open(listed)):
         work.put((descriptor, file_id, at, min(PART, size - at), hashes[number]))
 def lane():
     line = socket.create_connection((host, int(port)))
+    if tls is not None:
+        line = tls.wrap_socket(line, server_hostname=host)
     buffer = memoryview(bytearray(BLOCK))
     while True:
         try:
@@ -55,12 +61,31 @@ for thread in threads:
 for thread in threads:
     thread.join()
 """
+HASHED = """
+import hashlib, json, os, sys
+from concurrent.futures import ThreadPoolExecutor
+target, part, listed, *copy = sys.argv[1:]
+if os.spawnvp(os.P_WAIT, copy[0], copy):
+    sys.exit("the copy failed")
+def check(name, number, expected):
+    digest, at, left = hashlib.sha1(), number * int(part), int(part)
+    with open(os.path.join(target, name), "rb", buffering=0) as file:
+        file.seek(at)
+        while left and (data := file.read(min(1 << 20, left))):
+            digest.update(data)
+            left -= len(data)
+    assert digest.hexdigest() == expected, name
+work = [(name, n, sha1) for name, _, _, hashes in json.load(open(listed)) for n, sha1 in enumerate(hashes)]
+with ThreadPoolExecutor(os.cpu_count()) as pool:
+    for done in [pool.submit(check, *one) for one in work]:
+        done.result()
+"""
 PODWATCH = """
 import json, resource, sys, time
 from benchmarks.measuring.downloaders import fetch_with_podwatch
-seconds = fetch_with_podwatch(*sys.argv[1:])
+seconds, rss, pss = fetch_with_podwatch(*sys.argv[1:])
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps([seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]))
+print(json.dumps([seconds, used.ru_utime + used.ru_stime, pss, rss]))
 """
 
 
@@ -90,12 +115,47 @@ def podwatch() -> Downloader:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"podwatch failed: {done.stderr[-1500:]}")
-        return Ran(*json.loads(done.stdout.splitlines()[-1]))
+        seconds, cpu, pss, rss = json.loads(done.stdout.splitlines()[-1])
+        return Ran(seconds, cpu, pss, peak_rss=rss)
 
     return Downloader("podwatch", run)
 
 
-def fetch_with_podwatch(url: str, target: str, listed: str) -> float:
+class Memory:
+    """Peaks of a process and its children together, in MiB, looked at every 0.4 s: ``rss`` counts a page once for each
+    process that has it, ``pss`` once."""
+
+    def __init__(self, pid: Callable[[], int | None]) -> None:
+        self.rss = self.pss = 0.0
+        self._pid, self._over = pid, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "Memory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.4):
+            first = self._pid()
+            if first is None:
+                continue
+            rss = pss = 0.0
+            with contextlib.suppress(OSError, ValueError):
+                below = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+                for pid in (first, *below):
+                    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                        name, _, value = line.partition(":")
+                        rss += int(value.split()[0]) / 1024 if name == "Rss" else 0.0
+                        pss += int(value.split()[0]) / 1024 if name == "Pss" else 0.0
+            self.rss, self.pss = max(self.rss, rss), max(self.pss, pss)
+
+
+def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, float, float]:
+    """Seconds, and the peaks of all its processes together: RSS and PSS in MiB."""
     from podwatch.domain.remote import ManifestFile
     from podwatch.stores.credentials import Credentials
     from podwatch.sync.fetch_job import FetchJob
@@ -111,16 +171,19 @@ def fetch_with_podwatch(url: str, target: str, listed: str) -> float:
         staging={"trainer": target}, targets={"trainer": target + "/nothing"}, connections=4, connections_max=32,
         pins=(pin_of(Path(target).parent),),
     )  # fmt: skip
-    began = time.monotonic()
-    done = FetchProcess(lambda: Credentials("id", "key", url)).fetch(job, lambda _here, _came: None)
+    process = FetchProcess(lambda: Credentials("id", "key", url))
+    with Memory(lambda: process.pid) as memory:
+        began = time.monotonic()
+        done = process.fetch(job, lambda _here, _came: None)
+        seconds = time.monotonic() - began
     if done.downloaded != sum(f.size for f in files):
         raise SystemExit("podwatch did not fetch everything")
-    return time.monotonic() - began
+    return seconds, memory.rss, memory.pss
 
 
 def raw(lanes: int) -> Downloader:
     def run(url: str, target: Path, home: Path, listed: Listed) -> Ran:
-        host, port = url.removeprefix("http://").split(":")
+        host, port = url.partition("://")[2].split(":")
         (home / "listed.json").write_text(json.dumps(listed))
         command = [
             sys.executable,
@@ -134,9 +197,9 @@ def raw(lanes: int) -> Downloader:
             str(target),
             str(home / "listed.json"),
         ]
-        return _measured(command, home, {})
+        return _measured(command, home, certificate(url))
 
-    return Downloader(f"limit: receive + SHA-1 + write, {lanes} conns", run)
+    return Downloader(f"Python without HTTP library, {lanes} conns", run)
 
 
 def b2_sync(binary: Path, *options: str) -> Downloader:
@@ -148,10 +211,17 @@ def b2_sync(binary: Path, *options: str) -> Downloader:
     return Downloader(" ".join(("b2 sync", *options)), run)
 
 
-def rclone(binary: Path, version: str, *options: str) -> Downloader:
+def rclone(binary: Path, version: str, *options: str, hashing: bool = False) -> Downloader:
+    """``hashing``: the SHA-1 of every part afterwards, on all cores, compared: the work that podwatch does."""
+
     def run(url: str, target: Path, home: Path, listed: Listed) -> Ran:
         config = {"RCLONE_CONFIG": str(home / "none"), "RCLONE_CONFIG_B_TYPE": "b2", "RCLONE_CONFIG_B_ACCOUNT": "id"}
         config |= {"RCLONE_CONFIG_B_KEY": "key", "RCLONE_CONFIG_B_ENDPOINT": url}
-        return _low([str(binary), "copy", *options, f"b:{BUCKET}/{PREFIX}", str(target)], home, **config)
+        command = [str(binary), "copy", *options, f"b:{BUCKET}/{PREFIX}", str(target)]
+        if hashing:
+            (home / "listed.json").write_text(json.dumps(listed))
+            check = [sys.executable, "-S", "-c", HASHED, str(target), str(PART), str(home / "listed.json")]
+            command = [*check, *command]
+        return _low(command, home, **config)
 
-    return Downloader(" ".join((f"rclone {version}", *options)), run)
+    return Downloader(" ".join((f"rclone {version}", *options, *(["+ hashing"] if hashing else []))), run)

@@ -1,10 +1,11 @@
 """A B2 service that hands files out: what a client can fetch and verify, not what a store can.
 
     python -m benchmarks.measuring.serving DIRECTORY [--latency 0.06] [--rate 40e6] [--prefix set/]
+                                           [--tls CERTIFICATE KEY]
 
 The files of DIRECTORY are the bucket, below the prefix. One thread per connection; bodies go from the page cache to the
-socket by sendfile. JSON calls are answered as in discard.py. Prints each file as a line of JSON (its name, file id,
-size and the SHA-1 of each part), and then its URL.
+socket by sendfile, or over TLS in blocks of 1 MiB. JSON calls are answered as in discard.py. Prints each file as a line
+of JSON (its name, file id, size and the SHA-1 of each part), and then its URL.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import time
 from email.utils import formatdate
 from pathlib import Path
@@ -22,6 +24,7 @@ from benchmarks.measuring.discard import Json, Service, listen
 
 PART = 100_000_000
 _PIECE = 1 << 18
+_BLOCK = 1 << 20
 
 
 class Serving(Service):
@@ -89,10 +92,14 @@ class Serving(Service):
         with self.paths[file["fileId"]].open("rb", buffering=0) as source:
             while position <= last:
                 count = last + 1 - position
-                sent = os.sendfile(
-                    connection.fileno(), source.fileno(), position, min(_PIECE, count) if self.rate else count
-                )
-                position += sent
+                if isinstance(connection, ssl.SSLSocket):
+                    data = os.pread(source.fileno(), min(_BLOCK, count), position)
+                    connection.sendall(data)
+                    position += len(data)
+                else:
+                    position += os.sendfile(
+                        connection.fileno(), source.fileno(), position, min(_PIECE, count) if self.rate else count
+                    )
                 if self.rate:
                     time.sleep(max(0.0, (position - first) / self.rate - (time.monotonic() - began)))
 
@@ -113,8 +120,13 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.0)
     parser.add_argument("--rate", type=float, default=0.0)
     parser.add_argument("--prefix", default="set/")
+    parser.add_argument("--tls", nargs=2)
     args = parser.parse_args()
-    listen(Serving(args.latency, args.rate, args.directory, args.prefix))
+    tls = None
+    if args.tls:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(*args.tls)
+    listen(Serving(args.latency, args.rate, args.directory, args.prefix), tls)
 
 
 if __name__ == "__main__":

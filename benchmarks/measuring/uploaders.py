@@ -6,6 +6,7 @@ itself, which on a busy machine measures how little is left over.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -42,7 +43,7 @@ with ThreadPoolExecutor(int(at_once)) as pool:
 """
 RAW = """
 import hashlib, queue, socket, ssl, threading
-trusted = os.environ.get("REQUESTS_CA_BUNDLE")
+trusted = os.environ.get("BENCH_CERTIFICATE")
 tls = ssl.create_default_context(cafile=trusted) if trusted else None
 host, port, lanes, *paths = sys.argv[1:]
 PART, BLOCK = 100_000_000, 1 << 20
@@ -101,20 +102,27 @@ def _trusted() -> dict[str, str]:
     return {"REQUESTS_CA_BUNDLE": name, "RCLONE_CA_CERT": name} if name else {}
 
 
+def certificate(url: str) -> dict[str, str]:
+    """For the client without a library: the service's, where it speaks TLS. The environment may name one of its own."""
+    return {"BENCH_CERTIFICATE": os.environ["REQUESTS_CA_BUNDLE"]} if url.startswith("https") else {}
+
+
 def _prelude() -> str:
     return LOW if LOWEST in os.environ else PLAIN
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Wall and CPU seconds (user and system, all threads), peak memory in MiB. Of podwatch also how late, in ms, turns
-    of the daemon's loop came while it sent, and before."""
+    """Wall and CPU seconds (user and system, all threads), peak memory in MiB. Of podwatch's uploads also how late, in
+    ms, turns of the daemon's loop came while it sent, and before; of its restores the peak with shared pages counted in
+    each process."""
 
     seconds: float
     cpu: float
     peak_mib: float
     late: tuple[float, ...] = ()
     quiet: tuple[float, ...] = ()
+    peak_rss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +178,9 @@ def raw(lanes: int) -> Uploader:
     def run(url: str, directory: Path, home: Path) -> Ran:
         host, port = url.partition("://")[2].split(":")
         code = _prelude() + RAW
-        return _measured([sys.executable, "-S", "-c", code, host, port, str(lanes), *_files(directory)], home, {})
+        return _measured(
+            [sys.executable, "-S", "-c", code, host, port, str(lanes), *_files(directory)], home, certificate(url)
+        )
 
     return Uploader(f"limit: read + SHA-1 + send, {lanes} conns", run)
 
@@ -208,3 +218,13 @@ def rclone_version(binary: Path) -> str:
         return ""
     done = subprocess.run([str(binary), "version"], capture_output=True, text=True, check=False)
     return done.stdout.split()[1].removeprefix("v").removesuffix("-DEV")
+
+
+def certify(certificate: Path) -> bool:
+    """A certificate for this run; False where openssl is not here."""
+    if shutil.which("openssl") is None:
+        return False
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", str(certificate.with_suffix(".key")), "-out", str(certificate)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -9,6 +9,7 @@ import pytest
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.remote import Manifest
 from podwatch.stores import b2_http, b2_receive
+from podwatch.stores.base import ObjectStore
 from podwatch.sync.errors import SaveGone
 from podwatch.sync.fetch_job import Fetched, FetchJob
 from podwatch.sync.fetching import Fetching
@@ -46,11 +47,7 @@ def job(world: World, manifest: Manifest, staging: Path, *, target: Path | None 
 
 
 def fetch(world: World, wanted: FetchJob) -> Fetched:
-    store = world.store()
-    try:
-        return Fetching(wanted, store, lambda _here, _came: None).run()
-    finally:
-        store.close()
+    return Fetching(wanted, world.store, lambda _here, _came: None).run()
 
 
 def same(world: World, staging: Path) -> bool:
@@ -60,9 +57,7 @@ def same(world: World, staging: Path) -> bool:
 def test_all_of_it_and_then_nothing(world: World, tmp_path: Path) -> None:
     manifest = stored(world)
     told: list[tuple[int, int]] = []
-    store = world.store()
-    done = Fetching(job(world, manifest, tmp_path / "s"), store, lambda *seen: told.append(seen)).run()
-    store.close()
+    done = Fetching(job(world, manifest, tmp_path / "s"), world.store, lambda *seen: told.append(seen)).run()
     assert done == Fetched(("checkpoint",), manifest.total_bytes)
     assert told[-1] == (manifest.total_bytes, manifest.total_bytes)
     assert same(world, tmp_path / "s")
@@ -143,11 +138,15 @@ def test_one_pieces_trouble_is_its_own(b2: World, tmp_path: Path, name: str) -> 
 def test_an_expired_token(b2: World, tmp_path: Path) -> None:
     assert b2.server is not None
     manifest = stored(b2)
-    store = b2.store()
-    store.stat(b2.keys.latest)
-    b2.server.admin("expire")
-    Fetching(job(b2, manifest, tmp_path / "s"), store, lambda _here, _came: None).run()
-    store.close()
+    server = b2.server
+
+    def open_then_expire() -> ObjectStore:
+        store = b2.store()
+        store.stat(b2.keys.latest)
+        server.admin("expire")
+        return store
+
+    Fetching(job(b2, manifest, tmp_path / "s"), open_then_expire, lambda _here, _came: None).run()
     assert same(b2, tmp_path / "s")
 
 

@@ -63,11 +63,7 @@ class Pod:
         )
 
     def fetch(self, job: FetchJob, progress: Callable[[int, int], None] = lambda _here, _came: None) -> Fetched:
-        store = self.world.store()
-        try:
-            return Fetching(job, store, progress).run()
-        finally:
-            store.close()
+        return Fetching(job, self.world.store, progress).run()
 
     def untouched(self) -> bool:
         root_only = all(uid == os.geteuid() for uid in owners(self.victim).values())

@@ -5,16 +5,18 @@ A process of its own, as the upload's: the daemon keeps its rhythm, memory comes
 its standard input closes or its parent dies. Not at a low priority: training waits for it.
 """
 
+import gc
 import sys
+from functools import partial
 from typing import Any
 
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError
 from podwatch.stores.calls import TOTAL
-from podwatch.stores.open import open_store
+from podwatch.stores.open import load, open_store, parse_store_url
 from podwatch.sync.errors import SaveGone
 from podwatch.sync.fetch_job import FetchJob
 from podwatch.sync.fetching import Fetching
-from podwatch.sync.lines import Lines, job_line, leave
+from podwatch.sync.lines import Lines, end_with_input, first_line, leave
 from podwatch.system.dying import die_with_parent
 
 
@@ -33,7 +35,7 @@ def explain(error: BaseException) -> dict[str, Any]:
 def main() -> int:
     die_with_parent(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
     out = Lines()
-    line = job_line()
+    line = first_line()
     if not line:
         return 1
     job, credentials = FetchJob.from_line(line)
@@ -42,9 +44,11 @@ def main() -> int:
         out.progress(lambda: {"bytes": here, "downloaded": downloaded, "calls": TOTAL.snapshot()})
 
     try:
+        load(parse_store_url(job.store).scheme)  # once, in memory that all workers share
+        gc.freeze()
         most = max(job.connections, job.connections_max)
-        store = open_store(job.store, credentials, writer_id=job.writer_id, connections=most)
-        done = Fetching(job, store, progress).run()
+        open_one = partial(open_store, job.store, credentials, writer_id=job.writer_id, connections=most)
+        done = Fetching(job, open_one, progress, parent=0, settling=end_with_input).run()
     except BaseException as error:
         out.say("error", **explain(error), calls=TOTAL.snapshot())
         return 1

@@ -90,7 +90,7 @@ class FetchProcess:
             process.stdout.close()
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-            drain.join(5.0)
+            drain.join(5.0)  # its workers hold standard error: none of them writes any more when it ends
         if done is not None:
             return Fetched(tuple(done["staged"]), int(done["downloaded"]))
         if failure is not None:

@@ -6,24 +6,20 @@ is copied from there. Runs in a child process (fetch_child.py).
 """
 
 import contextlib
-import hashlib
 import os
-import threading
-import time
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from podwatch.client.times import size as in_words
-from podwatch.domain.errors import HostError, IntegrityError, RemoteError
+from podwatch.domain.errors import HostError, IntegrityError
 from podwatch.domain.links import check_links
 from podwatch.domain.remote import ManifestFile, ManifestSymlink
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.errors import SaveGone
+from podwatch.stores.parts import part_spans
 from podwatch.sync.fetch_job import Fetched, FetchJob
-from podwatch.sync.lanes import Lanes
-from podwatch.sync.pace import RateLimit
-from podwatch.sync.staged import StagedFile, hash_in_place, link_there, open_there, same_on_disk
+from podwatch.sync.fetch_pieces import COMPLETE, DIFFERS, LOOK, PIECE, WHOLE, Pieces, staged_file
+from podwatch.sync.fetch_workers import Order, Workers, how_many
+from podwatch.sync.staged import link_there, same_on_disk
 from podwatch.sync.staging import allocated, give_away, open_staging, strip
 from podwatch.system.files import open_dir_below, sync_filesystem
 
@@ -46,16 +42,32 @@ def is_marker(path: str) -> bool:
 
 class Fetching:
     """``run`` brings everything that is not in place already. Raises IntegrityError (damaged), SaveGone (no longer
-    there), RemoteError, HostError (no room) or OSError."""
+    there), RemoteError, HostError (no room, no worker) or OSError.
 
-    def __init__(self, job: FetchJob, store: ObjectStore, progress: Progress) -> None:
-        self._job, self._store, self._progress = job, store, progress
-        self._limit = RateLimit(job.max_rate, time.monotonic, time.sleep)
-        most = max(job.connections, job.connections_max)
-        self._lanes = Lanes(min(HASTE * job.connections, most), most)
-        self._lock = threading.Lock()
+    Its workers are forked from this process, which must have no threads and no connections yet; ``open_store`` is
+    called in each of them. ``parent``: a descriptor whose end ends this process while they work (-1: none).
+    ``settling`` is called when they have ended and what is left is to wait for the disk."""
+
+    def __init__(
+        self,
+        job: FetchJob,
+        open_store: Callable[[], ObjectStore],
+        progress: Progress,
+        *,
+        parent: int = -1,
+        settling: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._job, self._open_store, self._progress = job, open_store, progress
+        self._parent, self._settling = parent, settling
+        self._most = max(job.connections, job.connections_max)
+        self._number = {file: number for number, file in enumerate(job.files)}
         self._here = 0
         self._downloaded = 0
+        self._coming: dict[tuple[str, int, int], int] = {}
+        """Bytes of each piece on its way that count as here."""
+        self._left: dict[int, int] = {}
+        """Pieces of each file of several that are not right yet. Who brings it to zero completes the file."""
+        self._wrong = False
 
     def run(self) -> Fetched:
         files = by_part(self._job.files)
@@ -66,24 +78,45 @@ class Fetching:
         homes = {part: Path(self._job.staging[part]) for part in staged}
         wanted = [f for part in staged for f in files.get(part, [])]
         links = [s for s in self._job.symlinks if s.part in staged]
-        roots: dict[Path, int] = {}
+        opened: dict[Path, int] = {}
         try:
             for home in set(homes.values()):
-                roots[home] = open_staging(self._job.pins, home)
-                strip(roots[home], {f.path for f in wanted if homes[f.part] == home})
-            check_room([(roots[homes[f.part]], f.size) for f in wanted])
+                opened[home] = open_staging(self._job.pins, home)
+                strip(opened[home], {f.path for f in wanted if homes[f.part] == home})
+            roots = {part: opened[home] for part, home in homes.items()}
+            check_room([(roots[f.part], f.size) for f in wanted])
             plain = sorted((f for f in wanted if not is_marker(f.path)), key=lambda f: -f.size)
-            self._fetch(plain, homes, roots)
-            self._fetch([f for f in wanted if is_marker(f.path)], homes, roots)
+            with self._workers(wanted, roots) as workers:
+                workers.run(self._orders(plain, roots), self)
+                workers.run(self._orders([f for f in wanted if is_marker(f.path)], roots), self)
+            self._settling()
             for link in links:
-                self._link(roots[homes[link.part]], link)
-            for descriptor in roots.values():
+                self._link(roots[link.part], link)
+            for descriptor in opened.values():
                 give_away(descriptor, self._job.owner)
                 sync_filesystem(descriptor)
         finally:
-            for descriptor in roots.values():
+            for descriptor in opened.values():
                 os.close(descriptor)
         return Fetched(staged, self._downloaded)
+
+    @contextlib.contextmanager
+    def _workers(self, files: Collection[ManifestFile], roots: Mapping[str, int]) -> Iterator[Workers]:
+        """For these files. None is left afterwards, however it ends."""
+        cores, rate = len(os.sched_getaffinity(0)), self._job.max_rate
+        first = min(HASTE * self._job.connections, self._most)
+        count = how_many(cores, first, sum(max(1, len(f.parts_sha1)) for f in files), rate)
+        workers = Workers(
+            count,
+            first,
+            self._most,
+            lambda: Pieces(self._job, roots, self._open_store, rate / count),
+            self._parent,
+        )
+        try:
+            yield workers
+        finally:
+            workers.close()
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
@@ -94,88 +127,68 @@ class Fetching:
             return False
         if not all(link_there(pins, target, s) for s in self._job.symlinks if s.part == part):
             return False
-        wrong: list[str] = []
+        self._wrong = False
+        with self._workers(files, {}) as workers:
+            workers.run(self._looks(files), self)
+        return not self._wrong
 
-        def look(file: ManifestFile, number: int) -> None:
-            if not wrong and hash_in_place(pins, target, file, self._job.part_size, number) != file.parts_sha1[number]:
-                wrong.append(file.path)
-
-        self._lanes.run(
-            [lambda f=f, n=n: look(f, n) for f in files for n in range(len(f.parts_sha1))]  # type: ignore[misc]
-        )
-        return not wrong
+    def _looks(self, files: Iterable[ManifestFile]) -> Iterator[Order]:
+        for file in files:
+            for number, (_, length) in enumerate(part_spans(file.size, self._job.part_size)):
+                if self._wrong:
+                    return
+                yield Order(LOOK, self._number[file], number, length)
 
     # -- bringing it --------------------------------------------------------------------------------------------------
 
-    def _fetch(self, files: Iterable[ManifestFile], homes: dict[str, Path], roots: dict[Path, int]) -> None:
-        work: list[Callable[[], None]] = []
+    def _orders(self, files: Iterable[ManifestFile], roots: Mapping[str, int]) -> Iterator[Order]:
+        """Each file of several pieces is made here, before anybody writes to it; of the others the worker does it."""
         for file in files:
-            seed = partial(open_there, self._job.pins, self._job.targets[file.part], file)
-            state = StagedFile(file, roots[homes[file.part]], self._job.part_size, seed)
-            work += [lambda s=state, n=n: self._piece(s, n) for n in range(state.left)]  # type: ignore[misc]
-        self._lanes.run(work)
+            which = self._number[file]
+            spans = part_spans(file.size, self._job.part_size)
+            if len(spans) <= 1:
+                yield Order(WHOLE, which, 0, file.size)
+                continue
+            with staged_file(self._job, roots, which) as state:
+                touched = state.prepare()
+            self._left[which] = len(spans)
+            for number, (_, length) in enumerate(spans):
+                yield Order(PIECE, which, number, length, touched[number])
 
-    def _piece(self, state: StagedFile, number: int) -> None:
-        state.open()
-        if state.spans:
-            length = state.spans[number][1]
-            touched = state.touched(number)
-            if (touched and state.good(number)) or (not touched and state.taken_from_seed(number)):
-                self._count(length)
-            else:
-                self._download(state, number, fresh=not touched and not state.seeded)
-            state.written(number)
-        with state.lock:
-            state.left -= 1
-            last = state.left == 0
-        if last:
-            state.complete(self._job.owner)
+    # What the workers' orders come to (fetch_workers.Boss).
 
-    def _download(self, state: StagedFile, number: int, *, fresh: bool) -> None:
-        file = state.file
-        offset, length = state.spans[number]
-        for _ in range(READINGS):
-            digest = hashlib.sha1(usedforsecurity=False)
-            write = state.writer(number, fresh=fresh)
-            came = 0
+    def moved(self, order: Order, count: int) -> None:
+        self._coming[order[:3]] = self._coming.get(order[:3], 0) + count
+        self._count(count, downloaded=count)
 
-            def take(data: memoryview) -> None:
-                nonlocal came
-                digest.update(data)  # noqa: B023 - used within this turn of the loop
-                write(data)  # noqa: B023
-                came += len(data)
-                self._lanes.moved(len(data))
-                self._count(len(data), downloaded=len(data))
-                self._limit.take(len(data))
+    def finished(self, order: Order, result: str) -> tuple[Order, ...]:
+        file = self._job.files[order.file]
+        if order.kind == LOOK:
+            self._wrong = self._wrong or result != file.parts_sha1[order.number]
+            return ()
+        if order.kind == COMPLETE:
+            return ()
+        if result == DIFFERS:
+            again = self.lost(order)._replace(reading=order.reading + 1)
+            if again.reading >= READINGS:
+                where = f"{file.path} part {order.number + 1}"
+                raise IntegrityError("object differs from its recorded hash", where=where)
+            return (again,)
+        self._count(order.length - self._coming.pop(order[:3], 0))
+        if order.kind == WHOLE:
+            return ()
+        self._left[order.file] -= 1
+        return () if self._left[order.file] else (Order(COMPLETE, order.file, 0, 0),)
 
-            size = self._ask(file, offset, length, take)
-            if size != file.size:
-                raise IntegrityError("object has another size than recorded", where=self._place(file))
-            if digest.hexdigest() == file.parts_sha1[number]:
-                return
-            self._count(-came)
-            fresh = False
-        raise IntegrityError("object differs from its recorded hash", where=f"{file.path} part {number + 1}")
-
-    def _ask(self, file: ManifestFile, offset: int, length: int, take: Callable[[memoryview], None]) -> int:
-        try:
-            return self._store.get_range(file.key, offset, length, take, file_id=file.file_id)
-        except IntegrityError:
-            raise
-        except RemoteError as error:
-            if not error.transient and self._store.stat(file.key, file.file_id) is None:
-                raise SaveGone("object is not in the store any more", where=self._place(file)) from error
-            raise
-
-    def _place(self, file: ManifestFile) -> str:
-        return f"{self._store.url}/{file.key}"
+    def lost(self, order: Order) -> Order:
+        """What was written of it counts as nothing; it is done again, over what is there."""
+        self._count(-self._coming.pop(order[:3], 0))
+        return order._replace(touched=True)
 
     def _count(self, here: int, *, downloaded: int = 0) -> None:
-        with self._lock:
-            self._here += here
-            self._downloaded += downloaded
-            told = (self._here, self._downloaded)
-        self._progress(*told)
+        self._here += here
+        self._downloaded += downloaded
+        self._progress(self._here, self._downloaded)
 
     def _link(self, root: int, link: ManifestSymlink) -> None:
         folder, _, name = link.path.rpartition("/")

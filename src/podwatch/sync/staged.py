@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import stat
-import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from podwatch.domain.errors import HostError
@@ -20,7 +19,7 @@ _ZEROS = bytes(_BLOCK)
 
 
 class StagedFile:
-    """Its lock guards opening and counting; pieces are written by several threads at once.
+    """Used by one thread; others, of this process or another, may have the same file open for other pieces of it.
 
     ``seed`` opens the same file of a set that is there and may share pieces with this one (a damaged local copy); -1 if
     there is none."""
@@ -28,39 +27,47 @@ class StagedFile:
     def __init__(self, file: ManifestFile, root: int, part_size: int, seed: Callable[[], int] = lambda: -1) -> None:
         self.file, self._root, self._open_seed = file, root, seed
         self.spans = part_spans(file.size, part_size)
-        self.lock = threading.Lock()
-        self.left = max(1, len(self.spans))
-        """Pieces that are not right yet; who brings it to zero completes the file. An empty file has one."""
         self._fd = -1
         self._seed = -1
-        self._had = 0
+
+    def __enter__(self) -> "StagedFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def prepare(self) -> list[bool]:
+        """Open the file at its full size, made if it is not there, and tell of each piece whether anything was written
+        there before: else it is a hole, which costs neither reading nor writing zeros. Before any piece of it is
+        brought: neighbours share a block of the disk."""
+        folder = self.file.path.rpartition("/")[0]
+        os.close(open_dir_below(self._root, folder, create=True))
+        had = self._open(os.O_CREAT)
+        touched = [self._touched(*span, had) for span in self.spans]
+        os.ftruncate(self._fd, self.file.size)
+        return touched
 
     def open(self) -> None:
-        """Once, by whoever comes first."""
-        with self.lock:
-            if self._fd >= 0:
-                return
-            folder = self.file.path.rpartition("/")[0]
-            os.close(open_dir_below(self._root, folder, create=True))
-            self._fd = open_below(self._root, self.file.path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600)
-            found = os.fstat(self._fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-                raise OSError(errno.EINVAL, "not a plain file of ours", self.file.path)
-            self._had = found.st_size
-            os.ftruncate(self._fd, self.file.size)
-            self._seed = self._open_seed()
+        """After somebody has prepared it."""
+        self._open(0)
+
+    def _open(self, create: int) -> int:
+        """Returns how large it is."""
+        self._fd = open_below(self._root, self.file.path, os.O_RDWR | create | os.O_NONBLOCK, 0o600)
+        found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise OSError(errno.EINVAL, "not a plain file of ours", self.file.path)
+        self._seed = self._open_seed()
+        return found.st_size
 
     def close(self) -> None:
-        with self.lock:
-            for descriptor in (self._fd, self._seed):
-                if descriptor >= 0:
-                    os.close(descriptor)
-            self._fd = self._seed = -1
+        for descriptor in (self._fd, self._seed):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._fd = self._seed = -1
 
-    def touched(self, number: int) -> bool:
-        """Was anything written there before? Else it is a hole, which costs neither reading nor writing zeros."""
-        offset, length = self.spans[number]
-        if self._had <= offset:
+    def _touched(self, offset: int, length: int, had: int) -> bool:
+        if had <= offset:
             return False
         try:
             return os.lseek(self._fd, offset, os.SEEK_DATA) < offset + length
@@ -119,7 +126,6 @@ class StagedFile:
         os.utime(self._fd, ns=(self.file.mtime_ns, self.file.mtime_ns))
         if self.file.size > _BLOCK:
             os.fsync(self._fd)  # small ones are synced together at the end
-        self.close()
 
 
 def open_there(pins: Sequence[Pin], root: str, file: ManifestFile) -> int:
