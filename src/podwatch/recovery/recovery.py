@@ -388,7 +388,7 @@ class Recovery(Wishes):
         self.remember_soon()
         tools.say(EventName.TRAINER_CONFIRMED, f"training goes on: step {step} seen after {where}", step=step)
         lost = None
-        if attempt.step_at_death is not None:
+        if attempt.step_at_death is not None and not self.uncounted(attempt.resumed_from):
             lost = attempt.step_at_death - (attempt.resumed_from or 0)
             lost = lost if lost >= 0 else None  # a checkpoint above every step that was seen: nothing is known
         if attempt.incident_id is not None:
