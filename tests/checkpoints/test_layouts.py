@@ -81,11 +81,13 @@ def test_parts_and_what_is_required(out: Path) -> None:
     assert {n for n, required in b.items() if required} == {"trainer", "orchestrator"}
 
 
-def test_nccl_needs_no_broadcast(out: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["nccl", "nixl", "NIXL"])
+def test_nccl_and_nixl_need_no_broadcast(out: Path, tmp_path: Path, kind: str) -> None:
     write_prime_rl_step(out, 5, "A")
     shutil.rmtree(out / "run_default" / "broadcasts")
-    (tmp_path / "rl.toml").write_text('[weight_broadcast]\ntype = "nccl"\n')
-    for layout, whole in ((PrimeRLLayout(out), False), (PrimeRLLayout(out, command=COMMAND), True)):
+    (tmp_path / "rl.toml").write_text(f'[weight_broadcast]\ntype = "{kind}"\n')
+    by_flag = PrimeRLLayout(out, command=("rl", "--weight-broadcast.type", kind))
+    for layout, whole in ((PrimeRLLayout(out), False), (PrimeRLLayout(out, command=COMMAND), True), (by_flag, True)):
         parts = [scan_part(p).found for p in layout.steps()[5]]
         assert layout.judge(5, parts).whole is whole
 

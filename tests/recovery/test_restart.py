@@ -424,6 +424,24 @@ async def test_a_start_that_never_loaded_is_no_reason_to_step_back(world: World)
     await podwatch.leave()
 
 
+async def test_numbers_that_count_saves_are_no_steps(world: World) -> None:
+    """accelerate's automatic naming: the save 15 may be of step 1500. A bar that begins anew accuses nobody."""
+    podwatch = await running(world)
+    podwatch.catalogue.layout.counts_saves = True
+    podwatch.see(1540, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 15
+    told = podwatch.recovery.healing()
+    assert told is not None
+    assert "1525 steps" not in told.summary
+    podwatch.see(2)
+    podwatch.see(3)
+    assert podwatch.recovery.state.phase is Phase.RUNNING
+    await podwatch.leave()
+    incident = Podwatch(world).journal.sync.incidents()[0]
+    assert (incident.resumed_step, incident.lost_steps) == (15, None)
+
+
 async def test_resumed_wrong_is_stopped_and_never_chosen_again(world: World) -> None:
     podwatch = await running(world)
     podwatch.see(18, finding=death())

@@ -152,7 +152,7 @@ class FlatLayout:
     """``checkpoints/step_N`` with three files; ``done`` is the marker. ``notes/step_N`` must go with it."""
 
     name, variant, finish_lines = "flat", "", ()
-    reshards, counts_all, saves_block = True, True, False
+    reshards, counts_all, saves_block, counts_saves = True, True, False, False
     saved_by: int | None = None
     started: int | None = None
     """Processes that wrote each set, and that the command starts."""
@@ -208,7 +208,7 @@ class FlatLayout:
         return (self.part_dir("checkpoints", step),)
 
     def first_step_after(self, step: int) -> int:
-        return step + 1
+        return 0 if self.counts_saves else step + 1
 
     def processes(self, command: Sequence[str]) -> int | None:
         return self.started

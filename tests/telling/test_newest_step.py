@@ -128,6 +128,8 @@ def test_what_a_death_would_cost(
     sync = replace(view.sync, last_step=stored, saves=30 if read else None)
     assert steps_at_risk(view.snapshot, sets, resumed, sync) == lost
     assert steps_at_risk(view.snapshot, (), None, SyncView()) == 205, "without a store nothing is unknown"
+    counted = steps_at_risk(view.snapshot, sets, resumed, sync, saves_counted=True)
+    assert counted == (205 if here is resumed is stored is None and read else None), "a save's number is no step"
 
 
 def test_without_steps_between_checkpoints_the_cost_of_a_death_is_unknown() -> None:

@@ -1,6 +1,6 @@
 """What the daemon does at each turn of the sensing loop, at an event, and at a reload."""
 
-from podwatch.checkpoints.layouts.base import PATTERN
+from podwatch.checkpoints.layouts.base import PATTERN, counts_saves
 from podwatch.checkpoints.layouts.trial import restart_concerns
 from podwatch.config.loading import changes_needing_restart
 from podwatch.daemon import viewing
@@ -152,7 +152,8 @@ class Turning(Core):
     def _kept(self, snapshot: Snapshot) -> Kept:
         parts = self.parts
         sync, sets = parts.syncer.state if parts.syncer is not None else None, parts.catalogue.sets
-        at_risk = steps_at_risk(snapshot, sets, parts.recovery.state.step, sync_view(sync))
+        step, counted = parts.recovery.state.step, counts_saves(parts.layout)
+        at_risk = steps_at_risk(snapshot, sets, step, sync_view(sync), saves_counted=counted)
         return kept_of(sync, sets, parts.recovery.owns, at_risk)
 
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 
 from podwatch import __version__
+from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.daemon.compose import Parts
 from podwatch.daemon.emitting import Emitter
 from podwatch.daemon.rounds import Rounds
@@ -113,16 +114,23 @@ def learned_view(learned: Learned) -> LearnedView:
 
 
 def steps_at_risk(
-    snapshot: Snapshot, sets: tuple[CheckpointSet, ...], resumed: int | None, sync: SyncView
+    snapshot: Snapshot,
+    sets: tuple[CheckpointSet, ...],
+    resumed: int | None,
+    sync: SyncView,
+    *,
+    saves_counted: bool = False,
 ) -> int | None:
     """Steps that a death right now would cost: since the newest checkpoint that is complete here, is in the store, or
-    was resumed from; without any, since step 0. None while no step was seen, the store was not read yet, or only
-    checkpoints show steps."""
+    was resumed from; without any, since step 0. None while no step was seen, the store was not read yet, only
+    checkpoints show steps, or the newest checkpoint's number is no step (``saves_counted``)."""
     newest = snapshot.newest_step
     if newest is None or newest.step is None or not snapshot.steps_between_saves:
         return None
     here = newest_complete(sets)
     steps = (here.step if here is not None else None, resumed, sync.last_step)
+    if saves_counted and any(step is not None for step in steps):
+        return None
     saved = [step for step in steps if step is not None and step <= newest.step]
     if not saved and sync.store_url and sync.saves is None:
         return None
@@ -193,7 +201,9 @@ def view_of(
         incident=incident,
         next_save_bytes=rounds.pruner.next_save_bytes,
         prune_above=parts.policies.disk.prune_above,
-        steps_at_risk=steps_at_risk(snapshot, parts.catalogue.sets, recovery.resumed_step, sync),
+        steps_at_risk=steps_at_risk(
+            snapshot, parts.catalogue.sets, recovery.resumed_step, sync, saves_counted=counts_saves(parts.layout)
+        ),
         target_step=parts.policies.detection.max_steps,
         trainer_changed_at=state.changed_at,
         trainer_ended_at=trainer_ended_at(snapshot, sensing.state, parts.policies),

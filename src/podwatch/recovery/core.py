@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import InternalError, PodwatchError
 from podwatch.domain.event import EventName
@@ -193,7 +194,7 @@ class Core:
         step = self.attempt.resumed_from if started and self.attempt is not None else self.expected_step()
         fresh = step is None and (started or self.memory.fresh)
         lost = None
-        if self.cause_step is not None and (fresh or step is not None):
+        if self.cause_step is not None and (fresh or step is not None) and not self.uncounted(step):
             lost = self.cause_step - (step or 0)
         due = self.memory.next_try_wall if self._phase is Phase.BACKOFF else None
         return reported(
@@ -492,6 +493,10 @@ class Core:
                 continue
             await journal.run(Journal.settle, intent.id, state, text)
         return stop
+
+    def uncounted(self, step: int | None) -> bool:
+        """Whether steps since the checkpoint ``step`` (None: since the beginning) cannot be counted."""
+        return step is not None and counts_saves(self.tools.layout)
 
     def close_incident(
         self,

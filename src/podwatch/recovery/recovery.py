@@ -393,7 +393,7 @@ class Recovery(Wishes):
         self.clear(FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
         self.remember_soon()
         lost = None
-        if attempt.step_at_death is not None:
+        if attempt.step_at_death is not None and not self.uncounted(attempt.resumed_from):
             lost = attempt.step_at_death - (attempt.resumed_from or 0)
             lost = lost if lost >= 0 else None  # a checkpoint above every step that was seen: nothing is known
         text = f"Training continues at step {step} ({source})"

@@ -1,12 +1,13 @@
 """accelerate and open-instruct: what one save_state leaves, names of steps, the marker that each rank writes."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from podwatch.checkpoints.layouts import accelerate, open_instruct
-from podwatch.checkpoints.layouts.base import Layout, Marker, Site
+from podwatch.checkpoints.layouts.base import Layout, Marker, Site, counts_saves
 from podwatch.domain.errors import ConfigurationError
 from tests.support.checkpoints import torch_zip_bytes
 from tests.support.layout_checks import recognised, relative, resumed, verdict, whole_prefixes
@@ -119,6 +120,24 @@ def test_automatic_names_hide_others(tmp_path: Path) -> None:
     assert relative(layout.ahead_of(3), tmp_path) == {"checkpoints/checkpoint_4"}
     with pytest.raises(ConfigurationError, match="no part 'model'"):
         layout.part_dir("model", 3)
+
+
+def test_automatic_numbers_count_saves(tmp_path: Path) -> None:
+    """``ProjectConfiguration(automatic_checkpoint_naming=True, total_limit=2)``: a save's number, whatever the step."""
+    layout = layout_at(tmp_path, "accelerate", "launch", "mine.py", "--checkpointing_steps", "500")
+    assert not counts_saves(layout)
+    for number in (11, 12):
+        run(maker.operations(tmp_path, number))
+    assert set(layout.steps()) == {11, 12}
+    assert counts_saves(layout)
+    assert verdict(layout, 12).whole
+    assert resumed(layout, ("python", "mine.py", "--checkpointing_steps", "500"), 12)[-2:] == (
+        "--resume_from_checkpoint", str(tmp_path / "checkpoints" / "checkpoint_12"),
+    )  # fmt: skip
+    assert layout_at(tmp_path).first_step_after(12) == 0, "step 1 of an epoch, or step 6001"
+    shutil.rmtree(tmp_path / "checkpoints")
+    run(maker.state(tmp_path / "step_6000"))
+    assert (set(layout.steps()), counts_saves(layout), layout.first_step_after(6000)) == ({6000}, False, 6000)
 
 
 def test_the_command(tmp_path: Path) -> None:

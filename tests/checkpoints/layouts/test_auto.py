@@ -40,6 +40,8 @@ def settings(out: Path, *command: str, layout: str = "auto", custom: bool = Fals
         ("python my_main.py actor_rollout_ref.model.path=x", "verl"),
         ("torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file x.toml", "torchtitan"),
         ("bash torchtitan/run_train.sh --checkpoint.enable", "torchtitan"),
+        ("torchrun -m torchtitan.train --module llama3 --config llama3_8b --dump_folder ./outputs", "torchtitan"),
+        ("./run_train.sh --module llama3 --config llama3_8b --dump_folder outputs", "torchtitan"),
         ("accelerate launch -m axolotl.cli.train x.yml", "hf"),
         ("axolotl train x.yml", "hf"),
         ("llamafactory-cli train x.yaml", "hf"),

@@ -1,17 +1,18 @@
 """accelerate's ``save_state``: ``<project>/checkpoints/checkpoint_K`` by itself, or a name that the script gives
 (``step_500``, ``checkpoint-500``, ``checkpoint_500`` below output_dir, as in the transformers and diffusers examples).
 
-K COUNTS SAVES, it is no training step: it can be compared with other checkpoints of the run only, so a step in the logs
-neither confirms nor contradicts a resume. Automatic naming refuses to save over an existing directory and loads the
-highest number, so what is ahead must be aside; the script itself must set ``ProjectConfiguration(iteration=K + 1)``.
-Nothing marks the end of a save: such a set must be quiet for the long time and like the sets before it.
+K COUNTS SAVES, it is no training step: it can be compared with other checkpoints of the run only. So any step that is
+made confirms a resume and none contradicts it, and steps since a checkpoint are unknown. Automatic naming refuses to
+save over an existing directory and loads the highest number, so what is ahead must be aside; the script itself must set
+``ProjectConfiguration(iteration=K + 1)``. Nothing marks the end of a save: such a set must be quiet for the long time
+and like the sets before it.
 """
 
 import re
 from collections.abc import Sequence
 
 from podwatch.checkpoints.layouts import accelerate_state, argv
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Recognition, Site
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Recognition, Site
 from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.inside import StepView
 from podwatch.checkpoints.layouts.names import all_step_names
@@ -61,9 +62,24 @@ def find(site: Site) -> Found:
     return {}
 
 
-def make(site: Site) -> Layout:
-    base = site.checkpoint_dir or site.output_dir
-    return SharedDirs(site, RULES, lambda: find(site), {"checkpoints": base / "checkpoints", "state": base})
+class Accelerate(SharedDirs):
+    """``counts_saves`` is known from the first look at a checkpoint on."""
+
+    counts_saves = False
+
+    def __init__(self, site: Site) -> None:
+        base = site.checkpoint_dir or site.output_dir
+        super().__init__(site, RULES, self._look, {"checkpoints": base / "checkpoints", "state": base})
+
+    def _look(self) -> Found:
+        found = find(self._site)
+        if found:
+            self.counts_saves = any(entry.part == "checkpoints" for entry in next(iter(found.values())))
+        return found
+
+    def first_step_after(self, step: int) -> int:
+        self._look()
+        return 0 if self.counts_saves else super().first_step_after(step)
 
 
 def recognise(site: Site) -> Recognition | None:
@@ -75,4 +91,4 @@ def recognise(site: Site) -> Recognition | None:
     return None
 
 
-KIND = Kind("accelerate", make, recognise)
+KIND = Kind("accelerate", Accelerate, recognise)

@@ -234,6 +234,12 @@ class Layout(Protocol):
     where the trainer can save asynchronously, or that is not known."""
 
 
+def counts_saves(layout: Layout) -> bool:
+    """True where the numbers of checkpoints count saves (accelerate's automatic naming): they can be compared with each
+    other, but with no step in a log. A layout that does not say so numbers training steps. Never blocks."""
+    return bool(getattr(layout, "counts_saves", False))
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """What a layout may look at: the configured directories and the command of a fresh start."""
