@@ -683,21 +683,27 @@ async def test_what_is_given_up_at_once_is_never_said_to_be_restarted_and_its_in
 
 async def test_the_incident_begins_with_the_failure_and_its_end_says_what_it_cost(world: World) -> None:
     """What was waited before podwatch acted belongs to the cost."""
-    world.save(15, wall=world.clock.wall())
     podwatch = await running(world)
     podwatch.see(18)
+    world.set_walls[15] = world.clock.wall()
+    podwatch.catalogue.rescan()
+    world.clock.advance(9)
     began = world.clock.wall()
     failure = replace(death(FindingKind.REQUIRED_CHILD_EXITED), since=world.clock.monotonic())
     world.clock.advance(70)
     podwatch.see(finding=failure)
     await podwatch.until(Phase.CONFIRMING)
     (opened,) = [e for e in world.events if e.name is EventName.INCIDENT_OPENED]
-    assert "(3 steps lost" in opened.message
+    assert "(3 steps lost, 9 s of training)" in opened.message
+    world.set_walls[15] = world.clock.wall()  # the new trainer writes into the checkpoint that it was started from
+    podwatch.catalogue.rescan()
     assert "; no training for 7" in opened.message
     podwatch.see(16)
     (closed,) = [e for e in world.events if e.name is EventName.INCIDENT_CLOSED]
-    assert closed.message.startswith("Training continues at step 16 (resumed from step 15); 3 steps lost")
-    assert ", no training for 7" in closed.message
+    assert closed.message.startswith(
+        "Training continues at step 16 (resumed from step 15); 3 steps lost (9 s of training), "
+    )
+    assert "no training for 7" in closed.message
     await podwatch.journal.run(Journal.incidents)
     (incident,) = podwatch.journal.sync.incidents()
     assert abs(incident.opened_wall - began) < 1.0

@@ -99,7 +99,7 @@ def _verdict(document: Document) -> str:
         case "recovering" if recovery.get("phase") == "confirming" and training.get("alive"):
             return f"TRAINING IS STARTING AGAIN{source}; no step yet since it was down"
         case "recovering":
-            doing = _clean(recovery.get("phase") or "")
+            doing = _clean(recovery.get("phase") or "").replace("looking", "choosing the checkpoint")
             return f"TRAINING IS DOWN; podwatch is bringing it back{source}" + (f" ({doing})" if doing else "")
         case "down":
             why = next((r.get("summary") for r in _list(document, "reasons") if r.get("severity") == "critical"), "")
@@ -344,6 +344,7 @@ def _incident_row(document: Document, incident: Document) -> tuple[str, str, str
 def _podwatch_row(document: Document) -> tuple[str, str, str]:
     daemon, recovery = _dict(document, "daemon"), _dict(document, "recovery")
     phase, detail = _clean(recovery.get("phase") or "watching"), _clean(recovery.get("detail") or "")
+    phase = "watching" if phase == "running" else phase  # it is podwatch that this row is about
     text = f"{phase}{f': {detail}' if detail else ''}"
     if recovery.get("attempts"):
         text += f" (attempt {recovery['attempts']})"

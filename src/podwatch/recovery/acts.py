@@ -360,6 +360,7 @@ class Acts(Yielding):
                 continue  # pruned in the moment before it was protected: choose again
             if self.held() or self.not_here():
                 continue  # paused, or another pod's by now: wait, and choose again
+            lost_seconds = self.lost_seconds(choice.step)
             try:
                 handle, attempt = await self.procedure.start(choice)
             except Busy as error:
@@ -376,6 +377,7 @@ class Acts(Yielding):
             current = await self.tools.journal.run(Journal.current_incident)
             incident_id = current.id if current is not None else None
         attempt.incident_id, attempt.step_at_death = incident_id, step_at_death
+        attempt.lost_seconds = lost_seconds
         self.clear(FindingKind.BLOCKED, FindingKind.FOREIGN_CHECKPOINTS, FindingKind.RESUME_UNCONFIRMED)
         self.unconfirmed = False
         self._say_stepped_back(choice)

@@ -24,6 +24,9 @@ class Attempt:
     incident_id: int | None = None
     step_at_death: int | None = None
     """Highest step seen before the start: what the steps lost are counted from."""
+    lost_seconds: float | None = None
+    """Seconds of training between the checkpoint that this start was made from and the failure before it. As they were
+    before the start: it writes into that checkpoint again."""
     steps_read: bool = False
     """Something other than checkpoints has shown steps: the steps lost at a death are known."""
     made_step: bool = False

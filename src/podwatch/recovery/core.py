@@ -203,7 +203,7 @@ class Core:
                 step=step,
                 fresh=fresh,
                 lost_steps=lost if lost is not None and lost >= 0 else None,
-                lost_seconds=self.lost_seconds(step),
+                lost_seconds=self.attempt.lost_seconds if started and self.attempt else self.lost_seconds(step),
                 started=started,
                 retry_seconds=None if due is None else max(0.0, due - self.tools.clock.wall()),
                 paused=self._phase is Phase.PAUSED,

@@ -383,12 +383,9 @@ class Recovery(Wishes):
             return
         where = "a fresh start" if attempt.resumed_from is None else f"step {attempt.resumed_from}"
         source = "started from the beginning" if attempt.resumed_from is None else f"resumed from {where}"
-        self._show(Phase.RUNNING, f"confirmed at step {step} ({source})")
+        self._show(Phase.RUNNING, f"the start is confirmed at step {step} ({source})")
         self.memory.confirmed = attempt.start_id
-        cause_wall, seconds = (
-            self.cause_wall if self.cause is not None else None,
-            self.lost_seconds(attempt.resumed_from),
-        )
+        cause_wall = self.cause_wall if self.cause is not None else None
         self.cause = None
         self.clear(FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
         self.remember_soon()
@@ -399,7 +396,7 @@ class Recovery(Wishes):
         text = f"Training continues at step {step} ({source})"
         if attempt.incident_id is not None:
             down = None if cause_wall is None else max(0.0, tools.clock.wall() - cause_wall)
-            text += cost(lost, seconds, down)
+            text += cost(lost, attempt.lost_seconds, down)
         tools.say(EventName.TRAINER_CONFIRMED, text, step=step)
         if attempt.incident_id is not None:
             self.close_incident(
