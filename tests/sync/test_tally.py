@@ -50,11 +50,6 @@ async def test_what_is_counted_and_what_is_not(local: World) -> None:
     await tally.load()
     left = found(14, held="x", held_as=HeldAs.EARLIER_BRANCH)
     old, again, held = found(5), found(20, "first"), found(12, held="x")
-        found(5),
-        found(20, "first"),
-        found(12, held="x"),
-        found(14, held="x", held_as=HeldAs.EARLIER_BRANCH),
-    )
     tally.see([old, found(10), held, left, found(15), again], set(), "a", last=9)
     tally.see([found(10), found(15), found(20, "second")], set(), "a", last=9)
     assert tally.newer_waits(15)
