@@ -54,10 +54,8 @@ async def idle(seconds: float) -> tuple[float, ...]:
     return tuple(late)
 
 
-async def send_journaled(url: str, home: str, paths: list[Path], *, ahead: bool) -> Sent:
-    """With the settings' defaults. ``ahead``: the child has been started while the set was written, as the daemon does
-    it; else its start counts, as where nobody saw the set coming."""
-    journal = AsyncJournal(Journal.open(Path(home) / "journal.sqlite"))
+def sender_for(url: str, home: str, paths: list[Path]) -> Sender:
+    """The daemon's own, with the settings' defaults and a journal in ``home``."""
     settings = Settings.model_validate(
         {
             "run_id": "run",
@@ -67,31 +65,44 @@ async def send_journaled(url: str, home: str, paths: list[Path], *, ahead: bool)
             "sync": {"store": f"b2://{BUCKET}"},
         }
     )
-    worker = Worker("bench")
-    sender = Sender(
+    return Sender(
         settings=settings,
         identity=cast(Any, lambda: SimpleNamespace(writer_id="bench")),
         catalogue=cast(Any, None),
-        journal=journal,
+        journal=AsyncJournal(Journal.open(Path(home) / "journal.sqlite")),
         clock=SystemClock(),
         credentials=lambda: Credentials("id", "key", url),
-        worker=worker,
+        worker=Worker("bench"),
     )
+
+
+async def send_one(sender: Sender, home: str, paths: list[Path], save_id: str) -> dict[str, UploadedObject]:
+    """All ``paths``, in one directory, as one checkpoint. Returns what is in the store then."""
+    part = SimpleNamespace(part=SimpleNamespace(name="trainer", path=paths[0].parent))
+    contents = cast(Any, SimpleNamespace(set=SimpleNamespace(step=1, save_id=save_id), parts=[part]))
+    todo = job_for(paths, f"b2://{BUCKET}", save_id, Path(home) / "lock").files
+    done: dict[str, UploadedObject] = {}
+    await sender.upload(contents, todo, done, lambda _: None)
+    if len(done) != len(paths):
+        raise SystemExit("podwatch did not send everything")
+    return done
+
+
+async def send_journaled(url: str, home: str, paths: list[Path], *, ahead: bool) -> Sent:
+    """With the settings' defaults. ``ahead``: the child has been started while the set was written, as the daemon does
+    it; else its start counts, as where nobody saw the set coming."""
+    sender = sender_for(url, home, paths)
     sender.priority.fixed = Level.LOWEST if "PODWATCH_BENCH_LOWEST" in os.environ else Level.ORDINARY
     sender.children.level = sender.priority.level
-    part = SimpleNamespace(part=SimpleNamespace(name="trainer", path=paths[0].parent))
-    contents = cast(Any, SimpleNamespace(set=SimpleNamespace(step=1, save_id="s"), parts=[part]))
-    todo = job_for(paths, settings.sync.store, "s", Path(home) / "lock").files
-    done: dict[str, UploadedObject] = {}
     late: list[float] = []
     if ahead:
         sender.children.expect(True)
         await asyncio.sleep(AHEAD)
     beating = asyncio.create_task(beats(late))
     began, cpu = time.monotonic(), time.process_time()
-    await sender.upload(contents, todo, done, lambda _: None)
+    await send_one(sender, home, paths, "s")
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu
     beating.cancel()
-    if len(done) != len(paths) or len(journal.sync.objects(1, "s")) != len(paths):
+    if len(sender._journal.sync.objects(1, "s")) != len(paths):
         raise SystemExit("podwatch did not send everything")
     return Sent(seconds, cpu, tuple(late))

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState, newest_complete
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
-from podwatch.judgement.prediction import MOST_SAVES, SAVES_KEPT, NextSave, Saves, kinds_of, next_kind, predict
+from podwatch.judgement.prediction import (
+    MOST_SAVES,
+    SAVES_KEPT,
+    NextSave,
+    Saves,
+    kinds_of,
+    next_kind,
+    next_save_in,
+    predict,
+    steps_per_save,
+)
 from podwatch.judgement.retention import Protection, RemovalInput, RemovalKind, Trigger, plan_removal
 
 POLICY = DiskPolicy()
@@ -84,6 +94,17 @@ def test_when_it_comes() -> None:
         found = after(*sets)
         assert (found.due_in, found.soon) == (None, True), "too few, or no rhythm"
     assert after(*regular, wall=5000.0).soon, "the clock was set back"
+
+
+def test_when_the_next_one_is_usually_complete_and_how_many_steps_lie_between() -> None:
+    saves = Saves().seeing([saved(n * 5, n * 1200.0) for n in range(1, 4)] + [saved(20, 4500.0)])
+    assert next_save_in(saves, 4600.0) == (1100.0, 1200.0)
+    assert next_save_in(saves, 4500.0 + 1201) == (None, 1200.0), "overdue: nobody knows"
+    assert next_save_in(saves, 4400.0) == (None, 1200.0), "the clock was set back"
+    assert steps_per_save(saves) == 5
+    one = Saves().seeing([saved(5, 1200.0)])
+    assert next_save_in(one, 1300.0) == (None, None)
+    assert steps_per_save(one) is None
 
 
 def test_a_step_back_is_no_rhythm() -> None:

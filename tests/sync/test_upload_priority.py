@@ -7,11 +7,15 @@ import contextlib
 import os
 from pathlib import Path
 
-from podwatch.judgement.upload_priority import Timing
-from podwatch.sync.priority import RATES, Outlook
+from podwatch.journal.async_journal import AsyncJournal
+from podwatch.journal.journal import Journal
+from podwatch.judgement.upload_priority import Level, Standing, Timing
+from podwatch.sync.children import Children
+from podwatch.sync.priority import RATES, Outlook, Priority
 from podwatch.sync.syncer import Syncer
 from podwatch.system.priority import autogroup_of
 from tests.support.busy import busy_cores, without_nice_right
+from tests.support.clock import ManualClock
 from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World, until
 
@@ -126,3 +130,33 @@ async def test_nice_cannot_be_lowered_without_the_right_so_that_another_child_co
     assert "upload-abandoned" not in b2.names()
     assert b2.violations() == []
     assert b2.journal.learned(RATES)
+
+
+async def test_what_no_resume_needs_travels_at_the_lowest_whatever_the_last_upload_had(local: World) -> None:
+    clock, said = ManualClock(), list[str]()
+    children = Children(local.store_url)
+    priority = Priority(clock, AsyncJournal(local.journal), children, lambda _name, text, *_, **__: said.append(text))
+    priority._standing = Standing(level=Level.ORDINARY, reason="a newer checkpoint waits for it")
+    await priority.begin(urgent=False)
+    assert (children.level, priority.pace.level, priority.pace.reason) == (Level.LOWEST, "lowest", "")
+    priority.end(0, whole=True)
+    assert (children.level, priority.pace.level) == (Level.ORDINARY, "ordinary")
+    clock.advance(2 * priority.timing.patience)
+    await priority.begin(urgent=False)
+    priority.end(0, whole=True)
+    assert said == []
+    await priority.begin(urgent=True)
+    assert children.level is Level.LOWEST
+    assert said == ["the next upload runs at the lowest priority: nothing needed it for 120 s"]
+
+
+async def test_what_the_line_delivered_is_kept_for_the_next_podwatch(local: World) -> None:
+    clock, journal = ManualClock(), AsyncJournal(local.journal)
+    priority = Priority(clock, journal, Children(local.store_url), lambda *_, **__: None)
+    for number in range(10):
+        await priority.begin(urgent=True)
+        clock.advance(10.0)
+        priority.end((number + 1) * 100_000_000, whole=number != 9)
+    await priority.begin(urgent=True)
+    priority.end(1000, whole=True)  # too little to say anything
+    assert await journal.run(Journal.learned, RATES) == [float(n) * 10_000_000 for n in range(2, 10)]

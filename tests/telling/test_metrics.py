@@ -43,6 +43,16 @@ def test_values():
     assert value(view, "podwatch_incidents_total", kind="silent-death") == 1
     assert value(view, "podwatch_sensor_up", sensor="gpu") == 1
     assert value(view, "podwatch_backup_configured") == 1
+    assert value(view, "podwatch_upload_bytes_per_second") == 15e6
+    assert value(view, "podwatch_upload_left_seconds") == pytest.approx(35e9 / 15e6)
+    assert value(view, "podwatch_upload_priority", level="lowest") == 1
+    assert value(view, "podwatch_upload_priority", level="ordinary") == 0
+    counted = replace(view, counters=replace(view.counters, skipped=14, abandoned=2))
+    assert value(counted, "podwatch_skipped_sets_total") == 14
+    assert value(counted, "podwatch_abandoned_sets_total") == 2
+    still = replace(view, sync=replace(view.sync, upload_rate=0.0))
+    assert value(still, "podwatch_upload_left_seconds") is None
+    assert value(replace(view, sync=replace(view.sync, upload_rate=None)), "podwatch_upload_bytes_per_second") is None
 
 
 @pytest.mark.parametrize("name", views.ALL)

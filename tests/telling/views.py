@@ -100,6 +100,7 @@ def healthy() -> DaemonView:
             uploading_step=85,
             uploaded_bytes=12 * GB,
             total_bytes=47 * GB,
+            upload_rate=15e6,
             stored=frozenset({(80, "s80")}),
         ),
         learned=LearnedView({0: 71 * GIB}, 240.0, 900.0),

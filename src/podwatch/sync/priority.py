@@ -124,11 +124,13 @@ class Priority:
         self._urgent = urgent
         if self._rates is None:
             self._rates = _numbers(await self._journal.run(Journal.learned, RATES, []))
-        judged = policy.begin(self._standing, self._clock.monotonic(), self.timing)
-        self._standing, self._partly, self._looks, self._starved = judged.standing, False, 0, 0
-        self._best, self._began = 0.0, self._clock.monotonic()
-        if judged.change is not None and urgent:
-            self._say(judged.change, None)
+        self._began = self._clock.monotonic()
+        self._best, self._partly, self._looks, self._starved = 0.0, False, 0, 0
+        if urgent:
+            judged = policy.begin(self._standing, self._began, self.timing)
+            self._standing = judged.standing
+            if judged.change is not None:
+                self._say(judged.change, None)
         self._children.level = self.level
 
     def end(self, sent_bytes: int, *, whole: bool) -> None:

@@ -16,19 +16,23 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(bool(MISSING), reason
 SCRIPT = f'''
 import asyncio, os, subprocess, sys
 sys.path.insert(0, {str(REPO / "src")!r})
-from podwatch.sync.unit import OwnUnit
+from podwatch.sync.unit import OwnUnit, unit_of
 LOOK = """
 import os, sys
 print(open("/proc/self/cgroup").read().split("name=systemd:")[-1].splitlines()[0].rpartition("/")[2], flush=True)
 print(os.getppid(), [l.split()[1] for l in open("/proc/self/status") if l.startswith("NoNewPrivs")][0], flush=True)
 print(sys.stdin.readline().strip(), flush=True)
 """
-prefix = asyncio.run(OwnUnit().prefix())
+own = OwnUnit()
+prefix = asyncio.run(own.prefix())
 print("prefix", bool(prefix))
 child = subprocess.Popen([*prefix, sys.executable, "-c", LOOK], stdin=-1, stdout=-1, text=True)
 unit = child.stdout.readline().strip()
 print(unit)
 print(child.stdout.readline().strip() == f"{{os.getpid()}} 1")
+shown = subprocess.run(["systemctl", "show", unit, "-p", "CPUWeight", "-p", "IOWeight"], capture_output=True, text=True)
+print(sorted(shown.stdout.split()))
+print(unit == unit_of(prefix) and asyncio.run(own.reweigh(unit, 100)))
 shown = subprocess.run(["systemctl", "show", unit, "-p", "CPUWeight", "-p", "IOWeight"], capture_output=True, text=True)
 print(sorted(shown.stdout.split()))
 print(child.communicate("through the pipe")[0].strip(), child.returncode)
@@ -58,7 +62,9 @@ def test_a_sandboxed_service_gets_it(machine: Machine) -> None:
     assert said[1].endswith(".scope")
     assert said[2] == "True", "its parent is not the service, or the sandbox is gone"
     assert said[3] == str([f"CPUWeight={CPU_WEIGHT}", f"IOWeight={IO_WEIGHT}"])
-    assert said[4] == "through the pipe 0"
+    assert said[4] == "True", "the weights of the running child cannot be changed"
+    assert said[5] == str(["CPUWeight=100", "IOWeight=100"])
+    assert said[6] == "through the pipe 0"
     assert "0 loaded units" in machine.run("systemctl", "list-units", "podwatch-upload*", "--all")
 
 
