@@ -31,8 +31,9 @@ def keep_priority() -> None:
     """Start the child as it is but for the priority it gives itself."""
     start = asyncio.create_subprocess_exec
 
-    async def started(python: str, _m: str, _name: str, *args: str, **options: Any) -> asyncio.subprocess.Process:
-        return await start(python, "-c", NOT_LOWERED, *args, **options)
+    async def started(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        name = command.index("podwatch.sync.child")
+        return await start(command[0], "-P", "-c", NOT_LOWERED, *command[name + 1 :], **options)
 
     cast(Any, asyncio).create_subprocess_exec = started
 
