@@ -32,7 +32,7 @@ def test_a_death_a_broken_channel_and_a_preemption(rig: Rig, tmp_path: Path) -> 
     assert (opened["change"], opened["topic"], opened["severity"]) == ("opened", "restarts", "critical")
     assert opened["title"].startswith(f"{rig.run_id}: restarting: ")
     assert (closed["change"], closed["key"]) == ("closed", opened["key"])
-    assert "training goes on" in closed["title"]
+    assert "training continues" in closed["title"]
 
     reason = wait_reason(daemon, "notify-failing", 30)
     assert (reason["severity"], "refused" in reason["summary"]) == ("warning", True), reason

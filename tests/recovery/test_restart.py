@@ -724,3 +724,17 @@ async def test_an_error_of_the_start_before_is_not_shown_for_this_one(world: Wor
     assert 'ValueError: bad batch"' in first.summary
     assert "ValueError" not in second.summary
     await podwatch.leave()
+
+
+async def test_a_long_error_is_cut_after_a_sentence(world: World) -> None:
+    podwatch = await running(world)
+    world.lines = ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.64 GiB. " + "GPU 0 has " * 20]
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    (incident,) = podwatch.journal.sync.incidents()
+    assert incident.summary.endswith('CUDA out of memory. Tried to allocate 4.64 GiB. ...")')
+    world.lines = ["ValueError: " + "x" * 30 + " y" * 100]
+    podwatch.see(19, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert podwatch.journal.sync.incidents()[0].summary.endswith(' y ...")')
+    await podwatch.leave()

@@ -362,7 +362,7 @@ def _attention(reason: Document, width: int, paint: "_Paint") -> Iterator[str]:
     tone = {"critical": RED, "warning": YELLOW}.get(severity, "")
     label = f"{severity:<10}"
     since = float(reason.get("for_seconds") or 0.0)
-    text = _clean(reason.get("summary")) + (f" (for {span(since)})" if since >= 1 else "")
+    text = _clean(reason.get("summary")) + (f" (for {span(since)})" if since >= 1 and severity != "info" else "")
     first, *rest = _wrap(text, width - 12, "") or [""]
     yield f"  {paint(label, tone, BOLD)}{first}"
     yield from (" " * 12 + line for line in rest)

@@ -158,9 +158,7 @@ class Acts(Yielding):
         if best is not None:
             name, line = best
             line = scrub(line, secret_values(self.tools.environment()))
-            shown = (
-                line if len(line) <= LINE_SHOWN else f"{line[:LINE_SHOWN].rpartition(' ')[0] or line[:LINE_SHOWN]} ..."
-            )
+            shown = line if len(line) <= LINE_SHOWN else _cut(line[:LINE_SHOWN])
             self.cause_log = f'{name}: "{shown}"'
 
     async def _count(
@@ -504,3 +502,11 @@ class Acts(Yielding):
         )
         now = self.tools.clock.monotonic()
         await self.recover_act(Finding(FindingKind.RESUMED_WRONG, Severity.CRITICAL, summary, now, confirmed=True))
+
+
+def _cut(text: str) -> str:
+    """After its last whole sentence, where that keeps a third of it; else after its last whole word."""
+    sentence = text.rpartition(". ")[0]
+    if 3 * len(sentence) >= len(text):
+        return f"{sentence}. ..."
+    return f"{text.rpartition(' ')[0] or text} ..."

@@ -208,7 +208,7 @@ class Choosing:
                 if trouble and not await self._store_must_be_empty():
                     raise StoreUnknown(
                         f"no checkpoint of this run is here and the store could not be asked: {trouble}",
-                        fix="mend the store, or decide: `podwatch start --fresh`",
+                        fix="make the store reachable, or run `podwatch start --fresh`",
                     )
                 if unsound:
                     step, reason = max(unsound.items())

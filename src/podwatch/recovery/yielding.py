@@ -16,7 +16,7 @@ LOOK_POLL: Final = 15.0
 """Seconds between two looks for a person's own start; one look reads all of /proc."""
 ANSWER_SECONDS: Final = 5.0
 """A store that takes longer to say who holds the run is told of."""
-FIX_STORE: Final = "mend the store, or decide: `podwatch start --fresh`"
+FIX_STORE: Final = "make the store reachable, or run `podwatch start --fresh`"
 FIX: Final = (
     "end podwatch here, then `podwatch run --take-over`, or change control.json in the store (docs/two-pods.md)"
 )
