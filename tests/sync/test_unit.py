@@ -85,6 +85,8 @@ async def test_an_upload_that_is_behind_gets_more_of_its_unit(tmp_path: Path) ->
     assert child.unit == f"podwatch-upload-{os.getpid()}-2.scope", "the first one was the trial"
     assert await children.give(child, Level.ORDINARY)
     assert asked(tmp_path)[-1] == f"set-property --runtime {child.unit} CPUWeight=100 IOWeight=100"
+    systemctl.write_text("#!/bin/sh\nexit 1\n")
+    assert not await children.give(child, Level.LOWEST), "another child would get a unit of the right weight"
     child.kill()
     await child.process.communicate()
     children.level = Level.RAISED
