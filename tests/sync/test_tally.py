@@ -9,6 +9,9 @@ from tests.sync.conftest import Run, World, until
 
 STORED, SKIPPED, ABANDONED = Outcome.STORED, Outcome.SKIPPED, Outcome.ABANDONED
 
+PATIENCE = 240.0
+"""Seconds until a test gives up: others may keep every core busy beside it."""
+
 
 def steps(world: World, name: str) -> list[int]:
     return [int(e.fields["step"]) for e in world.events if e.name == name]
@@ -20,8 +23,8 @@ async def test_older_checkpoints_that_wait_are_skipped_for_the_newest(local: Wor
     local.scan()
     first = await run(local)
     first.notify()
-    await until(lambda: first.state.last_step == 15)
-    await until(lambda: steps(local, "upload-skipped") == [5, 10])
+    await until(lambda: first.state.last_step == 15, PATIENCE)
+    await until(lambda: steps(local, "upload-skipped") == [5, 10], PATIENCE)
     assert {e.fields["newer_step"] for e in local.events if e.name == "upload-skipped"} == {15}
     assert first.state.tally.outcomes == (SKIPPED, SKIPPED, STORED)
     await first.stop()
@@ -31,7 +34,7 @@ async def test_older_checkpoints_that_wait_are_skipped_for_the_newest(local: Wor
     local.write_set(20, tiny=True, size=1000)
     local.scan()
     again.notify()
-    await until(lambda: len(again.state.tally.outcomes) == 4)
+    await until(lambda: len(again.state.tally.outcomes) == 4, PATIENCE)
     assert again.state.tally.outcomes == (SKIPPED, SKIPPED, STORED, STORED)
     assert steps(local, "upload-skipped") == []
 

@@ -13,6 +13,7 @@ from podwatch.sync.engine import Upload
 from podwatch.sync.job import UploadJob
 from podwatch.sync.unit import OwnUnit
 from podwatch.system.child import run_child
+from tests.sync.conftest import until
 
 RUNS = 'echo "$@" >> {log}\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
 REFUSES = 'echo "$@" >> {log}\necho "Failed to start transient scope unit: Access denied" >&2\nexit 1\n'
@@ -85,11 +86,13 @@ async def test_an_upload_that_is_behind_gets_more_of_its_unit(tmp_path: Path) ->
     assert child.unit == f"podwatch-upload-{os.getpid()}-2.scope", "the first one was the trial"
     assert await children.give(child, Level.ORDINARY)
     assert asked(tmp_path)[-1] == f"set-property --runtime {child.unit} CPUWeight=100 IOWeight=100"
+    systemctl.write_text("#!/bin/sh\nexit 1\n")
+    assert not await children.give(child, Level.LOWEST), "another child would get a unit of the right weight"
     child.kill()
     await child.process.communicate()
     children.level = Level.RAISED
     later = await children.take()
-    assert "CPUWeight=11" in asked(tmp_path)[-1]
+    await until(lambda: "CPUWeight=11" in asked(tmp_path)[-1])  # it is written by what takes its place
     later.kill()
     await later.process.communicate()
 

@@ -10,6 +10,8 @@ KEPT = 40
 """Two hours at a save every three minutes."""
 RECENT, SKIPPED_RECENTLY = 10, 2
 """One skipped checkpoint is what a restart of podwatch or an outage leaves behind."""
+LEAST_SECONDS = 60.0
+"""An upload that takes less leaves less than a minute of training out of the store, however often a save comes."""
 CAUGHT_UP = 5
 """Checkpoints in a row without a skipped one: it is over."""
 
@@ -64,7 +66,7 @@ def uplink_behind(tally: Tally) -> bool:
         return False
     recent = tally.outcomes[-RECENT:]
     skips = recent.count(Outcome.SKIPPED) >= SKIPPED_RECENTLY and Outcome.SKIPPED in recent[-CAUGHT_UP:]
-    return skips and tally.upload_seconds > tally.save_seconds
+    return skips and tally.upload_seconds > max(tally.save_seconds, LEAST_SECONDS)
 
 
 def in_words(outcomes: Sequence[Outcome]) -> str:

@@ -89,13 +89,13 @@ class Children:
 
     async def give(self, child: Child, level: Level) -> bool:
         """Let a running child compete at this level. False where it did not take all of it: its nice value, which is
-        what counts inside a CPU group, cannot be lowered without CAP_SYS_NICE."""
+        what counts inside a CPU group, cannot be lowered without CAP_SYS_NICE; or systemd does not change its unit."""
         if child.level is level:
             return True
         child.level = level
-        if child.unit and self._unit is not None and await self._unit.reweigh(child.unit, WEIGHT[level]):
+        if child.unit and self._unit is not None:  # inside its own unit nothing else counts
             give(child.process.pid, NICE[level])
-            return True
+            return await self._unit.reweigh(child.unit, WEIGHT[level])
         given = await _set(child.process.pid, NICE[level])
         return given.autogroup and given.nice
 
