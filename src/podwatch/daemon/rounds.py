@@ -156,5 +156,6 @@ def make_rounds(
         emit=parts.emit,
         checkpoint=checkpoint,
     )
+    parts.processes.tell_engine_end(sensing.hurry)
     parts.forecast.save_seconds = lambda: sensing.state.learned.median_save_seconds
     return Rounds(sensing, guarding, pruner)

@@ -8,7 +8,7 @@ from podwatch.domain.finding import Finding, Verdict
 from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Snapshot
 from podwatch.judgement.learned import Learned
-from podwatch.judgement.watch import WatchState, advance, initial
+from podwatch.judgement.watch import WatchState, advance, confirming, initial
 from tests.support.pods.deaths import Fault, shape_for, strike
 from tests.support.pods.healthy import Run
 from tests.support.pods.oddities import add_all
@@ -30,6 +30,7 @@ def judged(run: Run, hours: float, policies: Policies) -> Iterator[tuple[Snapsho
         if run.world.reborn:
             state = reborn(state, policies)
         state, findings = advance(state, snapshot, policies)
+        run.world.confirming = confirming(state, snapshot, policies)
         yield snapshot, findings
 
 
@@ -62,6 +63,7 @@ def healthy_night(
         if world.reborn:
             state = reborn(state, policies)
         state, findings = advance(state, snapshot, policies)
+        world.confirming = confirming(state, snapshot, policies)
         turns += 1
         if findings:
             warned += 1
@@ -115,6 +117,7 @@ def catch(
             state = reborn(state, policies)
         before = state.learned
         state, findings = advance(state, snapshot, policies)
+        world.confirming = confirming(state, snapshot, policies)
         if struck is not None:
             bound = max(bound, fault.bound(before, policies.detection, shape))
         caught = _verdict(fault, seed, findings, took, bound)

@@ -236,8 +236,11 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
     policy = look.policies.detection
     findings = []
     living = {p.role for p in trainer.descendants}
+    last_gone = dict(look.signals.endings.gone)
     for gone in trainer.required_exits:
-        missing = look.snapshot.trainer.at - gone.seen_gone_at
+        # A role that lived again since is not missing since then, but since it went again.
+        ended_at = max(gone.seen_gone_at, last_gone.get(gone.role, gone.seen_gone_at))
+        missing = look.snapshot.trainer.at - ended_at
         if gone.role not in policy.required_roles or missing <= policy.hold_seconds:
             continue
         if not needs(gone.role, look.learned):
@@ -246,6 +249,8 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
             continue  # a fork, until it execs
         second = _second(state, look, trainer, gone)
         agrees = bool(also.agreeing(second))
+        if gone.role in ENGINE_ROLES and STEPS not in also.agreeing(second) and also.replaced(look, ended_at):
+            continue  # it is being loaded again; its engine process comes later
         if gone.role in living and not agrees:
             continue  # replaced, or one of several, and everything works
         dead = agrees and gone.role not in living
