@@ -20,11 +20,12 @@ prime-rl's (60 s for each child), and each role that ends starts the time again,
 TERMINAL_WAIT_SECONDS = 900.0
 """The same where the operator typed in its terminal within as long a time before its end, or since: they are there,
 and decide."""
-ONE_END_SECONDS = 60.0
-"""Roles that end within this time of each other end together: prime-rl's launcher gives each child 60 s."""
-INTERRUPT_SECONDS = 600.0
-"""An interrupt in the log this long before an engine ended may be why it ended: prime-rl's launcher reports the signal,
-then waits up to 5 s for each of its threads (one for each child, environments included) before it ends the first."""
+ONE_END_SECONDS = 65.0
+"""Roles that end within this time of each other end together: prime-rl's launcher gives each child 60 s, then kills it,
+and a look misses it some seconds later."""
+INTERRUPT_SECONDS = 300.0
+"""An interrupt in the log this long before an end may be why it ended: prime-rl's launcher reports the signal at once,
+waits up to 5 s for each of its threads (one for each child, environments included), then up to 60 s for each child."""
 INTERRUPTED = "interrupted"
 """The shipped log rule whose match says that a process of the run received SIGINT or SIGTERM."""
 
@@ -134,14 +135,14 @@ def _why(
     return ""
 
 
-def _interrupt_logged(snapshot: Snapshot, began: float, within: float = ONE_END_SECONDS) -> bool:
+def _interrupt_logged(snapshot: Snapshot, began: float) -> bool:
     """Not in the inference server's log: vLLM passes SIGTERM around while it dies of its own accord."""
     reading = snapshot.logs
     return reading.ok and any(
         match.rule == INTERRUPTED
         and not match.error
         and match.role != ProcessRole.INFERENCE
-        and match.last_at >= began - within
+        and match.last_at >= began - INTERRUPT_SECONDS
         for match in reading.value or ()
     )
 
@@ -161,7 +162,7 @@ def perhaps_intended(endings: Endings, snapshot: Snapshot, trainer: TrainerSampl
         return "the logs were not read since"
     if any(match.rule == INTERRUPTED and match.error for match in logs.value or ()):
         return "the log rule for interrupts is switched off"
-    if _interrupt_logged(snapshot, since, INTERRUPT_SECONDS):
+    if _interrupt_logged(snapshot, since):
         return "its log reports an interrupt"
     for end in trainer.ends:
         if end.seen_at < since - ONE_END_SECONDS:

@@ -42,6 +42,8 @@ SETTLE_SECONDS = 60.0
 """A step this long after the first look shows what training needs: by then servers and processes were found."""
 ENGINE_ROLES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
 ENDS_KEPT = 32
+LASTING_SECONDS = 32.0
+"""The same where nothing waits for ``hold``, however long that is."""
 DEAD = frozenset("ZXx")
 """States of /proc/PID/stat of a process that has ended."""
 BORN_MARGIN_SECONDS = 2.0
@@ -63,7 +65,7 @@ class Tree:
     blind: bool = False
     """Of some process nobody can tell whether it holds a context."""
     sleep_mode: bool = False
-    """The engine was started with ``--enable-sleep-mode``."""
+    """The engine was started with ``--enable-sleep-mode``, at any time of this start."""
     memory_share: float | None = None
     """``--gpu-memory-utilization`` of the engine, where it is on the command line."""
 
@@ -98,7 +100,7 @@ class Server:
 @dataclass(frozen=True, slots=True)
 class Missed:
     """A process of the engine's roles that a look at ``at`` (monotonic) no longer showed alive, and the one before it
-    did. It had lived for ``lasting_seconds``."""
+    did. It had lived for ``LASTING_SECONDS``."""
 
     identity: ProcessIdentity
     role: ProcessRole
@@ -263,6 +265,8 @@ def _look_at_tree(
         or (len(looked) == len(descendants) and all(old is new for old, new in zip(looked, descendants, strict=True)))
     )
     tree = signals.tree if same else summarise(descendants, policy, signals.minors)
+    if signals.tree.sleep_mode and not tree.sleep_mode:
+        tree = replace(tree, sleep_mode=True)  # an engine that has ended was asleep perhaps
     lived = tree.youngest.age(boottime) if tree.youngest is not None and boottime is not None else 0.0
     if looked is not None:
         both = min(signals.tree.engines, tree.engines)
@@ -289,7 +293,7 @@ def _missed(
     if boottime is None or signals.looked is None or at - signals.looked_at > WINDOW_GAP_SECONDS:
         return signals.missed
     living = {p.identity for p in descendants if p.state not in DEAD}
-    least = lasting_seconds(policy)
+    least = min(lasting_seconds(policy), LASTING_SECONDS)
     ended = [
         Missed(p.identity, p.role, at)
         for p in signals.looked

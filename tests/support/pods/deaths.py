@@ -450,6 +450,6 @@ def _strike(run: Run, fault: Fault) -> Piece:
 def shape_for(fault: Fault) -> Shape:
     """The fault's kind of pod, without a person in between, and with every phase often enough."""
     return replace(
-        fault.shape, person=0.0, long_save=0.0, evaluation=0.3 if "evaluate" in fault.phases else 0.05,
+        fault.shape, person=0.0, reload=0.0, long_save=0.0, evaluation=0.3 if "evaluate" in fault.phases else 0.05,
         evaluation_seconds=(120.0, 600.0), tool_seconds=(20.0, 400.0), long_update=0.0,
     )  # fmt: skip

@@ -6,7 +6,7 @@ The longest silences here are those its programs document: prime-rl's first try 
 that rests for longer without any sign of work is not in these figures.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from podwatch.domain.process import ExitStatus, ProcessRole, ProcessSample
@@ -52,7 +52,7 @@ class Run:
             if shape.engines > 1:
                 w.servers.append(Server("http://127.0.0.1:8000", ServerKind.ROUTER, counters=False, at=w.now))
             w.servers += self.servers
-        self.starts = 0
+        self.starts = self.reloads = 0
         self.number = 0
         self.phase = "down"
         """What the run does: down, load, rollouts, tools, train, update, save, evaluate."""
@@ -186,7 +186,7 @@ class Run:
         if self.chance(shape.evaluation):
             yield from self._evaluate()
         if self.chance(shape.reload * length / 3600.0):
-            yield from self._reload()
+            yield from self.reload()
 
     def _tools(self) -> Piece:
         self.phase = "tools"
@@ -256,9 +256,10 @@ class Run:
         self.sampling(False)
         yield min(seconds * 0.2, 240.0)
 
-    def _reload(self) -> Piece:
+    def reload(self) -> Piece:
         """Somebody ends the engine, or its whole server, and starts another in its place."""
         w, shape = self.world, self.shape
+        self.reloads += 1
         whole = w.rng.random() < 0.5
         self.phase = "reload"
         self.sampling(False)
@@ -288,7 +289,7 @@ class Run:
         if w.supervision is Supervision.ATTACH:
             yield from self.ctrl_c()
         else:
-            ways = [self._asked_to_stop, self._killed]
+            ways: list[Callable[[], Piece]] = [self._asked_to_stop, self.launcher_killed]
             if w.logs is not None:  # an exit code 1 of which nothing is reported is a failure
                 ways += [self.launcher_signalled, self.group_signalled]
             yield from w.rng.choice(ways)()
@@ -336,7 +337,7 @@ class Run:
         yield max(0.05, began + 3.0 - w.now)
         self.go_down(ExitStatus(signal=2) if self.chance(0.5) else ExitStatus(1))
 
-    def _killed(self) -> Piece:
+    def launcher_killed(self) -> Piece:
         """``kill`` of a launcher without a handler, as prime-rl's before 0.6: its children outlive it for a while."""
         w = self.world
         w.stop(ExitStatus(signal=15), leaving=ROLES)

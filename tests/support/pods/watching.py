@@ -43,6 +43,9 @@ class Night:
     warned: int = 0
     false: tuple[tuple[str, int, float, str], ...] = ()
     warnings: dict[str, int] | None = None
+    ended: int = 0
+    """How often an operator ended the run, and how often its engine was ``replaced``."""
+    replaced: int = 0
 
 
 def healthy_night(
@@ -73,7 +76,7 @@ def healthy_night(
                     false.append((shape.name, seed, snapshot.at - began, finding.summary))
                     state = reborn(state, policies)
                     break
-    return Night(hours, turns, warned, tuple(false), kinds)
+    return Night(hours, turns, warned, tuple(false), kinds, run.starts - 1, run.reloads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from podwatch.judgement.signals import ENGINE_ROLES, extra, needs, passing
 OOM_NEAR_SECONDS = 60.0
 """An OOM kill counted this near to an end explains it: the host is looked at every few seconds, an end is told 5 s
 after it (a replacement may come), and the kernel log can lag."""
-ALONE_SECONDS = ONE_END_SECONDS + 10.0
+ALONE_SECONDS = ONE_END_SECONDS + 5.0
 """A trainer that ends alone, nobody knows how, may be the first role of a run that is being ended: each that follows
 does so within ONE_END_SECONDS, and is seen some seconds later. Until then podwatch reports and does not act."""
 STARTED_LATER_SECONDS = 1.0

@@ -95,7 +95,8 @@ def seen_to_end(look: Look, below: Held) -> Evidence | None:
         return None
     first, since = min([fell, *(m.at for m in engines)]), max([fell, *(m.at for m in engines)])
     least = PROVEN_SECONDS
-    if not any(s.declared_at is not None and s.declared_at >= first - NEAR_SECONDS for s in signals.servers):
+    own = [s.declared_at for s in signals.servers if s.kind is ServerKind.ENGINE and s.declared_at is not None]
+    if not any(at >= first - NEAR_SECONDS for at in own):
         servers = [m.at for m in ended if m.role is ProcessRole.INFERENCE]
         if not servers:
             return None
