@@ -21,7 +21,7 @@ from benchmarks.measuring import machine, percentile
 from benchmarks.measuring.peers_rules import RULES, Peers
 from benchmarks.measuring.plot import histogram, svg
 from podwatch.domain.finding import Verdict
-from tests.support.pods.deaths import FAULTS
+from tests.support.pods.deaths import FAULTS, SEEN_TO_END, SILENT
 from tests.support.pods.shapes import SHAPES
 from tests.support.pods.watching import Caught, catch, healthy_night
 
@@ -43,6 +43,21 @@ def one(task: tuple[int, int]) -> Death:
     caught, struck = catch(fault, seed, beside=peers.look, horizon=HORIZON)
     first = {name: next((at - struck for at in alarms if at >= struck), None) for name, alarms in peers.alarms.items()}
     return Death(caught, first)
+
+
+def without_pidfds(task: tuple[int, int]) -> Caught:
+    """The same where the end of a process shows only at the next look, as on a kernel before 5.3."""
+    number, seed = task
+    return catch(FAULTS[number], seed, pidfds=False)[0]
+
+
+def line(what: str, caught: list[Caught], goal: str) -> float:
+    """Prints one line of times; their p95."""
+    times = [c.seconds for c in caught if c.seconds is not None]
+    worst = percentile(times, 0.95)
+    middle, longest = statistics.median(times), max(times)
+    print(f"{what}: {len(times)} deaths, p50 {middle:.1f} s, p95 {worst:.1f} s, max {longest:.1f} s{goal}")
+    return worst
 
 
 def false_alarms(task: tuple[int, float]) -> dict[str, int]:
@@ -101,11 +116,17 @@ def main() -> int:
     for miss in bad:
         what = miss.wrong or f"after {short(miss.seconds)}, bound {short(miss.bound)}"
         print(f"  MISSED: {miss.fault}, seed {miss.seed}: {what}")
-    silent = [d.caught.seconds for d in found if d.caught.bound == 15.0 and d.caught.seconds is not None]
+    seen = [number for number, fault in enumerate(FAULTS) if fault.bound is SEEN_TO_END]
+    with ProcessPoolExecutor(args.jobs) as pool:
+        late = list(pool.map(without_pidfds, [(number, seed) for number in seen for seed in range(deaths)]))
+    names = {bound: {f.name for f in FAULTS if f.bound is bound} for bound in (SEEN_TO_END, SILENT)}
+    quick = [d.caught for d in found if d.caught.fault in names[SEEN_TO_END]]
+    slow = [d.caught for d in found if d.caught.fault in names[SILENT]]
     print("\nsilent deaths, seconds from the fall of the memory to the verdict:")
-    print(histogram(silent, 0.5))
-    print(f"{len(silent)} deaths: p50 {statistics.median(silent):.1f} s, p95 {percentile(silent, 0.95):.1f} s,"
-          f" max {max(silent):.1f} s (goal: p95 <= 15 s)")  # fmt: skip
+    print(histogram([c.seconds for c in (*quick, *slow) if c.seconds is not None], 0.5))
+    missed = line("engine seen to end", quick, " (goal: p95 <= 5 s)") > 5.0
+    missed = line("by memory (hold)", slow, " (goal: p95 <= 12 s)") > 12.0 or missed
+    line("engine seen to end, at the next look only (no pidfd)", late, "")
     if args.svg:
         args.svg.parent.mkdir(parents=True, exist_ok=True)
         args.svg.write_text(svg([
@@ -116,7 +137,7 @@ def main() -> int:
         ]))  # fmt: skip
         print(f"plot: {args.svg}")
     print(f"{len(found)} deaths, {len(bad)} missed or late; {time.monotonic() - began:.0f} s")
-    return 1 if bad or percentile(silent, 0.95) > 15.0 else 0
+    return 1 if bad or missed else 0
 
 
 if __name__ == "__main__":

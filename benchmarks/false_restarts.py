@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=1000.0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ends", type=float, default=1.0, help="runs are ended, and engines replaced, so much more often")
+    parser.add_argument("--ends", type=float, default=1.0, help="so much more often runs end and engines are replaced")
     parser.add_argument("--quick", action="store_true", help="one short run of each shape, for a first look")
     args = parser.parse_args()
     chunk = 3.0 if args.quick else CHUNK_HOURS

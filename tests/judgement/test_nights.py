@@ -23,7 +23,6 @@ def test_no_healthy_pod_is_touched(number: int) -> None:
     assert night.turns > 500
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(SHAPES)), ids=[s.name for s in SHAPES])
 def test_runs_that_are_ended_and_engines_that_are_replaced_all_the_time(number: int) -> None:
     """A sample of `make hours`."""

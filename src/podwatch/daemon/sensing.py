@@ -122,8 +122,8 @@ class SensingLoop:
         self._hurried = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled. In the sensors' rhythm, a little after them, so that it sees what they have just seen. Sooner
-        after ``hurry``, and every ``CONFIRM_POLL`` while evidence of a death is incomplete."""
+        """Until cancelled. In the sensors' rhythm, a little after them, so that it sees what they have just seen.
+        Sooner after ``hurry``, and every ``CONFIRM_POLL`` while evidence of a death is incomplete."""
         while True:
             self.turn()
             rest = until_beat(self._clock.monotonic(), self._poll, LAG * self._poll)

@@ -1,4 +1,4 @@
-"""A death that needs no window: its evidence, whatever speaks against it, and the short rhythm in which it is confirmed."""
+"""A death that needs no window: its evidence, what speaks against it, and the short rhythm that confirms it."""
 
 from collections.abc import Callable
 from dataclasses import replace

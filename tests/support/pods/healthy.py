@@ -267,7 +267,9 @@ class Run:
         w.end(ProcessRole.ENGINE, *((ProcessRole.INFERENCE,) if whole else ()))
         self.hold("engine", shape.inference, 0)
         for server in w.servers if whole else self.servers:
-            server.health = Health.REFUSED if whole else w.rng.choice((Health.REFUSED, Health.TIMEOUT, Health.UNHEALTHY))
+            server.health = (
+                Health.REFUSED if whole else w.rng.choice((Health.REFUSED, Health.TIMEOUT, Health.UNHEALTHY))
+            )
         if whole:
             yield self.between((0.05, 4.0))
             w.spawn(*(self.numbered(process(20 + n, ProcessRole.INFERENCE)) for n in range(shape.engines)))

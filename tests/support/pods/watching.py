@@ -97,14 +97,16 @@ class Caught:
 
 
 def catch(
-    fault: Fault, seed: int, *, beside: Callable[[Snapshot], None] | None = None, horizon: float = 0.0
-) -> tuple[Caught, float]:
+    fault: Fault, seed: int, *, beside: Callable[[Snapshot], None] | None = None, horizon: float = 0.0,
+    pidfds: bool = True,
+) -> tuple[Caught, float]:  # fmt: skip
     """One fault in one pod with the default settings, and the monotonic second of the blow. ``beside`` sees the same
-    snapshots, until ``horizon`` seconds after the blow."""
+    snapshots, until ``horizon`` seconds after the blow. ``pidfds``: the kernel tells of an engine's end at once."""
     shape = shape_for(fault)
     policies = shape.policies()
     run = strike(Run(shape, seed), fault)
     world, state = run.world, initial(policies)
+    world.pidfds = pidfds
     caught: Caught | None = None
     bound = 0.0
     for snapshot in world.snapshots(24.0):
