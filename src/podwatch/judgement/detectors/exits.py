@@ -259,7 +259,7 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
         first = Evidence(gone.name, f"ended with {how}", Agreement.AGREES, missing)
         wait = None
         if dead and memory is None:
-            wait = operator_wait(look.signals.endings, look.snapshot, trainer, gone.seen_gone_at, about=gone.role)
+            wait = operator_wait(look.signals.endings, look.snapshot, trainer, ended_at, about=gone.role)
         alone = _alone(gone, second, missing) if dead and memory is None and wait is None else None
         suggestion = announcement(wait) if wait is not None else ""
         if alone is not None:
