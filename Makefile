@@ -16,7 +16,7 @@ PARALLEL := -n 3 --dist loadfile
 LOCK     := --quiet --universal --python-version 3.11 --generate-hashes --no-build --custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-pythons test-torch test-trainers test-disk test-systemd test-container test-gpu test-clients test-ray test-telling crash chaos fuzz nightly lint lock bench clean
+.PHONY: help setup demo test test-slow test-pythons test-torch test-trainers test-disk test-systemd test-container test-gpu test-clients test-ray test-telling crash chaos fuzz hours nightly lint lock bench clean
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -106,8 +106,12 @@ chaos: $(TORCH)/.installed  ## a real torch run under kills of every kind, its w
 crash: $(STAMP)  ## kill -9 at N random points (default 100): make crash N=1000
 	@PODWATCH_CRASH_ROUNDS=$(CRASH) $(BIN)/python -m pytest tests -m '' -k crash --timeout 3600 $(ARGS)
 
-nightly:         ## all that the gate runs one seed or a few cases of, with many: make nightly KILLS=50 ROUNDS=1000 SEEDS=5 (hours)
-	@KILLS=$(or $(KILLS),50) ROUNDS=$(or $(ROUNDS),1000) SEEDS=$(or $(SEEDS),5) MAKE="$(MAKE)" sh tools/nightly
+hours: $(STAMP)  ## simulated healthy hours without a false restart, and as many ends and reloads of engines again: make hours HOURS=10000
+	@$(BIN)/python benchmarks/false_restarts.py --hours $(or $(HOURS),1000) --jobs 2 $(ARGS)
+	@$(BIN)/python benchmarks/false_restarts.py --hours $$(($(or $(HOURS),1000) / 20)) --ends 40 --jobs 2 $(ARGS)
+
+nightly:         ## all that the gate runs one seed or a few cases of, with many: make nightly KILLS=50 ROUNDS=1000 SEEDS=5 HOURS=10000 (hours)
+	@KILLS=$(or $(KILLS),50) ROUNDS=$(or $(ROUNDS),1000) SEEDS=$(or $(SEEDS),5) HOURS=$(or $(HOURS),10000) MAKE="$(MAKE)" sh tools/nightly
 
 lint: $(LINT)    ## ruff, mypy --strict, import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -11,6 +11,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from benchmarks.measuring import machine, percentile
 from benchmarks.measuring.peers_rules import RULES, Peers
 from benchmarks.measuring.plot import histogram, svg
 from podwatch.domain.finding import Verdict
-from tests.support.pods.deaths import FAULTS
+from tests.support.pods.deaths import FAULTS, SEEN_TO_END, SILENT
 from tests.support.pods.shapes import SHAPES
 from tests.support.pods.watching import Caught, catch, healthy_night
 
@@ -43,6 +44,38 @@ def one(task: tuple[int, int]) -> Death:
     caught, struck = catch(fault, seed, beside=peers.look, horizon=HORIZON)
     first = {name: next((at - struck for at in alarms if at >= struck), None) for name, alarms in peers.alarms.items()}
     return Death(caught, first)
+
+
+def caught_alone(task: tuple[int, int, bool]) -> Caught:
+    """podwatch alone. Where ``pidfds`` is false the end of a process shows only at the next look, as on a kernel before
+    5.3."""
+    number, seed, pidfds = task
+    return catch(FAULTS[number], seed, pidfds=pidfds)[0]
+
+
+def line(what: str, caught: list[Caught], goal: str) -> float:
+    """Prints one line of times; their p95."""
+    times = [c.seconds for c in caught if c.seconds is not None]
+    worst = percentile(times, 0.95)
+    middle, longest = statistics.median(times), max(times)
+    print(f"{what}: {len(times)} deaths, p50 {middle:.1f} s, p95 {worst:.1f} s, max {longest:.1f} s{goal}")
+    return worst
+
+
+def silent_deaths(deaths: int, run: Callable[[list[tuple[int, int, bool]]], list[Caught]]) -> int:
+    """Prints the times of those that are seen to end and of those that are found by memory; 1 if a goal is missed."""
+
+    def caught(bound: object, pidfds: bool) -> list[Caught]:
+        numbers = [number for number, fault in enumerate(FAULTS) if fault.bound is bound]
+        return run([(number, seed, pidfds) for number in numbers for seed in range(deaths)])
+
+    quick, slow, late = caught(SEEN_TO_END, True), caught(SILENT, True), caught(SEEN_TO_END, False)
+    print("\nsilent deaths, seconds from the fall of the memory to the verdict:")
+    print(histogram([c.seconds for c in (*quick, *slow) if c.seconds is not None], 0.5))
+    missed = line("engine seen to end", quick, " (goal: p95 <= 5 s)") > 5.0
+    missed = line("by memory (hold)", slow, " (goal: p95 <= 12 s)") > 12.0 or missed
+    line("engine seen to end, at the next look only (no pidfd)", late, "")
+    return 1 if missed or not all(c.good for c in (*quick, *slow)) else 0
 
 
 def false_alarms(task: tuple[int, float]) -> dict[str, int]:
@@ -67,11 +100,15 @@ def main() -> int:
     parser.add_argument("--healthy", type=float, default=170.0, help="hours for the peers' false alarms")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--svg", type=Path, help="write the plot there")
+    parser.add_argument("--silent", action="store_true", help="silent deaths only, and no peers: some minutes")
     parser.add_argument("--quick", action="store_true", help="two of each fault, for a first look")
     args = parser.parse_args()
     deaths, healthy = (2, 51.0) if args.quick else (args.deaths, args.healthy)
     began = time.monotonic()
     print(f"detection times ({machine()})")
+    if args.silent:
+        with ProcessPoolExecutor(args.jobs) as pool:
+            return silent_deaths(deaths, lambda tasks: list(pool.map(caught_alone, tasks)))
     tasks = [(number, seed) for number in range(len(FAULTS)) for seed in range(deaths)]
     each = max(1.0, healthy / len(SHAPES))
     with ProcessPoolExecutor(args.jobs) as pool:
@@ -101,11 +138,8 @@ def main() -> int:
     for miss in bad:
         what = miss.wrong or f"after {short(miss.seconds)}, bound {short(miss.bound)}"
         print(f"  MISSED: {miss.fault}, seed {miss.seed}: {what}")
-    silent = [d.caught.seconds for d in found if d.caught.bound == 15.0 and d.caught.seconds is not None]
-    print("\nsilent deaths, seconds from the fall of the memory to the verdict:")
-    print(histogram(silent, 0.5))
-    print(f"{len(silent)} deaths: p50 {statistics.median(silent):.1f} s, p95 {percentile(silent, 0.95):.1f} s,"
-          f" max {max(silent):.1f} s (goal: p95 <= 15 s)")  # fmt: skip
+    with ProcessPoolExecutor(args.jobs) as pool:
+        missed = silent_deaths(deaths, lambda tasks: list(pool.map(caught_alone, tasks)))
     if args.svg:
         args.svg.parent.mkdir(parents=True, exist_ok=True)
         args.svg.write_text(svg([
@@ -116,7 +150,7 @@ def main() -> int:
         ]))  # fmt: skip
         print(f"plot: {args.svg}")
     print(f"{len(found)} deaths, {len(bad)} missed or late; {time.monotonic() - began:.0f} s")
-    return 1 if bad or percentile(silent, 0.95) > 15.0 else 0
+    return 1 if bad or missed else 0
 
 
 if __name__ == "__main__":

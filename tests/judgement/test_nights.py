@@ -23,6 +23,15 @@ def test_no_healthy_pod_is_touched(number: int) -> None:
     assert night.turns > 500
 
 
+@pytest.mark.parametrize("number", range(len(SHAPES)), ids=[s.name for s in SHAPES])
+def test_runs_that_are_ended_and_engines_that_are_replaced_all_the_time(number: int) -> None:
+    """A sample of `make hours`."""
+    often = dataclasses.replace(SHAPES[number], person=2.0, reload=3.0, load=(20.0, 60.0), compile=(5.0, 20.0))
+    night = healthy_night(100 + number, 3.0, often)
+    assert not night.false
+    assert night.ended + night.replaced > 2
+
+
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[6], SHAPES[9]], ids=lambda shape: shape.name)
 def test_a_weight_update_that_runs_into_its_timeout_is_no_hang_and_no_death(shape: Shape) -> None:
     """Slow steps, then 12 to 14 minutes without a token or an answer of ``/liveness``, NVML glitches meanwhile: what

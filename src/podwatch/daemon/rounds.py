@@ -160,6 +160,7 @@ def make_rounds(
     )
     if parts.syncer is not None:
         parts.syncer.prospects = lambda: _prospects(parts, sensing.snapshot, pruner)
+    parts.processes.tell_engine_end(sensing.hurry)
     parts.forecast.save_seconds = lambda: sensing.state.learned.median_save_seconds
     return Rounds(sensing, guarding, pruner)
 

@@ -1,5 +1,6 @@
 """The sensing loop: look, judge, hand over. Its turns are podwatch's only proof of life (promise 6)."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,12 +22,17 @@ from podwatch.domain.snapshot import (
     TrainerSample,
     TrainingMetrics,
 )
-from podwatch.judgement.watch import WatchState, advance
-from podwatch.sensors.base import Sensor
+from podwatch.judgement.watch import WatchState, advance, confirming
+from podwatch.sensors.base import Sensor, Wakeable
 from podwatch.system.clock import Clock, until_beat
 
 LAG = 0.05
 """Of a poll (0.1 s of 2 s): how long after the sensors the loop turns. They answer within milliseconds."""
+CONFIRM_POLL = 0.5
+"""Seconds between turns while evidence of a death is incomplete, for some seconds after an engine ended: never at
+idle. So short that its share of the 5 s to a verdict is small, and longer than the answers of the sensors take."""
+CONFIRM_LAG = 0.1
+"""Of these, how long the sensors have to answer before the loop turns."""
 LATE_TURNS = 5
 """The loop counts as stalled after this many polls without a turn, and never sooner than ``LATE_SECONDS``."""
 LATE_SECONDS = 10.0
@@ -70,6 +76,12 @@ class Senses:
             boot_at=clock.boottime(),
         )
 
+    def wake(self) -> None:
+        """Look now at what the death of an engine shows in; the answers are there soon."""
+        for sensor in (self.gpus, self.trainer, self.inference, self.progress):
+            if isinstance(sensor, Wakeable):
+                sensor.wake()
+
     async def start(self) -> None:
         for sensor in self.all().values():
             await sensor.start()
@@ -107,12 +119,24 @@ class SensingLoop:
         self._last_turn = clock.monotonic()
         self._armed = state.armed
         self._sensor_states: dict[str, SensorState] = {}
+        self._hurried = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled. In the sensors' rhythm, a little after them, so that it sees what they have just seen."""
+        """Until cancelled. In the sensors' rhythm, a little after them, so that it sees what they have just seen.
+        Sooner after ``hurry``, and every ``CONFIRM_POLL`` while evidence of a death is incomplete."""
         while True:
             self.turn()
-            await self._clock.sleep(until_beat(self._clock.monotonic(), self._poll, LAG * self._poll))
+            rest = until_beat(self._clock.monotonic(), self._poll, LAG * self._poll)
+            sooner = confirming(self.state, self.snapshot, self.policies)
+            await self._clock.wait(self._hurried, min(rest, CONFIRM_POLL - CONFIRM_LAG) if sooner else rest)
+            if sooner or self._hurried.is_set():
+                self._hurried.clear()
+                self._senses.wake()
+                await self._clock.sleep(CONFIRM_LAG)
+
+    def hurry(self) -> None:
+        """Something happened that cannot wait for the next poll. Never blocks."""
+        self._hurried.set()
 
     def turn(self) -> None:
         snapshot = self._senses.look(

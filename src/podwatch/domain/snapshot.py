@@ -138,6 +138,17 @@ class RequiredExit:
     """Seconds it had lived, by its own start time where that is known, until the look that missed it."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """A process of the tree that ended, with its status as its keeper or the kernel reported it. ``seen_at`` is
+    monotonic: when podwatch learned of it."""
+
+    identity: ProcessIdentity
+    role: ProcessRole
+    status: ExitStatus
+    seen_at: float
+
+
 ATTACHED_ID = "attach-"
 """How the ids of starts begin that podwatch did not make."""
 
@@ -163,6 +174,9 @@ class TrainerSample:
     """The trainer printed its own finish line ("RL trainer finished!") after this start."""
     terminal_used_wall: float | None = None
     """Epoch second at which somebody last typed in the terminal that an attached trainer was started in."""
+    ends: tuple[ProcessEnd, ...] = ()
+    """The newest ends of which the exit status is known, oldest first. An end that is not in it is not known to be
+    any kind of end: most exit statuses only the parent process sees."""
 
     @property
     def by_hand(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from podwatch.domain.process import ExitStatus, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import Snapshot, TrainerSample
+from podwatch.domain.snapshot import Snapshot, Supervision, TrainerSample
 
 ATTACH_EXIT_WAIT_SECONDS = 120.0
 """An operator may have stopped the trainer: wait before acting (DESIGN section 2). The slowest teardown in facts is
@@ -20,8 +20,12 @@ prime-rl's (60 s for each child), and each role that ends starts the time again,
 TERMINAL_WAIT_SECONDS = 900.0
 """The same where the operator typed in its terminal within as long a time before its end, or since: they are there,
 and decide."""
-ONE_END_SECONDS = 60.0
-"""Roles that end within this time of each other end together: prime-rl's launcher gives each child 60 s."""
+ONE_END_SECONDS = 65.0
+"""Roles that end within this time of each other end together: prime-rl's launcher gives each child 60 s, then kills it,
+and a look misses it some seconds later."""
+INTERRUPT_SECONDS = 300.0
+"""An interrupt in the log this long before an end may be why it ended: prime-rl's launcher reports the signal at once,
+waits up to 5 s for each of its threads (one for each child, environments included), then up to 60 s for each child."""
 INTERRUPTED = "interrupted"
 """The shipped log rule whose match says that a process of the run received SIGINT or SIGTERM."""
 
@@ -138,9 +142,37 @@ def _interrupt_logged(snapshot: Snapshot, began: float) -> bool:
         match.rule == INTERRUPTED
         and not match.error
         and match.role != ProcessRole.INFERENCE
-        and match.last_at >= began - ONE_END_SECONDS
+        and match.last_at >= began - INTERRUPT_SECONDS
         for match in reading.value or ()
     )
+
+
+def perhaps_intended(endings: Endings, snapshot: Snapshot, trainer: TrainerSample, since: float) -> str:
+    """Why the end of the engine at ``since`` (monotonic) may have been wanted, or be part of the end of the whole run;
+    empty where all speaks against it. For a verdict that does not wait for a window: what cannot be observed counts
+    as a reason. Pure."""
+    if trainer.supervision is not Supervision.KEEPER:
+        return "podwatch did not start this trainer, or does not see how it ends"
+    if others := [name for name, _ in endings.gone if name not in _ENGINE_ROLES]:
+        return f"the whole run may be ending ({', '.join(others)} ended too)"
+    if not _TRAINER_NAMES & endings.present:
+        return "no process is known to be the trainer's"
+    logs = snapshot.logs
+    if not logs.ok or logs.at <= since:
+        return "the logs were not read since"
+    if any(match.rule == INTERRUPTED and match.error for match in logs.value or ()):
+        return "the log rule for interrupts is switched off"
+    if _interrupt_logged(snapshot, since):
+        return "its log reports an interrupt"
+    for end in trainer.ends:
+        if end.seen_at < since - ONE_END_SECONDS:
+            continue
+        asked = end.role is ProcessRole.ENGINE and end.status.clean  # vLLM's engine ends with 0 only where it was asked
+        if asked or looks_interrupted(end.status):
+            return f"a process of the run ended with {end.status.describe()}"
+    if any(looks_interrupted(gone.status) for gone in trainer.required_exits):
+        return "a process of the run ended by a signal that operators and terminals send"
+    return ""
 
 
 def announcement(wait: Wait) -> str:

@@ -81,7 +81,7 @@ SHIPPED: tuple[LogRule, ...] = (
         "interrupted",
         rf"(?:{_RAISED}KeyboardInterrupt\b|(?:{_STOPPED}|{_ELASTIC})(?:"
         # torchrun's "Sending process N closing signal SIGTERM" is none: it ends the other ranks so when one has failed.
-        r"[Rr]eceived (?:Signals\.)?(?:SIGINT|SIGTERM|signal (?:2|15)\b|(?:2|15) death signal)))",
+        r"[Rr]eceived (?:Signals\.)?(?:SIGINT|SIGTERM|signal (?:2|15)\b|(?:2|15) death signal|interrupt signal)))",
         says="a process of the run received SIGINT or SIGTERM: an operator, or another program, is ending it",
         fix="`podwatch stop-training` ends training for good; else podwatch starts it again some minutes later",
     ),

@@ -21,6 +21,7 @@ from podwatch.domain.snapshot import (
     RequiredExit,
     ServerKind,
     Snapshot,
+    TrainerSample,
 )
 from podwatch.judgement.detectors.window import NO_RHYTHM, NOT_HELD, Held, Rhythm
 from podwatch.judgement.endings import NO_ENDINGS, Endings
@@ -40,6 +41,13 @@ WINDOW_GAP_SECONDS = 30.0
 SETTLE_SECONDS = 60.0
 """A step this long after the first look shows what training needs: by then servers and processes were found."""
 ENGINE_ROLES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
+ENDS_KEPT = 32
+LASTING_SECONDS = 32.0
+"""The same where nothing waits for ``hold``, however long that is."""
+DEAD = frozenset("ZXx")
+"""States of /proc/PID/stat of a process that has ended."""
+BORN_MARGIN_SECONDS = 2.0
+"""A process that replaces another may begin a little before a look misses the old one: one poll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ class Tree:
     blind: bool = False
     """Of some process nobody can tell whether it holds a context."""
     sleep_mode: bool = False
-    """The engine was started with ``--enable-sleep-mode``."""
+    """The engine was started with ``--enable-sleep-mode``, at any time of this start."""
     memory_share: float | None = None
     """``--gpu-memory-utilization`` of the engine, where it is on the command line."""
 
@@ -84,6 +92,19 @@ class Server:
     """The same, and it is refused or 5xx."""
     stuck: Held = NOT_HELD
     """``/liveness`` was fine during this start, and is not."""
+    declared_at: float | None = None
+    """When it last answered 5xx, having been fine during this start: vLLM says so of its own engine. A server that is
+    asked to end closes its socket and answers nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A process of the engine's roles that a look at ``at`` (monotonic) no longer showed alive, and the one before it
+    did. It had lived for ``LASTING_SECONDS``."""
+
+    identity: ProcessIdentity
+    role: ProcessRole
+    at: float
 
 
 class Seen(NamedTuple):
@@ -111,6 +132,8 @@ class Signals:
     inference_at: float = float("-inf")
     rhythm: Rhythm = NO_RHYTHM
     endings: Endings = NO_ENDINGS
+    missed: tuple[Missed, ...] = ()
+    """Engine and server processes that were seen to end, newest last."""
 
     def most_engines(self, since: float, least: float) -> int:
         """How many engine processes there were around ``since``, when the memory fell, or after it; only those count
@@ -164,7 +187,7 @@ def follow(
     if not signals.minors and snapshot.gpus.ok and snapshot.gpus.value:
         signals = _with_minors(signals, snapshot.gpus.value, policy)
     if trainer is not None and trainer.alive and reading.at > signals.looked_at:
-        signals = _look_at_tree(signals, trainer.descendants, reading.at, policy, _boottime(snapshot, reading.at))
+        signals = _look_at_tree(signals, trainer.descendants, reading.at, policy, boottime_of(snapshot, reading.at))
         names = signals.tree.holders
         if "engine" not in learned.seen and signals.most_engines(reading.at, lasting_seconds(policy)):
             names = (*names, "engine")
@@ -224,7 +247,7 @@ def extra(sample: InferenceSample, seen: tuple[str, ...]) -> bool:
     return sample.discovered and "settled" in seen and f"health:{sample.url}" not in seen
 
 
-def _boottime(snapshot: Snapshot, at: float) -> float | None:
+def boottime_of(snapshot: Snapshot, at: float) -> float | None:
     """The same moment on CLOCK_BOOTTIME."""
     return snapshot.boot_at - (snapshot.at - at) if snapshot.boot_at is not None else None
 
@@ -242,6 +265,8 @@ def _look_at_tree(
         or (len(looked) == len(descendants) and all(old is new for old, new in zip(looked, descendants, strict=True)))
     )
     tree = signals.tree if same else summarise(descendants, policy, signals.minors)
+    if signals.tree.sleep_mode and not tree.sleep_mode:
+        tree = replace(tree, sleep_mode=True)  # an engine that has ended was asleep perhaps
     lived = tree.youngest.age(boottime) if tree.youngest is not None and boottime is not None else 0.0
     if looked is not None:
         both = min(signals.tree.engines, tree.engines)
@@ -257,7 +282,40 @@ def _look_at_tree(
     return Signals(
         tree, descendants, at, first, signals.minors, kept, signals.servers, signals.inference_at, signals.rhythm,
         signals.endings if same else follow_endings(signals.endings, descendants, at),
+        signals.missed if same else _missed(signals, descendants, at, policy, boottime),
     )  # fmt: skip
+
+
+def _missed(
+    signals: Signals, descendants: tuple[ProcessSample, ...], at: float, policy: DetectionPolicy, boottime: float | None
+) -> tuple[Missed, ...]:
+    """After a hole nobody saw the end, and without the clock of the start times nobody knows how long it had lived."""
+    if boottime is None or signals.looked is None or at - signals.looked_at > WINDOW_GAP_SECONDS:
+        return signals.missed
+    living = {p.identity for p in descendants if p.state not in DEAD}
+    least = min(lasting_seconds(policy), LASTING_SECONDS)
+    ended = [
+        Missed(p.identity, p.role, at)
+        for p in signals.looked
+        if p.role in ENGINE_ROLES
+        and p.state not in DEAD
+        and p.identity not in living
+        and p.identity.age(boottime) >= least
+    ]
+    return (*signals.missed, *ended)[-ENDS_KEPT:] if ended else signals.missed
+
+
+def successor(trainer: TrainerSample, since: float, at: float, boottime: float | None) -> ProcessSample | None:
+    """A living engine or server process that began after ``since``: the engine is being loaded again. ``at`` is the
+    monotonic second of the look, ``boottime`` the same moment on the clock of the start times; without it nothing is
+    known of anybody's age."""
+    if boottime is None:
+        return None
+    young = at - since + BORN_MARGIN_SECONDS
+    for process in trainer.descendants:
+        if process.role in ENGINE_ROLES and process.state not in DEAD and process.identity.age(boottime) < young:
+            return process
+    return None
 
 
 def summarise(
@@ -332,7 +390,7 @@ def _ask_servers(
     return (
         Signals(
             signals.tree, signals.looked, signals.looked_at, signals.first_looked_at, signals.minors, signals.engines,
-            found, at, rhythm, signals.endings,
+            found, at, rhythm, signals.endings, signals.missed,
         ),
         learned,
     )  # fmt: skip
@@ -378,6 +436,7 @@ def _ask(
             old.stuck.update(f"liveness:{url}" in seen, at, gap)
             if sample.liveness in (Liveness.UNRESPONSIVE, Liveness.TIMEOUT)
             else NOT_HELD,
+            at if health is Health.UNHEALTHY and healthy_before else None if health is Health.OK else old.declared_at,
         ),
         names,
     )

@@ -134,6 +134,18 @@ def advance(state: WatchState, snapshot: Snapshot, policies: Policies) -> tuple[
     return WatchState(learned, state.start_id, progress, signals, states), tuple(findings)
 
 
+def confirming(state: WatchState, snapshot: Snapshot, policies: Policies) -> bool:
+    """Whether evidence of a death is incomplete at this turn (``state`` is after it) and a look in less than a poll may
+    complete it. Pure; false on every healthy turn."""
+    if not state.signals.missed and not state.of(silent_death.DETECTOR).fallen:
+        return False
+    trainer = snapshot.trainer.value if snapshot.trainer.ok else None
+    wanted = snapshot.desired is Desired.RUNNING
+    ending = not wanted or (trainer is not None and (trainer.finish_line or target_reached(state.progress, policies)))
+    look = Look(snapshot, state.progress, state.learned, policies, state.signals, trainer, wanted, ending)
+    return silent_death.confirming(state.of(silent_death.DETECTOR), look)
+
+
 def _after_hole(state: WatchState, snapshot: Snapshot, policies: Policies) -> WatchState:
     """Nobody looked, or the machine slept: windows begin anew, and the silence of that time proves nothing."""
     lost = clocks.hole(state.of(clocks.DETECTOR), snapshot, policies.detection)
@@ -142,7 +154,7 @@ def _after_hole(state: WatchState, snapshot: Snapshot, policies: Policies) -> Wa
     return replace(
         state,
         progress=replace(state.progress, lost_seconds=state.progress.lost_seconds + lost),
-        signals=clocks.begin_anew(state.signals),
+        signals=replace(clocks.begin_anew(state.signals), missed=()),
         states={name: clocks.begin_anew(value) for name, value in state.states.items()},
     )
 

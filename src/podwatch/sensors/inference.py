@@ -358,6 +358,11 @@ class InferenceSensor:
                     server.start()
             await self._clock.sleep(self._poll)
 
+    def wake(self) -> None:
+        """Ask every server for its health now; what goes through the engine keeps its rhythm."""
+        for server in self._servers.values():
+            server.quick.wake()
+
     @property
     def urls(self) -> tuple[str, ...]:
         """The servers asked now: between two starts of training those of the last one."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.reading import Reading, SensorState, observed, unobserved
 from podwatch.domain.snapshot import RequiredExit, TrainerSample
+from podwatch.sensors.ends import Ends
 from podwatch.sensors.polling import end_task, slot
 from podwatch.system.clock import Clock, until_beat
 from podwatch.trainer.base import TrainerHandle
@@ -196,6 +197,8 @@ class ProcessSensor:
         self._terminal: TellsTerminal | None = None
         self._base = TrainerSample()
         self._exits = RequiredExits()
+        self._seen_to_end = Ends(clock, self._on_end)
+        self._on_engine_end: Callable[[], None] = lambda: None
         self._reading: Reading[TrainerSample] = unobserved(SensorState.PENDING, clock.monotonic(), "not observed yet")
         self._turned_at = clock.monotonic()
         self._asked: asyncio.Task[tuple[ExitStatus | None, Reading[tuple[ProcessSample, ...]]]] | None = None
@@ -207,6 +210,7 @@ class ProcessSensor:
         now = self._clock.monotonic()
         if handle is None or handle.start_id != self._base.start_id:
             self._exits = RequiredExits()
+            self._seen_to_end.clear()
         self._handle = handle
         self._ends = handle if isinstance(handle, TellsEnds) else None
         self._terminal = handle if isinstance(handle, TellsTerminal) else None
@@ -240,10 +244,22 @@ class ProcessSensor:
         self._drop_question()
         if task is not None:
             await end_task(task)
+        self._seen_to_end.clear()
 
     def refresh(self) -> None:
         """Look again now instead of at the next turn."""
         self._wake.set()
+
+    wake = refresh
+
+    def tell_engine_end(self, tell: Callable[[], None]) -> None:
+        """``tell`` is called the moment an engine process ends, not only at the next look. It must not block."""
+        self._on_engine_end = tell
+
+    def _on_end(self, role: ProcessRole) -> None:
+        if role is ProcessRole.ENGINE:
+            self._wake.set()
+            self._on_engine_end()
 
     def latest(self) -> Reading[TrainerSample]:
         now = self._clock.monotonic()
@@ -312,6 +328,7 @@ class ProcessSensor:
         """Take one look in; how many ends there are to be shown, that of the trainer itself included."""
         if exit_status is None and tree.value is not None:
             ended = self._ends.ended if self._ends is not None else NOBODY_TOLD
+            self._seen_to_end.look(tree.value, ended)
             self._exits.look(tree.value, now, self._clock.wall(), ended, self._clock.boottime())
         return len(self._exits.so_far) + (exit_status is not None)
 
@@ -336,5 +353,6 @@ class ProcessSensor:
             required_exits=exits,
             finish_line=self._finish_line(),
             terminal_used_wall=self._terminal.terminal_used if self._terminal is not None else None,
+            ends=self._seen_to_end.known,
         )
         return Reading(SensorState.OK, now, sample, "" if tree.ok else tree.detail)

@@ -198,6 +198,8 @@ class ProgressSensor:
         """Look again now instead of at the next turn."""
         self._poller.wake()
 
+    wake = refresh
+
     def latest(self) -> Reading[tuple[ProgressSample, ...]]:
         reading = self._poller.latest()
         if reading.value is None:

@@ -64,6 +64,8 @@ def _save(learned: Learned, policy: DetectionPolicy, _shape: Shape) -> float:
 
 SILENT = seconds(15.0)
 """DESIGN section 8."""
+SEEN_TO_END = seconds(5.0)
+"""The engine is seen to end and its server agrees: ``hold`` is not waited for."""
 BY_CHILD = seconds(25.0)
 """hold 8 s, after 5 s in which a replacement may come, seen by sensors that look every 2 to 5 s."""
 
@@ -364,21 +366,24 @@ def finished_and_lingers(run: Run) -> Piece:
 
 
 FAULTS = (
-    Fault("engine dies silently", "memory 0, EngineCore gone, 503 then refused, server ends 0", engine_dies, SILENT),
-    Fault("server ends with code 0", "memory 0, server and engine gone, refused", server_exits, SILENT),
+    Fault("engine dies silently", "memory 0, EngineCore gone, 503 then refused, server ends 0", engine_dies,
+          SEEN_TO_END),
+    Fault("server ends with code 0", "memory 0, server and engine gone, refused", server_exits, SEEN_TO_END),
     Fault("EngineCore gone, health 200", "memory 0, engine process gone", engine_core_gone, SILENT),
     Fault("memory gone, health 503", "memory 0, 503", memory_gone_503, SILENT),
     Fault("memory gone, health refused", "memory 0, refused", memory_gone_refused, SILENT),
     Fault("memory gone, nothing else", "memory 0, then steps", memory_gone_only, _steps),
     Fault("no URL, contexts unreadable", "memory 0, engine process gone", engine_core_gone, SILENT, shape=POOR),
     Fault("one of four TP ranks", "memory of one GPU 0, one worker gone", one_rank_gone, SILENT, shape=TP),
-    Fault("one of two engines, router 200", "memory of one GPU 0, its server refused", one_engine_of_two, SILENT,
+    Fault("one of two engines, router 200", "memory of one GPU 0, its server refused", one_engine_of_two,
+          SEEN_TO_END,
           shape=ROUTER),
     Fault("shared GPU", "the engine's share gone, engine process gone", engine_core_gone, SILENT, shape=SHARED),
     Fault("sleep mode: memory says nothing", "engine and server gone", engine_dies, BY_CHILD, shape=SLEEPS),
-    Fault("during a save", "as the first, saving", engine_dies, SILENT, phases=("save",)),
-    Fault("during an evaluation", "as the first, trainer idle", engine_dies, SILENT, phases=("evaluate",)),
-    Fault("during a weight update", "as the first, memory had fallen before", engine_dies, SILENT, phases=("update",)),
+    Fault("during a save", "as the first, saving", engine_dies, SEEN_TO_END, phases=("save",)),
+    Fault("during an evaluation", "as the first, trainer idle", engine_dies, SEEN_TO_END, phases=("evaluate",)),
+    Fault("during a weight update", "as the first, memory had fallen before", engine_dies, SEEN_TO_END,
+          phases=("update",)),
     Fault("while podwatch restarts", "as the first; only learned values are known", while_podwatch_is_away,
           seconds(60.0)),
     Fault("while NVML is blind for 60 s", "engine process gone, memory seen later", while_nvml_is_blind,
@@ -450,6 +455,6 @@ def _strike(run: Run, fault: Fault) -> Piece:
 def shape_for(fault: Fault) -> Shape:
     """The fault's kind of pod, without a person in between, and with every phase often enough."""
     return replace(
-        fault.shape, person=0.0, long_save=0.0, evaluation=0.3 if "evaluate" in fault.phases else 0.05,
+        fault.shape, person=0.0, reload=0.0, long_save=0.0, evaluation=0.3 if "evaluate" in fault.phases else 0.05,
         evaluation_seconds=(120.0, 600.0), tool_seconds=(20.0, 400.0), long_update=0.0,
     )  # fmt: skip

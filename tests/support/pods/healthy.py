@@ -6,11 +6,12 @@ The longest silences here are those its programs document: prime-rl's first try 
 that rests for longer without any sign of work is not in these figures.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from podwatch.domain.process import ExitStatus, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import CheckpointMark, Desired, Health, Liveness, ServerKind, Supervision
+from podwatch.domain.snapshot import CheckpointMark, Desired, Health, Liveness, LogMatch, ServerKind, Supervision
+from podwatch.judgement.endings import INTERRUPTED
 from tests.support.pods.shapes import PING, SAVE, Shape, Span
 from tests.support.pods.tree import process
 from tests.support.pods.world import GIB, Piece, Server, World
@@ -20,6 +21,7 @@ SHARED_ENGINE_BYTES, SHARED_TRAINER_BYTES = 36 * GIB, 24 * GIB
 CONTEXT = 500 << 20
 """A bare CUDA context."""
 ASLEEP_BYTES = 1200 << 20
+ROLES = (ProcessRole.ENGINE, ProcessRole.INFERENCE, ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER)
 REAL_LIMIT = 3000.0
 """The longest save, in seconds: 47 GB at 15 MB/s."""
 
@@ -39,6 +41,7 @@ class Run:
             if index not in own:
                 card.use = 0.0
         w.supervision = shape.supervision
+        w.logs = () if shape.logs else None
         self.servers: list[Server] = []
         if shape.urls:
             self.servers = [
@@ -49,7 +52,7 @@ class Run:
             if shape.engines > 1:
                 w.servers.append(Server("http://127.0.0.1:8000", ServerKind.ROUTER, counters=False, at=w.now))
             w.servers += self.servers
-        self.starts = 0
+        self.starts = self.reloads = 0
         self.number = 0
         self.phase = "down"
         """What the run does: down, load, rollouts, tools, train, update, save, evaluate."""
@@ -182,6 +185,8 @@ class Run:
             yield from self._save()
         if self.chance(shape.evaluation):
             yield from self._evaluate()
+        if self.chance(shape.reload * length / 3600.0):
+            yield from self.reload()
 
     def _tools(self) -> Piece:
         self.phase = "tools"
@@ -251,16 +256,140 @@ class Run:
         self.sampling(False)
         yield min(seconds * 0.2, 240.0)
 
+    def reload(self) -> Piece:
+        """Somebody ends the engine, or its whole server, and starts another in its place."""
+        w, shape = self.world, self.shape
+        self.reloads += 1
+        whole = w.rng.random() < 0.5
+        self.phase = "reload"
+        self.sampling(False)
+        self.training(False)
+        w.end(ProcessRole.ENGINE, *((ProcessRole.INFERENCE,) if whole else ()))
+        self.hold("engine", shape.inference, 0)
+        for server in w.servers if whole else self.servers:
+            server.health = (
+                Health.REFUSED if whole else w.rng.choice((Health.REFUSED, Health.TIMEOUT, Health.UNHEALTHY))
+            )
+        if whole:
+            yield self.between((0.05, 4.0))
+            w.spawn(*(self.numbered(process(20 + n, ProcessRole.INFERENCE)) for n in range(shape.engines)))
+            yield self.between((3.0, 20.0))
+        else:
+            yield self.between((0.05, 2.0))
+        w.spawn(*(self.numbered(p) for p in self.engine_processes()))
+        self.hold("engine", shape.inference, CONTEXT)
+        load = self.between((20.0, 200.0))
+        for n in range(1, 9):
+            yield load / 8
+            self.hold("engine", shape.inference, self.engine_bytes * n / 8)
+        for server in w.servers:
+            server.health = Health.OK
+        yield self.between((8.0, 20.0))
+
     def _restart_by_hand(self) -> Piece:
         w = self.world
-        told = w.supervision is not Supervision.ATTACH
-        if told:
-            w.desired = Desired.STOPPED
-            yield self.between((1.0, 5.0))
-        self.go_down(ExitStatus(143) if told else ExitStatus())
-        yield self.between((5.0, 90.0))
-        if told and self.chance(0.3):
+        if w.supervision is Supervision.ATTACH:
+            yield from self.ctrl_c()
+        else:
+            ways: list[Callable[[], Piece]] = [self._asked_to_stop, self.launcher_killed]
+            if w.logs is not None:  # an exit code 1 of which nothing is reported is a failure
+                ways += [self.launcher_signalled, self.group_signalled]
+            yield from w.rng.choice(ways)()
+        yield self.between((5.0, 60.0))
+
+    def _asked_to_stop(self) -> Piece:
+        """``podwatch stop-training``."""
+        w = self.world
+        w.desired = Desired.STOPPED
+        yield self.between((1.0, 5.0))
+        if self.chance(0.5):
+            yield from self._end_slowly({role: w.rng.uniform(0.0, 60.0) for role in ROLES})
+        self.go_down(ExitStatus(143))
+        if self.chance(0.3):
             yield self.between((600.0, 7200.0))
+
+    def launcher_signalled(self) -> Piece:
+        """``kill`` or ``kill -INT`` of prime-rl's launcher: it reports the signal, waits up to 5 s for each of its
+        threads, and ends its children one after another, each when the one before has ended. The orchestrator has no
+        handler for SIGTERM; vLLM's server outlives its engine by seconds, and FSDP takes its time."""
+        w = self.world
+        self.interrupted("")
+        yield self.between((10.0, 45.0))
+        server = w.rng.uniform(0.0, 4.0)
+        orchestrator = server + w.rng.uniform(0.05, 1.0)
+        yield from self._end_slowly({
+            ProcessRole.ENGINE: 0.0, ProcessRole.INFERENCE: server, ProcessRole.ORCHESTRATOR: orchestrator,
+            ProcessRole.TRAINER: orchestrator + w.rng.uniform(0.5, 60.0),
+        })  # fmt: skip
+        yield self.between((0.05, 1.0))
+        self.go_down(ExitStatus(1))
+
+    def group_signalled(self) -> Piece:
+        """``kill -INT`` of the whole group: vLLM goes first, the orchestrator writes a last checkpoint, FSDP takes its
+        time. torchrun reports the signal within moments."""
+        w = self.world
+        began = w.now
+        w.add(self._reported_later(w.rng.uniform(0.05, 2.0)), "report")
+        engine = w.rng.uniform(0.2, 6.0)
+        orchestrator = w.rng.uniform(1.0, 40.0)
+        yield from self._end_slowly({
+            ProcessRole.ENGINE: engine, ProcessRole.INFERENCE: engine + w.rng.uniform(0.0, 3.0),
+            ProcessRole.ORCHESTRATOR: orchestrator, ProcessRole.TRAINER: w.rng.uniform(3.0, 60.0),
+        })  # fmt: skip
+        yield max(0.05, began + 3.0 - w.now)
+        self.go_down(ExitStatus(signal=2) if self.chance(0.5) else ExitStatus(1))
+
+    def launcher_killed(self) -> Piece:
+        """``kill`` of a launcher without a handler, as prime-rl's before 0.6: its children outlive it for a while."""
+        w = self.world
+        w.stop(ExitStatus(signal=15), leaving=ROLES)
+        yield from self._end_slowly({role: w.rng.uniform(0.0, 60.0) for role in ROLES})
+        self.go_down(ExitStatus(signal=15))
+
+    def ctrl_c(self) -> Piece:
+        """In the terminal of an attached trainer: every role in its own time, the engine first in half of them, and
+        no log that podwatch reads says a word."""
+        w = self.world
+        ends = {role: w.rng.uniform(0.0, 60.0) for role in ROLES}
+        if self.chance(0.5):
+            ends |= {ProcessRole.ENGINE: 0.0, ProcessRole.INFERENCE: w.rng.uniform(0.0, 1.0)}
+        yield from self._end_slowly(ends)
+        self.go_down(ExitStatus())
+
+    def interrupted(self, role: str) -> None:
+        w = self.world
+        if w.logs is not None:
+            w.logs = (*w.logs, LogMatch(INTERRUPTED, role, 1, w.now, w.now, "Received SIGTERM"))
+
+    def _reported_later(self, seconds: float) -> Piece:
+        yield seconds
+        self.interrupted("trainer")
+
+    def _end_slowly(self, offsets: Mapping[ProcessRole, float]) -> Piece:
+        """Each role so many seconds from now. A server that was asked to end closes its socket first."""
+        w = self.world
+        self.phase = "down"
+        began = w.now
+        for server in w.servers:
+            server.health = Health.REFUSED if self.chance(0.9) else Health.TIMEOUT
+            server.work(w.now, 0.0, 0.0)
+        for role, offset in sorted(offsets.items(), key=lambda item: item[1]):
+            if (rest := offset - (w.now - began)) > 0.0:
+                yield rest
+            self.role_ends(role)
+
+    def role_ends(self, role: ProcessRole) -> None:
+        w, shape = self.world, self.shape
+        w.end(role)
+        if role is ProcessRole.ENGINE:
+            self.hold("engine", shape.inference, 0)
+            w.use(shape.inference, 0.0)
+        elif role is ProcessRole.INFERENCE:
+            for server in w.servers:
+                server.health = Health.REFUSED
+        elif role is ProcessRole.TRAINER:
+            self.hold("trainer", shape.trainer, 0)
+            self.training(False)
 
     def go_down(self, status: ExitStatus) -> None:
         w, shape = self.world, self.shape

@@ -38,6 +38,7 @@ class Incident:
     def snapshots(self) -> Iterator[Snapshot]:
         run = Run(self.shape, self.seed)
         run.world.late = 0.0  # even times pack better
+        run.world.pidfds = False  # the podwatch that would have recorded them knew none
         run.world.wall_offset = self.night.timestamp() - BEGIN - DIES_AFTER
         run.world.add(_dies(run), "death", DIES_AFTER)
         return run.world.snapshots((DIES_AFTER + self.noticed_after) / 3600.0)
@@ -51,7 +52,7 @@ class Incident:
 
 _PLAIN = replace(
     OWN, step_seconds=230.0, slow_step=0.0, evaluation=0.0, tool_bound=0.0, long_update=0.0, long_save=0.0, person=0.0,
-    load=(90.0, 120.0), compile=(30.0, 60.0), liveness=False, save=(100.0, 120.0),
+    load=(90.0, 120.0), compile=(30.0, 60.0), liveness=False, save=(100.0, 120.0), logs=False,
 )  # fmt: skip
 INCIDENTS = (
     Incident("incident-a", datetime(2026, 1, 6, 3, 0, 0, tzinfo=UTC), 15 * 60.0, _PLAIN, 1),

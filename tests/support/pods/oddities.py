@@ -6,6 +6,7 @@ Each piece stands for itself and comes at random, ``every`` so many seconds on a
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.reading import SensorState
 from podwatch.domain.snapshot import Health, LogMatch
+from podwatch.judgement.endings import INTERRUPTED
 from tests.support.pods.healthy import Run
 from tests.support.pods.world import GIB, Piece, World
 
@@ -111,7 +112,8 @@ def log_noise(w: World, every: float) -> Piece:
         old = found.get(rule)
         count = (old.count if old else 0) + int(w.rng.uniform(1, 40))
         found[rule] = LogMatch(rule, "orchestrator", count, old.first_at if old else w.now, w.now, "APIConnectionError")
-        w.logs = tuple(found.values())
+        if w.logs is not None:
+            w.logs = (*(m for m in w.logs if m.rule == INTERRUPTED), *found.values())
 
 
 def forks(run: Run, every: float) -> Piece:

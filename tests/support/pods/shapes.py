@@ -50,6 +50,8 @@ class Shape:
     """The engine gives its memory back while the trainer trains: ``flag`` (--enable-sleep-mode is on its command
     line), ``asks`` (/is_sleeping tells), ``unsaid``."""
     urls: bool = True
+    logs: bool = True
+    """Its logs can be read: that no interrupt is reported counts."""
     counters: bool = True
     liveness: bool = True
     cuda: bool = True
@@ -60,6 +62,8 @@ class Shape:
     noise_gib: float = 0.3
     person: float = 0.03
     """Restarts by a person, per hour."""
+    reload: float = 0.06
+    """Times that the engine, or its whole server, is replaced by a new one, per hour."""
     trouble: float = 1.0
     """How often, against the usual, sensors, clocks and podwatch itself have trouble."""
 
@@ -91,7 +95,7 @@ SHAPES = (
     Shape("sleep mode that /is_sleeping tells", synchronous=True, sleep="asks", step_seconds=120.0),
     Shape("sleep mode that nobody tells", synchronous=True, sleep="unsaid", step_seconds=150.0),
     Shape("tool-bound rollouts", tool_bound=0.6, tool_seconds=(30.0, 1200.0), synchronous=True, step_seconds=300.0),
-    Shape("no server asked, contexts unreadable", urls=False, cuda=False, trouble=2.0),
+    Shape("no server asked, contexts unreadable", urls=False, cuda=False, logs=False, trouble=2.0),
     Shape("only checkpoints tell progress", sources=(SAVE,), step_seconds=100.0, counters=False, liveness=False),
     Shape("attached, GPUs without utilisation", supervision=Supervision.ATTACH, utilization=False, person=0.1),
     Shape("attached, pings only, trainer's GPUs unknown", supervision=Supervision.ATTACH, sources=(PING,),

@@ -8,7 +8,7 @@ from podwatch.domain.finding import Finding, Verdict
 from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Snapshot
 from podwatch.judgement.learned import Learned
-from podwatch.judgement.watch import WatchState, advance, initial
+from podwatch.judgement.watch import WatchState, advance, confirming, initial
 from tests.support.pods.deaths import Fault, shape_for, strike
 from tests.support.pods.healthy import Run
 from tests.support.pods.oddities import add_all
@@ -30,6 +30,7 @@ def judged(run: Run, hours: float, policies: Policies) -> Iterator[tuple[Snapsho
         if run.world.reborn:
             state = reborn(state, policies)
         state, findings = advance(state, snapshot, policies)
+        run.world.confirming = confirming(state, snapshot, policies)
         yield snapshot, findings
 
 
@@ -42,6 +43,9 @@ class Night:
     warned: int = 0
     false: tuple[tuple[str, int, float, str], ...] = ()
     warnings: dict[str, int] | None = None
+    ended: int = 0
+    """How often an operator ended the run, and how often its engine was ``replaced``."""
+    replaced: int = 0
 
 
 def healthy_night(
@@ -62,6 +66,7 @@ def healthy_night(
         if world.reborn:
             state = reborn(state, policies)
         state, findings = advance(state, snapshot, policies)
+        world.confirming = confirming(state, snapshot, policies)
         turns += 1
         if findings:
             warned += 1
@@ -71,7 +76,7 @@ def healthy_night(
                     false.append((shape.name, seed, snapshot.at - began, finding.summary))
                     state = reborn(state, policies)
                     break
-    return Night(hours, turns, warned, tuple(false), kinds)
+    return Night(hours, turns, warned, tuple(false), kinds, run.starts - 1, run.reloads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +97,16 @@ class Caught:
 
 
 def catch(
-    fault: Fault, seed: int, *, beside: Callable[[Snapshot], None] | None = None, horizon: float = 0.0
-) -> tuple[Caught, float]:
+    fault: Fault, seed: int, *, beside: Callable[[Snapshot], None] | None = None, horizon: float = 0.0,
+    pidfds: bool = True,
+) -> tuple[Caught, float]:  # fmt: skip
     """One fault in one pod with the default settings, and the monotonic second of the blow. ``beside`` sees the same
-    snapshots, until ``horizon`` seconds after the blow."""
+    snapshots, until ``horizon`` seconds after the blow. ``pidfds``: the kernel tells of an engine's end at once."""
     shape = shape_for(fault)
     policies = shape.policies()
     run = strike(Run(shape, seed), fault)
     world, state = run.world, initial(policies)
+    world.pidfds = pidfds
     caught: Caught | None = None
     bound = 0.0
     for snapshot in world.snapshots(24.0):
@@ -115,6 +122,7 @@ def catch(
             state = reborn(state, policies)
         before = state.learned
         state, findings = advance(state, snapshot, policies)
+        world.confirming = confirming(state, snapshot, policies)
         if struck is not None:
             bound = max(bound, fault.bound(before, policies.detection, shape))
         caught = _verdict(fault, seed, findings, took, bound)

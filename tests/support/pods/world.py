@@ -24,6 +24,7 @@ from podwatch.domain.snapshot import (
     InferenceSample,
     Liveness,
     LogMatch,
+    ProcessEnd,
     ProgressSample,
     ProgressSource,
     ServerKind,
@@ -40,6 +41,10 @@ BEGIN = 5_000.0
 EPOCH = 1_760_000_000.0
 POLL, INFERENCE_POLL, DISK_POLL = 2.0, 5.0, 10.0
 """Seconds between looks, as in the default settings."""
+CONFIRM_POLL = 0.5
+"""As the sensing loop's: between turns while evidence of a death is incomplete."""
+NOTICED = 0.2
+"""Seconds from the end of an engine to the turn that it brings about, where the kernel tells of it."""
 VARIANTS = 4
 SETTLING_LOOKS = 8
 """Looks at a changed tree until nothing more comes of the change: a replacement has 5 s to appear."""
@@ -141,6 +146,13 @@ class World:
         self.struck_at: float | None = None
         """When a fault struck."""
         self.label = ""
+        self.confirming = False
+        """The detectors want the next turn soon, and all sensors to look before it."""
+        self.pidfds = True
+        """The kernel tells of the end of an engine at once."""
+        self.told: tuple[ProcessEnd, ...] = ()
+        """Ends of which the exit status is known."""
+        self._alarm = False
         self._agenda: list[tuple[float, int, str, Piece]] = []
         self._count = 0
         self._palettes: dict[tuple[object, ...], tuple[tuple[GpuSample, ...], ...]] = {}
@@ -150,6 +162,10 @@ class World:
         self._settling = SETTLING_LOOKS
         self._trainer: TrainerSample | None = None
         self._readings: dict[str, Reading[Any]] = {}
+        self._see = {
+            "gpus": self._see_gpus, "trainer": self._see_trainer, "progress": self._see_progress,
+            "inference": self._see_inference, "disk": self._see_disk, "host": self._see_host,
+        }  # fmt: skip
         # Those with one rhythm look at once: an agenda of half the length, and no figure changes by it.
         for names, every in (
             (("gpus", "trainer", "progress"), POLL), (("inference",), INFERENCE_POLL), (("disk", "host"), DISK_POLL),
@@ -174,15 +190,28 @@ class World:
             pause = next(piece, None)
             if pause is not None:
                 heappush(self._agenda, (due + pause, order, name, piece))
+            if self._alarm:
+                return
         self.now = at
 
     def snapshots(self, hours: float) -> Iterator[Snapshot]:
         at, end, random_ = self.now, self.now + hours * 3600.0, self.rng.random
+        sooner = False
         while at < end:
+            self._alarm = False
             self.pass_until(at)
+            if self._alarm:  # the engine ended meanwhile
+                at = min(at, self.now + NOTICED)
+                self._alarm = False
+                self.pass_until(at)
+                sooner = True
+            if sooner:
+                self._look(("gpus", "trainer", "inference"))
+            self.confirming = False
             yield self._snapshot(at)
             self.reborn = False
-            at += self.poll + self.late * random_() + self.stall
+            sooner = self.confirming and not self.stall
+            at += CONFIRM_POLL if sooner else self.poll + self.late * random_() + self.stall
             self.stall = 0.0
             self._turn += 1
 
@@ -208,15 +237,17 @@ class World:
     # -- sensors
 
     def _sensors(self, names: tuple[str, ...], every: float) -> Piece:
-        looks = [(name, getattr(self, f"_see_{name}")) for name in names]
-        why, stuck, readings, ok = self.blind.why, self.blind.stuck, self._readings, SensorState.OK
         while True:
-            for name, look in looks:
-                if why and name in why:
-                    readings[name] = Reading(why[name][0], self.now, None, why[name][1])
-                elif not stuck or name not in stuck:
-                    readings[name] = Reading(ok, self.now, look())
+            self._look(names)
             yield every
+
+    def _look(self, names: tuple[str, ...]) -> None:
+        why, stuck, readings = self.blind.why, self.blind.stuck, self._readings
+        for name in names:
+            if why and name in why:
+                readings[name] = Reading(why[name][0], self.now, None, why[name][1])
+            elif not stuck or name not in stuck:
+                readings[name] = Reading(SensorState.OK, self.now, self._see[name]())
 
     def forget_readings(self) -> None:
         """podwatch starts anew: nothing has been observed yet."""
@@ -268,6 +299,7 @@ class World:
                 self.processes,
                 exits,
                 self.finish_line,
+                ends=self.told,
             )
         elif self._trainer is None or not self.alive:
             self._trainer = TrainerSample(
@@ -321,14 +353,19 @@ class World:
 
     def end(self, *roles: ProcessRole, pids: tuple[int, ...] = ()) -> None:
         """Processes of these roles, or with these numbers, are gone."""
-        self.processes = tuple(p for p in self.processes if p.role not in roles and p.identity.pid not in pids)
+        left = tuple(p for p in self.processes if p.role not in roles and p.identity.pid not in pids)
+        if self.pidfds and any(p.role is ProcessRole.ENGINE for p in self.processes if p not in left):
+            self._alarm = True
+        self.processes = left
         self.look_again()
 
     def start(self, start_id: str, *processes: ProcessSample) -> None:
         by_hand = ATTACHED_ID if self.supervision is Supervision.ATTACH else ""
         self.start_id, self.started_at, self.alive, self.exit = by_hand + start_id, self.now, True, None
         self.processes, self.finish_line, self.progress, self.saving = self._born(processes), False, (), False
-        self._exits = RequiredExits()
+        self._exits, self.told = RequiredExits(), ()
+        self.logs = None if self.logs is None else ()
+        self._readings.pop("trainer", None)  # podwatch looks at another tree: of the last one nothing counts
         self.look_again()
 
     def stop(self, status: ExitStatus, *, leaving: tuple[ProcessRole, ...] = ()) -> None:

@@ -21,7 +21,7 @@ from podwatch.judgement.signals import ENGINE_ROLES, extra, needs, passing
 OOM_NEAR_SECONDS = 60.0
 """An OOM kill counted this near to an end explains it: the host is looked at every few seconds, an end is told 5 s
 after it (a replacement may come), and the kernel log can lag."""
-ALONE_SECONDS = ONE_END_SECONDS + 10.0
+ALONE_SECONDS = ONE_END_SECONDS + 5.0
 """A trainer that ends alone, nobody knows how, may be the first role of a run that is being ended: each that follows
 does so within ONE_END_SECONDS, and is seen some seconds later. Until then podwatch reports and does not act."""
 STARTED_LATER_SECONDS = 1.0
@@ -237,8 +237,11 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
     policy = look.policies.detection
     findings = []
     living = {p.role for p in trainer.descendants}
+    last_gone = dict(look.signals.endings.gone)
     for gone in trainer.required_exits:
-        missing = look.snapshot.trainer.at - gone.seen_gone_at
+        # A role that lived again since is not missing since then, but since it went again.
+        ended_at = max(gone.seen_gone_at, last_gone.get(gone.role, gone.seen_gone_at))
+        missing = look.snapshot.trainer.at - ended_at
         if gone.role not in policy.required_roles or missing <= policy.hold_seconds:
             continue
         if not needs(gone.role, look.learned):
@@ -247,6 +250,8 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
             continue  # a fork, until it execs
         second = _second(state, look, trainer, gone)
         agrees = bool(also.agreeing(second))
+        if gone.role in ENGINE_ROLES and STEPS not in also.agreeing(second) and also.replaced(look, ended_at):
+            continue  # it is being loaded again; its engine process comes later
         if gone.role in living and not agrees:
             continue  # replaced, or one of several, and everything works
         dead = agrees and gone.role not in living
@@ -255,7 +260,7 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
         first = Evidence(gone.name, f"ended with {how}", Agreement.AGREES, missing)
         wait = None
         if dead and memory is None:
-            wait = operator_wait(look.signals.endings, look.snapshot, trainer, gone.seen_gone_at, about=gone.role)
+            wait = operator_wait(look.signals.endings, look.snapshot, trainer, ended_at, about=gone.role)
         alone = _alone(gone, second, missing) if dead and memory is None and wait is None else None
         suggestion = announcement(wait) if wait is not None else ""
         if alone is not None:

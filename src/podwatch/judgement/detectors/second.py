@@ -11,20 +11,35 @@ from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import GpuState, Health, ServerKind
 from podwatch.judgement.detectors.base import Look
 from podwatch.judgement.detectors.window import Held
+from podwatch.judgement.endings import perhaps_intended
 from podwatch.judgement.learned import Learned
 from podwatch.judgement.signals import (
     ENGINE_ROLES,
     NEAR_SECONDS,
     Server,
+    boottime_of,
     devices,
     lasting_seconds,
     needs,
     passing,
+    successor,
 )
 
 LOG = "log: "
 """Evidence of a log rule begins with this: it may be shown beside a verdict, and never makes one."""
 LOG_FRESH_SECONDS = 900.0
+PROVEN_SECONDS = 2.5
+"""From the look that missed the engine to the one that proves its death. prime-rl's launcher ends its children one
+after another: the inference server first, and the moment that one has ended the orchestrator, which a SIGTERM ends at
+once (asyncio has no handler for it); then the trainer. So within a second of the server's end a run that is being ended
+has lost its orchestrator too, and a second later a look has missed it. With a look every 0.5 s these are five, and with
+a GPU poll of 2 s the verdict still comes within 5 s."""
+REFUSED_SECONDS = 4.5
+"""The same where no server was heard to answer 503: a server that an operator, or a program that starts it again, asked
+to end looks like this one. So long a replacement has to appear: nearly as long as in ``required-child-exited``."""
+ENGINE_DEAD = "engine-dead"
+"""The shipped log rule that matches vLLM's ``EngineDeadError``."""
+SEEN_TO_END = "engine seen to end"
 LIVENESS_WINDOW_SECONDS = 150.0
 """prime-rl's ``/liveness`` gives up after 30 s and is asked every 30 s: three failures in a row at the least. It may
 queue behind a weight update (facts/prime-rl.md section 5), which three of them outlast only if it hangs."""
@@ -54,16 +69,76 @@ def cuda(look: Look, index: int) -> Evidence:
     return Evidence(name, "none any more", Agreement.AGREES)
 
 
+def replaced(look: Look, since: float) -> str:
+    """The engine or server process that was started after ``since`` and lives, by its name; empty where there is none.
+    While it loads its model, empty memory and a refused ``/health`` are what a reload looks like."""
+    trainer, at = look.trainer, look.snapshot.trainer.at
+    found = successor(trainer, since, at, boottime_of(look.snapshot, at)) if trainer is not None else None
+    return f"{found.name} (process {found.identity.pid})" if found is not None else ""
+
+
+def seen_to_end(look: Look, below: Held) -> Evidence | None:
+    """The evidence that needs no window: this engine's end was seen, in the tree or in its own log; its memory is gone
+    (``below``) and its server refuses or says 5xx, both at a look after that; and ``PROVEN_SECONDS`` later launcher,
+    orchestrator and trainer live, and nothing speaks of a signal. None while any of it is missing: then memory has to
+    stay away for ``hold``.
+
+    A server that refuses proves less than one that answers 503: one that was asked to end closes its socket first. So
+    where no 503 was seen, the process of the server has to be gone too, and ``REFUSED_SECONDS`` begin with its end.
+    """
+    snapshot, trainer, signals = look.snapshot, look.trainer, look.signals
+    fell = below.since
+    if trainer is None or not trainer.alive or fell is None or below.samples < 2 or not snapshot.inference.ok:
+        return None
+    ended = [m for m in signals.missed if m.at >= fell - NEAR_SECONDS]
+    engines = [m for m in ended if m.role is ProcessRole.ENGINE]
+    if not needs(ProcessRole.ENGINE, look.learned) or not (engines or dead_in_log(look, fell)):
+        return None
+    first, since = min([fell, *(m.at for m in engines)]), max([fell, *(m.at for m in engines)])
+    least = PROVEN_SECONDS
+    own = [s.declared_at for s in signals.servers if s.kind is ServerKind.ENGINE and s.declared_at is not None]
+    if not any(at >= first - NEAR_SECONDS for at in own):
+        servers = [m.at for m in ended if m.role is ProcessRole.INFERENCE]
+        if not servers:
+            return None
+        since, least = max(since, *servers), REFUSED_SECONDS
+    at = snapshot.trainer.at
+    looked = min(at, snapshot.gpus.at, snapshot.inference.at)
+    if at - since < least or looked <= since or health(look).agreement is not Agreement.AGREES:
+        return None
+    if replaced(look, first) or perhaps_intended(signals.endings, snapshot, trainer, since):
+        return None
+    how = f"process {engines[-1].identity.pid} ended" if engines else "vLLM says so in its log"
+    return Evidence(SEEN_TO_END, f"{how}; launcher and trainer live", Agreement.AGREES, at - since)
+
+
+def dead_in_log(look: Look, since: float) -> bool:
+    """Whether the inference server's own log says that its engine died, around ``since`` or after it."""
+    reading = look.snapshot.logs
+    return reading.ok and any(
+        match.rule == ENGINE_DEAD
+        and not match.error
+        and match.role == ProcessRole.INFERENCE
+        and match.last_at >= since - NEAR_SECONDS
+        for match in reading.value or ()
+    )
+
+
 def engine(look: Look, since: float) -> Evidence:
-    """Are all engine processes there that were there around ``since``? An inference server that ended counts too."""
+    """Are all engine processes there that were there around ``since``? An inference server that ended counts too. One
+    that was started since then is loading: it may have no engine process yet."""
     name = "engine process"
     trainer, policy = look.trainer, look.policies.detection
     if trainer is None:
         return Evidence(name, look.snapshot.trainer.detail or "not observed", Agreement.UNAVAILABLE)
+    if new := replaced(look, since):
+        return Evidence(name, f"{new} was started since", Agreement.UNAVAILABLE)
     if trainer.required_exits:
         living = {p.role for p in trainer.descendants}
         for gone in trainer.required_exits:
             if gone.role not in ENGINE_ROLES or not needs(gone.role, look.learned) or passing(gone, living, policy):
+                continue
+            if replaced(look, gone.seen_gone_at):
                 continue
             if gone.role not in living or gone.seen_gone_at >= since - NEAR_SECONDS:
                 ago = max(0.0, look.snapshot.at - gone.seen_gone_at)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import DetectionPolicy
-from podwatch.domain.snapshot import GpuSample, GpuState
+from podwatch.domain.process import ProcessRole
+from podwatch.domain.snapshot import GpuSample, GpuState, Supervision
 from podwatch.judgement.detectors import second as also
 from podwatch.judgement.detectors.base import Look, Turn
 from podwatch.judgement.detectors.share import NO_RISE, Rise, follow_rise, share_of
@@ -28,6 +29,11 @@ MIN_SAMPLES_BELOW = 3
 """However short ``hold`` is, two observations could be one blink."""
 GAP_SHARE_OF_HOLD = 0.75
 """Three polls of 2 s against a hold of 8 s: a hole longer than this is no observation of the window."""
+RELOAD_SECONDS = 300.0
+"""A podwatch that never saw this memory there takes an engine process that is younger than this for one that loads."""
+CONFIRM_SECONDS = 10.0
+"""After the end of an engine was seen podwatch looks more often, for so long at the most: as long as ``hold`` and the
+time until the first look. An idle daemon never does."""
 GIB = 1 << 30
 
 
@@ -45,6 +51,9 @@ class GpuWatch:
     value: int = -1
     """The newest observation; below zero before the first."""
     fell_at: float | None = None
+    up_at: float | None = None
+    """While the memory is away, also over a hole: when the last look before saw it there. None where it is there, or
+    this podwatch never saw it."""
     rise: Rise = NO_RISE
     drop: int = 0
     drop_from: str = ""
@@ -60,6 +69,11 @@ class SilentDeathState:
     looks: int = 0
     told: tuple[int, ...] = ()
     """GPUs whose death this start has taught the engine's share already."""
+
+    @property
+    def fallen(self) -> bool:
+        """Whether the memory of any GPU is gone."""
+        return any(watch.below is not NOT_HELD for watch in self.gpus)
 
 
 class SilentDeathDetector:
@@ -94,17 +108,31 @@ class SilentDeathDetector:
             return Turn(state, learned, tuple(findings))
         for watch in state.gpus:
             held = watch.below
-            if (
-                held.samples >= MIN_SAMPLES_BELOW
-                and held.seconds >= policy.hold_seconds
-                and f"gpu{watch.index}" in learned.seen
-            ):
-                state, learned, finding = _judge(state, watch, look, learned)
+            if held.since is None or f"gpu{watch.index}" not in learned.seen:
+                continue
+            proof = also.seen_to_end(look, held)
+            if proof is not None or (held.samples >= MIN_SAMPLES_BELOW and held.seconds >= policy.hold_seconds):
+                state, learned, finding = _judge(state, watch, look, learned, proof)
                 findings += [finding] if finding is not None else []
         return Turn(state, learned, tuple(findings))
 
 
 DETECTOR = SilentDeathDetector()
+
+
+def confirming(state: SilentDeathState, look: Look) -> bool:
+    """Whether the evidence of a death has begun that needs no window, so that looking more often for a moment brings
+    the verdict sooner. Never for longer than ``CONFIRM_SECONDS`` after the end of one engine process."""
+    trainer, at = look.trainer, look.snapshot.at
+    if trainer is None or not trainer.alive or look.ending or trainer.supervision is not Supervision.KEEPER:
+        return False
+    armed = [watch for watch in state.gpus if f"gpu{watch.index}" in look.learned.seen]
+    if not armed or also.memory_may_fall(look):
+        return False
+    if any(m.role is ProcessRole.ENGINE and at - m.at <= CONFIRM_SECONDS for m in look.signals.missed):
+        return True
+    fell = [watch.fell_at for watch in armed if watch.fell_at is not None]
+    return any(at - begin <= CONFIRM_SECONDS and also.dead_in_log(look, begin) for begin in fell)
 
 
 def _follow_memory(state: SilentDeathState, look: Look) -> tuple[SilentDeathState, Learned]:
@@ -113,7 +141,11 @@ def _follow_memory(state: SilentDeathState, look: Look) -> tuple[SilentDeathStat
         if state.rhythm is NO_RHYTHM:
             return state, learned
         # Blind or pending: no evidence, and every window has a hole.
-        holed = tuple(replace(w, below=NOT_HELD, fell_at=None) for w in state.gpus)
+        seen = state.rhythm.last_at
+        holed = tuple(
+            replace(w, below=NOT_HELD, fell_at=None, up_at=w.up_at if w.below is not NOT_HELD else w.up_at or seen)
+            for w in state.gpus
+        )
         return replace(state, gpus=holed, rhythm=NO_RHYTHM), learned
     if state.rhythm.last_at is not None and reading.at <= state.rhythm.last_at:
         return state, learned
@@ -131,7 +163,8 @@ def _follow_memory(state: SilentDeathState, look: Look) -> tuple[SilentDeathStat
             # Lost, missing, or a partition of it: no evidence, and the window has a hole.
             watches.append(watch if watch.below is NOT_HELD else replace(watch, below=NOT_HELD, fell_at=None))
             continue
-        watch, learned = _observe(watch, sample, sample.memory_used_bytes, reading.at, rhythm, look, learned)
+        before = state.rhythm.last_at if watch.value >= 0 else None
+        watch, learned = _observe(watch, sample, sample.memory_used_bytes, reading.at, before, rhythm, look, learned)
         watches.append(watch)
     if looks % BASELINE_WINDOW == 0:
         for watch in watches:
@@ -141,8 +174,9 @@ def _follow_memory(state: SilentDeathState, look: Look) -> tuple[SilentDeathStat
 
 
 def _observe(
-    watch: GpuWatch, sample: GpuSample, memory: int, at: float, rhythm: Rhythm, look: Look, learned: Learned
-) -> tuple[GpuWatch, Learned]:
+    watch: GpuWatch, sample: GpuSample, memory: int, at: float, before: float | None, rhythm: Rhythm, look: Look,
+    learned: Learned,
+) -> tuple[GpuWatch, Learned]:  # fmt: skip
     policy, index = look.policies.detection, watch.index
     name = f"gpu{index}"
     armed = name in learned.seen
@@ -152,6 +186,7 @@ def _observe(
         and not shared
         and watch.below is NOT_HELD
         and memory >= policy.baseline_min_bytes
+        and watch.up_at is None
         and len(watch.recent) == BASELINE_WINDOW
         and memory == watch.value == watch.recent[0]
     ):
@@ -167,11 +202,12 @@ def _observe(
     held = NOT_HELD
     if below:
         held = watch.below.update(True, at, rhythm.max_gap(GAP_SHARE_OF_HOLD * policy.hold_seconds))
+    up_at = None if not below else watch.up_at if watch.up_at is not None else before
     if below or memory < policy.baseline_min_bytes:
         polls = watch.healthy_polls if watch.healthy_polls >= BASELINE_POLLS else 0
         return (
             GpuWatch(index, watch.recent, polls, watch.baseline_bytes, watch.level, held, memory, held.since,
-                     rise, drop, drop_from),
+                     up_at, rise, drop, drop_from),
             learned,
         )  # fmt: skip
     recent = (*watch.recent, memory)[-BASELINE_WINDOW:]
@@ -187,13 +223,13 @@ def _observe(
             learned = learned.with_baseline(index, baseline)
     return (
         GpuWatch(index, recent, polls, baseline, level, held, memory, held.since,
-                 rise, drop, drop_from),
+                 up_at, rise, drop, drop_from),
         learned,
     )  # fmt: skip
 
 
 def _judge(
-    state: SilentDeathState, watch: GpuWatch, look: Look, learned: Learned
+    state: SilentDeathState, watch: GpuWatch, look: Look, learned: Learned, proof: Evidence | None
 ) -> tuple[SilentDeathState, Learned, Finding | None]:
     index = watch.index
     policy: DetectionPolicy = look.policies.detection
@@ -207,6 +243,9 @@ def _judge(
     engine, steps = also.engine(look, since), also.steps(look, since)
     second = (also.cuda(look, index), engine, also.health(look), also.liveness(look), steps)
     agreeing = also.agreeing(second)
+    away = watch.up_at if watch.up_at is not None else look.snapshot.at - RELOAD_SECONDS
+    if steps.agreement is not Agreement.AGREES and (new := also.replaced(look, min(away, since))):
+        return state, learned, _reloading(index, since, new, (memory, *second, *also.logs(look, "silent-death")))
     if not agreeing:
         works = engine.agreement is Agreement.DISAGREES and steps.agreement is Agreement.DISAGREES
         if shared and works:
@@ -229,10 +268,23 @@ def _judge(
         suggestion="" if wait is None else announcement(wait),
         verdict=Verdict.RESTART,
         confirmed=wait is None,
-        evidence=(memory, *second, *also.logs(look, "silent-death")),
+        evidence=(memory, *((proof,) if proof is not None else ()), *second, *also.logs(look, "silent-death")),
         subject=f"gpu{index}",
     )
     return state, learned, finding
+
+
+def _reloading(index: int, since: float, new: str, evidence: tuple[Evidence, ...]) -> Finding:
+    return Finding(
+        FindingKind.SILENT_DEATH,
+        Severity.WARNING,
+        f"memory of GPU {index} is gone and {new} was started since: the inference engine is being loaded again",
+        since,
+        suggestion="podwatch does not restart training while the new engine loads; it does when no step is made for"
+        " long enough",
+        evidence=evidence,
+        subject=f"gpu{index}",
+    )
 
 
 def _warning(index: int, since: float, evidence: tuple[Evidence, ...]) -> Finding:
