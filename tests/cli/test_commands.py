@@ -95,7 +95,7 @@ def test_events_and_incidents_from_the_daemon(guarded):
     assert "step 80 is in the store" in guarded.podwatch("events").stdout
     assert "silent-death: GPU 0 lost its memory -> restarted" in guarded.podwatch("incidents").stdout
     text = guarded.podwatch("incidents", "1").stdout
-    assert "evidence  health: refused (agrees)" in text
+    assert "evidence  health: refused (confirms it)" in text
     assert guarded.podwatch("incidents", "2").returncode == 64
 
 

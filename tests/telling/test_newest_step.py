@@ -114,6 +114,7 @@ def test_a_resume_that_could_not_be_confirmed_is_shown(confirmed: bool | None, s
         (None, 200, None, True, 5),
         (None, None, 200, True, 5),
         (180, 190, 170, True, 15),
+        (210, None, 190, True, 0),  # its log is behind the checkpoint
         (None, None, 300, True, 205),
         (None, None, None, True, 205),
         (None, None, None, False, None),

@@ -27,7 +27,10 @@ def command(where: Where, incident_id: int | None, as_json: bool) -> None:
     elif incident_id is not None:
         click.echo("\n".join([*describe(found[0], time.time()), *log_lines(found[0])]))
     else:
-        click.echo("\n".join(line(i, time.time()) for i in found) or "no incidents")
+        click.echo("\n".join(line(i, time.time()) for i in found) or NONE)
+
+
+NONE = "no incidents: no failure has stopped this run; `podwatch status` shows what else needs attention"
 
 
 def fetch(where: Where, incident_id: int | None) -> list[dict[str, Any]]:
@@ -80,8 +83,16 @@ def describe(incident: Mapping[str, Any], now: float) -> list[str]:
     evidence = incident.get("evidence")
     for item in evidence if isinstance(evidence, list) else []:
         if isinstance(item, dict):
-            lines.append(f"evidence  {clean(item.get('signal'))}: {clean(item.get('value'))} ({item.get('agreement')})")
+            lines.append(
+                f"evidence  {clean(item.get('signal'))}: {clean(item.get('value'))} ({_weight(item.get('agreement'))})"
+            )
     return lines
+
+
+def _weight(agreement: object) -> str:
+    """What a piece of evidence says about the verdict."""
+    words = {"agrees": "confirms it", "disagrees": "speaks against it", "unavailable": "says nothing"}
+    return words.get(str(agreement), clean(agreement))
 
 
 def log_lines(incident: Mapping[str, Any]) -> list[str]:

@@ -105,7 +105,7 @@ def _verdict(document: Document) -> str:
             why = next((r.get("summary") for r in _list(document, "reasons") if r.get("severity") == "critical"), "")
             return "TRAINING IS DOWN" + (f": {_clean(why)}" if why else "")
         case "gave-up":
-            later = f"; podwatch tries once more in {span(-again)}" if again is not None and again < 0 else ""
+            later = f"; podwatch makes one more attempt in {span(-again)}" if again is not None and again < 0 else ""
             return f"TRAINING IS DOWN and podwatch GAVE UP: fix the cause, then run `podwatch start`{later}"
         case "blocked":
             detail = _clean(recovery.get("detail") or "something still holds the GPUs")
@@ -187,7 +187,7 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         if training.get("steps_at_risk") is not None and training.get("trainer_ended_at"):
             text += f"; {_steps(training['steps_at_risk'])} made since the newest checkpoint"
         elif training.get("steps_at_risk") is not None and training.get("state") in ("running", "starting"):
-            text += f"; {_steps(training['steps_at_risk'])} lost if it died now"
+            text += f"; {_steps(training['steps_at_risk'])} lost if training died now{_pod_lost(document)}"
         elif training.get("step_source") == "checkpoint" and training.get("steps_at_risk") is None:
             text += "; the steps since this checkpoint are unknown: no log of training that podwatch reads shows them"
         yield "step", text, ""
@@ -208,6 +208,17 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         when = _age(document, ended.get("at"))
         text = f"ended: {_clean(ended['text'])}" if ended.get("text") else "not running"
         yield "trainer", text + (f", {ago(when)}" if when is not None else ""), ""
+
+
+def _pod_lost(document: Document) -> str:
+    """What is lost with the pod, where that is more: the steps since the newest checkpoint in the store."""
+    training, sync = _dict(document, "training"), _dict(document, "sync")
+    step, last, risk = training["step"], sync.get("last_step"), training["steps_at_risk"]
+    unread = last is None and sync.get("saves", 0) is None
+    if not sync.get("store_url") or unread or (last or 0) > step:
+        return ""
+    with_pod = step - (last or 0)
+    return f", {_steps(with_pod)} if the pod were lost" if with_pod > risk else ""
 
 
 def _whose_pid(training: Document) -> str:
@@ -274,7 +285,9 @@ def _backup_rows(document: Document) -> Iterator[tuple[str, str, str]]:
     checkpoints, sync = _dict(document, "checkpoints"), _dict(document, "sync")
     if checkpoints:
         newest = checkpoints.get("newest_complete_step")
-        count = len(_list(checkpoints, "sets"))
+        sets = _list(checkpoints, "sets")
+        whole = sum(1 for found in sets if found.get("completeness", "complete") == "complete")
+        count = f"{whole} complete" + (f", {len(sets) - whole} incomplete" if len(sets) > whole else "")
         if newest is None:
             yield "checkpoint", "none complete on this pod yet", ""
         else:
@@ -346,14 +359,12 @@ def _podwatch_row(document: Document) -> tuple[str, str, str]:
     phase, detail = _clean(recovery.get("phase") or "watching"), _clean(recovery.get("detail") or "")
     phase = "watching" if phase == "running" else phase  # it is podwatch that this row is about
     text = f"{phase}{f': {detail}' if detail else ''}"
-    if recovery.get("attempts"):
+    if (recovery.get("attempts") or 0) > 1:
         text += f" (attempt {recovery['attempts']})"
     if recovery.get("confirmed") is False:
         text += "; the resume is NOT CONFIRMED"
     if daemon.get("mode") == "observe":
         text += "; OBSERVE: kills and deletions are only reported"
-    signals = [_clean(s) for s in daemon.get("second_signals") or []]
-    text += f"; can confirm a death by {', '.join(signals)}" if signals else ""
     return "podwatch", text, ""
 
 
@@ -362,10 +373,12 @@ def _attention(reason: Document, width: int, paint: "_Paint") -> Iterator[str]:
     tone = {"critical": RED, "warning": YELLOW}.get(severity, "")
     label = f"{severity:<10}"
     since = float(reason.get("for_seconds") or 0.0)
-    text = _clean(reason.get("summary")) + (f" (for {span(since)})" if since >= 1 and severity != "info" else "")
+    text = _clean(reason.get("summary"))
     first, *rest = _wrap(text, width - 12, "") or [""]
     yield f"  {paint(label, tone, BOLD)}{first}"
     yield from (" " * 12 + line for line in rest)
+    if since >= 1 and severity != "info":
+        yield " " * 12 + f"for: {span(since)}"
     if reason.get("suggestion"):
         do, *more = str(reason["suggestion"]).split("\n")
         yield from (" " * 12 + line for line in _wrap(_clean(do), width - 12, "do: "))

@@ -50,7 +50,11 @@ def backup_findings(
     if not lost_run(sync) and sync.ok is False:
         suggestion = "podwatch check shows what the key and the bucket allow"
         if sync.refused:
-            suggestion += "; podwatch sync tries again at once"
+            suggestion = (
+                "correct it, for a key in the environment, the env_file or podwatch.env that holds it; files are read"
+                " again at each attempt, no restart is needed. `podwatch check` shows what the key and the bucket"
+                " allow, `podwatch sync` tries again at once"
+            )
             summary, severity = f"NOT BACKED UP: {sync.error}", Severity.CRITICAL
         else:
             summary, severity = f"the store cannot be used: {sync.error}", Severity.WARNING
@@ -169,7 +173,7 @@ def kept_of(
         return Kept(sets, owns, steps_at_risk=steps_at_risk)
     known = sync.saves is not None or sync.ok is False
     none = sync.last_step is None and not sync.stored and not sync.saves
-    return Kept(sets, owns, known and none, sync.abandoned_in_a_row, steps_at_risk)
+    return Kept(sets, owns, known and none, sync.abandoned_in_a_row, steps_at_risk, sync.saves is not None)
 
 
 def linked_findings(linked: Sequence[Path], *, since: float) -> tuple[Finding, ...]:

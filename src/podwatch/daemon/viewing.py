@@ -131,6 +131,8 @@ def steps_at_risk(
     steps = (here.step if here is not None else None, resumed, sync.last_step)
     if saves_counted and any(step is not None for step in steps):
         return None
+    if here is not None and here.step > newest.step:
+        return 0  # the trainer has saved a step that its log has not shown yet
     saved = [step for step in steps if step is not None and step <= newest.step]
     if not saved and sync.store_url and sync.saves is None:
         return None

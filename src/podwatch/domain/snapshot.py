@@ -136,6 +136,9 @@ class RequiredExit:
     seen_gone_at: float
     seen_for: float | None = None
     """Seconds it had lived, by its own start time where that is known, until the look that missed it."""
+    last_seen_at: float | None = None
+    """The last look that showed it alive (monotonic): it ended between the two, which can be minutes where the tree
+    could not be read in between. None in recordings of older versions."""
 
 
 @dataclass(frozen=True, slots=True)

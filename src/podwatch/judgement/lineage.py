@@ -136,6 +136,11 @@ def branch_line(
         says.append("no checkpoint of the earlier branch is on this pod any more")
     if kept is not None:
         says.append(f"podwatch keeps step {kept} until a new checkpoint of the present branch is {until}")
+    elif here:
+        says.append(
+            "they are not protected any more: training overwrites a step that it saves again, and podwatch removes"
+            " them where the disk needs room"
+        )
     fix = f"nothing; to return to the earlier branch: `podwatch restart --step {here[-1]}`" if here else "nothing"
     return "; ".join(says), fix
 

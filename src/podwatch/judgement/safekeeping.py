@@ -26,7 +26,7 @@ class Kept:
 
     ``nothing_stored``: a store is configured, this pod may publish to it, and as far as podwatch knows nothing of this
     run was ever stored. ``voided``: uploads in a row that were given up because their files changed. ``steps_at_risk``:
-    what a death now would cost; None where that is not known.
+    what a death now would cost; None where that is not known. ``content_read``: the store has said what it holds.
     """
 
     sets: tuple[CheckpointSet, ...] = ()
@@ -34,6 +34,7 @@ class Kept:
     nothing_stored: bool = False
     voided: int = 0
     steps_at_risk: int | None = None
+    content_read: bool = True
 
 
 def rejected_in_a_row(sets: Sequence[CheckpointSet], owns: Callable[[CheckpointSet], bool]) -> list[CheckpointSet]:
@@ -83,7 +84,8 @@ def _waiting(found: list[Finding], whole: Sequence[CheckpointSet], kept: Kept, a
     """Complete checkpoints wait for a store that took none of them."""
     if len(whole) < FEW_SAVES:
         return
-    text = f"{len(whole)} complete checkpoints wait, nothing of this run was ever stored"
+    nothing = "nothing of this run was ever stored" if kept.content_read else "none of them is in the store"
+    text = f"{len(whole)} complete checkpoints wait, {nothing}"
     refused = _first(found, FindingKind.STORE_UNAVAILABLE)
     lagging = _first(found, FindingKind.SYNC_LAGGING)
     if refused is not None:
@@ -96,11 +98,10 @@ def _waiting(found: list[Finding], whole: Sequence[CheckpointSet], kept: Kept, a
 
 
 def _not_complete(rejected: Sequence[CheckpointSet], kept: Kept, at: float) -> Finding:
-    newest = rejected[0]
+    oldest = rejected[-1]  # of the newest one the next look may say more
     good = max((s.step for s in kept.sets if s.complete and not s.held and kept.owns(s)), default=None)
     back = "" if good is None else f"; the newest complete one is step {good}{_at_risk(kept)}"
-    first, last = min(s.step for s in rejected), max(s.step for s in rejected)
-    own_rule = newest.layout == "custom"
+    own_rule = oldest.layout == "custom"
     where = (
         "correct [checkpoints.custom] required, optional or last"
         if own_rule
@@ -109,15 +110,20 @@ def _not_complete(rejected: Sequence[CheckpointSet], kept: Kept, at: float) -> F
     return Finding(
         FindingKind.NOT_COMPLETE,
         Severity.WARNING,
-        f"the newest {len(rejected)} checkpoints (steps {first} to {last}) are not complete by the rule of layout"
-        f" {newest.layout!r}: none of them is stored or resumed from{back}; step {newest.step}, {_where(newest)}:"
-        f" {_why(newest)}",
+        f"the newest {len(rejected)} checkpoints ({_steps(rejected)}) are not complete by the rule of layout"
+        f" {oldest.layout!r}: none of them is stored or resumed from{back}; step {oldest.step}, {_where(oldest)}:"
+        f" {_why(oldest)}",
         at,
         f"look in the trainer's log for saves that failed; if whole ones look like this, {where} (docs/layouts.md)",
         evidence=tuple(
             Evidence(f"step {s.step}", f"{_state(s)}: {_why(s)}", Agreement.AGREES) for s in rejected[:_LISTED]
         ),
     )
+
+
+def _steps(sets: Sequence[CheckpointSet]) -> str:
+    steps = sorted(s.step for s in sets)
+    return f"steps {steps[0]} and {steps[1]}" if len(steps) == 2 else f"steps {steps[0]} to {steps[-1]}"
 
 
 def _state(found: CheckpointSet) -> str:

@@ -394,6 +394,8 @@ class Recovery(Wishes):
             lost = attempt.step_at_death - (attempt.resumed_from or 0)
             lost = lost if lost >= 0 else None  # a checkpoint above every step that was seen: nothing is known
         text = f"Training continues at step {step} ({source})"
+        if attempt.resumed_from == step:  # a trainer that first reports the step it loaded
+            text = f"Training continues from step {step}"
         if attempt.incident_id is not None:
             down = None if cause_wall is None else max(0.0, tools.clock.wall() - cause_wall)
             text += cost(lost, attempt.lost_seconds, down)

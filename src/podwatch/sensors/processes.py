@@ -60,6 +60,7 @@ class _Known:
 
     sample: ProcessSample
     first_seen: float
+    last_seen: float
     lived_before: float = 0.0
     sightings: int = 1
     gone_at: float | None = None
@@ -104,11 +105,12 @@ class RequiredExits:
                 self._known.pop(identity, None)  # it has exec'd into something else
             elif known is None:
                 lived = identity.age(boottime) if boottime is not None else 0.0
-                known = self._known[identity] = _Known(sample, first_seen=now, lived_before=lived)
+                known = self._known[identity] = _Known(sample, first_seen=now, last_seen=now, lived_before=lived)
                 fresh.append(known)
             else:
                 known.sample = sample
                 known.sightings += 1
+                known.last_seen = now
                 known.gone_at = None
         for identity, known in self._known.items():
             if identity not in alive and known.gone_at is None:
@@ -154,6 +156,7 @@ class RequiredExits:
                     ended.get((identity.pid, identity.start_ticks), ExitStatus(at_wall=known.gone_wall)),
                     known.gone_at,
                     known.lived_before + known.gone_at - known.first_seen,
+                    known.last_seen,
                 )
             )
         self._exits.sort(key=lambda gone: gone.seen_gone_at)

@@ -241,6 +241,8 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
     for gone in trainer.required_exits:
         # A role that lived again since is not missing since then, but since it went again.
         ended_at = max(gone.seen_gone_at, last_gone.get(gone.role, gone.seen_gone_at))
+        # Its successor may be older than the look that missed it: the tree cannot always be read.
+        born_after = gone.last_seen_at if gone.last_seen_at is not None and ended_at == gone.seen_gone_at else ended_at
         missing = look.snapshot.trainer.at - ended_at
         if gone.role not in policy.required_roles or missing <= policy.hold_seconds:
             continue
@@ -250,7 +252,7 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
             continue  # a fork, until it execs
         second = _second(state, look, trainer, gone)
         agrees = bool(also.agreeing(second))
-        if gone.role in ENGINE_ROLES and STEPS not in also.agreeing(second) and also.replaced(look, ended_at):
+        if gone.role in ENGINE_ROLES and STEPS not in also.agreeing(second) and also.replaced(look, born_after):
             continue  # it is being loaded again; its engine process comes later
         if gone.role in living and not agrees:
             continue  # replaced, or one of several, and everything works
