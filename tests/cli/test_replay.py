@@ -102,13 +102,21 @@ def test_since_and_until_limit_what_is_told_not_what_is_known(recording: Path) -
     assert "no turn was recorded in that time" in run(recording, "--since", "1h").output
 
 
-def test_the_thresholds_of_a_configuration(recording: Path, tmp_path: Path) -> None:
+def test_the_thresholds_of_a_configuration(tmp_path: Path) -> None:
+    """Of an engine whose process stays: one that is seen to end needs no ``hold``."""
+    turns = night()
+    before = [t for t in turns if t.at - BEGIN < 1500.0]
+    kept = [replace(t, trainer=replace(before[-1].trainer, at=t.trainer.at)) for t in turns[len(before) :]]
+    recording = tmp_path / "night.jsonl.gz"
+    write_recording(recording, Header("run-1", "prime-rl", "s1", turns[0].wall, 2.0, POLICIES), [*before, *kept])
     config = tmp_path / "podwatch.toml"
     config.write_text(
         'run_id = "run-1"\n[trainer]\nlayout = "prime-rl"\noutput_dir = "/x"\ncommand = ["a"]\n'
         '[gpu]\ninference = [0]\ntrainer = [1]\nhold = "60s"\n'
     )
     config.chmod(0o600)
+    (as_recorded,) = died(document(recording))
+    assert 1508.0 <= as_recorded <= 1515.0
     (at,) = died(document(recording, "-c", config))
     assert 1560.0 <= at <= 1570.0
     assert f"thresholds of {config}" in run(recording, "-c", config).output
