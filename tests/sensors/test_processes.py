@@ -76,6 +76,15 @@ def test_a_server_that_ends_is_reported_after_the_window_with_the_time_it_went()
     assert looks.look(*without(SERVER, ENGINE, WORKER), times=5) == [20, 21, 22]  # said once, and kept
 
 
+def test_when_it_was_seen_last_is_kept_where_the_tree_could_not_be_read_for_a_while() -> None:
+    looks = Looks()
+    looks.look(*ALL, times=3)
+    seen_at = looks.now
+    looks.now += 60.0
+    looks.look(*without(SERVER, ENGINE, WORKER), times=5)
+    assert {(e.last_seen_at, e.seen_gone_at) for e in looks.exits.so_far} == {(seen_at, seen_at + 62.0)}
+
+
 def test_how_long_it_had_lived_counts_from_its_own_start() -> None:
     """podwatch may have been started long after it."""
     exits, born = RequiredExits(), ENGINE.identity.start_ticks / TICKS_PER_SECOND

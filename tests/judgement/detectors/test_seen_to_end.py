@@ -339,6 +339,25 @@ def test_a_role_that_lived_again_is_missing_only_since_it_went_again() -> None:
     found.quiet(60.0)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_an_engine_that_was_replaced_while_the_tree_could_not_be_read(again: bool) -> None:
+    """The look that missed it came after its successor's start. ``again``: for the second time."""
+    found = healthy(hold_seconds=8.0)
+    old, seen_at = found.engines[0], found.now
+    before = RequiredExit(
+        old.identity, ProcessRole.ENGINE, "engine", ExitStatus(), seen_at - 900.0, 500.0, seen_at - 902.0
+    )
+    engine_dies(found, Health.REFUSED)
+    found.readings["trainer"] = unobserved(SensorState.DENIED, found.now, "permission denied")
+    found.quiet(20.0)
+    found.servers = [young(111, ProcessRole.INFERENCE, found)]
+    found.quiet(40.0)
+    del found.readings["trainer"]
+    gone = RequiredExit(old.identity, ProcessRole.ENGINE, "engine", ExitStatus(), found.now, 1500.0, seen_at)
+    found.trainer = {"required_exits": (before, gone) if again else (gone,)}
+    found.quiet(120.0)
+
+
 def test_an_engine_that_may_sleep_may_be_empty_when_it_ends() -> None:
     found = world()
     found.booted = BOOTED

@@ -250,8 +250,9 @@ class World:
                 readings[name] = Reading(SensorState.OK, self.now, self._see[name]())
 
     def forget_readings(self) -> None:
-        """podwatch starts anew: nothing has been observed yet."""
+        """podwatch was restarted: nothing has been observed yet, and no process is missed that went before."""
         self._readings.clear()
+        self._exits = RequiredExits()
 
     def _see_gpus(self) -> tuple[GpuSample, ...]:
         palette = self._palette

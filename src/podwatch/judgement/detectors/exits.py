@@ -231,6 +231,13 @@ def _failed(
     )
 
 
+def _last_seen(trainer: TrainerSample, role: ProcessRole, ended_at: float) -> float:
+    """When a process of this role that is gone was seen alive last; ``ended_at`` where that is not known. A successor
+    is younger than this, and may be older than the look that missed the role: the tree cannot always be read."""
+    seen = [e.last_seen_at for e in trainer.required_exits if e.role is role and e.last_seen_at is not None]
+    return max(seen, default=ended_at)
+
+
 def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Finding, ...]:
     if trainer.finish_line or target_reached(look.progress, look.policies):
         return ()  # the launcher is taking its children down
@@ -241,8 +248,6 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
     for gone in trainer.required_exits:
         # A role that lived again since is not missing since then, but since it went again.
         ended_at = max(gone.seen_gone_at, last_gone.get(gone.role, gone.seen_gone_at))
-        # Its successor may be older than the look that missed it: the tree cannot always be read.
-        born_after = gone.last_seen_at if gone.last_seen_at is not None and ended_at == gone.seen_gone_at else ended_at
         missing = look.snapshot.trainer.at - ended_at
         if gone.role not in policy.required_roles or missing <= policy.hold_seconds:
             continue
@@ -252,7 +257,11 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
             continue  # a fork, until it execs
         second = _second(state, look, trainer, gone)
         agrees = bool(also.agreeing(second))
-        if gone.role in ENGINE_ROLES and STEPS not in also.agreeing(second) and also.replaced(look, born_after):
+        if (
+            gone.role in ENGINE_ROLES
+            and STEPS not in also.agreeing(second)
+            and also.replaced(look, _last_seen(trainer, gone.role, ended_at))
+        ):
             continue  # it is being loaded again; its engine process comes later
         if gone.role in living and not agrees:
             continue  # replaced, or one of several, and everything works
