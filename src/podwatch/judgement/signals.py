@@ -305,13 +305,15 @@ def _missed(
     return (*signals.missed, *ended)[-ENDS_KEPT:] if ended else signals.missed
 
 
-def successor(trainer: TrainerSample, since: float, at: float, boottime: float | None) -> ProcessSample | None:
+def successor(
+    trainer: TrainerSample, since: float, at: float, boottime: float | None, margin: float = BORN_MARGIN_SECONDS
+) -> ProcessSample | None:
     """A living engine or server process that began after ``since``: the engine is being loaded again. ``at`` is the
     monotonic second of the look, ``boottime`` the same moment on the clock of the start times; without it nothing is
-    known of anybody's age."""
+    known of anybody's age. It may have begun ``margin`` seconds before."""
     if boottime is None:
         return None
-    young = at - since + BORN_MARGIN_SECONDS
+    young = at - since + margin
     for process in trainer.descendants:
         if process.role in ENGINE_ROLES and process.state not in DEAD and process.identity.age(boottime) < young:
             return process

@@ -14,6 +14,7 @@ from podwatch.judgement.detectors.window import Held
 from podwatch.judgement.endings import perhaps_intended
 from podwatch.judgement.learned import Learned
 from podwatch.judgement.signals import (
+    BORN_MARGIN_SECONDS,
     ENGINE_ROLES,
     NEAR_SECONDS,
     Server,
@@ -73,7 +74,10 @@ def replaced(look: Look, since: float) -> str:
     """The engine or server process that was started after ``since`` and lives, by its name; empty where there is none.
     While it loads its model, empty memory and a refused ``/health`` are what a reload looks like."""
     trainer, at = look.trainer, look.snapshot.trainer.at
-    found = successor(trainer, since, at, boottime_of(look.snapshot, at)) if trainer is not None else None
+    if trainer is None:
+        return ""
+    margin = min(BORN_MARGIN_SECONDS, look.policies.detection.hold_seconds / 4)  # one poll, where polls are quicker
+    found = successor(trainer, since, at, boottime_of(look.snapshot, at), margin)
     return f"{found.name} (process {found.identity.pid})" if found is not None else ""
 
 
