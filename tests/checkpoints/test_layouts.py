@@ -344,7 +344,7 @@ def test_hf_weights_in_their_many_forms(out: Path) -> None:
     assert "model-00002-of-00003.safetensors is missing" in hf_verdict(out)[1]
     shard.write_bytes((directory / "model-00001-of-00003.safetensors").read_bytes())
     (directory / "trainer_state.json").touch()
-    assert "are in no shard" in hf_verdict(out)[1]
+    assert "not found in any shard" in hf_verdict(out)[1]
     shard.write_bytes(kept)
     (directory / "model.safetensors.index.json").unlink()
     assert "index is missing" in hf_verdict(out)[1]

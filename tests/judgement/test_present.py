@@ -4,7 +4,7 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.reading import SensorState, observed, unobserved
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot, Supervision, TrainerSample
-from podwatch.judgement.present import Watched, of_this_trainer, present
+from podwatch.judgement.present import Watched, of_a_run_that_ends, of_this_trainer, present
 
 NOW, WALL = 1000.0, 5000.0
 OLD = TrainerSample(start_id="old", supervision=Supervision.KEEPER, alive=True, started_at=NOW - 100)
@@ -57,3 +57,10 @@ def test_deaths_are_of_the_trainer_that_was_seen_and_other_findings_are_of_the_p
     death = Finding(FindingKind.TRAINER_EXITED, Severity.CRITICAL, "exit code 1", NOW)
     disk = Finding(FindingKind.DISK_HIGH, Severity.WARNING, "90 %", NOW)
     assert of_this_trainer([death, disk]) == (disk,)
+
+
+def test_a_run_that_was_stopped_since_may_end() -> None:
+    death = Finding(FindingKind.SILENT_DEATH, Severity.CRITICAL, "memory is gone", NOW)
+    line = Finding(FindingKind.LOG_RULE, Severity.CRITICAL, "EngineCore encountered a fatal error", NOW)
+    disk = Finding(FindingKind.DISK_HIGH, Severity.WARNING, "90 %", NOW)
+    assert of_a_run_that_ends([death, line, disk]) == (disk,)

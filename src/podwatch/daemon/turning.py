@@ -28,10 +28,10 @@ from podwatch.daemon.viewing import steps_at_risk, sync_view
 from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, Severity
-from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import Journal
 from podwatch.judgement.one_failure import fold
-from podwatch.judgement.present import of_this_trainer, present
+from podwatch.judgement.present import of_a_run_that_ends, of_this_trainer, present
 from podwatch.judgement.safekeeping import Kept, safekeeping
 
 REMEMBER_TURNS = 30
@@ -147,6 +147,8 @@ class Turning(Core):
         now, changed = present(snapshot, watched, now=self._clock.monotonic(), wall=self._clock.wall())
         if changed:
             found = of_this_trainer(found)
+        if recovery.desired is not Desired.RUNNING and snapshot.desired is Desired.RUNNING:
+            found = of_a_run_that_ends(found)
         return self.bulletin.as_of_now(self._everything(now, found))
 
     def _kept(self, snapshot: Snapshot) -> Kept:

@@ -7,7 +7,7 @@ trainer from the older look and the headline from recovery contradicts itself: "
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from podwatch.domain.finding import Finding
+from podwatch.domain.finding import Finding, FindingKind
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.reading import Reading, SensorState, observed, unobserved
 from podwatch.domain.snapshot import Snapshot, Supervision, TrainerSample
@@ -54,6 +54,11 @@ def present(snapshot: Snapshot, watched: Watched | None, *, now: float, wall: fl
         launcher=watched.launcher,
     )
     return replace(snapshot, trainer=observed(begun, now)), True
+
+
+def of_a_run_that_ends(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Without the deaths and what the logs said of them: a run that was stopped or has finished since may end."""
+    return tuple(f for f in findings if f.kind not in DEATHS and f.kind is not FindingKind.LOG_RULE)
 
 
 def of_this_trainer(findings: Sequence[Finding]) -> tuple[Finding, ...]:
