@@ -672,7 +672,9 @@ async def test_what_is_given_up_at_once_is_never_said_to_be_restarted_and_its_in
     assert gave_up.message == (
         f"Trainer-exited happened ({line}). {reason}. To continue: fix the cause, then run `podwatch start`"
     )
-    (incident,) = podwatch.journal.sync.incidents()
+    async with asyncio.timeout(60):  # it is closed once the phase is shown
+        while (incident := podwatch.journal.sync.incidents()[0]).closed_wall is None:
+            await asyncio.sleep(0.005)
     assert (incident.resolution, incident.closed_wall is not None, incident.resumed_step) == (reason, True, None)
     assert line in incident.summary
     assert podwatch.recovery.state.detail == reason.removeprefix("podwatch gave up: ")
@@ -705,6 +707,7 @@ async def test_the_incident_begins_with_the_failure_and_its_end_says_what_it_cos
     )
     assert "no training for 7" in closed.message
     await podwatch.journal.run(Journal.incidents)
+    await podwatch.journal.run(Journal.incidents)
     (incident,) = podwatch.journal.sync.incidents()
     assert abs(incident.opened_wall - began) < 1.0
     assert incident.resolution == "restarted from step 15"
@@ -720,6 +723,7 @@ async def test_an_error_of_the_start_before_is_not_shown_for_this_one(world: Wor
     world.lines += ["Step 16", "Step 17"]  # the trainer appends to its log
     podwatch.see(17, finding=death())
     await podwatch.until(Phase.CONFIRMING)
+    await podwatch.journal.run(Journal.incidents)
     second, first = podwatch.journal.sync.incidents()
     assert 'ValueError: bad batch"' in first.summary
     assert "ValueError" not in second.summary
@@ -731,6 +735,7 @@ async def test_a_long_error_is_cut_after_a_sentence(world: World) -> None:
     world.lines = ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.64 GiB. " + "GPU 0 has " * 20]
     podwatch.see(18, finding=death())
     await podwatch.until(Phase.CONFIRMING)
+    await podwatch.journal.run(Journal.incidents)
     (incident,) = podwatch.journal.sync.incidents()
     assert incident.summary.endswith('CUDA out of memory. Tried to allocate 4.64 GiB. ...")')
     world.lines = ["ValueError: " + "x" * 30 + " y" * 100]
