@@ -146,29 +146,35 @@ class ControlServer:
             if not isinstance(method, str) or not isinstance(params, dict):
                 raise TypeError("method or params")
         except (ValueError, KeyError, TypeError, RecursionError):
-            return _refusal(request_id, UsageError("the request is not understood", where="control socket"))
+            return _refusal(request_id, UsageError("the request cannot be parsed", where="control socket"))
         try:
             result = await self._call(method, params, uid)
         except PodwatchError as error:
             return _refusal(request_id, error)
         except asyncio.CancelledError:
-            return _refusal(request_id, HostError("podwatch is leaving", where=method, fix="try again in a moment"))
+            return _refusal(
+                request_id, HostError("podwatch is shutting down", where=method, fix="retry when it runs again")
+            )
         except Exception as error:
             if self._on_error is not None:
                 self._on_error(method, error)
-            what = f"{method} failed: {type(error).__name__}"
-            return _refusal(request_id, InternalError(what, where="podwatch", fix="see its log, and report it"))
+            what = f"internal error in {method}: {type(error).__name__}"
+            return _refusal(
+                request_id, InternalError(what, where="podwatch", fix="report this bug, with podwatch's log")
+            )
         return {"id": request_id, "ok": True, "result": scrub_all(result)}
 
     async def _call(self, method: str, params: dict[str, Any], uid: int | None) -> dict[str, Any]:
         if uid not in self._trusted and method not in READ_ONLY:
             raise PermissionDenied(
-                f"{method} is not for this user", where=f"uid {uid}", fix="use the user that podwatch runs as, or root"
+                f"Permission denied: {method}", where=f"uid {uid}", fix="use the user that podwatch runs as, or root"
             )
         handler = self._handlers.get(method)
         if handler is None:
             raise UsageError(
-                f"no method {method!r}", where="control socket", fix="is the daemon older than the command?"
+                f"method {method!r} not found",
+                where="control socket",
+                fix="restart podwatch: its daemon is older than this command",
             )
         # A task of its own: when the client goes away, a restart half done must still be finished.
         call = asyncio.ensure_future(handler(params))
@@ -213,7 +219,9 @@ def _listen(path: Path) -> socket.socket:
         found = directory.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise PermissionDenied(
-                "the control directory belongs to someone else", where=str(directory), fix="remove it, or run as them"
+                "another user owns the control directory",
+                where=str(directory),
+                fix="remove it, or run podwatch as that user",
             )
         directory.chmod(0o700)
         with contextlib.suppress(FileNotFoundError):

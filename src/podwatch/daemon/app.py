@@ -146,7 +146,7 @@ class Daemon(Turning):
             await journal.run(Journal.learn, PAUSE, pause)
         lock = self._ground[1]
         if lock is not None and not lock.complete and journal.sync.obstacle is None:
-            self.parts.footing.missing = f"the lock of the run cannot be taken ({paths.lock})"
+            self.parts.footing.missing = f"podwatch cannot lock the run ({paths.lock})"
         await self.parts.footing.prove()
         self.backing = Backing(self.parts, self.view)
         await self._load_memory()
@@ -298,7 +298,11 @@ class Daemon(Turning):
         try:
             await self.parts.recovery.request_start(fresh=True)
         except PodwatchError as error:
-            self._say(EventName.START_WARNING, f"--fresh was not carried out: {error}", Severity.WARNING)
+            self._say(
+                EventName.START_WARNING,
+                f"cannot start training from the beginning (--fresh): {error}",
+                Severity.WARNING,
+            )
 
     async def _exposed(self) -> tuple[str, ...]:
         """That another user can move podwatch's directory away: worth one warning, not one at each start."""
@@ -322,7 +326,11 @@ class Daemon(Turning):
 
     def _held_elsewhere(self, why: str) -> None:
         """Another pod holds the run: nothing is trained here, and whoever started us may try again later."""
-        self._say(EventName.DAEMON_STOPPING, f"{why}; to take it over: podwatch run --take-over", Severity.CRITICAL)
+        self._say(
+            EventName.DAEMON_STOPPING,
+            f"{why}. podwatch exits; to take the run over: `podwatch run --take-over`",
+            Severity.CRITICAL,
+        )
         self.leave(ExitCode.TRY_AGAIN)
 
     def _locked_out(self, error: PodwatchError) -> None:
@@ -330,8 +338,8 @@ class Daemon(Turning):
         if not self.parts.recovery.waits_for_store:
             return
         text = (
-            f"training cannot start here: {error}. The store cannot say whether another pod trains this run; "
-            "podwatch ends. To start from the beginning without asking: podwatch run --fresh"
+            f"cannot start training: {error}. Without the store podwatch cannot know whether another pod trains this"
+            " run, so podwatch exits. To start training from the beginning anyway: `podwatch run --fresh`"
         )
         self._say(EventName.DAEMON_STOPPING, text, Severity.CRITICAL)
         self.leave(ExitCode.CONFIGURATION if isinstance(error, ConfigurationError) else ExitCode.PERMISSION)
@@ -375,7 +383,7 @@ class Daemon(Turning):
             EventName.DAEMON_STOPPING,
             words.farewell(training=state.handle is not None, preempted=self._preempted)
             if self.left_with != AGAIN
-            else "podwatch restarts inside this process: its state database can be read again",
+            else "the state database can be read again: podwatch restarts itself to load it, training continues",
             preempted=bool(self._preempted),
         )
         await briefly(parts.recovery.close(), budget.seconds(PREEMPTED_ACT_SECONDS if self._preempted else usual))
@@ -421,7 +429,7 @@ class Daemon(Turning):
         try:
             save_last_good(self.loaded)
         except OSError as error:
-            self._say(EventName.CONFIG_REFUSED, f"no copy of the configuration could be kept: {error}")
+            self._say(EventName.CONFIG_REFUSED, f"cannot save the last good copy of the configuration: {error}")
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

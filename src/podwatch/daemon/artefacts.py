@@ -65,7 +65,7 @@ def make_artefacts(parts: Parts, current: Callable[[], Settings]) -> Artefacts |
         may_write=lambda: not syncer.state.superseded and not parts.guard.blocked_reason(Mutation.PUBLISH),
         may_delete=lambda: current().mode == "act" and not parts.guard.blocked_reason(Mutation.DELETE),
         tell=lambda problem: parts.emit(
-            Event(EventName.SYNC_FAILED, parts.clock.wall(), f"logs and evidence were not stored: {problem}")
+            Event(EventName.SYNC_FAILED, parts.clock.wall(), f"cannot upload logs and incident bundles: {problem}")
         ),
     )
 

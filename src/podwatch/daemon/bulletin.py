@@ -35,7 +35,7 @@ class Bulletin:
                 self._emit(Event(EventName.FINDING_RAISED, wall, message, finding.severity, _fields(finding)))
         for key, finding in self._open.items():
             if key not in now:
-                text = f"no longer: {finding.summary}"
+                text = f"resolved: {finding.summary}"
                 self._emit(Event(EventName.FINDING_CLEARED, wall, text, fields=_fields(finding)))
         self._open = now
 

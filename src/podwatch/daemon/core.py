@@ -141,5 +141,9 @@ class Core:
         """A round that ends is a bug: say so and leave, so that whoever supervises us starts afresh."""
         if task.cancelled() or task.exception() is None:
             return
-        self._say(EventName.DAEMON_STOPPING, f"{task.get_name()} failed: {task.exception()!r}", Severity.CRITICAL)
+        self._say(
+            EventName.DAEMON_STOPPING,
+            f"internal error in {task.get_name()}: {task.exception()!r}. podwatch exits, training continues",
+            Severity.CRITICAL,
+        )
         self.leave(1)

@@ -50,7 +50,7 @@ RETURN_SECONDS: Final = 60.0
 PROVE_SECONDS: Final = 20.0
 RETRY_MIN, RETRY_MAX = 2.0, 60.0
 """Seconds between two looks whether the obstacle is gone."""
-RECOVERED: Final = "the state database is writable again: what happened meanwhile is written into it"
+RECOVERED: Final = "the state database is writable again: podwatch has written the events since then to it"
 PROOF: Final = ".proof"
 KEEPER_BYTES: Final = 256 << 10
 """What a start writes: the keeper's source and its compiled form, the plan with the environment, records, a log."""
@@ -104,7 +104,7 @@ async def open_journal(path: Path, wall: Callable[[], float]) -> tuple[Journal, 
             path,
             f"the state database cannot be opened: its disk has not answered for {OPEN_SECONDS:.0f} s",
             str(path),
-            "check the disk, or set state_dir to one that answers",
+            "check the disk, or set state_dir to a directory on another disk",
             wall=wall,
             merge=merge_learned,
             read=False,
@@ -159,7 +159,7 @@ class Footing:
         self._restart, self._leave, self._acting, self._trained = restart, leave, acting, trained
         self._worker = worker or Worker("footing")
         self._what = what
-        self._unproved = "that has not been tried yet"
+        self._unproved = "not tried yet"
         self._tried = False
         self._pause = RETRY_MIN
         self._next = 0.0
@@ -185,11 +185,11 @@ class Footing:
         if self.missing:
             return why
         if self._lock is not None and not self._lock.complete:
-            return f"{why}, and the lock of the run cannot be taken"
+            return f"{why}, and podwatch cannot lock the run"
         if self._unproved:
-            return f"{why}, and a restart could not be recorded: {self._unproved}"
+            return f"{why}, and podwatch cannot record a restart: {self._unproved}"
         if obstacle is not None and not obstacle.known and self._store and not self._trained():
-            return f"{why}, and whether another pod holds this run is not known without it"
+            return f"{why}, and podwatch cannot know whether another pod holds this run"
         return ""
 
     def findings(self) -> tuple[Finding, ...]:
@@ -204,14 +204,14 @@ class Footing:
                 restarts += blocked.removeprefix(self._why(obstacle)).replace(", and", ", because", 1)
         memory = "keeps its journal in memory, " if obstacle is not None else ""
         summary = f"{self._why(obstacle)}; podwatch {memory}deletes nothing and publishes nothing"
-        fix = obstacle.fix if obstacle is not None else "make it writable by podwatch's user, with some space left"
+        fix = obstacle.fix if obstacle is not None else "make it writable for podwatch's user, and free some space"
         return (
             Finding(
                 FindingKind.STATE_UNAVAILABLE,
                 Severity.CRITICAL,
                 f"{summary}; {restarts}",
                 self._since,
-                f"{fix}; podwatch then uses it again, without a restart",
+                f"{fix}; podwatch then uses it again automatically",
             ),
         )
 
@@ -242,7 +242,7 @@ class Footing:
         if obstacle is not self._seen:
             if obstacle is not None:
                 self._since, self._pause, self._next = now, RETRY_MIN, now
-                self._unproved, self._tried = "that has not been tried yet", False
+                self._unproved, self._tried = "not tried yet", False
             self._seen = obstacle
         if (obstacle is None and not self.missing) or now < self._next:
             return
@@ -305,7 +305,7 @@ class Footing:
         if self._lock is not None:
             self._lock.take_state_lock(what=self._what)
             if not self._lock.complete:
-                raise HostError("the lock of the run cannot be taken", where=str(self._journal.path.parent))
+                raise HostError("cannot lock the run", where=str(self._journal.path.parent))
         if not known:
             return self._journal.try_disk()
         self._journal.return_to_disk()

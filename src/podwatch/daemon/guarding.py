@@ -90,7 +90,7 @@ class Guarding:
         self._wake = asyncio.Event()
         self._known: dict[int, CheckpointSet] | None = None
         self._announced = announced or Announced()
-        self.blind = "not looked yet"
+        self.blind = "the checkpoint directories have not been read yet"
 
     def wake(self) -> None:
         """Look again soon. Called on the loop."""
@@ -101,7 +101,7 @@ class Guarding:
         try:
             sets, self.named = await self._worker.call(self._read, timeout=RESCAN_DEADLINE)
         except (TimeoutError, OSError) as error:
-            self.blind = f"the checkpoint directories cannot be read: {error}"
+            self.blind = f"cannot read the checkpoint directories: {error}"
             return self._catalogue.sets
         self.blind = ""
         self._tell(sets)
@@ -142,17 +142,17 @@ class Guarding:
         for step, found in now.items():
             if found.complete:
                 if announced.learn(step, found.save_id) and (not first or found is newest):
-                    self._emit(_complete(found, wall, "found" if first else "complete"))
+                    self._emit(_complete(found, wall, "found" if first else "is complete"))
             elif found.completeness is Completeness.DAMAGED:
                 seen_before = step in announced
                 if announced.learn(step, DAMAGE) and (not first or seen_before):
-                    text = f"checkpoint step {step} is damaged: {found.reason}"
+                    text = f"the checkpoint of step {step} is damaged: {found.reason}"
                     self._emit(Event(EventName.CHECKPOINT_DAMAGED, wall, text, Severity.WARNING, {"step": step}))
         for step, gone in (before or {}).items():
             if step not in now:
                 announced.forget(step)
                 if gone.complete:
-                    text = f"checkpoint step {step} is no longer there"
+                    text = f"the checkpoint of step {step} is gone from this pod"
                     self._emit(Event(EventName.CHECKPOINT_GONE, wall, text, fields={"step": step}))
         announced.save()
 
@@ -161,6 +161,6 @@ def _complete(found: CheckpointSet, wall: float, word: str) -> Event:
     return Event(
         EventName.CHECKPOINT_COMPLETE,
         wall,
-        f"checkpoint step {found.step} {word}: {counted(found.file_count, 'file')}",
+        f"checkpoint of step {found.step} {word}: {counted(found.file_count, 'file')}",
         fields={"step": found.step, "save_id": found.save_id, "size_bytes": found.size_bytes},
     )

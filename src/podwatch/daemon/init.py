@@ -88,11 +88,11 @@ def _await_report(fd: int, log_path: str) -> int:
         while b"\n" not in said:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([fd], [], [], left)[0]:
-                print(f"podwatch is starting in the background, but not ready yet; log: {log_path}", file=sys.stderr)
+                print(f"podwatch is starting in the background, and is not ready yet; log: {log_path}", file=sys.stderr)
                 return 0
             chunk = os.read(fd, 4096)
             if not chunk:
-                print(f"podwatch could not go to the background; log: {log_path}", file=sys.stderr)
+                print(f"podwatch cannot run in the background; log: {log_path}", file=sys.stderr)
                 return 1
             said += chunk
     finally:
@@ -240,7 +240,7 @@ class Init:
             self.report("ended", self.last_code)
             if not self.first or none_left or self.last_code == 86:
                 return self.last_code
-            self.say(f"podwatch ended with {self.last_code} and is not restarted; init stays for what still runs")
+            self.say(f"podwatch exited with {self.last_code} and is not restarted; init stays for the other processes")
             self.only_children = True
         self.bound_log()
         return None
@@ -270,7 +270,7 @@ class Init:
                 self.become_daemon(environment, before)
         except OSError as error:  # no process or memory left: as PID 1 we would take training with us
             self.daemon, self.last_code = 0, 75
-            self.again(f"podwatch cannot be started ({error.strerror})")
+            self.again(f"cannot start podwatch ({error.strerror})")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -297,8 +297,8 @@ class Init:
             if now - self.aborted_at >= self.options.abort_wait:
                 self.signal(signal.SIGKILL)
         elif now >= self.deadline and not self.stopping:
-            what = "no sign of life" if self.ready else "not ready in time"
-            self.say(f"podwatch (process {self.daemon}): {what}; it is killed and started again, training goes on")
+            what = "no heartbeat" if self.ready else "not ready in time"
+            self.say(f"podwatch (process {self.daemon}): {what}; init kills and restarts it, training continues")
             self.aborted_at = now
             if self.silent_since is None:
                 self.silent_since = self.heard
@@ -320,7 +320,7 @@ class Init:
         their back."""
         if self.reported:
             self.restart_at = time.monotonic() + self.pause
-            self.say(f"{why}; started again in {self.pause:g} s, training goes on")
+            self.say(f"{why}; init starts it in {self.pause:g} s, training continues")
             self.pause = min(self.pause * 2, 60.0)
 
     def signal(self, number: int) -> None:

@@ -47,7 +47,7 @@ def take_along(run_id: str, layout: str, output_dir: Path, report: Callable[[str
                 tree.rename(old.record, old.record.with_name(old.record.name + _MOVED))
                 report(
                     f"the record of this run was copied from {old.outside} to {new.outside}, because trainer.output_dir"
-                    f" is now the run directory; what was quarantined is still in {old.outside}"
+                    f" is now the run directory; quarantined checkpoints are still in {old.outside}"
                 )
                 return
         except RootReplaced:
@@ -58,7 +58,7 @@ def take_along(run_id: str, layout: str, output_dir: Path, report: Callable[[str
                 where=str(new.outside),
                 fix=f"make both directories writable for podwatch, or move {old.outside} to {new.outside} by hand",
             ) from error
-    report(f"podwatch's directory of this run was moved from {old.outside} to {new.outside}, with trainer.output_dir")
+    report(f"podwatch moved its directory of this run from {old.outside} to {new.outside}, as trainer.output_dir moved")
 
 
 def _exists(tree: PinnedTree, path: Path) -> bool:

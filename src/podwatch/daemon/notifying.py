@@ -81,7 +81,8 @@ class Notifying:
 
     def findings(self) -> tuple[Finding, ...]:
         now = self._clock.monotonic()
-        broken = Finding(FindingKind.NOTIFY_FAILING, Severity.WARNING, f"notices: {self._broken}", now, "report this")
+        text = f"podwatch sends no notifications because of an internal error: {self._broken}"
+        broken = Finding(FindingKind.NOTIFY_FAILING, Severity.WARNING, text, now, "report this bug")
         wandb = self.wandb.findings(now) if self.wandb is not None else ()
         return (*self._notifier.findings(now), *wandb, *((broken,) if self._broken else ()))
 
@@ -148,7 +149,7 @@ def read_urls(path: Path) -> tuple[str, ...]:
     try:
         with opened(path, shown=True) as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
-                raise ConfigurationError("others may read this file", where=str(path), fix=f"chmod 600 {path}")
+                raise ConfigurationError("other users can read this file", where=str(path), fix=f"chmod 600 {path}")
             lines = [line.strip() for line in file.read().decode().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"

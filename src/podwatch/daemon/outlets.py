@@ -42,7 +42,7 @@ class Outlets:
         self._control = ControlServer(
             parts.paths.control_socket,
             handlers,
-            on_error=lambda method, error: complain(f"{method} failed: {error!r}"),
+            on_error=lambda method, error: complain(f"internal error in the command {method}: {error!r}"),
         )
         self._endpoint = own_endpoint(
             parts.settings.run_id,

@@ -37,7 +37,7 @@ def backup_findings(
     standing = sync.standing
     if standing.stop:
         lost = standing.act is Act.SUPERSEDED
-        fix = "end this pod, or take the run back: end podwatch here, then podwatch run --take-over"
+        fix = "shut this pod down, or take the run back: stop podwatch here, then `podwatch run --take-over`"
         found.append(
             Finding(
                 FindingKind.SUPERSEDED,
@@ -48,12 +48,12 @@ def backup_findings(
             )
         )
     if not lost_run(sync) and sync.ok is False:
-        suggestion = "podwatch check shows what the key and the bucket allow"
+        suggestion = "`podwatch check` shows what the key and the bucket allow"
         if sync.refused:
             suggestion = (
-                "correct it, for a key in the environment, the env_file or podwatch.env that holds it; files are read"
-                " again at each attempt, no restart is needed. `podwatch check` shows what the key and the bucket"
-                " allow, `podwatch sync` tries again at once"
+                "correct the key, the cap or the bucket; a key is in the environment, the env_file or podwatch.env."
+                " podwatch reads these files at each attempt, without a restart. `podwatch check` shows what the key"
+                " and the bucket allow, `podwatch sync` retries at once"
             )
             summary, severity = f"NOT BACKED UP: {sync.error}", Severity.CRITICAL
         else:
@@ -72,9 +72,9 @@ def backup_findings(
                 Finding(
                     FindingKind.SYNC_LAGGING,
                     Severity.CRITICAL,
-                    f"nothing new has reached the store for {lag / 3600:.1f} h; the newest stored is {last}",
+                    f"the store has received no new checkpoint for {lag / 3600:.1f} h; its newest is {last}",
                     now - lag,
-                    "see the store's error above, or the upload's speed in podwatch status --json",
+                    "check the uplink: `podwatch status` shows the upload, `podwatch check` tests the store",
                 )
             )
     return tuple(found)
@@ -113,13 +113,13 @@ def _cpu_busy(pace: UploadPace, tally: Tally) -> Finding:
     waited = "" if pace.cpu_wait is None else f", its threads wait for a CPU {100 * pace.cpu_wait:.0f} % of the time"
     before = ""
     if pace.usual_rate is not None and pace.rate is not None and pace.usual_rate > pace.rate:
-        before = f"; the line delivered {_rate(pace.usual_rate)} before"
+        before = f"; the uplink delivered {_rate(pace.usual_rate)} before"
     skipped = f"; {in_words(tally.outcomes)}" if Outcome.SKIPPED in tally.outcomes else ""
     left = f", {span(pace.left_bytes / pace.rate)} left" if pace.rate else ""
     acts = {
         "lowest": "podwatch raises its priority if that continues",
         "raised": "podwatch has raised its priority and raises it again if that is not enough",
-        "ordinary": "podwatch has raised its priority to that of an ordinary process, which is the most it takes",
+        "ordinary": "podwatch has raised its priority to that of an ordinary process, and raises it no further",
     }[pace.level]
     return Finding(
         FindingKind.UPLOADS_SLOW,
@@ -182,7 +182,7 @@ def linked_findings(linked: Sequence[Path], *, since: float) -> tuple[Finding, .
         Finding(
             FindingKind.FOREIGN_CHECKPOINTS,
             Severity.WARNING,
-            f"{link} is a symbolic link: the checkpoints behind it are not guarded, not backed up and not resumed from",
+            f"{link} is a symbolic link: podwatch does not guard, back up or resume from the checkpoints behind it",
             since,
             "set trainer.checkpoint_dir to the directory that it leads to",
         )
@@ -197,15 +197,15 @@ def freeze_findings(silent: float, *, now: float, wall: float, since: float) -> 
     if silent <= 0 or now - since > TOLD_SECONDS:
         return ()
     at = time.strftime("%H:%M:%S", time.gmtime(wall - (now - since)))
-    evidence = Evidence("init's watchdog", f"no word for {silent:.1f} s", Agreement.UNAVAILABLE, silent)
+    evidence = Evidence("init's watchdog", f"no response for {silent:.1f} s", Agreement.UNAVAILABLE, silent)
     return (
         Finding(
             FindingKind.LOOP_STALLED,
             Severity.WARNING,
-            f"podwatch did not respond for {silent:.0f} s, and init restarted it. Nothing was watched meanwhile;"
-            f" podwatch watches again since {at} UTC",
+            f"podwatch did not respond for {silent:.0f} s, and init restarted it. Training was unguarded meanwhile;"
+            f" podwatch guards it again since {at} UTC",
             since,
-            "if it happens again, the pod is short of CPU, or a disk or a driver blocks podwatch: see podwatch's log",
+            "if it happens again, the pod is short of CPU, or a disk or a driver blocks podwatch",
             evidence=(evidence,),
             subject="restarted",
         ),
@@ -236,7 +236,7 @@ def config_findings(refused: str, *, since: float) -> tuple[Finding, ...]:
     """``refused`` says why the file could not be used at start, if it could not."""
     if not refused:
         return ()
-    summary = "the configuration file cannot be used; running with the last good copy"
+    summary = "the configuration file is invalid; podwatch runs with the last good copy"
     return (Finding(FindingKind.CONFIG_STALE, Severity.CRITICAL, summary, since, refused),)
 
 
@@ -246,9 +246,9 @@ def store_withheld_finding(*, since: float) -> tuple[Finding, ...]:
         Finding(
             FindingKind.NOT_BACKED_UP,
             Severity.CRITICAL,
-            "NOT BACKED UP: the state database cannot be read, so podwatch does not know what the store holds",
+            "NOT BACKED UP: podwatch cannot read the state database, so it does not know what the store holds",
             since,
-            "see state-unavailable; uploads continue as soon as the database can be read",
+            "repair the state database (finding state-unavailable); podwatch then uploads again",
         ),
     )
 
@@ -290,8 +290,8 @@ def store_refused_finding(reason: str, *, since: float) -> tuple[Finding, ...]:
         Finding(
             FindingKind.NOT_BACKED_UP,
             Severity.CRITICAL,
-            f"NOT BACKED UP: the store is refused, {reason}",
+            f"NOT BACKED UP: podwatch does not use the configured store. {reason}",
             since,
-            "change sync.store and restart podwatch (training goes on meanwhile)",
+            "change sync.store and restart podwatch (training continues)",
         ),
     )

@@ -53,7 +53,7 @@ class Pausing:
         self._tell(True)  # first: nothing may begin while the journal writes
         self.pause, self._since = pause, self._clock.monotonic()
         await self._journal.run(Journal.learn, KEY, pause.to_dict())
-        self._say(EventName.PAUSED, f"{described(pause)}: nothing is killed and nothing started")
+        self._say(EventName.PAUSED, f"{described(pause)}: podwatch stops and starts no training")
         return pause
 
     async def end(self, why: str) -> bool:
@@ -74,20 +74,24 @@ class Pausing:
             if held != pause.held_by:
                 self.pause = replace(pause, held_by=held)
             if not pause.held_by:
-                self._say(EventName.PAUSED, f"the pause would be over, and goes on: {held}", Severity.WARNING)
+                self._say(
+                    EventName.PAUSED,
+                    f"the pause has expired, and continues while the GPUs are in use: {held}",
+                    Severity.WARNING,
+                )
             return
         self._journal.post(Journal.learn, KEY, None)
-        self._over("its time is over")
+        self._over("the pause has expired")
 
     def findings(self) -> tuple[Finding, ...]:
         pause = self.pause
         if pause is None:
             return ()
         if pause.held_by:
-            text = f"{described(pause)}; its time is over, and it goes on as long as {pause.held_by}"
-            fix = "it ends by itself when the GPUs are free; `podwatch unpause` ends it now"
+            text = f"{described(pause)}; it has expired, and continues while the GPUs are in use: {pause.held_by}"
+            fix = "the pause ends automatically when the GPUs are free; `podwatch unpause` ends it now"
             return (Finding(FindingKind.PAUSED, Severity.WARNING, text, self._since, fix),)
-        fix = "what is found is shown and not acted upon; `podwatch unpause` ends it"
+        fix = "podwatch reports findings but does not act on them; `podwatch unpause` ends the pause"
         return (Finding(FindingKind.PAUSED, Severity.INFO, described(pause), self._since, fix),)
 
     def _over(self, why: str) -> None:
@@ -114,15 +118,18 @@ def pause_handlers(pausing: Pausing, acting: Callable[[], bool]) -> Mapping[str,
     async def pause(params: dict[str, Any]) -> dict[str, Any]:
         seconds = params.get("seconds")
         if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds <= MOST_SECONDS):
-            raise UsageError("a pause lasts up to 30 days", where=f"{seconds!r} s", fix="give no time for no end")
-        busy = "; what is being stopped or started now is finished first" if acting() else ""
+            raise UsageError(
+                f"Invalid value for the pause: {seconds!r} s (expected at most 30 days)",
+                fix="omit the time for a pause without end",
+            )
+        busy = "; the stop or start in progress is finished first" if acting() else ""
         text = {name: str(params.get(name) or "")[:200] for name in ("by", "reason")}
         begun = await pausing.begin(seconds, **text)
-        message = f"{described(begun)}: nothing is killed and nothing started{busy}"
+        message = f"{described(begun)}: podwatch stops and starts no training{busy}"
         return {"message": message, "pause": pause_document(begun)}
 
     async def unpause(_: dict[str, Any]) -> dict[str, Any]:
         was = await pausing.end("unpause")
-        return {"message": "podwatch acts again" if was else "it was not paused", "pause": None}
+        return {"message": "podwatch acts again" if was else "podwatch was not paused", "pause": None}
 
     return {"pause": pause, "unpause": unpause}

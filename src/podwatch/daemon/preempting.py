@@ -128,7 +128,7 @@ def preempt_handlers(
         by = str(params.get("by") or "")[:100]
         preempt(f"preempted{f' by {by}' if by else ''}")
         seconds = grace()
-        message = f"preempted: training is told to end and podwatch leaves, within {seconds:g} s"
+        message = f"preempted: podwatch requests training to end and exits, within {seconds:g} s"
         return {"message": message, "grace_seconds": seconds}
 
     return {"preempt": handle}

@@ -110,7 +110,7 @@ class Pruner:
         reading = self._disk.latest()
         if self._blind() or not reading.ok or reading.value is None:
             why = self._blind() or reading.detail or str(reading.state)
-            raise HostError("no plan without sight of the disk", where=why, fix="try again when it answers")
+            raise HostError("cannot plan removals without reading the disk", where=why, fix="retry when it responds")
         main, policy = reading.value, self._policy()
         devices, next_save = self._devices(), self.next_save()
         first = plan_removal(self._input(main, _on(next_save, devices, main, main), devices, main), policy)
@@ -142,7 +142,11 @@ class Pruner:
         while nothing may be deleted."""
         async with self._one_at_a_time:
             if reason := self._hold():
-                raise Busy("nothing may be deleted now", where=reason, fix="try again when training goes on")
+                raise Busy(
+                    "podwatch deletes nothing now",
+                    where=reason,
+                    fix="retry when `podwatch status` no longer shows this",
+                )
             await self._sees_the_last_removal()
             await self._refresh_aside()
             plan = self.plan()
@@ -226,7 +230,7 @@ class Pruner:
             return f"pinned: {pin}"
         now = next((s for s in self._catalogue.sets if s.step == removal.step), None)
         if now is not None and not now.complete and removal.kind in _WHOLE_SETS:
-            return "it is being saved anew"
+            return "it is being saved again"
         newest, held = newest_complete(self._catalogue.sets), newest_whole(self._catalogue.sets)
         whole = removal.step is not None and not removal.part and not removal.path
         keeps = {s.step for s in (newest, held) if s is not None}
@@ -331,14 +335,14 @@ def plan_document(plan: RemovalPlan, *, done: bool = False) -> dict[str, Any]:
         {"action": "keep", "step": k.step, "reason": k.reason, "size_bytes": k.bytes or None} for k in plan.kept
     ]
     if plan.trigger is Trigger.NONE:
-        message = "there is room: nothing needs to go"
+        message = "there is enough space: nothing to remove"
     else:
-        verb = "freed" if done else "would come free"
+        verb = "freed" if done else "would be freed"
         message = f"{format_size(plan.freed_bytes)} of {format_size(plan.target_bytes)} {verb} ({plan.trigger})"
         if plan.shortfall_bytes:
             message += f"; {format_size(plan.shortfall_bytes)} short"
         if plan.waiting:
-            message += f"; {format_size(sum(r.bytes for r in plan.waiting))} more before the next save"
+            message += f"; {format_size(sum(r.bytes for r in plan.waiting))} more to be freed before the next save"
     return {
         "entries": entries,
         "trigger": str(plan.trigger),

@@ -9,7 +9,7 @@ from podwatch.domain.snapshot import DiskSample
 from podwatch.judgement.prediction import NextSave
 from podwatch.judgement.retention import RemovalPlan
 
-BY_HAND = "make room by hand, or let checkpoints reach the store; podwatch prune --dry-run explains each set"
+BY_HAND = "free space, or wait until checkpoints are in the store; `podwatch prune --dry-run` explains each checkpoint"
 STATE_BYTES = 256 << 20
 """Our own state is small (journal, recording, incident bundles), but it must not be in the way of a full disk."""
 TEMP_BYTES = GIB
@@ -25,12 +25,12 @@ def no_room(
     store, and there is time until then."""
     subject = "" if disk.role in ("", "checkpoints") else disk.role
     where = f" in {disk.path}" if subject else ""
-    many = f" ({next_save.saves} saves may come before anything can go)" if next_save.saves > 1 else ""
+    many = f" ({next_save.saves} saves can come before podwatch can remove anything)" if next_save.saves > 1 else ""
     need = f"the next save needs {format_size(next_save.room)}{many}, {format_size(disk.free_bytes)} are free{where}"
     if plan.missing_bytes > 0:
         soon = next_save.soon and policy.stop_when_full
-        gone = f"{format_size(plan.freed_bytes)} can go" if plan.freed_bytes else "nothing more may go"
-        summary = f"{need}, {gone}: {format_size(plan.missing_bytes)} short{_ways_out(plan)}"
+        gone = f"can remove {format_size(plan.freed_bytes)}" if plan.freed_bytes else "can remove nothing more"
+        summary = f"{need}, podwatch {gone}: {format_size(plan.missing_bytes)} short{_ways_out(plan)}"
         stop = Verdict.STOP if soon else Verdict.NONE
         return (
             Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, at, BY_HAND, stop, soon, subject=subject),
@@ -44,15 +44,15 @@ def no_room(
     if plan.waiting:
         steps = ", ".join(str(r.step) for r in plan.waiting)
         due = "" if next_save.due_in is None else f", in about {next_save.due_in / 60:.0f} min,"
-        summary = f"{need}: before it comes{due} step {steps} must go without being in the store"
-        fix = "a faster line, a longer interval between saves, or a bigger disk; podwatch prune --dry-run explains"
+        summary = f"{need}: before that save{due} podwatch deletes step {steps}, which is not in the store"
+        fix = "use a faster uplink, save less often, or use a bigger disk; `podwatch prune --dry-run` explains the plan"
         return (Finding(FindingKind.DISK_NO_ROOM, Severity.WARNING, summary, at, fix, subject=subject),)
     return ()
 
 
 def _ways_out(plan: RemovalPlan) -> str:
     ways = sorted((k for k in plan.kept if k.unlock and k.bytes), key=lambda k: -k.bytes)
-    texts = [f"{format_size(k.bytes)} could go if step {k.step} were {k.unlock}" for k in ways[:NAMED]]
+    texts = [f"podwatch could remove {format_size(k.bytes)} if step {k.step} were {k.unlock}" for k in ways[:NAMED]]
     return "".join(f"; {text}" for text in texts)
 
 
@@ -93,7 +93,7 @@ def other_disks(
             found.append(_low(disk, "podwatch's own state", at, "empty it, or set state_dir elsewhere"))
         elif disk.role == "output" and not shared and disk.device not in devices.values() and disk.used_ratio > 0.95:
             # logs and by-products only: no save is written here
-            found.append(_low(disk, "the output directory", at, "logs and by-products of the trainer lie there"))
+            found.append(_low(disk, "the output directory", at, "delete logs and by-products of the trainer"))
     return tuple(found)
 
 

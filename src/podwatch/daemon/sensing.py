@@ -147,7 +147,7 @@ class SensingLoop:
         armed_before, self._armed = self._armed, self.state.armed
         for name in self._armed:
             if name not in armed_before:
-                text = f"{name} is armed"
+                text = f"detector {name} is ready: its signal was seen healthy"
                 self._emit(Event(EventName.DETECTOR_ARMED, snapshot.wall, text, fields={"detector": name}))
         self.snapshot, self.findings = snapshot, findings
         self.turns += 1
@@ -158,7 +158,7 @@ class SensingLoop:
         """Whether the loop turned within its deadline, and the reason in words."""
         age = self._clock.monotonic() - self._last_turn
         limit = max(LATE_SECONDS, LATE_TURNS * self._poll)
-        return age <= limit, f"the sensing loop turned {age:.1f} s ago (limit {limit:.0f} s)"
+        return age <= limit, f"the sensing loop last ran {age:.1f} s ago (limit {limit:.0f} s)"
 
     def _tell_sensors(self, snapshot: Snapshot) -> None:
         for name in self._senses.all():

@@ -57,16 +57,16 @@ class Turning(Core):
                 raise ConfigurationError(
                     f"{', '.join(blocked)} cannot change while podwatch runs",
                     where=str(new.path),
-                    fix="restart podwatch; training goes on meanwhile",
+                    fix="restart podwatch; training continues",
                 )
         except PodwatchError as error:
-            self._config_problem, text = str(error), f"the old configuration stays: {error}"
+            self._config_problem, text = str(error), f"configuration not reloaded, the old one stays in force: {error}"
             self._say(EventName.CONFIG_REFUSED, text, Severity.WARNING)
         else:
             later = waits_for_restart(self.loaded.settings, new.settings)
-            text = "configuration reloaded: thresholds and policies are in force"
+            text = "configuration reloaded; new thresholds and policies are in force"
             if later:
-                text += f"; after the next start of podwatch: {', '.join(later)}"
+                text += f". These take effect at the next start of podwatch: {', '.join(later)}"
             self.loaded, self._config_problem = new, ""
             parts = self.parts
             parts.settings = new.settings

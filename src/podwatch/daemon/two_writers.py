@@ -116,7 +116,7 @@ class TwoWriters:
         writers = tuple(other for other in self.found if other.writes)
         found = (self._two(writers, handle, sets, now),) if writers and handle is not None else self._after(sets, now)
         if self.problem:
-            text = f"a second trainer in {self._output_dir} would not be seen: {self.problem}"
+            text = f"podwatch cannot see whether a second trainer writes to {self._output_dir}: {self.problem}"
             found = (*found, Finding(FindingKind.SENSOR_BLIND, Severity.WARNING, text, now, subject="two-writers"))
         return found
 
@@ -153,11 +153,11 @@ class TwoWriters:
         return Finding(
             FindingKind.TWO_WRITERS,
             Severity.CRITICAL,
-            f"two trainers write to {self._output_dir}: podwatch watches pid {handle.launcher.pid} ({command}); it does"
-            f" not know {others}. Nothing that is saved meanwhile is published or resumed from"
+            f"two trainers write to {self._output_dir}: podwatch watches pid {handle.launcher.pid} ({command}); the"
+            f" other is {others}. podwatch neither publishes nor resumes from checkpoints that are saved meanwhile"
             + (f" (held back: step {held})" if held else ""),
             self.held.spans[-1].start - self._clock.wall() + now if self.held.spans else now,
-            f"stop the one that does not belong here: `kill {pids}`, or `podwatch stop-training` for ours",
+            f"stop one of them: `kill {pids}`, or `podwatch stop-training` for the one that podwatch watches",
             subject="writers",
         )
 

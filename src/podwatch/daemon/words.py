@@ -7,7 +7,7 @@ from podwatch.daemon.pausing import described
 from podwatch.domain.pause import Pause
 from podwatch.domain.snapshot import Snapshot
 
-FAREWELL_IDLE = "podwatch leaves; no training is running"
+FAREWELL_IDLE = "podwatch exits; no training is running"
 
 
 def opening(parts: Parts, pause: Pause | None = None) -> str:
@@ -24,12 +24,12 @@ def opening(parts: Parts, pause: Pause | None = None) -> str:
 def farewell(*, training: bool, preempted: str) -> str:
     """The last line. ``training``: a trainer is known; ``preempted``: why it ends too; empty where it does not."""
     if not training:
-        return f"podwatch leaves: {preempted}; no training is running" if preempted else FAREWELL_IDLE
+        return f"podwatch exits: {preempted}; no training is running" if preempted else FAREWELL_IDLE
     if preempted:
-        return f"podwatch leaves: {preempted}; training is told to end"
+        return f"podwatch exits: {preempted}; it requests training to end"
     return (
-        "podwatch leaves; training goes on UNGUARDED. Start podwatch again to guard it,"
-        " or `podwatch stop-training` first to stop it"
+        "podwatch exits; training continues UNGUARDED. Start podwatch again to guard it;"
+        " to stop training, start podwatch again and run `podwatch stop-training`"
     )
 
 

@@ -150,7 +150,7 @@ def make_app(
         return Response(status_code=200 if request.method == "GET" else 204)
 
     async def failed(request: Request, error: Exception) -> Response:
-        return _json({"error": f"podwatch could not answer: {type(error).__name__}"}, 500)
+        return _json({"error": f"internal error in podwatch: {type(error).__name__}"}, 500)
 
     routes = [
         Route("/livez", livez),
@@ -192,7 +192,9 @@ class HostCheck:
                 return
             for name, value in scope["headers"]:
                 if name == b"host" and not self._allowed(_hostname(value.decode("latin-1"))):
-                    await _json({"error": "this name is not served here"}, 421)(scope, receive, send)
+                    await _json({"error": "Invalid value for Host (expected an address of this podwatch)"}, 421)(
+                        scope, receive, send
+                    )
                     return
         await self._app(scope, receive, send)
 

@@ -54,7 +54,7 @@ class Channel(Protocol):
 
 def document_of(notice: Notice, *, run_id: str, host: str) -> dict[str, Any]:
     """What a channel is given, secrets taken out (docs/notifications.md)."""
-    unsent = f"\n({notice.unsent} more were held back)" if notice.unsent else ""
+    unsent = f"\n({notice.unsent} more not sent: hourly limit reached)" if notice.unsent else ""
     document = {
         "schema_version": NOTICE_SCHEMA_VERSION,
         "run_id": run_id,
@@ -96,7 +96,7 @@ class CommandChannel:
         except PodwatchError as error:
             raise NotSent(error.what, final=True) from error
         if done.timed_out:
-            raise NotSent(f"no end within {self.timeout:g} s")
+            raise NotSent(f"the command did not end within {self.timeout:g} s")
         if not done.ok:
             raise NotSent(_last(f"exit {done.code}", done.output))
 
@@ -227,9 +227,9 @@ class Notifier:
             Finding(
                 FindingKind.NOTIFY_FAILING,
                 Severity.WARNING,
-                f"notifications do not get through: {o.why}" + (f" ({o.lost} lost)" if o.lost else ""),
+                f"notifications cannot be sent: {o.why}" + (f" ({o.lost} lost)" if o.lost else ""),
                 at,
-                "podwatch check --notify sends one and says what comes back",
+                "`podwatch check --notify` sends one and shows the response",
                 subject=o.channel.name,
             )
             for o in self.outboxes

@@ -233,7 +233,9 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
-        raise HostError(f"no such address: {error}", where=where, fix="set [http] host to 127.0.0.1") from error
+        raise HostError(
+            f"cannot resolve the address: {error}", where=where, fix="set [http] host to 127.0.0.1"
+        ) from error
     last = min(port + PORT_TRIES, 65535)
     for candidate in range(port, last + 1) if port else [0]:
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -247,9 +249,11 @@ def bind(host: str, port: int) -> socket.socket:
             return listener
         except PermissionError as error:
             listener.close()
-            raise PermissionDenied("this port needs more rights", where=where, fix="use a port above 1023") from error
+            raise PermissionDenied(
+                "Permission denied: only root can use this port", where=where, fix="use a port above 1023"
+            ) from error
         except OSError as error:
             listener.close()
             if error.errno != errno.EADDRINUSE:
                 raise HostError(f"cannot listen: {error.strerror}", where=where, fix="check [http] host") from error
-    raise HostError(f"ports {port} to {last} are all taken", where=host, fix="set [http] port to a free one, or 0")
+    raise HostError(f"ports {port} to {last} are all in use", where=host, fix="set [http] port to a free one, or 0")

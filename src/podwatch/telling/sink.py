@@ -115,7 +115,7 @@ class Sink:
                 continue
             if self._dropped:
                 count, self._dropped = self._dropped, 0
-                self._target.write("warning", f"{count} log lines were dropped: the output is stuck", {})
+                self._target.write("warning", f"{count} log lines were dropped, because the log output was blocked", {})
             self._target.write(*item)
 
 

@@ -28,10 +28,10 @@ HOLDS_UP = frozenset({FindingKind.BLOCKED, FindingKind.SUPERSEDED, FindingKind.A
 
 _SUGGESTIONS = {
     FindingKind.NOT_BACKED_UP: "set [sync] store to b2://bucket or file:///path on another disk",
-    FindingKind.GAVE_UP: "look at `podwatch incidents` and the trainer's log, then `podwatch start`",
+    FindingKind.GAVE_UP: "fix the cause (`podwatch incidents`, `podwatch logs`), then run `podwatch start`",
     FindingKind.SENSOR_BLIND: "run `podwatch check`",
-    FindingKind.TRAINER_EXITED: "see `podwatch logs` and `podwatch incidents`",
-    FindingKind.BLOCKED: "podwatch goes on by itself as soon as that is over",
+    FindingKind.TRAINER_EXITED: "`podwatch logs` and `podwatch incidents` show the cause",
+    FindingKind.BLOCKED: "podwatch continues automatically as soon as this ends",
 }
 
 
@@ -153,12 +153,12 @@ def _reasons(view: DaemonView) -> list[dict[str, Any]]:
         summary = view.recovery.detail or "podwatch has stopped restarting this run"
         reasons.insert(0, _own(view, FindingKind.GAVE_UP, Severity.CRITICAL, summary))
     if not view.watchdog_ok:
-        summary = "the sensing loop has not turned within its deadline"
+        summary = "the sensing loop missed its deadline: podwatch watches nothing"
         reasons.insert(0, _own(view, FindingKind.SENSOR_BLIND, Severity.CRITICAL, summary))
     blind_named = any(f.kind is FindingKind.SENSOR_BLIND for f in view.findings)
     for name, sensor in sorted(view.sensors.items()):
         if sensor.state in (SensorState.BLIND, SensorState.DENIED) and not blind_named:
-            summary = f"sensor {name} cannot see: {sensor.detail or sensor.state}"
+            summary = f"the {name} sensor cannot read its source: {sensor.detail or sensor.state}"
             reasons.append(_own(view, FindingKind.SENSOR_BLIND, Severity.WARNING, summary, subject=name))
     return reasons
 
@@ -188,10 +188,10 @@ def _suggestion(view: DaemonView, finding: Finding) -> str:
             return "podwatch is paused: `podwatch unpause` lets it act"
         if view.mode == "observe":
             way = "`podwatch restart` restarts training" if restarts else "`podwatch stop-training` ends it"
-            return f"podwatch only observes; {way}"
+            return f"mode is observe, so podwatch does not act; {way}"
         if restarts and finding.confirmed and view.recovery.active:
             return NOTHING
-    return _SUGGESTIONS.get(finding.kind, "`podwatch events` shows what led to it")
+    return _SUGGESTIONS.get(finding.kind, "`podwatch events` shows the events before it")
 
 
 def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, Any]]:
@@ -199,15 +199,15 @@ def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, 
     trainer process that ended, before its detector has held its time."""
     if training["trainer_ended_at"] and not any(f.kind in DEATHS for f in view.findings):
         ago = max(0.0, view.now - (view.trainer_ended_at or view.now))
-        summary = f"the trainer process ended {ago:.0f} s ago and its launcher still runs: no step is made"
+        summary = f"the trainer process ended {ago:.0f} s ago, its launcher still runs: training makes no progress"
         reason = _own(view, FindingKind.REQUIRED_CHILD_EXITED, Severity.WARNING, summary)
-        fix = "nothing: podwatch makes sure that training has ended, then it restarts it"
+        fix = "nothing: podwatch confirms that training has ended, then restarts it"
         return [reason | {"suggestion": fix if view.mode == "act" and view.pause is None else ""}]
     ended = (training["exit"] or {}).get("text", "")
     match training["state"]:
         case "recovering" | "down":
             if training["alive"]:
-                summary = "the trainer was brought back and has not shown a step yet"
+                summary = "podwatch restarted the trainer, which has not reported a step yet"
             else:
                 summary = f"the trainer is not running{f' ({ended})' if ended else ''}"
             reason = _own(view, FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary)

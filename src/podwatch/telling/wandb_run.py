@@ -98,8 +98,8 @@ class WandbRun:
     def findings(self, at: float) -> tuple[Finding, ...]:
         if not self.why:
             return ()
-        summary = f"podwatch's own W&B run cannot be written: {self.why}"
-        fix = "podwatch check looks at [wandb]; training's own run is not concerned"
+        summary = f"podwatch cannot write its own W&B run: {self.why}"
+        fix = "`podwatch check` tests [wandb]; the W&B run of training is not affected"
         return (Finding(FindingKind.NOTIFY_FAILING, Severity.WARNING, summary, at, fix, subject="wandb run"),)
 
     async def close(self, seconds: float = END_SECONDS) -> None:
@@ -127,7 +127,7 @@ class WandbRun:
     async def _begin(self) -> None:
         now = self._clock.monotonic()
         if now < self._not_before:
-            raise NotSent(self.why or "it ended; it is tried again later")
+            raise NotSent(self.why or "its process ended; podwatch retries later")
         await self._discard()
         self._plan.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
