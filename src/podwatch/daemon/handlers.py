@@ -1,4 +1,4 @@
-"""What the control socket can ask for. Each handler takes and returns JSON-safe dicts; errors are PodwatchErrors."""
+"""The methods of the control socket. Each handler takes and returns JSON-safe dicts and raises PodwatchErrors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,13 +25,13 @@ from podwatch.telling.view import DaemonView
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 AT_ONCE = frozenset({"status", "events", "incidents", "shutdown", "preempt"})
-"""What is answered, or done, while podwatch is still starting."""
+"""Methods that run while podwatch is still starting."""
 BEGIN_SECONDS = 20.0
-"""The others wait so long for it: the client's own deadline is 30 s."""
+"""How long the other methods wait for the end of the start: the client's deadline is 30 s."""
 
 
 class Steering(Protocol):
-    """What a handler may do with the daemon."""
+    """The daemon as the handlers use it."""
 
     parts: Parts
     rounds: Rounds
@@ -126,7 +126,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
 
     async def verify(params: dict[str, Any]) -> dict[str, Any]:
         wanted = _step(params)
-        # Of all of them only the complete ones: one that is being written right now is not broken.
+        # Without a step only complete ones: a checkpoint that is being written is not damaged.
         steps = [s.step for s in parts.catalogue.sets if s.step == wanted or (wanted is None and s.complete)]
         if wanted is not None and not steps:
             raise UsageError(
@@ -137,7 +137,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
             try:
                 looked = await parts.files.call(parts.catalogue.inspect, step)
             except HostError:
-                continue  # the trainer removed it meanwhile
+                continue  # the trainer removed it since
             answers.append(inspection_document(step, looked.problems, looked.notes, looked.files))
         return {"steps": answers}
 
@@ -148,7 +148,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
             raise HostError("no store is configured", where="sync.store", fix='set it, for example "b2://my-bucket"')
         step = _step(params)
         for found in parts.catalogue.sets:
-            if found.step == step and found.held:  # the operator decides about what podwatch holds back
+            if found.step == step and found.held:  # naming a held-back checkpoint releases it
                 if found.earlier:
                     raise Busy(
                         f"step {step} belongs to an earlier branch that training has left",
@@ -161,7 +161,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
                     await parts.files.call(parts.two_writers.release, found)
                 parts.syncer.retry(found.step, found.save_id)
         task = asyncio.create_task(parts.syncer.sync_now(step))
-        await asyncio.sleep(0)  # what cannot be sent at all is refused in the first step of the task
+        await asyncio.sleep(0)  # a permanent refusal fails in the first step of the task
         if params.get("wait") or task.done():
             await task
             state = parts.syncer.state
@@ -229,8 +229,8 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
 
 
 def once_begun(handlers: Mapping[str, Handler], begun: asyncio.Event) -> Mapping[str, Handler]:
-    """The same, but nothing acts before podwatch has read what the one before it left: a wish that comes sooner would
-    be overwritten by it, or would act beside it."""
+    """The same handlers, but all except ``AT_ONCE`` wait until ``begun``: before that, podwatch has not read the state
+    of the previous one, and would overwrite the request or act in parallel."""
 
     def waiting(handler: Handler) -> Handler:
         async def call(params: dict[str, Any]) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def _step(params: Mapping[str, Any]) -> int | None:
 
 
 def _whole(params: Mapping[str, Any], name: str, default: int | None) -> int:
-    """A row number or a count that SQLite can hold. UsageError for anything else."""
+    """A row number or a count that fits SQLite. Raises UsageError for anything else."""
     value = params.get(name)
     if value is None and default is not None:
         return default
@@ -290,7 +290,7 @@ def _needed_step(params: Mapping[str, Any]) -> int:
 
 
 def cleaned_document(cleaned: cleaning.Cleaned, *, daemon: bool) -> dict[str, Any]:
-    """What `clean` answers; ``daemon``: somebody is there to start what is wanted."""
+    """The answer to `clean`. ``daemon``: a daemon runs and can start training."""
     if cleaned.number is None:
         said = "no files of an old run found"
     else:
@@ -307,5 +307,5 @@ def cleaned_document(cleaned: cleaning.Cleaned, *, daemon: bool) -> dict[str, An
 
 
 def _told(message: str) -> dict[str, Any]:
-    """What was accepted. What became of it shows in the status: the act has only just begun."""
+    """The answer to an accepted request whose operation has just started."""
     return {"message": f"{message}; `podwatch status` shows the progress"}

@@ -1,7 +1,7 @@
-"""``podwatch pause``: kept in the journal, told in the status, ended by `unpause` or by its time.
+"""``podwatch pause``: kept in the journal, shown in the status, ended by `unpause` or when it expires.
 
-Whoever maintains a pod often has the GPUs in use when the time is over. As long as processes that are not of the run
-hold them, the pause goes on, and says so (DESIGN section 3): a start now would fail, or end their work.
+An operator often still uses the GPUs when the pause expires. While processes outside the run hold them, the pause
+continues, with a warning: a start of training would fail, or end their work.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,7 +26,7 @@ MOST_SECONDS = 30 * 86400.0
 
 
 class Pausing:
-    """``held`` says in words who else holds the run's GPUs, empty if nobody; ``tell`` passes every change on."""
+    """``held`` describes what else holds the run's GPUs, or is empty; ``tell`` receives each change."""
 
     def __init__(
         self,
@@ -41,23 +41,23 @@ class Pausing:
         self._since = 0.0
 
     async def load(self) -> None:
-        """Before anything may act."""
+        """Read the pause from the journal. Call it before recovery acts."""
         self.pause = Pause.from_dict(await self._journal.run(Journal.learned, KEY))
         self._since = self._clock.monotonic()
         self._tell(self.pause is not None)
 
     async def begin(self, seconds: float | None, *, by: str, reason: str) -> Pause:
-        """In force, and durable, when this returns. A pause that runs already is replaced."""
+        """Pause, replacing an active pause. It is in force and durable when this returns."""
         wall = self._clock.wall()
         pause = Pause(wall, None if seconds is None else wall + seconds, by, reason)
-        self._tell(True)  # first: nothing may begin while the journal writes
+        self._tell(True)  # first: recovery must start nothing while the journal writes
         self.pause, self._since = pause, self._clock.monotonic()
         await self._journal.run(Journal.learn, KEY, pause.to_dict())
         self._say(EventName.PAUSED, f"{described(pause)}: podwatch stops and starts no training")
         return pause
 
     async def end(self, why: str) -> bool:
-        """False when there was none. Durable first, so that a podwatch that dies here is not paused again unseen."""
+        """End the pause; False if there was none. Durable first, so that a crash here does not restore the pause."""
         if self.pause is None:
             return False
         await self._journal.run(Journal.learn, KEY, None)
@@ -65,7 +65,7 @@ class Pausing:
         return True
 
     def turn(self, snapshot: Snapshot) -> None:
-        """At each turn of the sensing loop: is it over? Never blocks."""
+        """Call it at each turn of the sensing loop: ends an expired pause. Never blocks."""
         pause = self.pause
         if pause is None or pause.until is None or snapshot.wall < pause.until:
             return
@@ -113,7 +113,7 @@ def described(pause: Pause) -> str:
 
 
 def pause_handlers(pausing: Pausing, acting: Callable[[], bool]) -> Mapping[str, Handler]:
-    """What the control socket offers. ``acting``: something is being stopped or started right now."""
+    """The methods of the control socket. ``acting``: a stop or start of training is in progress."""
 
     async def pause(params: dict[str, Any]) -> dict[str, Any]:
         seconds = params.get("seconds")

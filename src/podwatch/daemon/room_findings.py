@@ -1,4 +1,4 @@
-"""The disk will be full before anything more may go: said before the save fails, with numbers. Pure functions."""
+"""Findings about missing disk space, before a save fails, with numbers. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,18 +11,18 @@ from podwatch.judgement.retention import RemovalPlan
 
 BY_HAND = "free space, or wait until checkpoints are in the store; `podwatch prune --dry-run` explains each checkpoint"
 STATE_BYTES = 256 << 20
-"""Our own state is small (journal, recording, incident bundles), but it must not be in the way of a full disk."""
+"""Least free space for podwatch's state (journal, recording, incident bundles)."""
 TEMP_BYTES = GIB
-"""Compilers, sockets and unpacked archives of a trainer; where whole checkpoints are staged, their size counts too."""
+"""Least free space for the trainer's temporary files, such as compiler output. Staged checkpoints are added."""
 NAMED = 3
-"""So many ways out are named; the dry run has them all."""
+"""Checkpoints named in a finding; the dry run shows all."""
 
 
 def no_room(
     plan: RemovalPlan, disk: DiskSample, next_save: NextSave, policy: DiskPolicy, at: float
 ) -> tuple[Finding, ...]:
-    """``at`` is when the disk was seen. Critical: the next save cannot fit. Warning: it takes sets that are not in the
-    store, and there is time until then."""
+    """A finding if the next save does not fit (critical), or fits only after deleting checkpoints that are not in the
+    store (warning, while there is time). ``at``: time of the disk reading."""
     subject = "" if disk.role in ("", "checkpoints") else disk.role
     where = f" in {disk.path}" if subject else ""
     many = f" ({next_save.saves} saves can come before podwatch can remove anything)" if next_save.saves > 1 else ""
@@ -66,14 +66,14 @@ def other_disks(
     margin: float,
     at: float,
 ) -> tuple[Finding, ...]:
-    """File systems beside the checkpoints' own: the temporary directory and our own state. ``devices``: part -> file
-    system it lies on, for what else is written there with a save."""
+    """Findings about the other file systems: temporary directory, podwatch's state, output directory. ``devices``:
+    part -> its file system."""
     found = []
     staged = int(next_save.most_bytes * margin) if stages_in_temp else 0
     for disk in disks:
         shared = disk.device and disk.device == checkpoints_device
         if disk.role == "temp":
-            # On the checkpoints' own disk the staged copy comes on top of the save itself.
+            # On the checkpoints' own disk the staged copy needs space in addition to the save.
             need = staged + (int(next_save.room * margin) if shared else 0) if staged else 0
             if need > disk.free_bytes:
                 found.append(

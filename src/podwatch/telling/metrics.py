@@ -1,7 +1,7 @@
-"""Prometheus metrics from the view, on a registry of our own (facts/peers.md (e) has the naming rules).
+"""Prometheus metrics from the DaemonView, on a separate registry.
 
-Step numbers are values, never labels. What cannot be observed is left out rather than shown as zero; the matching
-``podwatch_sensor_up`` says why.
+Step numbers are values, never labels. A value that cannot be observed is omitted, not zero; ``podwatch_sensor_up`` then
+shows the sensor as down.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ OVERALL = ("ok", "warning", "critical", "unknown")
 
 
 class ViewCollector(Collector):
-    """Builds every family anew from the newest view at each scrape."""
+    """Builds all metric families from the newest view at each scrape."""
 
     def __init__(self, source: Callable[[], DaemonView]) -> None:
         self._source = source
@@ -55,7 +55,7 @@ def make_registry(source: Callable[[], DaemonView]) -> CollectorRegistry:
 
 
 def exposition(registry: CollectorRegistry) -> bytes:
-    """The text format, version 0.0.4, which every Prometheus reads."""
+    """The metrics in text format 0.0.4, which every Prometheus reads."""
     return generate_latest(registry)
 
 
