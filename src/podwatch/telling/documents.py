@@ -54,8 +54,8 @@ def checkpoint_document(
     uploading_step: int | None = None,
     held: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One checkpoint. ``stored`` is None where it is unknown (no daemon was asked). ``held``: reasons besides a pin that
-    protect it from removal."""
+    """One checkpoint. ``stored`` is None where it is unknown (no daemon was asked). ``held``: reasons besides a pin
+    that protect it from removal."""
     pin = (pins or {}).get(found.step)
     return {
         "step": found.step,

@@ -100,7 +100,7 @@ def _redact(logger: WrappedLogger, method: str, event_dict: EventDict) -> EventD
 
 
 class _Emit:
-    """The last structlog processor: renders the entry and passes it to the sink. Returns nothing for structlog to log."""
+    """The last structlog processor: renders the entry and passes it to the sink."""
 
     def __init__(self, sink: Sink, form: str, *, colours: bool) -> None:
         self._sink, self._form = sink, form
