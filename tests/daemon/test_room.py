@@ -42,8 +42,8 @@ def test_the_numbers_are_told_and_what_would_help() -> None:
     (found,) = said(first_seen_wall=1044.0)
     assert (found.kind, found.severity, found.verdict) == (FindingKind.DISK_NO_ROOM, Severity.CRITICAL, Verdict.NONE)
     assert found.summary == (
-        "the next save needs 47 GB, 31 GB are free, podwatch can remove nothing more: 20.7 GB short;"
-        " podwatch could remove 12 GB if step 40 were in the store"
+        "the next save needs 51.7 GB (47 GB and the margin), 31 GB are free, podwatch can remove nothing more: 20.7 GB"
+        " short; podwatch could remove 12 GB if step 40 were in the store"
     )
     (found,) = said(pins={40: "good eval"})
     assert found.summary.endswith("; podwatch could remove 12 GB if step 40 were not pinned")

@@ -466,7 +466,7 @@ def _refuse_store(settings: Settings, same_disk_store: bool) -> str:
         return ""
     if not same_filesystem(url, output):
         return ""
-    return f"{url} is on the same filesystem as {output}: set it to another volume, or to a b2:// bucket"
+    return f"{url} is on the same filesystem as {output}: it must be on another volume, or a b2:// bucket"
 
 
 def _pod(writer_id: str, output_dir: Path) -> Pod:

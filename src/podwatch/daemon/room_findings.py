@@ -30,7 +30,12 @@ def no_room(
     if plan.missing_bytes > 0:
         soon = next_save.soon and policy.stop_when_full
         gone = f"can remove {format_size(plan.freed_bytes)}" if plan.freed_bytes else "can remove nothing more"
-        summary = f"{need}, podwatch {gone}: {format_size(plan.missing_bytes)} short{_ways_out(plan)}"
+        needed = plan.missing_bytes + plan.freed_bytes + disk.free_bytes  # so that the numbers add up
+        margin = f" ({format_size(next_save.room)} and the margin)" if needed >= next_save.room else ""
+        summary = (
+            f"the next save needs {format_size(needed)}{margin}{many}, {format_size(disk.free_bytes)} are free{where},"
+            f" podwatch {gone}: {format_size(plan.missing_bytes)} short{_ways_out(plan)}"
+        )
         stop = Verdict.STOP if soon else Verdict.NONE
         return (
             Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, at, BY_HAND, stop, soon, subject=subject),

@@ -26,7 +26,7 @@ def farewell(*, training: bool, preempted: str) -> str:
     if not training:
         return f"podwatch exits: {preempted}; no training is running" if preempted else FAREWELL_IDLE
     if preempted:
-        return f"podwatch exits: {preempted}; it requests training to end"
+        return f"podwatch exits: {preempted}; podwatch requests training to end"
     return (
         "podwatch exits; training continues UNGUARDED. Start podwatch again to guard it;"
         " to stop training, start podwatch again and run `podwatch stop-training`"

@@ -244,7 +244,7 @@ class Notifier:
 
 
 def shown_url(url: str) -> str:
-    """The scheme of the URL, for http with the host, to identify it. The rest can be a secret."""
+    """The scheme of the URL, and the host of a web address; the rest can be a secret."""
     scheme = url.partition(":")[0]
     if scheme not in ("http", "https"):
         return f"{scheme}://..."

@@ -249,7 +249,7 @@ def bind(host: str, port: int) -> socket.socket:
         except PermissionError as error:
             listener.close()
             raise PermissionDenied(
-                "Permission denied: only root can use this port", where=where, fix="use a port above 1023"
+                "Permission denied: cannot use a privileged port", where=where, fix="use a port above 1023"
             ) from error
         except OSError as error:
             listener.close()

@@ -336,7 +336,7 @@ def test_a_machine_that_is_shut_down_is_a_preemption(pod: Pod) -> None:
     last = [(str(e.name), e.message) for e in journal.events()][-8:]
     intents = [str(i.kind) for i in journal.open_intents()]
     journal.close()
-    said = "podwatch exits: the machine is being shut down; it requests training to end"
+    said = "podwatch exits: the machine is being shut down; podwatch requests training to end"
     assert ("daemon-stopping", said) in last, last
     assert "stop" in intents, "the next podwatch finishes it, and counts no failure"
     ended = [json.loads(path.read_text()) for path in (state / "keeper").glob("exit-*.json")]
