@@ -75,7 +75,7 @@ def test_without_a_daemon_everything_is_set_aside_and_comes_back(tmp_path: Path)
 
     done = podwatch(config, "clean", answer="y")
     assert done.returncode == 0, done.stderr
-    assert "2 entries are set aside as quarantine 1 (`podwatch quarantine return 1`" in done.stdout
+    assert "2 entries moved to quarantine 1 (`podwatch quarantine return 1`" in done.stdout
     assert not list(output.iterdir())
     record = json.loads((tmp_path / ".podwatch/outputs/run.json").read_text())
     assert record["lineage"]["parent"]
@@ -85,7 +85,7 @@ def test_without_a_daemon_everything_is_set_aside_and_comes_back(tmp_path: Path)
     assert not journal.open_intents()
     journal.close()
     again = podwatch(config, "clean", "--yes")
-    assert "nothing is left of an old run" in again.stdout
+    assert "no files of an old run found" in again.stdout
 
     assert podwatch(config, "quarantine", "return", "1").returncode == 0
     assert before == {p.relative_to(output): p.read_bytes() for p in output.rglob("*") if p.is_file()}

@@ -103,7 +103,7 @@ def test_a_hung_daemon_is_aborted_then_killed_and_started_again(box: Box) -> Non
     body = "signal.signal(signal.SIGABRT, signal.SIG_IGN); tell('READY=1'); time.sleep(300)"
     process = box.start(f"if count == 1:\n    {body}\n" + SERVE, "--watchdog", "5", "--abort-wait", "0.2")
     until(lambda: len(box.starts) == 2)
-    assert "no sign of life" in box.said
+    assert "no heartbeat" in box.said
     time.sleep(6)  # a fed watchdog stays quiet
     assert len(box.starts) == 2
     assert process.poll() is None
@@ -203,7 +203,7 @@ def test_no_process_to_be_had_is_waited_for(box: Box) -> None:
     """As PID 1 its end would be that of training."""
     process = box.start(SERVE, wrap=(sys.executable, "-I", "-S", "-E", "-c", NO_PROCESS))
     until(lambda: len(box.starts) == 1)
-    assert box.said.count("podwatch cannot be started (Resource temporarily unavailable)") == 2
+    assert box.said.count("cannot start podwatch (Resource temporarily unavailable)") == 2
     assert process.poll() is None
 
 

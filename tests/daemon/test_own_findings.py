@@ -21,7 +21,7 @@ def test_a_restart_by_init_after_a_freeze_is_a_warning_for_ten_minutes() -> None
     (found,) = freeze_findings(74.2, now=130.0, wall=1_700_000_030.0, since=100.0)
     assert (found.kind, found.severity, found.subject) == (FindingKind.LOOP_STALLED, Severity.WARNING, "restarted")
     assert "did not respond for 74 s, and init restarted it" in found.summary
-    assert "watches again since 22:13:20 UTC" in found.summary
+    assert "guards it again since 22:13:20 UTC" in found.summary
     assert found.since == 100.0
     later = freeze_findings(74.2, now=700.0, wall=1_700_000_600.0, since=100.0)
     assert [f.summary for f in later] == [found.summary], "the text does not change while it is shown"
@@ -104,8 +104,8 @@ def test_an_upload_that_is_slow_because_the_cpu_is_busy() -> None:
     assert found.since == 100.0
     assert found.summary == (
         "the upload of step 40 is slow because other processes keep the CPU busy: 3.9 MB/s, 3 h 18 min left, its"
-        " threads wait for a CPU 85 % of the time; the line delivered 110 MB/s before; 1 of the last 2 checkpoints are"
-        " stored, 1 was skipped. podwatch has raised its priority and raises it again if that is not enough"
+        " threads wait for a CPU 85 % of the time; the uplink delivered 110 MB/s before; 1 of the last 2 checkpoints"
+        " are stored, 1 was skipped. podwatch has raised its priority and raises it again if that is not enough"
     )
     assert "leave more of the CPU free" in found.suggestion
     assert "a newer checkpoint waits" in found.evidence[0].value

@@ -42,13 +42,13 @@ def test_the_numbers_are_told_and_what_would_help() -> None:
     (found,) = said(first_seen_wall=1044.0)
     assert (found.kind, found.severity, found.verdict) == (FindingKind.DISK_NO_ROOM, Severity.CRITICAL, Verdict.NONE)
     assert found.summary == (
-        "the next save needs 47 GB, 31 GB are free, nothing more may go: 20.7 GB short;"
-        " 12 GB could go if step 40 were in the store"
+        "the next save needs 51.7 GB (47 GB and the margin), 31 GB are free, podwatch can remove nothing more: 20.7 GB"
+        " short; podwatch could remove 12 GB if step 40 were in the store"
     )
     (found,) = said(pins={40: "good eval"})
-    assert found.summary.endswith("; 12 GB could go if step 40 were not pinned")
+    assert found.summary.endswith("; podwatch could remove 12 GB if step 40 were not pinned")
     (found,) = said()
-    assert "12 GB can go: 8.7 GB short" in found.summary
+    assert "podwatch can remove 12 GB: 8.7 GB short" in found.summary
     assert said(disk=DiskSample("/app", 250 * GB, 150 * GB, 100 * GB)) == ()
 
 
@@ -56,7 +56,7 @@ def test_what_goes_unsynced_is_announced_while_there_is_time() -> None:
     later = replace(NEXT, soon=False, due_in=720.0)
     (found,) = said(later, sets=[a_set(40), a_set(45)])
     assert found.severity is Severity.WARNING
-    assert "in about 12 min, step 40 must go without being in the store" in found.summary
+    assert "in about 12 min, podwatch deletes step 40, which is not in the store" in found.summary
 
 
 def test_missing_inodes_are_told() -> None:

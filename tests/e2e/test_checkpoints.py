@@ -64,7 +64,7 @@ def test_what_the_daemon_says_of_its_checkpoints(rig: Rig) -> None:
     assert shard.name in answer["reasons"][0]
 
     unpinned = daemon.command("checkpoints", "unpin", "5")
-    assert (unpinned.returncode, unpinned.stdout.strip()) == (0, "step 5 is not pinned any more")
+    assert (unpinned.returncode, unpinned.stdout.strip()) == (0, "step 5 is no longer pinned")
     assert all(not s["pinned"] for s in listed(daemon)["sets"])
     assert daemon.command("checkpoints", "unpin", "5").returncode == 64, "it is not pinned"
 

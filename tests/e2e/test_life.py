@@ -40,7 +40,7 @@ def test_training_outlives_its_podwatch_and_the_next_one_takes_it_over(rig: Rig)
 
     assert daemon.stop() == 0
     farewell = messages(daemon, "daemon-stopping")[-1]
-    assert "training goes on UNGUARDED" in farewell
+    assert "training continues UNGUARDED" in farewell
     assert "stop-training" in farewell
     assert rig.trainer_pid == pid
 

@@ -60,7 +60,7 @@ def test_a_pause_holds_through_a_restart_of_podwatch_and_what_was_found_is_done_
     assert not alive(pid)
     assert len(rig.starts) == 2
     assert status(daemon)["daemon"]["pause"] is None
-    assert "it was not paused" in daemon.command("unpause").stdout
+    assert "podwatch was not paused" in daemon.command("unpause").stdout
 
     assert daemon.stop() == 0
     replayed = daemon.command("replay")
@@ -113,13 +113,13 @@ def test_a_pause_whose_time_is_over_goes_on_while_others_hold_the_gpus(rig: Rig)
     assert daemon.command("pause", "--for", "1s").returncode == 0
 
     def goes_on() -> bool:
-        return any("goes on: gpu0 holds" in text for text in messages(daemon, "paused", seen))
+        return any("in use: gpu0 holds" in text for text in messages(daemon, "paused", seen))
 
-    daemon.wait_for(goes_on, 20, "its time is over, and it goes on")
+    daemon.wait_for(goes_on, 20, "the pause expires, and continues")
     daemon.wait_for(lambda: reasons(daemon)["paused"]["severity"] == "warning", 10, "that is a warning")
     assert "gpu0 holds" in status(daemon)["daemon"]["pause"]["held_by"]
     rig.world.set_memory(0, 0)
-    assert "its time is over" in daemon.wait_event("unpaused", 20, after=seen)["event"]
+    assert "has expired" in daemon.wait_event("unpaused", 20, after=seen)["event"]
     assert status(daemon)["daemon"]["pause"] is None
     for wrong in (("--for", "soon"), ("--for", "0s"), ("--for", "60d")):
         refused = daemon.command("pause", *wrong)

@@ -25,7 +25,7 @@ def test_preempt_says_goodbye_ends_training_and_leaves_and_the_next_one_goes_on(
     assert "training was told to end" in done.stdout
     assert daemon.process is not None
     assert daemon.process.returncode == 0
-    assert messages(daemon, "daemon-stopping")[-1].endswith("training is told to end")
+    assert messages(daemon, "daemon-stopping")[-1].endswith("requests training to end")
     daemon.wait_for(lambda: not alive(trainer) and not alive(engine), 10, "training ends")
     (heartbeat,) = elsewhere.rglob("heartbeat.json")
     assert json.loads(heartbeat.read_text())["state"] == "preempted"

@@ -110,5 +110,5 @@ def test_a_podwatch_that_init_restarted_after_a_freeze_says_so(rig: Rig) -> None
     found = re.match(r"podwatch did not respond for (\d+) s, and init restarted it\.", told["summary"])
     assert found is not None, told
     assert int(found[1]) >= 10
-    assert "watches again since" in says(daemon, 1)
+    assert "guards it again since" in says(daemon, 1)
     assert (rig.trainer_pid, len(rig.starts)) == (trainer, 1), "training was left alone"

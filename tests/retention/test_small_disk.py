@@ -153,7 +153,7 @@ async def test_a_plan_does_not_outlive_what_it_was_made_from(small: tuple[Path, 
         guard.catalogue.rescan()
         assert {5, 10} <= {s.step for s in guard.catalogue.sets if s.complete}
         guard.held = "training is being started"
-        with pytest.raises(Busy, match="nothing may be deleted now"):
+        with pytest.raises(Busy, match="podwatch deletes nothing now"):
             await guard.pruner.prune_now()
     finally:
         await guard.close()

@@ -205,7 +205,7 @@ async def test_a_port_that_is_taken_moves_on_to_the_next():
 async def test_no_port_at_all_is_one_clear_error(monkeypatch):
     monkeypatch.setattr(serving, "PORT_TRIES", 0)
     taken = bind("127.0.0.1", 0)
-    with pytest.raises(HostError, match="all taken"):
+    with pytest.raises(HostError, match="all in use"):
         await Rig(port=taken.getsockname()[1]).server.start()
     taken.close()
     with pytest.raises(HostError):

@@ -116,7 +116,7 @@ async def test_a_program_that_fails(argv: tuple[str, ...], why: str) -> None:
 async def test_a_program_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     channel = CommandChannel(("/bin/sh", "-c", f"sleep 60 & echo $$ $! > {pids}; wait"), 4.0)
-    with pytest.raises(NotSent, match="no end within"):
+    with pytest.raises(NotSent, match="did not end within"):
         await channel.send(notice())
     for pid in map(int, pids.read_text().split()):
         deadline = time.monotonic() + 60
@@ -301,7 +301,7 @@ def test_a_secret_in_a_finding_does_not_leave() -> None:
     register("K005verysecret")
     document = notice(text="b2 said: K005verysecret is wrong", fields={"key": "K005verysecret"}, unsent=3)
     assert "K005verysecret" not in json.dumps(document)
-    assert "3 more were held back" in document["text"]
+    assert "3 more not sent" in document["text"]
 
 
 def test_the_daemon_does_not_load_what_only_the_child_needs() -> None:

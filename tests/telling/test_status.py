@@ -171,7 +171,7 @@ def test_a_restart_after_a_failure_stays_critical_until_a_step_and_says_what_is_
     again = replace(view, snapshot=loading, recovery=confirming, incident=views.incident(resolved=False))
     document = build_status(again)
     assert (document["training"]["state"], document["overall"]) == ("recovering", "critical")
-    assert "not shown a step yet" in document["reasons"][0]["summary"]
+    assert "not reported a step yet" in document["reasons"][0]["summary"]
     assert verdict(document) == "TRAINING IS STARTING AGAIN from step 80; no step yet since it was down"
 
 

@@ -1,7 +1,7 @@
-"""The control socket: JSON lines over a Unix socket that only the daemon's user and root can use.
+"""The control socket: JSON lines over a Unix socket, for the daemon's user and root only.
 
 Request ``{"id", "method", "params"}``; answer ``{"id", "ok": true, "result"}`` or ``{"id", "ok": false, "error":
-{"what", "where", "fix", "exit_code"}}``. A client that goes away does not stop what it asked for.
+{"what", "where", "fix", "exit_code"}}``. A request continues after its client disconnects.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ from podwatch.domain.secrets import scrub_all
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 READ_ONLY = frozenset({"status"})
-"""What every local user may ask, should they reach the socket at all."""
+"""Methods for every local user who can reach the socket."""
 MAX_LINE = 64 << 10
 MAX_CONNECTIONS = 32
 ACCEPT_AT_ONCE = 8
-"""A connection must live until its first line is read, which is two rounds of accepting later."""
+"""Small, so that a connection survives the two rounds of accepting until its first line is read."""
 BACKLOG = 256
 IDLE_SECONDS = 30.0
 _SAFE_PATH = 100
 
 
 class ControlServer:
-    """Listens at ``path`` while started. Its directory is created 0700, or must already be ours.
+    """Listens at ``path``. Its directory is created 0700, or must be owned by podwatch's user.
 
-    ``allow_uids`` may call every method besides root and our own user. ``on_error`` hears of failures in handlers
-    that are not PodwatchErrors, which the caller sees only as an internal error.
+    Root, podwatch's user and ``allow_uids`` can call every method. ``on_error`` gets the exceptions of handlers that
+    are no PodwatchErrors; the client gets only an internal error.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class ControlServer:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._idle: dict[asyncio.StreamWriter, None] = {}
-        """Connections that wait for a request or for their client to read, the oldest first."""
+        """Connections without a request in progress, the oldest first."""
         self._open: set[asyncio.StreamWriter] = set()
         self._calls: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def start(self) -> None:
-        """Raises HostError or PermissionDenied when the socket cannot be made."""
+        """Listen. Raises HostError or PermissionDenied if the socket cannot be created."""
         listener = _listen(self._path)
         self._server = await asyncio.start_unix_server(
             self._accept, sock=listener, limit=MAX_LINE, backlog=ACCEPT_AT_ONCE
         )
-        listener.listen(BACKLOG)  # asyncio takes one number for what waits in the kernel and for what it accepts
+        listener.listen(BACKLOG)  # asyncio uses one number for the kernel's queue and for its accepts per round
 
     async def stop(self, *, grace: float = 2.0) -> None:
-        """Stop listening, wait ``grace`` seconds for calls under way, then cancel them. Safe to call twice."""
+        """Stop listening, wait ``grace`` seconds for calls in progress, then cancel them. Safe to call twice."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -109,7 +109,7 @@ class ControlServer:
                 await writer.wait_closed()
 
     def _waits(self, writer: asyncio.StreamWriter) -> None:
-        """Whoever asks nothing makes room for the next client: an operator's `stop-training` must get in."""
+        """Mark the connection idle, and drop the oldest idle ones beyond the limit, so that new clients are served."""
         self._idle[writer] = None
         while len(self._open) > MAX_CONNECTIONS and len(self._idle) > 1:
             oldest = next(iter(self._idle))
@@ -146,31 +146,37 @@ class ControlServer:
             if not isinstance(method, str) or not isinstance(params, dict):
                 raise TypeError("method or params")
         except (ValueError, KeyError, TypeError, RecursionError):
-            return _refusal(request_id, UsageError("the request is not understood", where="control socket"))
+            return _refusal(request_id, UsageError("the request cannot be parsed", where="control socket"))
         try:
             result = await self._call(method, params, uid)
         except PodwatchError as error:
             return _refusal(request_id, error)
         except asyncio.CancelledError:
-            return _refusal(request_id, HostError("podwatch is leaving", where=method, fix="try again in a moment"))
+            return _refusal(
+                request_id, HostError("podwatch is shutting down", where=method, fix="retry when it runs again")
+            )
         except Exception as error:
             if self._on_error is not None:
                 self._on_error(method, error)
-            what = f"{method} failed: {type(error).__name__}"
-            return _refusal(request_id, InternalError(what, where="podwatch", fix="see its log, and report it"))
+            what = f"internal error in {method}: {type(error).__name__}"
+            return _refusal(
+                request_id, InternalError(what, where="podwatch", fix="report this bug, with podwatch's log")
+            )
         return {"id": request_id, "ok": True, "result": scrub_all(result)}
 
     async def _call(self, method: str, params: dict[str, Any], uid: int | None) -> dict[str, Any]:
         if uid not in self._trusted and method not in READ_ONLY:
             raise PermissionDenied(
-                f"{method} is not for this user", where=f"uid {uid}", fix="use the user that podwatch runs as, or root"
+                f"Permission denied: {method}", where=f"uid {uid}", fix="use the user that podwatch runs as, or root"
             )
         handler = self._handlers.get(method)
         if handler is None:
             raise UsageError(
-                f"no method {method!r}", where="control socket", fix="is the daemon older than the command?"
+                f"method {method!r} not found",
+                where="control socket",
+                fix="restart podwatch: its daemon is older than this command",
             )
-        # A task of its own: when the client goes away, a restart half done must still be finished.
+        # A separate task: an operation must be completed after its client disconnects.
         call = asyncio.ensure_future(handler(params))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -197,7 +203,7 @@ async def _send(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
 
 
 def _peer_uid(connection: Any) -> int | None:
-    """The caller's uid by SO_PEERCRED; None (trusted with nothing) where the kernel does not say."""
+    """The caller's uid by SO_PEERCRED; None (not trusted) if the kernel does not report it."""
     try:
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     except (OSError, AttributeError):
@@ -206,14 +212,16 @@ def _peer_uid(connection: Any) -> int | None:
 
 
 def _listen(path: Path) -> socket.socket:
-    """A bound socket, mode 0600, in a directory that only we may enter."""
+    """A bound socket, mode 0600, in a private directory (0700)."""
     directory = path.parent
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise PermissionDenied(
-                "the control directory belongs to someone else", where=str(directory), fix="remove it, or run as them"
+                "another user owns the control directory",
+                where=str(directory),
+                fix="remove it, or run podwatch as that user",
             )
         directory.chmod(0o700)
         with contextlib.suppress(FileNotFoundError):
@@ -221,11 +229,11 @@ def _listen(path: Path) -> socket.socket:
         return _bind(path)
     except PermissionError as error:
         raise PermissionDenied(
-            f"cannot make the control socket: {error.strerror}", where=str(path), fix="check state_dir's owner"
+            f"cannot create the control socket: {error.strerror}", where=str(path), fix="check state_dir's owner"
         ) from error
     except OSError as error:
         raise HostError(
-            f"cannot make the control socket: {error.strerror}", where=str(path), fix="check state_dir"
+            f"cannot create the control socket: {error.strerror}", where=str(path), fix="check state_dir"
         ) from error
 
 
@@ -233,10 +241,10 @@ def _bind(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
-        # Through the handle where the path is longer than sun_path's 108 bytes.
+        # By descriptor if the path is longer than sun_path's 108 bytes.
         short = len(os.fsencode(path)) <= _SAFE_PATH
         listener.bind(str(path) if short else f"/proc/self/fd/{directory}/{path.name}")
-        # Nobody else can be inside the 0700 directory meanwhile; a umask would hit every thread of the process.
+        # Safe because the directory is 0700; a umask would affect every thread of the process.
         path.chmod(0o600)
         listener.listen(BACKLOG)
         listener.setblocking(False)

@@ -1,7 +1,7 @@
-"""The daemon's life on one page: start, run, leave.
+"""The lifecycle of the daemon: start, run, stop.
 
-Order matters twice. At start the lock comes first (one podwatch per run), the first look before READY, and recovery
-last, because it may act. At the end everything stops except training.
+Order matters at start: the run lock first (one podwatch per run), the first sensor readings before READY, recovery
+last, because it can stop and start training. At the end everything stops except training.
 """
 
 import asyncio
@@ -53,22 +53,22 @@ from podwatch.system.threads import Worker
 from podwatch.telling import logging as log
 
 FIRST_LOOK_SECONDS = 10.0
-"""READY waits this long for the GPUs' first answer; a blind one does not hold the guard up."""
+"""READY waits at most this long for the first GPU reading; a GPU sensor without an answer does not block the start."""
 STATUS_FILE_SECONDS = 15.0
 EXPOSED = "paths.exposed"
-"""Journal key: the last warning that another user can move podwatch's directory away."""
+"""Journal key: the last reported warning that another user can move podwatch's directory away."""
 STARTED_FRESH = "recovery.started-fresh"
-"""Journal key: the id of the last `run --fresh` that was carried out."""
+"""Journal key: the id of the last executed `run --fresh`."""
 GIVE_BACK_SECONDS = 30.0
-"""How often freed memory goes back to the system; it takes less than a millisecond when there is none."""
+"""Interval of returning freed memory to the system; takes less than a millisecond when there is none."""
 TASKS_END_SECONDS = 5.0
-"""A round that waits for a hung disk is left behind: training has a keeper of its own, and the thread is a daemon."""
+"""A loop that waits for a hung disk is abandoned after this: its thread is a daemon thread."""
 STEP_SECONDS = 8.0
-"""For one step of leaving."""
+"""Deadline of one shutdown step."""
 LAST_WORDS_SECONDS = 2.0
-"""What ending takes after the farewell itself."""
+"""Time that the shutdown takes after the last preemption step."""
 PREEMPTED_TASKS_SECONDS, PREEMPTED_ACT_SECONDS = 0.3, 0.4
-"""For the rounds and the act under way where the machine is taken away: the next podwatch finishes what is left."""
+"""Deadlines for the loops and for recovery's operation in progress at a preemption: the next podwatch completes it."""
 
 
 async def serve(
@@ -82,11 +82,10 @@ async def serve(
     take_over: str = "",
     fresh: str = "",
 ) -> int:
-    """Be the daemon until told to leave; returns the exit code. Raises PodwatchError if it cannot start.
+    """Run the daemon until it is stopped; returns the exit code. Raises PodwatchError if it cannot start.
 
-    ``load_again`` is what a reload does (None: read the same file, with the environment). ``take_over``: an id of
-    a person's word that this pod takes the run over from another; ``fresh``: of one that training starts from the
-    beginning."""
+    ``load_again`` loads the settings at a reload (None: the same file, with the environment). ``take_over`` is the id
+    of an operator's `--take-over`, ``fresh`` that of a `--fresh`; each id is executed once."""
     settings = loaded.settings
     logs = log.configure(settings.log.format, settings.log.level)
     lock: RunLock | None = None
@@ -106,7 +105,7 @@ async def serve(
             if daemon.left_with != AGAIN:
                 return daemon.left_with
             loaded = daemon.loaded
-            for number in (signal.SIGTERM, signal.SIGINT):  # until the next one takes them
+            for number in (signal.SIGTERM, signal.SIGINT):  # until the next Daemon installs its own
                 asyncio.get_running_loop().add_signal_handler(number, told.append, number)
     finally:
         if lock is not None:
@@ -115,7 +114,7 @@ async def serve(
 
 
 class Daemon(Turning):
-    """Start, run, leave; what happens in between is in turning.py, and what it is made of in core.py."""
+    """Start, run, stop. turning.py handles each turn of the sensing loop, core.py holds the state."""
 
     # -- start
 
@@ -146,7 +145,7 @@ class Daemon(Turning):
             await journal.run(Journal.learn, PAUSE, pause)
         lock = self._ground[1]
         if lock is not None and not lock.complete and journal.sync.obstacle is None:
-            self.parts.footing.missing = f"the lock of the run cannot be taken ({paths.lock})"
+            self.parts.footing.missing = f"podwatch cannot lock the run ({paths.lock})"
         await self.parts.footing.prove()
         self.backing = Backing(self.parts, self.view)
         await self._load_memory()
@@ -268,7 +267,7 @@ class Daemon(Turning):
         self.backing.ask()
         await parts.recovery.begin(adopt_existing=adopt_existing, by_hand=os.environ.get(BY_HAND, ""))
         if fresh and await parts.journal.run(Journal.learned, STARTED_FRESH) != fresh:
-            await parts.journal.run(Journal.learn, STARTED_FRESH, fresh)  # once, however often an init starts podwatch
+            await parts.journal.run(Journal.learn, STARTED_FRESH, fresh)  # once: init passes it again
             await self._start_fresh()
         parts.footing.missing = parts.footing.missing or parts.record.problem
         self._begun.set()
@@ -294,15 +293,19 @@ class Daemon(Turning):
         self._jobs.start()
 
     async def _start_fresh(self) -> None:
-        """What `run --fresh` asks for, as `podwatch start --fresh`; a trainer that runs is kept, and that is said."""
+        """Execute `run --fresh` as `podwatch start --fresh`. A running trainer is kept, which is reported."""
         try:
             await self.parts.recovery.request_start(fresh=True)
         except PodwatchError as error:
-            self._say(EventName.START_WARNING, f"--fresh was not carried out: {error}", Severity.WARNING)
+            self._say(
+                EventName.START_WARNING,
+                f"cannot start training from the beginning (--fresh): {error}",
+                Severity.WARNING,
+            )
 
     async def _exposed(self) -> tuple[str, ...]:
-        """That another user can move podwatch's directory away: worth one warning, not one at each start."""
-        worker = Worker("exposed")  # of its own: a file system that hangs keeps it
+        """A warning where another user can move podwatch's directory away; reported once, not at each start."""
+        worker = Worker("exposed")  # a thread of its own: a hung file system blocks it
         try:
             text = await worker.call(self.parts.workspace.exposed, timeout=FIRST_LOOK_SECONDS)
         except TimeoutError:
@@ -321,17 +324,21 @@ class Daemon(Turning):
         return await self._leaving
 
     def _held_elsewhere(self, why: str) -> None:
-        """Another pod holds the run: nothing is trained here, and whoever started us may try again later."""
-        self._say(EventName.DAEMON_STOPPING, f"{why}; to take it over: podwatch run --take-over", Severity.CRITICAL)
+        """Another pod holds the run: exit without training; the caller can retry later."""
+        self._say(
+            EventName.DAEMON_STOPPING,
+            f"{why}. podwatch exits; to take the run over: `podwatch run --take-over`",
+            Severity.CRITICAL,
+        )
         self.leave(ExitCode.TRY_AGAIN)
 
     def _locked_out(self, error: PodwatchError) -> None:
-        """The store refuses this pod for good, and nothing trains here: to wait would only cost money."""
+        """The store refuses this pod permanently and no training runs here: exit, because waiting only costs money."""
         if not self.parts.recovery.waits_for_store:
             return
         text = (
-            f"training cannot start here: {error}. The store cannot say whether another pod trains this run; "
-            "podwatch ends. To start from the beginning without asking: podwatch run --fresh"
+            f"cannot start training: {error}. Without the store podwatch cannot know whether another pod trains this"
+            " run, so podwatch exits. To start training from the beginning anyway: `podwatch run --fresh`"
         )
         self._say(EventName.DAEMON_STOPPING, text, Severity.CRITICAL)
         self.leave(ExitCode.CONFIGURATION if isinstance(error, ConfigurationError) else ExitCode.PERMISSION)
@@ -343,13 +350,13 @@ class Daemon(Turning):
     # -- leave
 
     async def stop(self) -> None:
-        """Let go of everything, in reverse order; each step has its own deadline, so that leaving never hangs."""
+        """Stop everything in reverse order; each step has its own deadline, so that the shutdown never hangs."""
         again = self.left_with == AGAIN
-        if not again:  # the service manager would begin to wait for our end
+        if not again:  # after STOPPING the service manager waits for our exit
             self._notifier.stopping()
         self._jobs.stop()
         budget = await self._time_left()
-        if self._preempted:  # our init waits for as long as is configured, and no longer for one that hangs
+        if self._preempted:  # init waits for the configured grace, and no longer
             self._notifier.extend_timeout(self.loaded.settings.recovery.preempt_grace + LAST_WORDS_SECONDS)
         await end_tasks(
             self._tasks, within=budget.seconds(PREEMPTED_TASKS_SECONDS if self._preempted else TASKS_END_SECONDS)
@@ -362,7 +369,7 @@ class Daemon(Turning):
         self._notifier.close()
 
     async def _time_left(self) -> Budget:
-        """Whether the machine is taken away; then the time there is (DESIGN section 4, "Stop")."""
+        """The time for the shutdown: ``preempt_grace`` at a preemption (docs/maintenance.md), else unlimited."""
         grace = Budget(self.loaded.settings.recovery.preempt_grace)
         leaving = self._leaving
         if leaving is not None and leaving.done() and not leaving.cancelled() and leaving.result() == 0:
@@ -375,7 +382,7 @@ class Daemon(Turning):
             EventName.DAEMON_STOPPING,
             words.farewell(training=state.handle is not None, preempted=self._preempted)
             if self.left_with != AGAIN
-            else "podwatch restarts inside this process: its state database can be read again",
+            else "the state database can be read again: podwatch restarts itself to load it, training continues",
             preempted=bool(self._preempted),
         )
         await briefly(parts.recovery.close(), budget.seconds(PREEMPTED_ACT_SECONDS if self._preempted else usual))
@@ -403,7 +410,7 @@ class Daemon(Turning):
         parts.emit.save()
 
     async def _last_artefacts(self) -> None:
-        """Beside the last heartbeat; a machine that is taken away has no time for it."""
+        """Upload logs and bundles a last time, parallel to the last heartbeat; skipped at a preemption."""
         if self._artefacts is not None:
             await briefly(self._artefacts.stop(last=not self._preempted), LAST_SECONDS + 0.5)
 
@@ -421,11 +428,11 @@ class Daemon(Turning):
         try:
             save_last_good(self.loaded)
         except OSError as error:
-            self._say(EventName.CONFIG_REFUSED, f"no copy of the configuration could be kept: {error}")
+            self._say(EventName.CONFIG_REFUSED, f"cannot save the last good copy of the configuration: {error}")
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """From any thread; nothing to do once the loop is closed."""
+    """Run ``call`` on the loop, from any thread; does nothing once the loop is closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)
 

@@ -1,4 +1,4 @@
-"""Joins what the daemon knows to the room that stores configuration, logs and evidence. Nothing is started here."""
+"""Builds the upload of configuration, logs and incident bundles from the daemon's components. Starts nothing."""
 
 import os
 import socket
@@ -20,11 +20,11 @@ from podwatch.sync.job import keys_for
 TELLING = frozenset(
     {EventName.INCIDENT_OPENED, EventName.GAVE_UP, EventName.TRAINER_CONFIRMED, EventName.TRAINER_FINISHED}
 )
-"""After these something new is worth storing soon: a bundle, the files of a new start, the last lines."""
+"""Events after which an upload is due soon: there is a new bundle, a new start, or a last log line."""
 
 
 def make_artefacts(parts: Parts, current: Callable[[], Settings]) -> Artefacts | None:
-    """None without a store, or where they are not wanted. ``current`` gives the settings as last reloaded."""
+    """None without a store, or where ``sync.artefacts`` is off. ``current`` gives the settings as last reloaded."""
     settings, syncer = parts.settings, parts.syncer
     if syncer is None or not settings.sync.artefacts:
         return None
@@ -65,10 +65,10 @@ def make_artefacts(parts: Parts, current: Callable[[], Settings]) -> Artefacts |
         may_write=lambda: not syncer.state.superseded and not parts.guard.blocked_reason(Mutation.PUBLISH),
         may_delete=lambda: current().mode == "act" and not parts.guard.blocked_reason(Mutation.DELETE),
         tell=lambda problem: parts.emit(
-            Event(EventName.SYNC_FAILED, parts.clock.wall(), f"logs and evidence were not stored: {problem}")
+            Event(EventName.SYNC_FAILED, parts.clock.wall(), f"cannot upload logs and incident bundles: {problem}")
         ),
     )
 
 
 WRITER_ID = "writer_id"
-"""Journal key, written when the parts are composed."""
+"""Journal key, written when the components are built."""

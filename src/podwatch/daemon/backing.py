@@ -1,4 +1,4 @@
-"""What the daemon does for the store on the side: signs of life, sweeps, and the pointer's line of descent."""
+"""Periodic jobs for the store: heartbeats, sweeps, and the pointer's lineage."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -15,11 +15,11 @@ from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.telling.view import DaemonView
 
 STORE_SWEEP_SECONDS = 3600.0
-"""How often it is asked whether the store is due for its daily sweep; asking costs nothing."""
+"""Interval of checking whether the daily sweep of the store is due; the check costs nothing."""
 FOLLOW_SECONDS = 5.0
-"""How soon the store's pointer follows a step back; the check itself costs nothing."""
+"""Interval of checking whether the store's pointer must follow a step back; the check costs nothing."""
 TRANSITION_SECONDS = 5.0
-"""Between two heartbeats at transitions: a restart passes through several phases within a second."""
+"""Least time between two heartbeats at transitions: a restart passes through several phases within a second."""
 
 
 class Backing:
@@ -32,7 +32,7 @@ class Backing:
         self._changed = asyncio.Event()
 
     def ask(self) -> None:
-        """As soon as possible: a start waits for the answer to whose the run is."""
+        """Check now whether this pod holds the run: a start of training waits for the answer."""
         if self._syncer is not None:
             self._syncer.ask()
 
@@ -52,7 +52,7 @@ class Backing:
         jobs.every(FOLLOW_SECONDS, "descent", Descent(syncer, self._parts.record, self._parts.journal).follow)
 
     async def _first_beats(self) -> None:
-        """At once, each time this pod comes to hold the run: whoever else trains it looks there."""
+        """Beat at once each time this pod becomes the holder of the run: other pods read the heartbeat."""
         assert self._syncer is not None
         while True:
             await self._syncer.until_speaking(True)
@@ -60,7 +60,7 @@ class Backing:
             await self._syncer.until_speaking(False)
 
     def turn(self, snapshot: Snapshot) -> None:
-        """Compare this turn with the one before: a transition is worth a heartbeat at once."""
+        """Request a heartbeat at once if phase, desired state or progress changed since the last turn."""
         recovery = self._parts.recovery
         now = (recovery.state.phase, recovery.desired, snapshot.newest_step is not None)
         if now != self._said:
@@ -82,7 +82,7 @@ class Backing:
             await self._syncer.beat(viewing.heartbeat_fields(self._view()), state)
 
     async def say_leaving(self) -> None:
-        """podwatch goes; where nothing trains, nobody need wait for this pod."""
+        """The last heartbeat: released where nothing trains, so that no other pod waits for this one."""
         idle = self._parts.recovery.handle is None
         await self.say(HolderState.RELEASED if idle else HolderState.RESTARTING)
 

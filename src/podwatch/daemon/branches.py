@@ -1,4 +1,4 @@
-"""What is kept of a branch that training has left, and what the status says about it."""
+"""The checkpoints that are kept of a branch that training has left, and the finding about them."""
 
 from podwatch.daemon.compose import Parts
 from podwatch.domain.finding import Finding, FindingKind, Severity
@@ -6,7 +6,7 @@ from podwatch.judgement.lineage import branch_line, kept_step
 
 
 def kept_branch(parts: Parts) -> int | None:
-    """The newest checkpoint of an earlier branch that has to stay on this pod for now; None where there is none."""
+    """The newest step of an earlier branch that must stay on this pod for now; None if there is none."""
     record = parts.record.current
     if record is None or not record.earlier:
         return None
@@ -15,8 +15,8 @@ def kept_branch(parts: Parts) -> int | None:
 
 
 def branch_findings(parts: Parts, now: float, wall: float) -> tuple[Finding, ...]:
-    """One line while the newest checkpoint of an earlier branch is kept, and for a day after an operator took the run
-    back. ``now`` monotonic, ``wall`` epoch seconds."""
+    """A finding while the newest checkpoint of an earlier branch is kept, and for a day after an operator went back to
+    an earlier step. ``now`` monotonic, ``wall`` epoch seconds."""
     record = parts.record.current
     if record is None or not record.lineage.parent:
         return ()

@@ -1,4 +1,4 @@
-"""Which findings are new and which are gone: each is told once, not at every turn."""
+"""The open findings: each is reported once when it appears and once when it clears."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -20,13 +20,12 @@ class Bulletin:
         return _sorted(self._open.values())
 
     def as_of_now(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-        """``findings``, collected between two turns, in the same order and with the moments at which they were raised.
-        Nothing is emitted."""
+        """``findings``, collected between two turns, sorted, with the times of their raising. Emits nothing."""
         return _sorted({f.key: self._since_raised(f) for f in findings}.values())
 
     def update(self, findings: tuple[Finding, ...], wall: float) -> None:
-        """Take this turn's findings of every source. One that stays open keeps the moment at which it was raised: a
-        source without memory (a pure function of this turn) cannot know it."""
+        """Set the findings of all sources for this turn. An open finding keeps the time at which it was raised, which a
+        pure source does not know."""
         now = {f.key: self._since_raised(f) for f in findings}
         for key, finding in now.items():
             before = self._open.get(key)
@@ -35,7 +34,7 @@ class Bulletin:
                 self._emit(Event(EventName.FINDING_RAISED, wall, message, finding.severity, _fields(finding)))
         for key, finding in self._open.items():
             if key not in now:
-                text = f"no longer: {finding.summary}"
+                text = f"resolved: {finding.summary}"
                 self._emit(Event(EventName.FINDING_CLEARED, wall, text, fields=_fields(finding)))
         self._open = now
 

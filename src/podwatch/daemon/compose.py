@@ -1,4 +1,4 @@
-"""Builds the parts of one daemon and joins them. No part is started here."""
+"""Builds the components of one daemon and connects them. Starts nothing."""
 
 import hashlib
 import os
@@ -81,19 +81,19 @@ from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 from podwatch.trainer.roles import RolePatterns
 
 QUARANTINE_SECONDS = 7 * 86400.0
-"""What was set aside is kept for a week, unless the disk needs the room and a verified successor exists."""
+"""Quarantined checkpoints are kept for a week, unless the disk needs the space and a verified successor exists."""
 TAKEN_OVER = "sync.taken-over"
-"""Journal key of the last `--take-over` that was obeyed."""
+"""Journal key of the last executed `--take-over`."""
 _ALONE = Decision(Act.HOLD, publish=True)
 LEARNED = "learned"
-"""Journal key of what judgement learned."""
+"""Journal key of the learned baselines and durations."""
 READ_SO_FAR = "logs.read"
-"""Journal key of how far the present start's logs were read."""
+"""Journal key of the read positions in the logs of the current start."""
 
 
 @dataclass(slots=True)
 class Parts:
-    """Everything the lifecycle starts, stops and asks."""
+    """All components that the lifecycle starts, stops and queries."""
 
     settings: Settings
     policies: Policies
@@ -105,7 +105,7 @@ class Parts:
     roots: RootWatch
     layout: Layout
     concerns: tuple[Concern, ...]
-    """What a restart would fail on, as far as it is known before the first one."""
+    """Reasons why a restart would fail, as far as they are known before the first one."""
     catalogue: Catalogue
     capabilities: Capabilities
     watcher: Watcher
@@ -153,12 +153,13 @@ def build(
     warn: Callable[[str], None] = lambda text: None,
     footing: Callable[..., Footing] = Footing,
 ) -> Parts:
-    """``wake`` is called from a thread when checkpoint files changed, ``warn`` when such events cannot be had (a rescan
-    finds them later); ``current`` gives the settings as last reloaded; ``heartbeat_base`` is the URL pings go to;
-    ``take_over`` a person's word (an id of it) that this pod takes the run; ``held_elsewhere`` is called when another
-    pod holds it. ``footing`` makes the Footing from journal, clock and where records are written.
+    """Build all components. Blocks: probes the disk.
 
-    ``same_disk_store`` allows a ``file://`` store beside the checkpoints: for the demo only. Blocks: probes the disk.
+    ``wake`` is called from a thread when checkpoint files change, ``warn`` when the kernel cannot report such changes
+    (a rescan finds them later). ``current`` gives the settings as last reloaded. ``heartbeat_base`` is the base URL of
+    progress pings. ``take_over`` is the id of an operator's `--take-over`; ``held_elsewhere`` is called when another
+    pod holds the run. ``footing`` builds the Footing. ``same_disk_store`` allows a ``file://`` store on the
+    checkpoints' own file system, for the demo only.
     """
     learn_secrets(settings)
     trainer = settings.trainer
@@ -316,7 +317,7 @@ def build(
     guard.add(lambda _mutation: roots.blocked_reason())
     refused = _refuse_store(settings, same_disk_store)
     syncer, door = None, None
-    # An unread database would make this pod a stranger to its own run, in the store's eyes.
+    # Without its database this pod does not know its own id in the store, and would look like another pod.
     if settings.sync.store and not refused and not stand.unknown:
         syncer = Syncer(
             settings=settings,
@@ -416,7 +417,7 @@ def build(
 
 
 def _workspace(found: Workspace) -> tuple[Workspace, str]:
-    """Probed; or as it is, and why it cannot be used: a guard that deletes and starts nothing needs none."""
+    """The probed workspace, or the unprobed one with the reason: podwatch guards, but starts nothing."""
     try:
         return found.probe(), ""
     except HostError as error:
@@ -424,7 +425,7 @@ def _workspace(found: Workspace) -> tuple[Workspace, str]:
 
 
 def _places(settings: Settings, catalogue: Catalogue) -> dict[str, Path]:
-    """Where a run and podwatch write besides the checkpoints: role -> path. Parts become known with the first set."""
+    """Role -> path of what a run and podwatch write besides the checkpoints. Parts come from the newest checkpoint."""
     environment = {**os.environ, **settings.trainer.env}
     newest = newest_complete(catalogue.sets)
     return {
@@ -438,7 +439,7 @@ def _places(settings: Settings, catalogue: Catalogue) -> dict[str, Path]:
 def make_restorer(
     settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str
 ) -> Restorer:
-    """Also used by ``podwatch restore`` on a pod without a daemon."""
+    """The Restorer of this run; also used by ``podwatch restore`` without a daemon."""
     return Restorer(
         lambda: open_store(
             settings.sync.store,
@@ -459,28 +460,28 @@ def make_restorer(
 
 
 def _refuse_store(settings: Settings, same_disk_store: bool) -> str:
-    """A directory on the checkpoints' own filesystem is no backup, and fills the disk it should relieve."""
+    """Why the store is refused, else empty: a directory on the checkpoints' own filesystem is no backup."""
     url, output = settings.sync.store, settings.trainer.output_dir
     if not url.startswith("file://") or same_disk_store:
         return ""
     if not same_filesystem(url, output):
         return ""
-    return f"{url} lies on the same filesystem as {output}: name another volume, or a b2:// bucket"
+    return f"{url} is on the same filesystem as {output}: it must be on another volume, or a b2:// bucket"
 
 
 def _pod(writer_id: str, output_dir: Path) -> Pod:
     path = os.path.realpath(output_dir)
     try:
         found = Path(path).stat()
-        path += f"\0{found.st_dev}:{found.st_ino}"  # two containers of one host may have one path on two mounts
+        path += f"\0{found.st_dev}:{found.st_ino}"  # two containers of one host can have the same path on two mounts
     except OSError:
-        pass  # not made yet: by its path alone
+        pass  # does not exist yet: the path alone
     place = hashlib.sha256(path.encode()).hexdigest()[:16]
     return Pod(writer_id, machine_id(), boot_id(), place, socket.gethostname())
 
 
 def _first_time(journal: Journal, word: str) -> bool:
-    """A word is good once: the daemon that an init starts again must not take the run over again."""
+    """Whether this id is new: a daemon that init restarts must not take the run over again."""
     if not word or journal.learned(TAKEN_OVER) == word:
         return False
     journal.learn(TAKEN_OVER, word)
@@ -488,7 +489,7 @@ def _first_time(journal: Journal, word: str) -> bool:
 
 
 def _remembered(journal: Journal, key: str) -> str:
-    """A random identifier of this run on this pod, made once."""
+    """A random identifier of this run on this pod, created once."""
     value = journal.learned(key)
     if not isinstance(value, str) or not value:
         value = secrets.token_hex(16)
@@ -497,14 +498,14 @@ def _remembered(journal: Journal, key: str) -> str:
 
 
 def _learned(journal: Journal) -> Learned:
-    """What an earlier podwatch had learned of this run."""
+    """The baselines and durations that an earlier podwatch learned."""
     kept = journal.learned(LEARNED, {})
     return Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
 
 
 def _step_line(settings: Settings) -> re.Pattern[str] | None:
-    """The operator's own pattern of a step line. ConfigurationError for one that could take exponential time: it
-    is asked about every line, on the event loop."""
+    """The operator's pattern of a step line. Raises ConfigurationError for one that can take exponential time: it is
+    matched against every line, on the event loop."""
     custom = settings.checkpoints.custom
     if custom is None or not custom.step_line or settings.trainer.layout not in ("custom", "auto"):
         return None
@@ -518,7 +519,7 @@ def _step_line(settings: Settings) -> re.Pattern[str] | None:
 
 
 def _roles(settings: Settings) -> RolePatterns:
-    """The operator's own patterns of process roles. ConfigurationError as for ``_step_line``."""
+    """The operator's patterns of process roles. Raises ConfigurationError as ``_step_line``."""
     custom = settings.checkpoints.custom
     if custom is None or settings.trainer.layout not in ("custom", "auto"):
         return RolePatterns({})

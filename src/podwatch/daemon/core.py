@@ -1,4 +1,4 @@
-"""What a daemon is made of, and what its parts ask of it: say, spawn, leave, show."""
+"""State of the daemon, and what its components call: emit, spawn, leave, show."""
 
 import asyncio
 import os
@@ -30,11 +30,11 @@ from podwatch.telling.status import build_status
 from podwatch.telling.view import DaemonView
 
 AGAIN = -1
-"""Not an exit code: the daemon restarts inside this process, because it can read now what it could not before."""
+"""Not an exit code: the daemon restarts inside this process, because the state database can be read again."""
 
 
 class Core:
-    """Holds the parts together. ``parts`` and ``rounds`` exist once ``start`` has got that far."""
+    """Base of Daemon. ``parts`` and ``rounds`` exist only after the corresponding step of ``start``."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Core:
         ground: tuple[RunPaths, RunLock | None] | None = None,
         silent: float = 0.0,
     ) -> None:
-        """``ground``: the run's directories and its lock; None: without a lock. ``silent``: for how many seconds the
-        daemon before this one had not responded when init restarted it."""
+        """``ground``: the directories and the lock of the run; None: without a lock. ``silent``: seconds without a
+        response of the previous daemon when init restarted it."""
         self._ground, self._silent = ground, silent
         self.loaded, self._clock = loaded, clock
         self._load_again = load_again or (lambda: load_settings(self.loaded.path, environ=os.environ))
@@ -58,9 +58,9 @@ class Core:
         self._leaving: asyncio.Future[int] | None = None
         self.left_with: int | None = None
         self._begun = asyncio.Event()
-        """Recovery has read what the podwatch before left, and commands may act."""
+        """Set once recovery has read the state of the previous podwatch; commands can act from then on."""
         self._preempted = ""
-        """Why, where this machine is being taken away."""
+        """The reason of the preemption; empty without one."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started = clock.monotonic()
         self._pins: dict[int, str] = {}
@@ -78,14 +78,14 @@ class Core:
         self._disk = Worker("daemon")
 
     def leave(self, code: int) -> None:
-        """End the daemon soon, with this exit code. Training is left alone."""
+        """End the daemon soon with this exit code. Training continues."""
         if self.left_with in (None, AGAIN):
             self.left_with = code
         if self._leaving is not None and not self._leaving.done():
             self._leaving.set_result(code)
 
     def keep(self, task: "asyncio.Task[Any]") -> None:
-        """Hold on to a task that somebody started on the side."""
+        """Keep a reference to a background task until it ends."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -94,7 +94,7 @@ class Core:
         self.rounds.guarding.wake()
 
     async def read_pins(self) -> None:
-        """A person pinned or unpinned a step."""
+        """Read the pins again after a change."""
         self._pins = dict(await self.parts.journal.run(Journal.pins))
 
     def view(self) -> DaemonView:
@@ -120,7 +120,7 @@ class Core:
         return words.headline(self.parts.recovery.state.phase, self.rounds.sensing.snapshot, self.pausing.pause)
 
     def _tell_systemd(self) -> None:
-        """The line that ``systemctl status`` shows, as soon as it changes."""
+        """Update the line that ``systemctl status`` shows, if it changed."""
         headline = self._headline()
         if headline != self._told:
             self._told = headline
@@ -138,8 +138,12 @@ class Core:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
-        """A round that ends is a bug: say so and leave, so that whoever supervises us starts afresh."""
+        """A loop that fails is a bug: report it and exit, so that systemd or init starts a new daemon."""
         if task.cancelled() or task.exception() is None:
             return
-        self._say(EventName.DAEMON_STOPPING, f"{task.get_name()} failed: {task.exception()!r}", Severity.CRITICAL)
+        self._say(
+            EventName.DAEMON_STOPPING,
+            f"internal error in {task.get_name()}: {task.exception()!r}. podwatch exits, training continues",
+            Severity.CRITICAL,
+        )
         self.leave(1)

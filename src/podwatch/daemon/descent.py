@@ -1,7 +1,7 @@
-"""Keeps the store's pointer on the line of descent that is trained now (DESIGN section 2, "Lineage").
+"""Keeps the store's pointer on the current lineage.
 
-A step back on purpose, or a fresh start, opens a new lineage; from then on the pointer must not name the abandoned
-later step, or a new pod would fetch it again.
+A step back on purpose, or a fresh start, opens a new lineage. From then on the pointer must not name the abandoned
+later step, or a new pod would restore it.
 """
 
 from podwatch.domain.errors import PodwatchError
@@ -10,11 +10,11 @@ from podwatch.recovery.state import RecordHolder
 from podwatch.sync.syncer import Syncer
 
 FOLLOWED = "sync.lineage"
-"""Journal key: the lineage the pointer was last moved to."""
+"""Journal key: the lineage to which the pointer was last moved."""
 
 
 class Descent:
-    """``follow`` is called every few seconds; it does nothing until the lineage changes, and retries after trouble."""
+    """Call ``follow`` every few seconds; it does nothing until the lineage changes, and retries after an error."""
 
     def __init__(self, syncer: Syncer, record: RecordHolder, journal: AsyncJournal) -> None:
         self._syncer, self._record, self._journal = syncer, record, journal
@@ -31,6 +31,6 @@ class Descent:
         try:
             await self._syncer.repoint(record.lineage.parent_step)
         except PodwatchError:
-            return  # the syncer's state says why; the next call tries again
+            return  # the syncer's state has the reason; the next call retries
         self._followed = record.lineage.id
         self._journal.post(Journal.learn, FOLLOWED, record.lineage.id)

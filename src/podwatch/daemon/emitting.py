@@ -1,4 +1,4 @@
-"""One way out for everything that happens: journal, log, counters."""
+"""The single path of every event: journal, log, counters, listeners."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,13 +8,13 @@ from podwatch.journal import AsyncJournal, Journal
 from podwatch.telling.logging import log_event
 
 COUNTED = "event-counts"
-"""Key under which the journal keeps the counters between two daemons."""
+"""Journal key of the event counters."""
 UPLOADED = "uploaded-bytes"
-"""Key for the bytes of all published saves."""
+"""Journal key of the bytes of all published checkpoints."""
 
 
 class Emitter:
-    """Calling it tells an event. Never blocks: the journal writes on its own thread, the log through a queue."""
+    """Call it with an event. Never blocks: the journal writes on its own thread, the log through a queue."""
 
     def __init__(self, journal: AsyncJournal) -> None:
         self._journal = journal

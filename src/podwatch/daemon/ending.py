@@ -1,4 +1,4 @@
-"""Ending tasks for certain, and within a time."""
+"""Ends tasks and shutdown steps within a deadline."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable
@@ -10,10 +10,10 @@ AGAIN_SECONDS = 0.05
 
 
 async def end_tasks(tasks: Iterable["asyncio.Task[Any]"], *, within: float) -> None:
-    """Cancel the tasks until they have ended, for at most ``within`` seconds. Their errors are nobody's any more.
+    """Cancel the tasks until they have ended, for at most ``within`` seconds. Their errors are dropped.
 
-    Once is not enough: ``wait_for`` of Python 3.11, which libraries use too, swallows a cancellation that meets its
-    result, and the task goes on.
+    One cancel is not enough: ``wait_for`` of Python 3.11, which libraries use too, swallows a cancellation that arrives
+    together with its result, and the task continues.
     """
     left = {task for task in tasks if not task.done()}
     end = asyncio.get_running_loop().time() + within
@@ -23,11 +23,11 @@ async def end_tasks(tasks: Iterable["asyncio.Task[Any]"], *, within: float) -> N
         done, left = await asyncio.wait(left, timeout=AGAIN_SECONDS)
         for task in done:
             if not task.cancelled():
-                task.exception()  # seen
+                task.exception()  # retrieved, so that asyncio logs nothing
 
 
 async def briefly(step: Awaitable[Any], seconds: float = 8.0) -> None:
-    """One step of leaving: it may fail or take too long, and the next one comes all the same."""
+    """Run one shutdown step for at most ``seconds``; a failure or a timeout is ignored, so that the next step runs."""
     try:
         async with asyncio.timeout(seconds):
             await step

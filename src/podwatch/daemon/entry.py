@@ -1,4 +1,4 @@
-"""What ``podwatch run`` calls: load the settings, then be the daemon, or its init where one is needed."""
+"""The entry point of ``podwatch run``: loads the settings, then runs the daemon, or init where one is needed."""
 
 import asyncio
 import math
@@ -15,28 +15,28 @@ from podwatch.daemon.paths import RunPaths, guard_paths
 from podwatch.system.memory import few_arenas
 
 UNDER_INIT = "PODWATCH_UNDER_INIT"
-"""Set by init for the daemon it starts, so that this one does not start an init again."""
+"""Set by init for the daemon it starts, so that the daemon does not start another init."""
 
 
 TAKE_OVER = "PODWATCH_TAKE_OVER"
-"""Id of a person's `--take-over`, for the daemon under an init: obeyed once, however often that starts it again."""
+"""Id of an operator's `--take-over`, for the daemon under init: executed once, although init restarts the daemon."""
 
 
 FRESH = "PODWATCH_FRESH"
-"""Id of a person's `--fresh`, as above."""
+"""Id of an operator's `--fresh`, likewise."""
 
 
 BY_HAND = "PODWATCH_BY_HAND"
-"""Id of a `podwatch run` that was typed on a terminal, for the daemon: its operator does not wait out a backoff."""
+"""Id of a `podwatch run` that was typed on a terminal: the daemon then skips a running backoff."""
 
 
 SILENT_SECONDS = "PODWATCH_SILENT_SECONDS"
-"""Set by init where the daemon before missed its watchdog: for how many seconds none had responded."""
+"""Set by init where the previous daemon missed its watchdog: seconds without a response."""
 
 
 def silent_seconds(environ: MutableMapping[str, str]) -> float:
-    """For how long no daemon had responded when init started this one; 0 where none was missed, or without an init.
-    Taken out of ``environ``: it is reported once."""
+    """Seconds without a responding daemon before init started this one; 0 without init or if no watchdog was missed.
+    Removes the variable from ``environ``, so that it is reported once."""
     text = environ.pop(SILENT_SECONDS, "")
     try:
         seconds = float(text) if UNDER_INIT in environ else 0.0
@@ -55,11 +55,11 @@ def run_daemon(
     take_over: bool = False,
     fresh: bool = False,
 ) -> int:
-    """Run until told to stop; returns the exit code. Raises PodwatchError for what cannot even start.
+    """Run until stopped; returns the exit code. Raises PodwatchError if it cannot start.
 
-    From here on this process works in ``/``; relative paths keep their meaning (config/directory.py)."""
+    Changes the working directory to ``/``; relative paths keep their meaning (config/directory.py)."""
     few_arenas()
-    if UNDER_INIT not in os.environ:  # the one that was typed; an init starts the daemon again with the same id
+    if UNDER_INIT not in os.environ:  # the typed process; init restarts the daemon with the same id
         os.environ.pop(BY_HAND, None)
         if typed():
             os.environ[BY_HAND] = secrets.token_hex(8)
@@ -92,7 +92,7 @@ def run_daemon(
 
 
 def _log_path(paths: RunPaths) -> Path:
-    """In the state directory, or beside the endpoint file where that cannot be written: a guard needs no log."""
+    """The log file: in the state directory, else beside the endpoint file, else /dev/null (podwatch needs no log)."""
     for path in (paths.state / "podwatch.log", paths.runtime / "podwatch.log"):
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))

@@ -1,4 +1,4 @@
-"""recovery's door to the store: blocking restores, run in a worker of their own."""
+"""Restores for recovery: runs the blocking Restorer in its own worker thread."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,14 +8,14 @@ from podwatch.sync.restore import Restorer
 from podwatch.system.threads import Worker
 
 LOOK_SECONDS = 4.0
-"""How long a restart waits for the store to name its newest save when a complete set is here: a store out of reach is
-tried again for minutes, and idle GPUs cost money. B2 answers the four requests of a look within one second."""
+"""How long a restart waits for the store's newest checkpoint while this pod has a complete one: an unreachable store is
+retried for minutes, and idle GPUs cost money. B2 answers the four requests within one second."""
 ONLY_STORE_SECONDS = 180.0
-"""The same while nothing is here to start from: then only the store can help."""
+"""The same while this pod has no complete checkpoint: only the store can provide one."""
 
 
 class StoreDoor:
-    """Implements recovery's RestoreDoor over a Restorer. ``have_local``: whether a complete set is on this pod."""
+    """Implements recovery's RestoreDoor over a Restorer. ``have_local``: whether this pod has a complete checkpoint."""
 
     def __init__(self, restorer: Restorer, worker: Worker, have_local: Callable[[], bool]) -> None:
         self._restorer, self._worker, self._have_local = restorer, worker, have_local
@@ -38,6 +38,6 @@ class StoreDoor:
         try:
             report = await self._worker.call(lambda: self._restorer.fetch(step, progress=relay))
         except asyncio.CancelledError:
-            self._restorer.kill()  # what is staged stays: the next fetch goes on from there
+            self._restorer.kill()  # staged files stay: the next fetch continues from them
             raise
         return report.step

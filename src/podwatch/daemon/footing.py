@@ -1,17 +1,17 @@
-"""What podwatch itself stands on: its database, its directories, the records of keeper and run.
+"""What podwatch does while its own state (database, directories, records of keeper and run) cannot be used.
 
-A full disk, a locked or damaged database, one of a newer podwatch or a disk that hangs must not end the guard (promise
-5). The journal is then in memory, and this decides what may still be done:
+A full disk, a locked or damaged database, one of a newer podwatch or a hung disk must not stop podwatch. The journal is
+then in memory, and Footing decides which actions are allowed:
 
     delete, publish     never
-    restart             while the keeper's record and the run record can be written and synced, found out by trying;
-                        and, where the database could not be read, only for a trainer that was seen here, or without
-                        a store (else another pod may hold the run)
-    a fresh start       only where the database could be read: an empty journal proves nothing
+    restart             while the keeper's record and the run record can be written and synced (tried, not assumed);
+                        if the database could not be read, only for a trainer that was seen on this pod, or without
+                        a store (else another pod can be the holder of the run)
+    a fresh start       only if the database could be read: an empty journal proves nothing
 
-It looks again and again whether the obstacle is gone. What the journal gathered is then written into the database. If
-that could not be read before, podwatch restarts inside this process, because pins, pauses, baselines and the store's
-state were not known; training has a keeper of its own and does not notice.
+Footing retries until the database can be used again, and then writes the events of the journal in memory to it. If the
+database could not be read before, podwatch restarts inside this process, because pins, pauses, baselines and the
+store's state were unknown. Training continues under its keeper.
 """
 
 import asyncio
@@ -45,21 +45,21 @@ from podwatch.system.threads import Worker
 from podwatch.system.workspace import Workspace
 
 OPEN_SECONDS: Final = 30.0
-"""A disk that has not opened a file of a few MiB by then hangs; SQLite alone waits 5 s for a lock, a few times."""
+"""A disk that has not opened a file of a few MiB by then hangs; SQLite waits 5 s for a lock, several times."""
 RETURN_SECONDS: Final = 60.0
 PROVE_SECONDS: Final = 20.0
 RETRY_MIN, RETRY_MAX = 2.0, 60.0
-"""Seconds between two looks whether the obstacle is gone."""
-RECOVERED: Final = "the state database is writable again: what happened meanwhile is written into it"
+"""Seconds between two attempts to use the database again."""
+RECOVERED: Final = "the state database is writable again: podwatch has written the events since then to it"
 PROOF: Final = ".proof"
 KEEPER_BYTES: Final = 256 << 10
-"""What a start writes: the keeper's source and its compiled form, the plan with the environment, records, a log."""
+"""Bytes that a start writes: the keeper's source and bytecode, the plan with the environment, records, a log."""
 RECORD_BYTES: Final = 16 << 10
 
 
 async def take_ground(settings: Settings, *, lock: bool = True) -> tuple[RunPaths, RunLock | None]:
-    """The run's directories and, with ``lock``, its lock, as far as they can be had. Raises Busy where another podwatch
-    guards this run."""
+    """The directories of the run and, with ``lock``, its lock, as far as they are available. Raises Busy if another
+    podwatch guards this run."""
     worker = Worker("ground")
     one, late = threading.Lock(), False
 
@@ -75,12 +75,12 @@ async def take_ground(settings: Settings, *, lock: bool = True) -> tuple[RunPath
             raise
         with one:
             if late:
-                taken.release()  # another object takes it by now
+                taken.release()  # the caller got another RunLock after the timeout
         return paths, taken
 
     try:
         return await worker.call(take, timeout=OPEN_SECONDS)
-    except TimeoutError:  # the disk hangs; the lock is taken before the database is used again
+    except TimeoutError:  # the disk hangs; Footing takes the lock before it uses the database again
         with one:
             late = True
         paths = unmade_paths(settings.state_dir, settings.run_id, os.environ)
@@ -94,7 +94,7 @@ def what_lock(run_id: str) -> str:
 
 
 async def open_journal(path: Path, wall: Callable[[], float]) -> tuple[Journal, Worker]:
-    """The journal, in memory where the database cannot be used, and the thread that it was opened in."""
+    """The journal (in memory where the database cannot be used), and the thread in which it was opened."""
     worker = Worker("journal-opening")
     try:
         opened = await worker.call(_open, path, wall, timeout=OPEN_SECONDS)
@@ -104,7 +104,7 @@ async def open_journal(path: Path, wall: Callable[[], float]) -> tuple[Journal, 
             path,
             f"the state database cannot be opened: its disk has not answered for {OPEN_SECONDS:.0f} s",
             str(path),
-            "check the disk, or set state_dir to one that answers",
+            "check the disk, or set state_dir to a directory on another disk",
             wall=wall,
             merge=merge_learned,
             read=False,
@@ -117,7 +117,7 @@ def _open(path: Path, wall: Callable[[], float]) -> Journal:
 
 
 def merge_learned(key: str, known: Any, ours: Any) -> Any:
-    """Of a value in the database and one learned without knowing it: which one stays."""
+    """The value to keep, of one in the database and one that was learned while the database could not be read."""
     if key == pausing.KEY:
         return ours  # the operator's last command
     if key == recovery_memory.KEY:
@@ -127,14 +127,14 @@ def merge_learned(key: str, known: Any, ours: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Where what a restart relies on is written."""
+    """The places of the records that a restart writes."""
 
     keeper: Path
     workspace: Workspace
 
 
 class Footing:
-    """A source of the MutationGuard. ``turn`` at each turn of the sensing loop; nothing here blocks the loop."""
+    """Blocks mutations through the MutationGuard. Call ``turn`` at each turn of the sensing loop; it does not block."""
 
     def __init__(
         self,
@@ -152,14 +152,14 @@ class Footing:
         worker: Worker | None = None,
         what: str = "the guard of this run",
     ) -> None:
-        """``restart`` restarts the daemon inside this process; ``acting``: something is being stopped or started;
-        ``trained``: a trainer of this run was found on this pod."""
+        """``restart`` restarts the daemon inside this process; ``acting``: a stop or start of training is in progress;
+        ``trained``: a trainer of this run was seen on this pod."""
         self._journal, self._clock, self._records = journal, clock, records
         self._lock, self._store, self._emit = lock, store, emit
         self._restart, self._leave, self._acting, self._trained = restart, leave, acting, trained
         self._worker = worker or Worker("footing")
         self._what = what
-        self._unproved = "that has not been tried yet"
+        self._unproved = "not tried yet"
         self._tried = False
         self._pause = RETRY_MIN
         self._next = 0.0
@@ -167,13 +167,13 @@ class Footing:
         self._seen = journal.obstacle
         self._task: asyncio.Task[None] | None = None
         self.missing = ""
-        """What could not be had when the parts were made (a directory, the run record): they are made again once it
-        can be."""
+        """Why a directory or the run record could not be used when the components were built; the daemon restarts once
+        it can be."""
 
     # -- what others ask
 
     def blocked_reason(self, mutation: Mutation) -> str:
-        """Frozen values only: from any thread."""
+        """Why ``mutation`` is blocked, else empty. From any thread: reads frozen values only."""
         obstacle = self._journal.obstacle
         if obstacle is None and not self.missing:
             return ""
@@ -185,17 +185,17 @@ class Footing:
         if self.missing:
             return why
         if self._lock is not None and not self._lock.complete:
-            return f"{why}, and the lock of the run cannot be taken"
+            return f"{why}, and podwatch cannot lock the run"
         if self._unproved:
-            return f"{why}, and a restart could not be recorded: {self._unproved}"
+            return f"{why}, and podwatch cannot record a restart: {self._unproved}"
         if obstacle is not None and not obstacle.known and self._store and not self._trained():
-            return f"{why}, and whether another pod holds this run is not known without it"
+            return f"{why}, and podwatch cannot know whether another pod holds this run"
         return ""
 
     def findings(self) -> tuple[Finding, ...]:
         obstacle = self._journal.obstacle
         if (obstacle is None and not self.missing) or not self._tried:
-            return ()  # in a moment it is known what is still done
+            return ()  # the first attempt to write the records decides what is still possible
         blocked = self.blocked_reason(Mutation.RESTART)
         restarts = "it still restarts training"
         if blocked:
@@ -204,20 +204,20 @@ class Footing:
                 restarts += blocked.removeprefix(self._why(obstacle)).replace(", and", ", because", 1)
         memory = "keeps its journal in memory, " if obstacle is not None else ""
         summary = f"{self._why(obstacle)}; podwatch {memory}deletes nothing and publishes nothing"
-        fix = obstacle.fix if obstacle is not None else "make it writable by podwatch's user, with some space left"
+        fix = obstacle.fix if obstacle is not None else "make it writable for podwatch's user, and free some space"
         return (
             Finding(
                 FindingKind.STATE_UNAVAILABLE,
                 Severity.CRITICAL,
                 f"{summary}; {restarts}",
                 self._since,
-                f"{fix}; podwatch then uses it again, without a restart",
+                f"{fix}; podwatch then uses it again automatically",
             ),
         )
 
     @property
     def unknown(self) -> bool:
-        """Whether the database could not even be read: then nothing is known about the store."""
+        """Whether the database could not be read, so that podwatch knows nothing about the store."""
         return self._journal.obstacle is not None and not self._journal.obstacle.known
 
     def _why(self, obstacle: Obstacle | None) -> str:
@@ -226,23 +226,23 @@ class Footing:
     # -- looking again
 
     async def prove(self) -> None:
-        """Find out whether a restart could be recorded."""
+        """Try whether a restart can be recorded."""
         if self._journal.obstacle is None and not self.missing:
             return
         try:
             call = partial(proved, self._records, probe=bool(self.missing))
             self._unproved = await self._worker.call(call, timeout=PROVE_SECONDS)
-        except OSError as error:  # a deadline that passed is one, too
+        except OSError as error:  # TimeoutError included
             self._unproved = f"the disk does not answer ({error})"
         self._tried = True
 
     def turn(self) -> None:
-        """Look again when it is time."""
+        """Start the next attempt when it is due."""
         obstacle, now = self._journal.obstacle, self._clock.monotonic()
         if obstacle is not self._seen:
             if obstacle is not None:
                 self._since, self._pause, self._next = now, RETRY_MIN, now
-                self._unproved, self._tried = "that has not been tried yet", False
+                self._unproved, self._tried = "not tried yet", False
             self._seen = obstacle
         if (obstacle is None and not self.missing) or now < self._next:
             return
@@ -300,12 +300,12 @@ class Footing:
         return self._lock.complete
 
     def _return(self, known: bool) -> str:
-        """Why the database was rebuilt, if it was. What was not known must be read by a daemon that begins with it: the
-        memory of this one would overwrite it."""
+        """Use the database again; returns why it was rebuilt, else empty. Unknown content is only checked:
+        a new daemon must read it, because the journal in memory would overwrite it."""
         if self._lock is not None:
             self._lock.take_state_lock(what=self._what)
             if not self._lock.complete:
-                raise HostError("the lock of the run cannot be taken", where=str(self._journal.path.parent))
+                raise HostError("cannot lock the run", where=str(self._journal.path.parent))
         if not known:
             return self._journal.try_disk()
         self._journal.return_to_disk()
@@ -316,8 +316,8 @@ class Footing:
 
 
 def proved(records: Records, *, probe: bool = False) -> str:
-    """Why a restart could not be recorded, empty where its records were just written and synced. ``probe``: and where
-    podwatch's directories beside output_dir could be made. Blocks."""
+    """Why a restart cannot be recorded; empty if its records were just written and synced. ``probe``: also create
+    podwatch's directories beside output_dir. Blocks."""
     try:
         records.keeper.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(records.keeper, KEEPER_BYTES)
@@ -347,8 +347,8 @@ def _write(directory: Path, size: int) -> None:
 
 
 def last_pause(runtime: Path) -> dict[str, object] | None:
-    """The pause that the last status file shows, for the journal: where the database cannot be read, a maintenance must
-    not end by that. None where it shows none. Blocks."""
+    """The pause in the last status file, or None. Used where the database cannot be read, which must not end a
+    maintenance. Blocks."""
     try:
         shown = json.loads(read_small(runtime / SNAPSHOT))["daemon"]["pause"]
         if not shown:

@@ -1,4 +1,4 @@
-"""What the saves so far say about the next one, kept over restarts: sets leave the disk, what they taught must not."""
+"""Predicts size and time of the next save from the saves so far; kept over restarts and deletions."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,13 +10,13 @@ from podwatch.judgement.prediction import NextSave, Saves, predict
 SAVES = "disk.saves"
 """Journal key."""
 LEAST_REMOVED_BYTES = 1 << 30
-"""Less than this says nothing about how fast a set can be removed: it is over before it can be timed."""
+"""Removals of fewer bytes are too short to measure the speed."""
 ANSWER_SECONDS = 5.0
-"""So old may a prediction be; saves come minutes apart."""
+"""Lifetime of a cached prediction; saves are minutes apart."""
 
 
 class Forecast:
-    """``kept`` is what ``keep`` was given last. On the event loop; nothing here blocks."""
+    """``kept`` is the last value given to ``keep``. For the event loop; nothing blocks."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Forecast:
         self.save_seconds = save_seconds
 
     def see(self, sets: Iterable[CheckpointSet]) -> None:
-        """After a rescan. Costs nothing while nothing changed: a catalogue then tells the same object."""
+        """Record the checkpoints of a rescan. Free while the catalogue returns the same object."""
         if sets is self._seen:
             return
         self._seen = sets
@@ -45,7 +45,7 @@ class Forecast:
             self._remember()
 
     def removed(self, freed_bytes: int, seconds: float) -> None:
-        """A removal ended. The slowest of what was timed counts, drifting up by a tenth with each faster one."""
+        """Record a removal. The speed is the slowest measured one; each faster removal raises it by a tenth."""
         if freed_bytes < LEAST_REMOVED_BYTES or seconds <= 0:
             return
         speed = freed_bytes / seconds
@@ -53,7 +53,7 @@ class Forecast:
         self._remember()
 
     def next_save(self, wall: float, policy: DiskPolicy) -> NextSave:
-        """Asked at every turn: only time passes between most of them, and the answer may be some seconds old."""
+        """The predicted next save, at most ``ANSWER_SECONDS`` old: it is called at every turn."""
         about = (self.saves, policy, self.bytes_per_second, self.save_seconds() or 0.0)
         if self._told is not None and self._told[1] == about and 0 <= wall - self._told[0] < ANSWER_SECONDS:
             return self._told[2]

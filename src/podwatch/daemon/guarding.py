@@ -1,4 +1,4 @@
-"""Guarding checkpoints: rescan, tell what changed, wake the upload, make room."""
+"""The checkpoint loop: rescans, reports changes, wakes uploads and starts pruning."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -13,19 +13,19 @@ from podwatch.system.clock import Clock
 from podwatch.system.threads import Worker
 
 RESCAN_DEADLINE = 120.0
-"""Seconds. A rescan of 1,000 unchanged sets takes 0.05 s; this is for a network volume that hangs."""
+"""Seconds. A rescan of 1,000 unchanged checkpoints takes 0.05 s; the deadline is for a hung network volume."""
 
 
 ANNOUNCED = "checkpoints.announced"
-"""Journal key: {step: save_id} of the checkpoints whose completion was announced; "" for damage that was."""
+"""Journal key: {step: save_id} of the checkpoints whose completion was reported; "" where damage was reported."""
 KEPT = 1000
-"""Checkpoints, the highest steps: 1,000 are 40 kB in the journal, written with each new checkpoint."""
+"""Entries kept, of the highest steps: 1,000 are 40 kB in the journal, written with each new checkpoint."""
 DAMAGE = ""
 
 
 class Announced:
-    """Which checkpoints were announced, by this podwatch or one before. ``kept`` is what the journal has of it,
-    ``keep`` writes it there and must not block."""
+    """The checkpoints that this or an earlier podwatch reported. ``kept`` is the journal's value; ``keep`` writes it
+    and must not block."""
 
     def __init__(self, kept: object = None, keep: Callable[[dict[str, str]], None] = lambda _known: None) -> None:
         known: dict[Any, Any] = kept if isinstance(kept, dict) else {}
@@ -36,7 +36,7 @@ class Announced:
         return step in self._known
 
     def learn(self, step: int, what: str) -> bool:
-        """Whether this is new: ``what`` is the save_id of a complete checkpoint, or ``DAMAGE``."""
+        """Record ``what`` (the save_id of a complete checkpoint, or ``DAMAGE``); returns whether it is new."""
         new = self._known.get(step) != what
         if new:
             self._known[step], self._dirty = what, True
@@ -47,7 +47,7 @@ class Announced:
             self._dirty = True
 
     def save(self) -> None:
-        """Write down what changed."""
+        """Write the changes to the journal."""
         if self._dirty:
             self._dirty = False
             self._known = {step: self._known[step] for step in sorted(self._known)[-KEPT:]}
@@ -59,11 +59,11 @@ class Uploads(Protocol):
 
 
 class Guarding:
-    """Rescans every ``rescan`` seconds, sooner when an event wakes it; a rescan is the truth, events are hints.
+    """Rescans every ``rescan`` seconds, sooner when a file event wakes it. Only the rescan counts; events are hints.
 
-    ``blind`` holds the reason while the filesystem does not answer: then nothing may be pruned or chosen.
-    ``look_first``, ``refresh_watches`` and ``named`` are called in the worker: they may block. ``look_first`` comes
-    before the rescan: are the directories those of the start, and who else may have written what is found?
+    ``blind`` is the reason while the filesystem does not respond: nothing is pruned or chosen then. ``look_first``,
+    ``refresh_watches`` and ``named`` run in the worker and can block. ``look_first`` runs before the rescan: it checks
+    that the directories are still those of the start, and looks for a second trainer.
     """
 
     def __init__(
@@ -86,29 +86,29 @@ class Guarding:
         self._make_room, self._refresh_watches = make_room, refresh_watches
         self._named, self._look_first = named, look_first
         self.named: Mapping[int, str] = {}
-        """Steps that files of the trainer name (a tracker, the best model), and what names them: never removed."""
+        """Steps that a file of the trainer refers to (a tracker, the best model), with that file: never removed."""
         self._wake = asyncio.Event()
         self._known: dict[int, CheckpointSet] | None = None
         self._announced = announced or Announced()
-        self.blind = "not looked yet"
+        self.blind = "the checkpoint directories have not been read yet"
 
     def wake(self) -> None:
-        """Look again soon. Called on the loop."""
+        """Rescan soon. Call it on the loop."""
         self._wake.set()
 
     async def look(self) -> tuple[CheckpointSet, ...]:
-        """One rescan now. Keeps the last known sets when the filesystem does not answer."""
+        """Rescan now and return the checkpoints; the last known ones if the filesystem does not respond."""
         try:
             sets, self.named = await self._worker.call(self._read, timeout=RESCAN_DEADLINE)
         except (TimeoutError, OSError) as error:
-            self.blind = f"the checkpoint directories cannot be read: {error}"
+            self.blind = f"cannot read the checkpoint directories: {error}"
             return self._catalogue.sets
         self.blind = ""
         self._tell(sets)
         return sets
 
     def _read(self) -> tuple[tuple[CheckpointSet, ...], Mapping[int, str]]:
-        """Blocks, as everything that touches the trainer's disk may."""
+        """Blocks."""
         self._look_first()
         sets = self._catalogue.rescan()
         self._refresh_watches()
@@ -130,11 +130,11 @@ class Guarding:
                     await self._wake.wait()
             except TimeoutError:
                 continue
-            await self._clock.sleep(min(0.5, self._rescan / 4))  # more events follow the first one
+            await self._clock.sleep(min(0.5, self._rescan / 4))  # collect the events that follow the first one
 
     def _tell(self, sets: tuple[CheckpointSet, ...]) -> None:
-        """Each checkpoint is announced once, however often podwatch starts. Of those that the first look finds only the
-        newest is: the others were saved while no podwatch ran."""
+        """Report each checkpoint once, also over restarts. Of those that the first rescan finds, only the newest is
+        reported: the others were saved while no podwatch ran."""
         now = {s.step: s for s in sets}
         before, self._known = self._known, now
         wall, announced = self._clock.wall(), self._announced
@@ -142,17 +142,17 @@ class Guarding:
         for step, found in now.items():
             if found.complete:
                 if announced.learn(step, found.save_id) and (not first or found is newest):
-                    self._emit(_complete(found, wall, "found" if first else "complete"))
+                    self._emit(_complete(found, wall, "found" if first else "is complete"))
             elif found.completeness is Completeness.DAMAGED:
                 seen_before = step in announced
                 if announced.learn(step, DAMAGE) and (not first or seen_before):
-                    text = f"checkpoint step {step} is damaged: {found.reason}"
+                    text = f"the checkpoint of step {step} is damaged: {found.reason}"
                     self._emit(Event(EventName.CHECKPOINT_DAMAGED, wall, text, Severity.WARNING, {"step": step}))
         for step, gone in (before or {}).items():
             if step not in now:
                 announced.forget(step)
                 if gone.complete:
-                    text = f"checkpoint step {step} is no longer there"
+                    text = f"the checkpoint of step {step} is gone from this pod"
                     self._emit(Event(EventName.CHECKPOINT_GONE, wall, text, fields={"step": step}))
         announced.save()
 
@@ -161,6 +161,6 @@ def _complete(found: CheckpointSet, wall: float, word: str) -> Event:
     return Event(
         EventName.CHECKPOINT_COMPLETE,
         wall,
-        f"checkpoint step {found.step} {word}: {counted(found.file_count, 'file')}",
+        f"checkpoint of step {found.step} {word}: {counted(found.file_count, 'file')}",
         fields={"step": found.step, "save_id": found.save_id, "size_bytes": found.size_bytes},
     )

@@ -1,4 +1,4 @@
-"""What the control socket can ask for. Each handler takes and returns JSON-safe dicts; errors are PodwatchErrors."""
+"""The methods of the control socket. Each handler takes and returns JSON-safe dicts and raises PodwatchErrors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,13 +25,13 @@ from podwatch.telling.view import DaemonView
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 AT_ONCE = frozenset({"status", "events", "incidents", "shutdown", "preempt"})
-"""What is answered, or done, while podwatch is still starting."""
+"""Methods that run while podwatch is still starting."""
 BEGIN_SECONDS = 20.0
-"""The others wait so long for it: the client's own deadline is 30 s."""
+"""How long the other methods wait for the end of the start: the client's deadline is 30 s."""
 
 
 class Steering(Protocol):
-    """What a handler may do with the daemon."""
+    """The daemon as the handlers use it."""
 
     parts: Parts
     rounds: Rounds
@@ -67,7 +67,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
 
     async def restart(params: dict[str, Any]) -> dict[str, Any]:
         await parts.recovery.request_restart(step=_step(params))
-        return _told("training is being restarted")
+        return _told("restarting training")
 
     async def restart_plan(params: dict[str, Any]) -> dict[str, Any]:
         return dict(await parts.recovery.dry_run(_step(params)))
@@ -76,10 +76,10 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         after_save = bool(params.get("after_save"))
         await parts.recovery.request_stop(after_save=after_save)
         if parts.recovery.handle is None:
-            return {"message": "no training is running, and none will be started; `podwatch start` starts it"}
+            return {"message": "no training is running, and podwatch starts none until `podwatch start`"}
         if after_save:
-            return _told("training goes on until its next save is complete, or cannot come, and is then stopped")
-        return _told("training is being stopped now (`podwatch start` starts it again)")
+            return _told("podwatch stops training after its next save (at once if no save can come)")
+        return _told("stopping training (`podwatch start` starts it again)")
 
     async def checkpoints(_: dict[str, Any]) -> dict[str, Any]:
         await rounds.guarding.look()
@@ -111,44 +111,49 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         step = _needed_step(params)
         await parts.journal.run(Journal.pin, step, str(params.get("reason") or "by hand")[:200])
         await daemon.read_pins()
-        return {"message": f"step {step} is pinned: it is never removed, here or in the store", "step": step}
+        return {
+            "message": f"step {step} is pinned: podwatch never deletes its checkpoint, here or in the store",
+            "step": step,
+        }
 
     async def unpin(params: dict[str, Any]) -> dict[str, Any]:
         step = _needed_step(params)
         if step not in await parts.journal.run(Journal.pins):
-            raise UsageError(f"step {step} is not pinned", fix="podwatch checkpoints shows what holds it")
+            raise UsageError(f"step {step} is not pinned", fix="`podwatch checkpoints` shows what protects it")
         await parts.journal.run(Journal.unpin, step)
         await daemon.read_pins()
-        return {"message": f"step {step} is not pinned any more", "step": step}
+        return {"message": f"step {step} is no longer pinned", "step": step}
 
     async def verify(params: dict[str, Any]) -> dict[str, Any]:
         wanted = _step(params)
-        # Of all of them only the complete ones: one that is being written right now is not broken.
+        # Without a step only complete ones: a checkpoint that is being written is not damaged.
         steps = [s.step for s in parts.catalogue.sets if s.step == wanted or (wanted is None and s.complete)]
         if wanted is not None and not steps:
-            raise UsageError(f"there is no checkpoint of step {wanted}", fix="podwatch checkpoints lists them")
+            raise UsageError(
+                f"checkpoint of step {wanted} not found", fix="`podwatch checkpoints` lists the checkpoints"
+            )
         answers = []
         for step in steps:
             try:
                 looked = await parts.files.call(parts.catalogue.inspect, step)
             except HostError:
-                continue  # the trainer removed it meanwhile
+                continue  # the trainer removed it since
             answers.append(inspection_document(step, looked.problems, looked.notes, looked.files))
         return {"steps": answers}
 
     async def sync(params: dict[str, Any]) -> dict[str, Any]:
         if reason := parts.guard.blocked_reason(Mutation.PUBLISH):
-            raise HostError("nothing is uploaded now", where=reason, fix="`podwatch status` names the fix")
+            raise HostError("podwatch uploads nothing now", where=reason, fix="`podwatch status` shows the fix")
         if parts.syncer is None:
             raise HostError("no store is configured", where="sync.store", fix='set it, for example "b2://my-bucket"')
         step = _step(params)
         for found in parts.catalogue.sets:
-            if found.step == step and found.held:  # the operator decides about what podwatch holds back
+            if found.step == step and found.held:  # naming a held-back checkpoint releases it
                 if found.earlier:
                     raise Busy(
-                        f"step {step} is of an earlier branch, which training has left",
+                        f"step {step} belongs to an earlier branch that training has left",
                         where="sync",
-                        fix=f"`podwatch restart --step {step}` returns to it; it is uploaded then",
+                        fix=f"`podwatch restart --step {step}` returns to it; podwatch then uploads it",
                     )
                 if found.held_as is HeldAs.IMPLAUSIBLE:
                     parts.implausible.release(found)
@@ -156,13 +161,13 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
                     await parts.files.call(parts.two_writers.release, found)
                 parts.syncer.retry(found.step, found.save_id)
         task = asyncio.create_task(parts.syncer.sync_now(step))
-        await asyncio.sleep(0)  # what cannot be sent at all is refused in the first step of the task
+        await asyncio.sleep(0)  # a permanent refusal fails in the first step of the task
         if params.get("wait") or task.done():
             await task
             state = parts.syncer.state
             return {"message": f"step {state.last_step} is in the store", "step": state.last_step}
         daemon.keep(task)
-        return {"message": "uploading; `podwatch status` shows how far it is", "step": step}
+        return {"message": "upload started; `podwatch status` shows its progress", "step": step}
 
     async def prune_plan(_: dict[str, Any]) -> dict[str, Any]:
         await rounds.guarding.look()
@@ -175,11 +180,14 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
     async def quarantine_return(params: dict[str, Any]) -> dict[str, Any]:
         handle = parts.recovery.handle
         if handle is not None and await handle.exit_status() is None:
-            raise Busy("training is running", where="quarantine", fix="`podwatch stop-training` first")
+            raise Busy("training is running", where="quarantine", fix="run `podwatch stop-training` first")
         _may_move(parts.guard)
         back = await parts.removals.call(quarantine.give_back, parts.workspace, _whole(params, "id", None))
         rounds.guarding.wake()
-        return {"message": f"returned: {counted(len(back), 'entry', 'entries')}", "paths": [str(p) for p in back]}
+        return {
+            "message": f"moved {counted(len(back), 'entry', 'entries')} back from quarantine",
+            "paths": [str(p) for p in back],
+        }
 
     async def clean(_: dict[str, Any]) -> dict[str, Any]:
         _may_move(parts.guard)
@@ -203,7 +211,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         else:
             one = await parts.journal.run(Journal.incident, _whole(params, "id", None))
             if one is None:
-                raise UsageError(f"there is no incident {wanted}", fix="podwatch incidents lists them")
+                raise UsageError(f"incident {wanted} not found", fix="`podwatch incidents` lists them")
             found = [one]
         return {"incidents": [incident_document(i) for i in found]}
 
@@ -212,7 +220,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
 
     async def shutdown(_: dict[str, Any]) -> dict[str, Any]:
         daemon.leave(0)
-        return {"message": "podwatch leaves; training goes on, unguarded"}
+        return {"message": "podwatch exits; training continues, unguarded"}
 
     return {f.__name__: f for f in (
         status, start, restart, restart_plan, stop_training, checkpoints, verify, sync, prune_plan, prune,
@@ -221,8 +229,8 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
 
 
 def once_begun(handlers: Mapping[str, Handler], begun: asyncio.Event) -> Mapping[str, Handler]:
-    """The same, but nothing acts before podwatch has read what the one before it left: a wish that comes sooner would
-    be overwritten by it, or would act beside it."""
+    """The same handlers, but all except ``AT_ONCE`` wait until ``begun``: before that, podwatch has not read the state
+    of the previous one, and would overwrite the request or act in parallel."""
 
     def waiting(handler: Handler) -> Handler:
         async def call(params: dict[str, Any]) -> dict[str, Any]:
@@ -231,8 +239,8 @@ def once_begun(handlers: Mapping[str, Handler], begun: asyncio.Event) -> Mapping
                     await begun.wait()
             except TimeoutError:
                 raise Busy(
-                    "podwatch is still starting: it looks at the pod and its checkpoints",
-                    fix="try again in a moment; `podwatch status` answers meanwhile",
+                    "podwatch is still starting: it examines the pod and its checkpoints",
+                    fix="retry in a few seconds; `podwatch status` works already",
                 ) from None
             return await handler(params)
 
@@ -244,13 +252,15 @@ def once_begun(handlers: Mapping[str, Handler], begun: asyncio.Event) -> Mapping
 def _pid(params: dict[str, Any], name: str) -> int | None:
     value = params.get(name)
     if value is not None and type(value) is not int:
-        raise UsageError("a process id is a whole number", where=f"--{name} {value!r}")
+        raise UsageError(f"Invalid value for --{name}: {value!r} (expected a process id)")
     return value
 
 
 def _may_move(guard: MutationGuard) -> None:
     if reason := guard.blocked_reason(Mutation.DELETE):
-        raise Busy("nothing of the trainer's may be moved now", where=reason, fix="`podwatch status` names the fix")
+        raise Busy(
+            "podwatch moves none of the trainer's files now", where=reason, fix="`podwatch status` shows the fix"
+        )
 
 
 def _step(params: Mapping[str, Any]) -> int | None:
@@ -258,12 +268,12 @@ def _step(params: Mapping[str, Any]) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise UsageError("a step is a whole number, 0 or more", where=f"step {value!r}")
+        raise UsageError(f"Invalid value for step: {value!r} (expected a whole number, 0 or more)")
     return value
 
 
 def _whole(params: Mapping[str, Any], name: str, default: int | None) -> int:
-    """A row number or a count that SQLite can hold. UsageError for anything else."""
+    """A row number or a count that fits SQLite. Raises UsageError for anything else."""
     value = params.get(name)
     if value is None and default is not None:
         return default
@@ -275,24 +285,27 @@ def _whole(params: Mapping[str, Any], name: str, default: int | None) -> int:
 def _needed_step(params: Mapping[str, Any]) -> int:
     step = _step(params)
     if step is None:
-        raise UsageError("which step?", fix="podwatch checkpoints lists them")
+        raise UsageError("step not given", fix="add a step; `podwatch checkpoints` lists them")
     return step
 
 
 def cleaned_document(cleaned: cleaning.Cleaned, *, daemon: bool) -> dict[str, Any]:
-    """What `clean` answers; ``daemon``: somebody is there to start what is wanted."""
+    """The answer to `clean`. ``daemon``: a daemon runs and can start training."""
     if cleaned.number is None:
-        said = "nothing is left of an old run"
+        said = "no files of an old run found"
     else:
-        back = f"`podwatch quarantine return {cleaned.number}` brings them back"
-        said = f"{len(cleaned.paths)} entries are set aside as quarantine {cleaned.number} ({back})"
-    follows = "a fresh start follows" if daemon and cleaned.starts else "`podwatch start` starts afresh"
+        back = f"`podwatch quarantine return {cleaned.number}` moves them back"
+        said = f"{counted(len(cleaned.paths), 'entry', 'entries')} moved to quarantine {cleaned.number} ({back})"
+    follows = "podwatch now starts training from the beginning"
+    if not (daemon and cleaned.starts):
+        follows = "`podwatch start` starts training from the beginning"
     if not daemon:
-        follows = "`podwatch run` starts afresh" if cleaned.starts else "`podwatch run`, then `podwatch start`"
+        ways = "`podwatch run`" if cleaned.starts else "`podwatch run`, then `podwatch start`,"
+        follows = f"{ways} starts training from the beginning"
     paths = [str(path) for path in cleaned.paths]
     return {"message": f"{said}; {follows}", "quarantine": cleaned.number, "paths": paths}
 
 
 def _told(message: str) -> dict[str, Any]:
-    """What was accepted. What became of it shows in the status: the act has only just begun."""
-    return {"message": f"{message}; `podwatch status` shows how it goes"}
+    """The answer to an accepted request whose operation has just started."""
+    return {"message": f"{message}; `podwatch status` shows the progress"}

@@ -1,6 +1,7 @@
-"""Step directories that no training of this run can have written: what is known of how far it is, the finding about
-them, and what the operator decided. Judged in ``judgement.plausible``; kept in the journal, so that a restart of
-podwatch believes no directory that it did not believe before.
+"""Step directories that training of this run cannot have written: evidence, finding, and the operator's decisions.
+
+The rule is in ``judgement.plausible``. The evidence is kept in the journal, so that a restarted podwatch does not
+accept a directory that it rejected before.
 """
 
 from collections.abc import Callable
@@ -17,14 +18,14 @@ from podwatch.journal import AsyncJournal, Journal
 from podwatch.judgement.plausible import NO_TRAINING, Evidence
 
 KEY = "implausible-steps"
-"""Journal key of the highest trained step, and of what was found implausible."""
+"""Journal key of the highest trained step, and of the implausible checkpoints."""
 KEEP_EVERY = 60.0
-"""Seconds between two records of the trained step: a minute less of it changes no judgement."""
+"""Seconds between two writes of the trained step to the journal; a step that is a minute old changes no result."""
 _OWN = (ProgressSource.STEP_LINE, ProgressSource.HEARTBEAT)
 
 
 class Implausible:
-    """``turn`` at each turn of the sensing loop, ``findings`` after it; neither blocks. Each fills ``held``."""
+    """Call ``turn`` at each turn of the sensing loop, then ``findings``; neither blocks. ``turn`` updates ``held``."""
 
     def __init__(self, held: HeldBack, journal: AsyncJournal, target: Callable[[], int | None]) -> None:
         self._held, self._journal, self._target = held, journal, target
@@ -43,7 +44,7 @@ class Implausible:
         record: RunRecord | None,
         fetched: frozenset[tuple[int, str]],
     ) -> None:
-        """Take in how far training is. ``fetched`` are (step, save_id) that came from the store."""
+        """Update the evidence. ``fetched``: (step, save_id) of checkpoints that were restored from the store."""
         old = self._held.evidence
         own = [s.step for s in snapshot.progress_of_start if s.source in _OWN and s.trained and s.step is not None]
         highest = max(own, default=-1)
@@ -54,7 +55,7 @@ class Implausible:
         for one in sets:
             if one.held_as is not HeldAs.IMPLAUSIBLE or not one.complete:
                 continue
-            if one.step == started:  # the operator named it, or podwatch could not have started from it
+            if one.step == started:  # training started from it, so the operator named it
                 new = replace(new, believed=new.believed | {(one.step, one.save_id)})
             else:
                 new = replace(new, doubted=new.doubted | {(one.step, one.save_id)})
@@ -63,7 +64,7 @@ class Implausible:
             self._keep(new, snapshot.at)
 
     def release(self, found: CheckpointSet) -> None:
-        """The operator asked for this set by name."""
+        """Accept this checkpoint: the operator named it."""
         evidence = self._held.evidence
         self._held.explain(replace(evidence, believed=evidence.believed | {(found.step, found.save_id)}))
         self._keep(self._held.evidence, self._kept_at)
@@ -101,7 +102,7 @@ class Implausible:
 
 
 def recalled(document: Any) -> Evidence:
-    """What an earlier podwatch knew; a document that cannot be read says nothing."""
+    """The evidence in the journal's ``document``; empty evidence if it cannot be read."""
     try:
         trained, seconds = document["trained"], document["step_seconds"]
         return Evidence(
@@ -116,8 +117,8 @@ def recalled(document: Any) -> Evidence:
 
 
 def believed_progress(seen: tuple[StepSeen, ...], sets: tuple[CheckpointSet, ...]) -> tuple[StepSeen, ...]:
-    """What a layout says of checkpoints names the highest directory. One that is not of the line that is trained now,
-    or that was not looked at yet and is above all others, is no progress: the newest checkpoint of the line is."""
+    """``seen`` without implausible steps. A layout reports the highest checkpoint directory; if that is not of the
+    current lineage, or not scanned yet, the newest checkpoint of the lineage replaces it."""
     line = {s.step: s for s in sets if s.of_line}
     odd = {s.step for s in sets if s.held_as is HeldAs.IMPLAUSIBLE}
     newest = max(line, default=None)

@@ -2,21 +2,20 @@
 """podwatch's own init: PID 1 of a container, or the small parent that ``--detach`` leaves behind.
 
 Standard library only, and run as a file (``python -I -S -E init.py ... -- COMMAND``), so that it stays small and
-nothing that goes wrong in podwatch can go wrong here. It does four things:
+independent of the rest of podwatch. It does four things:
 
-* reaps: keepers whose daemon ended come to it, and so does whatever a container's processes leave behind;
-* restarts the daemon when it ends by accident, with growing pauses; not on 0, 64 (usage), 65 (the training command is
-  at fault), 77 (permission), 78 (configuration) or 86 (gave up), as the systemd unit;
-* is its watchdog, by systemd's protocol: no ``WATCHDOG=1`` within WATCHDOG_USEC means SIGABRT, then SIGKILL;
+* reaps orphans: keepers whose daemon ended, and other processes of a container;
+* restarts the daemon when it ends unexpectedly, with a growing backoff; not on 0, 64 (usage), 65 (the training command
+  is at fault), 77 (permission), 78 (configuration) or 86 (gave up), as the systemd unit;
+* is the daemon's watchdog, by systemd's protocol: no ``WATCHDOG=1`` within WATCHDOG_USEC means SIGABRT, then SIGKILL;
 * forwards signals: SIGHUP (reload), SIGTERM and SIGINT.
 
-What happens to training: nothing, as long as this process lives; it never signals a keeper but in one case. As PID 1,
-SIGTERM means that the container is being stopped (preemption, DESIGN section 4): the daemon is told and given
-``--grace`` seconds for its farewell (or what it says it needs: ``[recovery] preempt_grace``), then every process gets
-SIGTERM (keepers pass it on to training), and after
-``--last`` seconds init ends, which ends the container. Detached, SIGTERM means that podwatch leaves: training goes on
-under its keeper. When the daemon is not to be restarted and PID 1 still has children, it stays until they are gone:
-leaving would kill training because of, for instance, a bad configuration.
+init signals a keeper in one case only. As PID 1, SIGTERM means that the container is being stopped (preemption,
+docs/maintenance.md): init sends SIGTERM to the daemon, waits ``--grace`` seconds (or as long as the daemon requests:
+``[recovery] preempt_grace``), sends SIGTERM to every process (keepers forward it to training), and exits after
+``--last`` seconds, which ends the container. Detached, SIGTERM means that podwatch exits: training continues under its
+keeper. When the daemon must not be restarted and PID 1 still has children, init stays until they have ended: exiting
+would kill training because of, for instance, an invalid configuration.
 """
 
 from __future__ import annotations
@@ -39,30 +38,30 @@ if TYPE_CHECKING:
 
 NO_RESTART = frozenset({0, 64, 65, 77, 78, 86})
 UNDER_INIT = "PODWATCH_UNDER_INIT"
-"""Tells the daemon who started it: ``pid1`` (SIGTERM is preemption) or ``detached`` (SIGTERM is leaving)."""
+"""Set for the daemon: ``pid1`` (SIGTERM means preemption) or ``detached`` (SIGTERM means that podwatch exits)."""
 SILENT_SECONDS = "PODWATCH_SILENT_SECONDS"
-"""For how long no daemon had responded when this one was started, where its watchdog was missed; unset otherwise."""
+"""Seconds without a responding daemon before this one was started; unset if no watchdog was missed."""
 
 PR_SET_CHILD_SUBREAPER = 36
 READY_WAIT = 30.0
 HEALTHY_AFTER = 300.0
 MOST_FAREWELL = 620.0
-"""Seconds: the longest grace that can be configured, and some. Whoever stops the container may give much less."""
+"""Seconds: a little more than the longest grace that can be configured. A container runtime can allow much less."""
 LOG_LIMIT = 16 << 20
 _UCRED = struct.Struct("3i")
 
 
 def main(argv: list[str], *, detach: bool, log_path: Path, run_dir: Path) -> int:
-    """Be (or leave behind) the init of the daemon ``argv``; both paths' directories are made.
+    """Run init for the daemon ``argv``; creates the directories of both paths.
 
-    ``detach``: returns 0 once the daemon is ready, else its exit code, after at most 30 s, with one line on stderr.
-    Otherwise this process becomes init and does not return.
+    With ``detach``, starts init in the background and returns 0 once the daemon is ready, else the daemon's exit code,
+    after at most 30 s, with a message on stderr. Otherwise this process becomes init and does not return.
     """
     for directory in (str(run_dir), os.path.dirname(log_path)):  # noqa: PTH120
         try:
             os.makedirs(directory, exist_ok=True)
         except OSError:
-            pass  # init.pid is for people, and a guard needs no log
+            pass  # init works without init.pid and without a log
     command = [getattr(sys, "_base_executable", "") or sys.executable, "-I", "-S", "-E", os.path.abspath(__file__)]
     command += ["--run-dir", str(run_dir)]
     if not detach:
@@ -88,11 +87,11 @@ def _await_report(fd: int, log_path: str) -> int:
         while b"\n" not in said:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([fd], [], [], left)[0]:
-                print(f"podwatch is starting in the background, but not ready yet; log: {log_path}", file=sys.stderr)
+                print(f"podwatch is starting in the background, and is not ready yet; log: {log_path}", file=sys.stderr)
                 return 0
             chunk = os.read(fd, 4096)
             if not chunk:
-                print(f"podwatch could not go to the background; log: {log_path}", file=sys.stderr)
+                print(f"podwatch cannot run in the background; log: {log_path}", file=sys.stderr)
                 return 1
             said += chunk
     finally:
@@ -114,7 +113,7 @@ def _tail(path: str, count: int = 5) -> list[str]:
             lines = stream.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
-    # An error on the way up is plain text; JSON lines may be those of another podwatch that runs with the same log.
+    # A start-up error is plain text; JSON lines can be of another podwatch that runs with the same log.
     return ([line for line in lines if not line.startswith("{")] or lines)[-count:]
 
 
@@ -128,23 +127,23 @@ class Init:
         self.started = 0.0
         self.ready = False
         self.stopping = False
-        """The daemon said so itself (STOPPING=1)."""
+        """The daemon sent STOPPING=1."""
         self.deadline = 0.0
-        """Monotonic second until which the daemon must have been heard."""
+        """Monotonic second until which the daemon must send its next heartbeat."""
         self.heard = 0.0
-        """Monotonic second of the daemon's start or of its last word."""
+        """Monotonic second of the daemon's start or of its last message."""
         self.silent_since: float | None = None
-        """``heard`` of the first daemon that missed its watchdog, until one of those after it is ready."""
+        """``heard`` of the first daemon that missed its watchdog, until a later daemon is ready."""
         self.aborted_at: float | None = None
         self.restart_at: float | None = None
         self.pause = options.backoff
         self.told_to_end: float | None = None
         self.farewell_until = 0.0
-        """Monotonic second until which the daemon, told to end, said that it needs (its configured grace)."""
+        """Monotonic second until which the ending daemon requested time (its configured grace)."""
         self.killed_rest = False
         self.last_code = 0
         self.only_children = False
-        """The daemon is over for good; PID 1 stays for what is left."""
+        """The daemon ended permanently; PID 1 stays for the remaining processes."""
         self.reported = options.report_fd is None
         if not self.reported:
             os.set_inheritable(options.report_fd, False)
@@ -159,7 +158,7 @@ class Init:
     # -- the loop
 
     def run(self) -> int:
-        os.chdir("/")  # the daemon imports nothing from where the command was typed, and no mount is kept busy
+        os.chdir("/")  # the daemon imports nothing from the working directory, and keeps no mount busy
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
@@ -188,9 +187,8 @@ class Init:
             self.remove_pid()
 
     def write_pid(self) -> None:
-        """``init.pid`` is for people. One whose writer lives (it holds the lock) stays as it is: a second podwatch that
-        is refused must not leave the first without it. And what cannot be written is no reason not to guard. Mode 0600:
-        another user who could read it could lock it."""
+        """Write ``init.pid``, for operators. The writer keeps it locked: a second podwatch, which is refused, must not
+        replace the file of the first. A failed write is ignored. Mode 0600: a user who can read it can lock it."""
         try:
             fd = os.open(self.pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError:
@@ -201,7 +199,7 @@ class Init:
             os.ftruncate(fd, 0)
             os.write(fd, f"{os.getpid()}\n".encode())
         except OSError:
-            os.close(fd)  # otherwise open, and so locked, as long as this process lives
+            os.close(fd)  # in the other case it stays open, and so locked, while this process lives
 
     def remove_pid(self) -> None:
         try:
@@ -213,7 +211,7 @@ class Init:
             pass
 
     def patience(self) -> int:
-        """Milliseconds until something is due by time alone."""
+        """Milliseconds until the next deadline."""
         now = time.monotonic()
         due = [now + 30.0]  # the log's size
         if self.told_to_end is not None or self.aborted_at is not None:
@@ -225,7 +223,7 @@ class Init:
         return max(0, int((min(due) - now) * 1000) + 1)
 
     def turn(self) -> int | None:
-        """One round; the exit code once it is over."""
+        """One iteration; returns the exit code at the end, else None."""
         none_left = self.reap()
         now = time.monotonic()
         if self.told_to_end is not None:
@@ -240,7 +238,7 @@ class Init:
             self.report("ended", self.last_code)
             if not self.first or none_left or self.last_code == 86:
                 return self.last_code
-            self.say(f"podwatch ended with {self.last_code} and is not restarted; init stays for what still runs")
+            self.say(f"podwatch exited with {self.last_code} and is not restarted; init stays for the other processes")
             self.only_children = True
         self.bound_log()
         return None
@@ -260,22 +258,22 @@ class Init:
         if self.silent_since is not None:
             environment[SILENT_SECONDS] = f"{self.started - self.silent_since:.1f}"
         self.deadline = self.started + self.options.start_timeout
-        # The child has our handlers, which only wake a loop, until it has dropped them: a SIGTERM forwarded before that
-        # would be lost, and the daemon outlive its farewell. Held back, it is delivered as soon as it means its end.
-        # Not SIGHUP: to lose it here loses nothing, the configuration is read later.
+        # Until the child resets init's handlers, which only wake a loop, a forwarded SIGTERM
+        # would be lost, and the daemon would not end. Blocked, it is delivered after the reset. Losing a SIGHUP is
+        # harmless: the configuration is read later.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
             self.daemon = os.fork()
             if self.daemon == 0:
                 self.become_daemon(environment, before)
-        except OSError as error:  # no process or memory left: as PID 1 we would take training with us
+        except OSError as error:  # no process or memory left; an exit of PID 1 would end training
             self.daemon, self.last_code = 0, 75
-            self.again(f"podwatch cannot be started ({error.strerror})")
+            self.again(f"cannot start podwatch ({error.strerror})")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def become_daemon(self, environment: dict[str, str], mask: set[int]) -> None:
-        """In the child; does not return. ``mask`` is put back before the exec, which would keep ours."""
+        """In the child; does not return. ``mask`` is restored before the exec, which would keep the blocked signals."""
         try:
             os.setsid()
             signal.set_wakeup_fd(-1)
@@ -297,8 +295,8 @@ class Init:
             if now - self.aborted_at >= self.options.abort_wait:
                 self.signal(signal.SIGKILL)
         elif now >= self.deadline and not self.stopping:
-            what = "no sign of life" if self.ready else "not ready in time"
-            self.say(f"podwatch (process {self.daemon}): {what}; it is killed and started again, training goes on")
+            what = "no heartbeat" if self.ready else "not ready in time"
+            self.say(f"podwatch (process {self.daemon}): {what}; init kills and restarts it, training continues")
             self.aborted_at = now
             if self.silent_since is None:
                 self.silent_since = self.heard
@@ -316,21 +314,21 @@ class Init:
         self.again(f"podwatch ended ({_describe(code)})")
 
     def again(self, why: str) -> None:
-        """In a moment, longer each time. Not where somebody waits and can read the reason: nothing is tried behind
-        their back."""
+        """Schedule a restart, with a growing backoff. Not while the detaching command waits: it shows the
+        reason and ends."""
         if self.reported:
             self.restart_at = time.monotonic() + self.pause
-            self.say(f"{why}; started again in {self.pause:g} s, training goes on")
+            self.say(f"{why}; init starts it in {self.pause:g} s, training continues")
             self.pause = min(self.pause * 2, 60.0)
 
     def signal(self, number: int) -> None:
         if self.daemon:
             try:
-                os.kill(self.daemon, number)  # our own child, not reaped yet: nobody else can have this pid
+                os.kill(self.daemon, number)  # our child, not reaped yet, so the pid is not reused
             except ProcessLookupError:
                 pass
 
-    # -- what comes in
+    # -- messages and signals
 
     def hear(self) -> None:
         while True:
@@ -351,7 +349,7 @@ class Init:
         if line == "READY=1":
             if not self.ready:
                 self.ready = True
-                self.silent_since = None  # the daemon has it, and says so
+                self.silent_since = None  # the daemon got it in its environment, and reports it
                 self.deadline = now + self.options.watchdog
             self.report("ready", os.getpid())
         elif line == "WATCHDOG=1":
@@ -370,7 +368,7 @@ class Init:
             numbers = os.read(self.wake_r, 4096)
         except BlockingIOError:
             return
-        if signal.SIGHUP in numbers and self.ready:  # before that nobody hears it: it would end the daemon
+        if signal.SIGHUP in numbers and self.ready:  # before that the daemon has no handler, and SIGHUP would end it
             self.signal(signal.SIGHUP)
         if (signal.SIGTERM in numbers or signal.SIGINT in numbers) and self.told_to_end is None:
             self.told_to_end = time.monotonic()
@@ -406,16 +404,16 @@ class Init:
             return self.last_code
         if not self.killed_rest:
             self.killed_rest = True
-            self.told_to_end = now - grace  # the rest's own time starts now
+            self.told_to_end = now - grace  # the time of the remaining processes starts now
             self.farewell_until = 0.0
             try:
-                os.kill(-1, signal.SIGTERM)  # as PID 1: everything in this container but ourselves
+                os.kill(-1, signal.SIGTERM)  # as PID 1: all other processes of this container
             except OSError:
                 pass
             return None
         return self.last_code if none_left or waited >= grace + self.options.last else None
 
-    # -- telling
+    # -- reporting
 
     def report(self, word: str, number: int) -> None:
         if not self.reported:
@@ -433,7 +431,7 @@ class Init:
             pass
 
     def bound_log(self) -> None:
-        """Keep one older piece. By copying: the daemon holds the file open and goes on appending."""
+        """Rotate the log, keeping one older file. By copying: the daemon keeps the file open and appends."""
         if self.log_fd is None or os.fstat(self.log_fd).st_size < LOG_LIMIT:
             return
         try:
@@ -443,7 +441,7 @@ class Init:
                     out.write(chunk)
                     offset += len(chunk)
         except OSError:
-            pass  # a full disk: bounded all the same
+            pass  # a full disk: truncate anyway
         os.ftruncate(self.log_fd, 0)
 
 
@@ -457,14 +455,14 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--log", default="")
     parser.add_argument("--detached", action="store_true")
     parser.add_argument("--report-fd", type=int)
-    parser.add_argument("--watchdog", type=float, default=60.0, help="seconds; the sensing loop feeds it every few")
+    parser.add_argument("--watchdog", type=float, default=60.0, help="seconds without a heartbeat of the daemon")
     parser.add_argument("--start-timeout", type=float, default=180.0)
     parser.add_argument("--abort-wait", type=float, default=10.0)
     parser.add_argument("--backoff", type=float, default=1.0)
     parser.add_argument(
         "--grace",
         type=float,
-        help="default: 5 as PID 1 (docker stop gives 10 in all), 60 detached; the daemon may ask for more",
+        help="default: 5 as PID 1 (docker stop allows 10 in total), 60 detached; the daemon can request more",
     )
     parser.add_argument("--last", type=float, default=3.0)
     parser.add_argument("command", nargs="+")
@@ -474,5 +472,5 @@ def _options(argv: list[str]) -> argparse.Namespace:
 if __name__ == "__main__":
     _parsed = _options(sys.argv[1:])
     if _parsed.detached and os.fork() > 0:
-        os._exit(0)  # no session leader: a terminal can never become ours again
+        os._exit(0)  # no session leader, so that init never gets a controlling terminal
     sys.exit(Init(_parsed).run())

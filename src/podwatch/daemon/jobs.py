@@ -1,7 +1,7 @@
-"""Cadence jobs on apscheduler 3.x: what must happen every so often, but never to the second.
+"""Periodic jobs on apscheduler 3.x, without exact timing.
 
-``misfire_grace_time`` is set everywhere, because its default of one second silently skips a late job
-(facts/peers.md, section e). Detection never runs here.
+``misfire_grace_time`` is always set, because its default of one second silently skips a late job. Detection never runs
+here.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 
 class Jobs:
-    """A named set of periodic coroutines; each runs at most once at a time, and a missed one is made up for once."""
+    """Named periodic coroutines; each runs at most once at a time, and missed runs are made up by one."""
 
     def __init__(self) -> None:
         self._scheduler = AsyncIOScheduler(timezone="UTC")
 
     def every(self, seconds: float, name: str, job: Callable[[], Awaitable[None]]) -> None:
         async def run() -> None:
-            # Cut off because podwatch leaves: no error of the job, and the scheduler would log a traceback.
+            # podwatch exits: no error of the job, but the scheduler would log a traceback.
             with contextlib.suppress(asyncio.CancelledError):
                 await job()
 

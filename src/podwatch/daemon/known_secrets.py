@@ -1,4 +1,4 @@
-"""Reads whatever holds secrets of a run, so that the scrubber knows them before anything is shown."""
+"""Reads the files that hold secrets of a run, so that the scrubber knows them before anything is shown."""
 
 import os
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from podwatch.trainer.environment import read_env_file
 
 
 def learn_secrets(settings: Settings) -> None:
-    """A trainer that was adopted logs its secrets, too, and this podwatch has read none of its files yet. What cannot
-    be read is reported by the parts that need it. Blocks."""
+    """Register the secrets of env_file, store, notification URLs and training command: an adopted trainer logs them
+    before podwatch uses these files. Unreadable files are reported by the components that need them. Blocks."""
     trainer = settings.trainer
     with _unless_unreadable():
         if trainer.env_file is not None:
@@ -28,7 +28,7 @@ def learn_secrets(settings: Settings) -> None:
 
 
 def credentials_for(settings: Settings) -> Credentials | None:
-    """The store's key, read again at each call; reading it makes it known to the scrubber."""
+    """The store's key, read again at each call and registered with the scrubber."""
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     return credentials_from_environment(os.environ, settings.trainer.env_file, Path(directory) if directory else None)
 

@@ -1,8 +1,8 @@
-"""podwatch's directory and record follow prime-rl's run directory.
+"""Moves podwatch's directory and record when ``trainer.output_dir`` becomes prime-rl's run directory.
 
 An installation from before 2026-08 has prime-rl's output_dir as ``trainer.output_dir``, and podwatch's directory
-(record, quarantine, trash) beside it. Once the configuration names the run directory below, that directory is moved
-there: the lineage, the intended state and what was quarantined stay known. The run lock is in the state directory and
+(record, quarantine, trash) beside it. Once the configuration names the run directory inside it, podwatch's directory is
+moved there, which keeps the lineage, the desired state and the quarantine. The run lock is in the state directory and
 does not change; the locks named after output_dir are taken by the keeper of each start.
 """
 
@@ -20,9 +20,9 @@ _MOVED = ".moved"
 
 
 def take_along(run_id: str, layout: str, output_dir: Path, report: Callable[[str], None]) -> None:
-    """Move what this run has beside the parent of ``output_dir``. Does nothing where there is a record already, where
-    the old one is another run's, where one of the directories was replaced (RootWatch reports that), and for other
-    layouts. Blocks. Call it before the workspace is probed. Raises HostError where it cannot be moved."""
+    """Move this run's directory from beside the parent of ``output_dir``. Does nothing if a record exists already, if
+    the old record is of another run, if one of the directories was replaced (RootWatch reports that), and for other
+    layouts. Blocks. Call it before the workspace is probed. Raises HostError if the move fails."""
     if layout != "prime-rl":
         return
     new, old = Workspace(output_dir), Workspace(output_dir.parent)
@@ -32,7 +32,7 @@ def take_along(run_id: str, layout: str, output_dir: Path, report: Callable[[str
                 return
             record = load_run_record(old)
         except (OSError, PodwatchError):
-            return  # nothing of this run is known to be there; what is wrong with the directories is reported elsewhere
+            return  # no record of this run found; errors of the directories are reported elsewhere
         if record is None or record.run_id != run_id:
             return
         try:
@@ -42,12 +42,12 @@ def take_along(run_id: str, layout: str, output_dir: Path, report: Callable[[str
                 tree.rename(old.outside, new.outside)
                 tree.sync(new.outside.parent)
                 tree.sync(old.outside.parent)
-            except OSError:  # another file system, or something of ours is there already: the record is what counts
+            except OSError:  # another file system, or the target is not empty: copy the record only
                 save_run_record(new, record)
                 tree.rename(old.record, old.record.with_name(old.record.name + _MOVED))
                 report(
                     f"the record of this run was copied from {old.outside} to {new.outside}, because trainer.output_dir"
-                    f" is now the run directory; what was quarantined is still in {old.outside}"
+                    f" is now the run directory; quarantined checkpoints are still in {old.outside}"
                 )
                 return
         except RootReplaced:
@@ -58,7 +58,7 @@ def take_along(run_id: str, layout: str, output_dir: Path, report: Callable[[str
                 where=str(new.outside),
                 fix=f"make both directories writable for podwatch, or move {old.outside} to {new.outside} by hand",
             ) from error
-    report(f"podwatch's directory of this run was moved from {old.outside} to {new.outside}, with trainer.output_dir")
+    report(f"podwatch moved its directory of this run from {old.outside} to {new.outside}, as trainer.output_dir moved")
 
 
 def _exists(tree: PinnedTree, path: Path) -> bool:
@@ -66,7 +66,7 @@ def _exists(tree: PinnedTree, path: Path) -> bool:
 
 
 def _drop_empty(tree: PinnedTree, directory: Path) -> None:
-    """An earlier start may have made the directory and its empty folders."""
+    """Remove the directory and its empty folders, which an earlier start can have created."""
     with contextlib.suppress(OSError):
         for name in tree.names(directory):
             tree.rmdir(directory / name)

@@ -1,4 +1,4 @@
-"""Joins what is judged worth telling with those who carry it out. Nothing of either is loaded where nobody is told."""
+"""Connects the notification policy with the channels. Imports neither where no notification is configured."""
 
 import contextlib
 import os
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from podwatch.telling.wandb_run import WandbPlan, WandbRun
 
 TOLD = "notices"
-"""Journal key of what was told and is not over."""
+"""Journal key of the open findings that were notified."""
 REMEMBER_TURNS = 30
 INCIDENTS_COUNTED = 1000
 FAREWELL_SECONDS = 1.5
-"""For the last notices where podwatch leaves: the start of a child, and one answer from far away."""
+"""Time for the last notices at exit: the start of a child process, and one slow response."""
 
 
 class Notifying:
-    """``turn`` and ``event`` are called by the daemon; both return at once, whatever the channels do."""
+    """Call ``turn`` and ``event`` from the daemon; neither blocks."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Notifying:
         kept: object,
         wandb: "WandbRun | None" = None,
     ) -> None:
-        """``kept`` is what an earlier podwatch had told, from the journal."""
+        """``kept``: the state of an earlier podwatch, from the journal."""
         from podwatch.judgement import notices
         from podwatch.telling.notify import Notifier
 
@@ -81,20 +81,21 @@ class Notifying:
 
     def findings(self) -> tuple[Finding, ...]:
         now = self._clock.monotonic()
-        broken = Finding(FindingKind.NOTIFY_FAILING, Severity.WARNING, f"notices: {self._broken}", now, "report this")
+        text = f"podwatch sends no notifications because of an internal error: {self._broken}"
+        broken = Finding(FindingKind.NOTIFY_FAILING, Severity.WARNING, text, now, "report this bug")
         wandb = self.wandb.findings(now) if self.wandb is not None else ()
         return (*self._notifier.findings(now), *wandb, *((broken,) if self._broken else ()))
 
     @contextlib.contextmanager
     def _held_back(self) -> Iterator[None]:
-        """A mistake of ours in telling must not reach the sensing loop, which everything hangs on."""
+        """Keep exceptions of this module away from the sensing loop; they become a finding."""
         try:
             yield
         except Exception as error:
             self._broken = repr(error)[:200]
 
     async def farewell(self, seconds: float) -> None:
-        """What waits may still go; then nothing of it is left."""
+        """Send the pending notices for at most ``seconds``, then close the channels."""
         end = self._clock.monotonic() + seconds
         await self._notifier.flush(seconds)
         await self._notifier.close()
@@ -102,7 +103,7 @@ class Notifying:
             await self.wandb.close(max(0.1, end - self._clock.monotonic()))
 
     async def push(self, view: DaemonView) -> None:
-        """A row of figures for podwatch's own W&B run, where there is one."""
+        """Log one row of metrics to podwatch's own W&B run, if configured."""
         if self.wandb is not None:
             incidents = await self._journal.run(Journal.incidents, INCIDENTS_COUNTED)
             lost = sum(i.lost_steps or 0 for i in incidents)
@@ -134,9 +135,8 @@ def policy_from(settings: NotifySettings) -> "NoticePolicy":
 
 
 def all_urls(settings: NotifySettings) -> tuple[str, ...]:
-    """Those in the configuration and those in ``urls_file``. Raises ConfigurationError for a file that cannot be used.
-
-    They are known to the scrubber from then on. Blocks."""
+    """The URLs of the configuration and of ``urls_file``, registered with the scrubber. Raises ConfigurationError if
+    the file cannot be used. Blocks."""
     urls = (*settings.urls, *(read_urls(settings.urls_file) if settings.urls_file is not None else ()))
     for url in urls:
         register_address(url)
@@ -144,11 +144,12 @@ def all_urls(settings: NotifySettings) -> tuple[str, ...]:
 
 
 def read_urls(path: Path) -> tuple[str, ...]:
-    """One URL a line; blank lines and ``#`` lines are left out. The file may be read by its owner only."""
+    """The URLs in the file: one a line, without blank lines and ``#`` lines. Raises ConfigurationError, also if other
+    users can read the file."""
     try:
         with opened(path, shown=True) as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
-                raise ConfigurationError("others may read this file", where=str(path), fix=f"chmod 600 {path}")
+                raise ConfigurationError("other users can read this file", where=str(path), fix=f"chmod 600 {path}")
             lines = [line.strip() for line in file.read().decode().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
@@ -175,9 +176,9 @@ async def make_notifying(
     complain: Callable[[str], None],
     state: Path | None = None,
 ) -> Notifying | None:
-    """None where nobody is to be told. A file that cannot be used is said, and the others are told nevertheless.
+    """None if no notification is configured. An unusable file is reported with ``complain``; the other channels work.
 
-    ``state`` is the run's own directory."""
+    ``state`` is the run's state directory."""
     notify = settings.notify
     if not (notify.command or notify.urls or notify.urls_file or settings.wandb.enabled):
         return None
@@ -202,7 +203,8 @@ async def make_notifying(
 
 
 def wandb_plan(settings: Settings, state: Path) -> "WandbPlan":
-    """Blocks: reads the training's environment file and the files its command names. Raises ConfigurationError."""
+    """The plan of podwatch's W&B run. Blocks: reads the training's env_file and the files that its command names.
+    Raises ConfigurationError."""
     from podwatch.telling.wandb_run import WandbPlan, project_from
 
     chosen, trainer = settings.wandb, settings.trainer

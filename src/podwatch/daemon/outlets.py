@@ -1,6 +1,6 @@
-"""The daemon's doors to the outside: HTTP, the control socket, and the two files that tell where it is.
+"""The daemon's endpoints: HTTP, the control socket, the endpoint file and the status file.
 
-None of them is worth dying for: a guard that cannot be asked is still a guard.
+A failure of one is reported and does not stop the daemon.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ class Outlets:
         self._control = ControlServer(
             parts.paths.control_socket,
             handlers,
-            on_error=lambda method, error: complain(f"{method} failed: {error!r}"),
+            on_error=lambda method, error: complain(f"internal error in the command {method}: {error!r}"),
         )
         self._endpoint = own_endpoint(
             parts.settings.run_id,
@@ -81,7 +81,7 @@ class Outlets:
         self._disk.close()
 
     async def refresh(self) -> None:
-        """Write status.json, for those who look when the daemon is gone."""
+        """Write status.json, which clients read when no daemon runs."""
         document = self._status()
         path = self._parts.paths.runtime / SNAPSHOT
         await self._write(lambda: write_document(path, document))
@@ -98,5 +98,5 @@ class Outlets:
     async def _write(self, write: Callable[[], None]) -> None:
         try:
             await self._disk.call(write, timeout=WRITE_SECONDS)
-        except OSError as error:  # a deadline that passed is one, too
+        except OSError as error:  # TimeoutError included
             self._complain(f"{error.filename or self._parts.paths.runtime}: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""What only the composed daemon can find: the state of the backup and of its own configuration. Pure functions."""
+"""Findings about backups, configuration and podwatch itself. Pure functions."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +22,8 @@ from podwatch.sync.doors import SyncState, UploadPace
 def backup_findings(
     sync: SyncState | None, sets: tuple[CheckpointSet, ...], *, now: float, wall: float, max_lag: float, since: float
 ) -> tuple[Finding, ...]:
-    """``now`` monotonic, ``wall`` epoch seconds; ``since`` is when this daemon started (monotonic)."""
+    """Findings about the store and the age of the backup. ``now`` monotonic, ``wall`` epoch seconds; ``since``: when
+    this daemon started (monotonic)."""
     if sync is None or not sync.store_url:
         return (
             Finding(
@@ -37,7 +38,7 @@ def backup_findings(
     standing = sync.standing
     if standing.stop:
         lost = standing.act is Act.SUPERSEDED
-        fix = "end this pod, or take the run back: end podwatch here, then podwatch run --take-over"
+        fix = "shut this pod down, or take the run back: stop podwatch here, then `podwatch run --take-over`"
         found.append(
             Finding(
                 FindingKind.SUPERSEDED,
@@ -48,12 +49,12 @@ def backup_findings(
             )
         )
     if not lost_run(sync) and sync.ok is False:
-        suggestion = "podwatch check shows what the key and the bucket allow"
+        suggestion = "`podwatch check` shows what the key and the bucket allow"
         if sync.refused:
             suggestion = (
-                "correct it, for a key in the environment, the env_file or podwatch.env that holds it; files are read"
-                " again at each attempt, no restart is needed. `podwatch check` shows what the key and the bucket"
-                " allow, `podwatch sync` tries again at once"
+                "correct the key, the cap or the bucket; a key is in the environment, the env_file or podwatch.env."
+                " podwatch reads these files at each attempt, without a restart. `podwatch check` shows what the key"
+                " and the bucket allow, `podwatch sync` retries at once"
             )
             summary, severity = f"NOT BACKED UP: {sync.error}", Severity.CRITICAL
         else:
@@ -61,7 +62,7 @@ def backup_findings(
         found.append(Finding(FindingKind.STORE_UNAVAILABLE, severity, summary, now, suggestion))
     found += clock_findings(sync.clock_skew, since=now)
     if lost_run(sync):
-        return tuple(found)  # what is not stored from here any more is no lag
+        return tuple(found)  # another pod uploads now, so that this pod cannot lag
     newest = newest_complete(sets)
     if newest is not None and (newest.step, newest.save_id) not in sync.stored:
         waiting = [s.changed_wall for s in sets if s.complete and not s.held and (s.step, s.save_id) not in sync.stored]
@@ -72,16 +73,16 @@ def backup_findings(
                 Finding(
                     FindingKind.SYNC_LAGGING,
                     Severity.CRITICAL,
-                    f"nothing new has reached the store for {lag / 3600:.1f} h; the newest stored is {last}",
+                    f"the store has received no new checkpoint for {lag / 3600:.1f} h; its newest is {last}",
                     now - lag,
-                    "see the store's error above, or the upload's speed in podwatch status --json",
+                    "check the uplink: `podwatch status` shows the upload, `podwatch check` tests the store",
                 )
             )
     return tuple(found)
 
 
 def upload_findings(sync: SyncState | None, *, now: float) -> tuple[Finding, ...]:
-    """Uploads that do not keep pace with the saves: the CPU is the cause, or else the uplink. ``now`` monotonic."""
+    """A finding if uploads are slower than saves, because of the CPU or the uplink. ``now`` monotonic."""
     if sync is None or lost_run(sync) or sync.ok is False:
         return ()  # another finding says why nothing is stored
     pace, tally = sync.pace, sync.tally
@@ -113,13 +114,13 @@ def _cpu_busy(pace: UploadPace, tally: Tally) -> Finding:
     waited = "" if pace.cpu_wait is None else f", its threads wait for a CPU {100 * pace.cpu_wait:.0f} % of the time"
     before = ""
     if pace.usual_rate is not None and pace.rate is not None and pace.usual_rate > pace.rate:
-        before = f"; the line delivered {_rate(pace.usual_rate)} before"
+        before = f"; the uplink delivered {_rate(pace.usual_rate)} before"
     skipped = f"; {in_words(tally.outcomes)}" if Outcome.SKIPPED in tally.outcomes else ""
     left = f", {span(pace.left_bytes / pace.rate)} left" if pace.rate else ""
     acts = {
         "lowest": "podwatch raises its priority if that continues",
         "raised": "podwatch has raised its priority and raises it again if that is not enough",
-        "ordinary": "podwatch has raised its priority to that of an ordinary process, which is the most it takes",
+        "ordinary": "podwatch has raised its priority to that of an ordinary process, and raises it no further",
     }[pace.level]
     return Finding(
         FindingKind.UPLOADS_SLOW,
@@ -138,11 +139,11 @@ def _rate(rate: float) -> str:
 
 
 CLOCK_SECONDS = 120.0
-"""A clock that is further off than this is shown. NTP keeps it within a second; an answer takes less than a minute."""
+"""Threshold of the clock warning. NTP keeps a clock within a second; an answer takes less than a minute."""
 
 
 def clock_findings(skew: float | None, *, since: float) -> tuple[Finding, ...]:
-    """``skew``: seconds that this machine's clock is ahead of the store's."""
+    """A finding if the clock is wrong. ``skew``: seconds that this machine's clock is ahead of the store's."""
     if skew is None or abs(skew) <= CLOCK_SECONDS:
         return ()
     minutes = f"{abs(skew) / 60:.0f} min {'ahead of' if skew > 0 else 'behind'} the store's"
@@ -167,8 +168,8 @@ def kept_of(
     owns: Callable[[CheckpointSet], bool],
     steps_at_risk: int | None,
 ) -> Kept:
-    """What judgement needs to know whether this run is kept. Nothing is ``nothing_stored`` before the store answered
-    or failed, nor where another pod publishes for this run."""
+    """The input of the safekeeping rules. ``nothing_stored`` is False until the store has answered or failed, and where
+    another pod publishes for this run."""
     if sync is None or not sync.store_url or sync.standing.stop or lost_run(sync):
         return Kept(sets, owns, steps_at_risk=steps_at_risk)
     known = sync.saves is not None or sync.ok is False
@@ -177,12 +178,12 @@ def kept_of(
 
 
 def linked_findings(linked: Sequence[Path], *, since: float) -> tuple[Finding, ...]:
-    """Checkpoints that are reached through a symbolic link, which podwatch never follows."""
+    """A finding for each symbolic link to checkpoints, which podwatch never follows."""
     return tuple(
         Finding(
             FindingKind.FOREIGN_CHECKPOINTS,
             Severity.WARNING,
-            f"{link} is a symbolic link: the checkpoints behind it are not guarded, not backed up and not resumed from",
+            f"{link} is a symbolic link: podwatch does not guard, back up or resume from the checkpoints behind it",
             since,
             "set trainer.checkpoint_dir to the directory that it leads to",
         )
@@ -191,21 +192,21 @@ def linked_findings(linked: Sequence[Path], *, since: float) -> tuple[Finding, .
 
 
 def freeze_findings(silent: float, *, now: float, wall: float, since: float) -> tuple[Finding, ...]:
-    """That init restarted a podwatch that did not respond; reported for ``TOLD_SECONDS``. ``silent``: for how many
-    seconds no podwatch had responded when this one was started, 0 where none was missed; ``since`` is when this daemon
-    started (monotonic, as ``now``); ``wall`` epoch seconds now."""
+    """A finding for ``TOLD_SECONDS`` after init restarted a podwatch that did not respond. ``silent``: seconds without
+    a response before this start, or 0; ``since``: when this daemon started (monotonic, as ``now``); ``wall``: epoch
+    seconds now."""
     if silent <= 0 or now - since > TOLD_SECONDS:
         return ()
     at = time.strftime("%H:%M:%S", time.gmtime(wall - (now - since)))
-    evidence = Evidence("init's watchdog", f"no word for {silent:.1f} s", Agreement.UNAVAILABLE, silent)
+    evidence = Evidence("init's watchdog", f"no response for {silent:.1f} s", Agreement.UNAVAILABLE, silent)
     return (
         Finding(
             FindingKind.LOOP_STALLED,
             Severity.WARNING,
-            f"podwatch did not respond for {silent:.0f} s, and init restarted it. Nothing was watched meanwhile;"
-            f" podwatch watches again since {at} UTC",
+            f"podwatch did not respond for {silent:.0f} s, and init restarted it. Training was unguarded meanwhile;"
+            f" podwatch guards it again since {at} UTC",
             since,
-            "if it happens again, the pod is short of CPU, or a disk or a driver blocks podwatch: see podwatch's log",
+            "if it happens again, the pod is short of CPU, or a disk or a driver blocks podwatch",
             evidence=(evidence,),
             subject="restarted",
         ),
@@ -213,7 +214,7 @@ def freeze_findings(silent: float, *, now: float, wall: float, since: float) -> 
 
 
 def keeper_findings(trainer: Reading[TrainerSample]) -> tuple[Finding, ...]:
-    """That the keeper has ended while its training lives: what podwatch still does, and what it cannot do any more."""
+    """A finding if the keeper has ended while its training runs."""
     if not trainer.ok or trainer.value is None or not trainer.value.keeper_lost:
         return ()
     launcher = trainer.value.launcher
@@ -233,22 +234,22 @@ def keeper_findings(trainer: Reading[TrainerSample]) -> tuple[Finding, ...]:
 
 
 def config_findings(refused: str, *, since: float) -> tuple[Finding, ...]:
-    """``refused`` says why the file could not be used at start, if it could not."""
+    """A finding if the file is invalid; ``refused`` is the reason, or empty."""
     if not refused:
         return ()
-    summary = "the configuration file cannot be used; running with the last good copy"
+    summary = "the configuration file is invalid; podwatch runs with the last good copy"
     return (Finding(FindingKind.CONFIG_STALE, Severity.CRITICAL, summary, since, refused),)
 
 
 def store_withheld_finding(*, since: float) -> tuple[Finding, ...]:
-    """A store is configured, and podwatch does not know which pod it is in it."""
+    """The finding if a store is configured, but its identity in it is unknown without the state database."""
     return (
         Finding(
             FindingKind.NOT_BACKED_UP,
             Severity.CRITICAL,
-            "NOT BACKED UP: the state database cannot be read, so podwatch does not know what the store holds",
+            "NOT BACKED UP: podwatch cannot read the state database, so it does not know what the store holds",
             since,
-            "see state-unavailable; uploads continue as soon as the database can be read",
+            "repair the state database (finding state-unavailable); podwatch then uploads again",
         ),
     )
 
@@ -256,9 +257,8 @@ def store_withheld_finding(*, since: float) -> tuple[Finding, ...]:
 def saved_after_all(
     concerns: Sequence[Concern], sets: Sequence[CheckpointSet], started_wall: float | None
 ) -> tuple[Concern, ...]:
-    """``concerns`` in the light of what was saved: that the command saves nothing is wrong where the trainer that runs
-    (started at ``started_wall``, epoch seconds; None: none runs) has saved, and where an earlier one has, this is said.
-    """
+    """``concerns`` without "saves nothing" if the running trainer has saved; with a note if only an earlier start has.
+    ``started_wall``: start of the running trainer (epoch seconds), None if none runs."""
     whole = [s for s in sets if s.complete]
     if started_wall is not None and any((s.began_wall or s.changed_wall) >= started_wall for s in whole):
         return tuple(c for c in concerns if c.subject != SAVES)
@@ -270,7 +270,7 @@ def saved_after_all(
 
 
 def concern_findings(concerns: tuple[Concern, ...], *, since: float) -> tuple[Finding, ...]:
-    """What a restart would fail on, known before the first death."""
+    """A finding for each reason why a restart would fail, known before the first failure."""
     return tuple(
         Finding(
             FindingKind.SAVES_NOTHING if concern.subject == SAVES else FindingKind.RESTART_IMPOSSIBLE,
@@ -285,13 +285,13 @@ def concern_findings(concerns: tuple[Concern, ...], *, since: float) -> tuple[Fi
 
 
 def store_refused_finding(reason: str, *, since: float) -> tuple[Finding, ...]:
-    """A configured store that would be no backup: as good as none, and the owner believes otherwise."""
+    """The finding if the configured store is refused because it is no backup."""
     return (
         Finding(
             FindingKind.NOT_BACKED_UP,
             Severity.CRITICAL,
-            f"NOT BACKED UP: the store is refused, {reason}",
+            f"NOT BACKED UP: podwatch does not use the configured store. {reason}",
             since,
-            "change sync.store and restart podwatch (training goes on meanwhile)",
+            "change sync.store and restart podwatch (training continues)",
         ),
     )

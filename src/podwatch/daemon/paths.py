@@ -44,20 +44,20 @@ class RunPaths:
 
 
 def workspace_of(settings: Settings) -> Workspace:
-    """The run's directories, pinned at their first use: one for each process. Not probed yet."""
+    """The run's directories, pinned at their first use: one Workspace for each process. Not probed yet."""
     trainer = settings.trainer
     try:
         owner = pwd.getpwnam(trainer.user).pw_uid if trainer.user else None
     except KeyError:
-        owner = None  # the start says so
+        owner = None  # the start of training reports it
     beside = tuple(p for p in (trainer.checkpoint_dir,) if p is not None)
     return Workspace(trainer.output_dir, beside=beside, owner=owner)
 
 
 def run_paths(state_dir: Path, run_id: str, environ: Mapping[str, str]) -> RunPaths:
-    """Make the directories: the state's for us alone, the runtime's readable by all and writable by us alone.
+    """Create the directories: state is private, runtime is readable by all users. Both are writable by us only.
 
-    Raises PermissionDenied or HostError naming what to do."""
+    Raises PermissionDenied or HostError with the fix."""
     state = state_dir / run_id
     own_directory(state, 0o700, fix="set state_dir to a directory on local disk that podwatch may write")
     reasons = []
@@ -70,11 +70,11 @@ def run_paths(state_dir: Path, run_id: str, environ: Mapping[str, str]) -> RunPa
             reasons.append(f"{runtime}: not writable")
         except HostError as error:
             reasons.append(f"{runtime}: {error.what}")
-    raise HostError("no runtime directory can be written", where="; ".join(reasons), fix="set state_dir")
+    raise HostError("cannot write any runtime directory", where="; ".join(reasons), fix="set state_dir")
 
 
 def guard_paths(state_dir: Path, run_id: str, environ: Mapping[str, str]) -> RunPaths:
-    """The same for the daemon, which guards also where a directory cannot be made: never raises. Blocks."""
+    """The same for the daemon, which guards without a directory, too: never raises. Blocks."""
     try:
         return run_paths(state_dir, run_id, environ)
     except HostError:
@@ -84,7 +84,7 @@ def guard_paths(state_dir: Path, run_id: str, environ: Mapping[str, str]) -> Run
 def unmade_paths(
     state_dir: Path, run_id: str, environ: Mapping[str, str], usable: Callable[[Path], bool] = lambda path: True
 ) -> RunPaths:
-    """Where they would be, with the first runtime directory that is ``usable``. Nothing is looked at by itself."""
+    """The paths without creating them, with the first runtime directory that is ``usable``."""
     runtimes = [root / run_id for root in _runtime_roots(state_dir, environ)]
     return RunPaths(state_dir / run_id, next((path for path in runtimes if usable(path)), runtimes[0]))
 

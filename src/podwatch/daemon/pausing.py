@@ -1,7 +1,7 @@
-"""``podwatch pause``: kept in the journal, told in the status, ended by `unpause` or by its time.
+"""``podwatch pause``: kept in the journal, shown in the status, ended by `unpause` or when it expires.
 
-Whoever maintains a pod often has the GPUs in use when the time is over. As long as processes that are not of the run
-hold them, the pause goes on, and says so (DESIGN section 3): a start now would fail, or end their work.
+An operator often still uses the GPUs when the pause expires. While processes outside the run hold them, the pause
+continues, with a warning: a start of training would fail, or end their work.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,7 +26,7 @@ MOST_SECONDS = 30 * 86400.0
 
 
 class Pausing:
-    """``held`` says in words who else holds the run's GPUs, empty if nobody; ``tell`` passes every change on."""
+    """``held`` describes what else holds the run's GPUs, or is empty; ``tell`` receives each change."""
 
     def __init__(
         self,
@@ -41,23 +41,23 @@ class Pausing:
         self._since = 0.0
 
     async def load(self) -> None:
-        """Before anything may act."""
+        """Read the pause from the journal. Call it before recovery acts."""
         self.pause = Pause.from_dict(await self._journal.run(Journal.learned, KEY))
         self._since = self._clock.monotonic()
         self._tell(self.pause is not None)
 
     async def begin(self, seconds: float | None, *, by: str, reason: str) -> Pause:
-        """In force, and durable, when this returns. A pause that runs already is replaced."""
+        """Pause, replacing an active pause. It is in force and durable when this returns."""
         wall = self._clock.wall()
         pause = Pause(wall, None if seconds is None else wall + seconds, by, reason)
-        self._tell(True)  # first: nothing may begin while the journal writes
+        self._tell(True)  # first: recovery must start nothing while the journal writes
         self.pause, self._since = pause, self._clock.monotonic()
         await self._journal.run(Journal.learn, KEY, pause.to_dict())
-        self._say(EventName.PAUSED, f"{described(pause)}: nothing is killed and nothing started")
+        self._say(EventName.PAUSED, f"{described(pause)}: podwatch stops and starts no training")
         return pause
 
     async def end(self, why: str) -> bool:
-        """False when there was none. Durable first, so that a podwatch that dies here is not paused again unseen."""
+        """End the pause; False if there was none. Durable first, so that a crash here does not restore the pause."""
         if self.pause is None:
             return False
         await self._journal.run(Journal.learn, KEY, None)
@@ -65,7 +65,7 @@ class Pausing:
         return True
 
     def turn(self, snapshot: Snapshot) -> None:
-        """At each turn of the sensing loop: is it over? Never blocks."""
+        """Call it at each turn of the sensing loop: ends an expired pause. Never blocks."""
         pause = self.pause
         if pause is None or pause.until is None or snapshot.wall < pause.until:
             return
@@ -74,20 +74,24 @@ class Pausing:
             if held != pause.held_by:
                 self.pause = replace(pause, held_by=held)
             if not pause.held_by:
-                self._say(EventName.PAUSED, f"the pause would be over, and goes on: {held}", Severity.WARNING)
+                self._say(
+                    EventName.PAUSED,
+                    f"the pause has expired, and continues while the GPUs are in use: {held}",
+                    Severity.WARNING,
+                )
             return
         self._journal.post(Journal.learn, KEY, None)
-        self._over("its time is over")
+        self._over("the pause has expired")
 
     def findings(self) -> tuple[Finding, ...]:
         pause = self.pause
         if pause is None:
             return ()
         if pause.held_by:
-            text = f"{described(pause)}; its time is over, and it goes on as long as {pause.held_by}"
-            fix = "it ends by itself when the GPUs are free; `podwatch unpause` ends it now"
+            text = f"{described(pause)}; it has expired, and continues while the GPUs are in use: {pause.held_by}"
+            fix = "the pause ends automatically when the GPUs are free; `podwatch unpause` ends it now"
             return (Finding(FindingKind.PAUSED, Severity.WARNING, text, self._since, fix),)
-        fix = "what is found is shown and not acted upon; `podwatch unpause` ends it"
+        fix = "podwatch reports findings but does not act on them; `podwatch unpause` ends the pause"
         return (Finding(FindingKind.PAUSED, Severity.INFO, described(pause), self._since, fix),)
 
     def _over(self, why: str) -> None:
@@ -109,20 +113,23 @@ def described(pause: Pause) -> str:
 
 
 def pause_handlers(pausing: Pausing, acting: Callable[[], bool]) -> Mapping[str, Handler]:
-    """What the control socket offers. ``acting``: something is being stopped or started right now."""
+    """The methods of the control socket. ``acting``: a stop or start of training is in progress."""
 
     async def pause(params: dict[str, Any]) -> dict[str, Any]:
         seconds = params.get("seconds")
         if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds <= MOST_SECONDS):
-            raise UsageError("a pause lasts up to 30 days", where=f"{seconds!r} s", fix="give no time for no end")
-        busy = "; what is being stopped or started now is finished first" if acting() else ""
+            raise UsageError(
+                f"Invalid value for the pause: {seconds!r} s (expected at most 30 days)",
+                fix="omit the time for a pause without end",
+            )
+        busy = "; the stop or start in progress is finished first" if acting() else ""
         text = {name: str(params.get(name) or "")[:200] for name in ("by", "reason")}
         begun = await pausing.begin(seconds, **text)
-        message = f"{described(begun)}: nothing is killed and nothing started{busy}"
+        message = f"{described(begun)}: podwatch stops and starts no training{busy}"
         return {"message": message, "pause": pause_document(begun)}
 
     async def unpause(_: dict[str, Any]) -> dict[str, Any]:
         was = await pausing.end("unpause")
-        return {"message": "podwatch acts again" if was else "it was not paused", "pause": None}
+        return {"message": "podwatch acts again" if was else "podwatch was not paused", "pause": None}
 
     return {"pause": pause, "unpause": unpause}

@@ -1,4 +1,4 @@
-"""From settings to the numbers judgement works with."""
+"""Converts settings to policies."""
 
 from podwatch.checkpoints.layouts.async_level import steps_in_use
 from podwatch.config.settings import Settings
@@ -16,8 +16,8 @@ from podwatch.judgement.shipped_rules import effective
 
 
 def policies_from(settings: Settings, *, max_steps: int | None, save_interval: int | None = None) -> Policies:
-    """``max_steps`` is the target that the layout read from the command; an explicit setting wins. ``save_interval``:
-    steps between two saves, as the command configures them."""
+    """The policies of ``settings``. ``max_steps`` is the target that the layout read from the command; an explicit
+    setting wins. ``save_interval``: steps between two saves, from the command."""
     gpu, hang, recovery, disk, sync = settings.gpu, settings.hang, settings.recovery, settings.disk, settings.sync
     resources, health = settings.resources, settings.training
     return Policies(
@@ -50,8 +50,7 @@ def policies_from(settings: Settings, *, max_steps: int | None, save_interval: i
             prune_to=disk.prune_to,
             margin=disk.margin,
             lead_seconds=disk.lead,
-            # rescan, settle and the disk's answer (it is asked as often as checkpoints are, at least every 5 s), and as
-            # much again
+            # twice the sum of rescan, settle and the disk's poll interval (that of the rescan, at most 5 s)
             react_seconds=2
             * (settings.checkpoints.rescan + settings.checkpoints.settle + min(5.0, settings.checkpoints.rescan)),
             steps_in_use=steps_in_use(

@@ -1,8 +1,8 @@
-"""Preemption: this machine is about to be taken away, and there are seconds for a farewell (DESIGN section 4, "Stop").
+"""Preemption: this machine is taken away within seconds (docs/maintenance.md).
 
-In this order, each with a deadline of its own: no upload begins any more, the one in flight finishes if it fits, the
-heartbeat says ``preempted`` so that a replacement need not wait, training is told to end. All of it within ``[recovery]
-preempt_grace``, because a SIGKILL follows that nobody announces.
+Steps, each with its own deadline: start no upload; finish the upload in progress if there is time; write the heartbeat
+``preempted``, so that a replacement does not wait; request training to end. All within ``[recovery] preempt_grace``,
+because an unannounced SIGKILL follows.
 """
 
 import asyncio
@@ -18,32 +18,32 @@ from podwatch.sync.doors import SyncState
 
 BOOTED = Path("/run/systemd/system")
 ASK_SECONDS = 0.5
-"""For systemd's answer; it is there within milliseconds, or the machine is too far gone to give one."""
+"""Timeout of systemd's answer, which normally takes milliseconds."""
 RESERVE_SECONDS = 1.0
-"""Of the grace, for telling training and for the journal's last words; a third where the grace is shorter."""
+"""Part of the grace for ending training and for the last writes to the journal; at most a third of the grace."""
 LOOK_SECONDS = 0.6
-"""Long enough to see how fast an upload goes: it tells four times a second."""
+"""Time to measure the rate of an upload, which reports progress four times a second."""
 
 
 class Budget:
-    """How long a step of leaving may take. Without a ``grace`` each step has its usual time."""
+    """Time limits of the shutdown steps. Without a ``grace`` each step has its usual limit."""
 
     def __init__(self, grace: float | None = None) -> None:
         self._end = None if grace is None else time.monotonic() + grace
         self._reserve = 0.0 if grace is None else min(RESERVE_SECONDS, grace / 3)
 
     def seconds(self, usual: float) -> float:
-        """For one step: ``usual``, or what is left if that is less. Never nothing: a file must still be closed."""
+        """The limit of one step: ``usual``, or the rest of the grace if that is less; at least 0.05 s."""
         return usual if self._end is None else max(0.05, min(usual, self._end - time.monotonic()))
 
     def before_reserve(self) -> float:
-        """Seconds until training has to be told."""
+        """Seconds until training must be requested to end."""
         return 0.0 if self._end is None else max(0.0, self._end - self._reserve - time.monotonic())
 
 
 async def system_is_stopping(*, booted: Path = BOOTED, within: float = ASK_SECONDS) -> bool:
-    """Whether systemd takes the whole machine down, of which a SIGTERM alone says nothing. It answers ``stopping``
-    already while it stops us (facts/systemd.md). False where it is not there or does not answer."""
+    """Whether systemd shuts the whole machine down, which a SIGTERM does not show: it reports ``stopping`` while it
+    stops podwatch's unit. False without systemd or without an answer."""
     if not os.path.isdir(booted):  # noqa: PTH112, ASYNC240 - one stat of a memory file system
         return False
     process: asyncio.subprocess.Process | None = None
@@ -63,23 +63,22 @@ async def system_is_stopping(*, booted: Path = BOOTED, within: float = ASK_SECON
 
 
 async def told_by(under_init: str) -> str:
-    """Why a SIGTERM means that training ends too; empty where podwatch alone is to leave. ``under_init``: what our own
-    init says about itself."""
+    """Why a SIGTERM also ends training; empty if only podwatch exits. ``under_init``: the value of UNDER_INIT."""
     if under_init == "pid1":
         return "the container is being stopped"
     return "the machine is being shut down" if await system_is_stopping(booted=BOOTED) else ""
 
 
 def fits(left_bytes: int, sent_bytes: int, took_seconds: float, left_seconds: float) -> bool:
-    """Whether ``left_bytes`` arrive in time at the speed just seen. Nothing sent meanwhile: only if nothing is left (it
-    is being verified and published then)."""
+    """Whether ``left_bytes`` can be sent within ``left_seconds`` at the rate of ``sent_bytes`` in ``took_seconds``. If
+    nothing was sent: only if nothing is left, because the upload is being verified and published then."""
     if left_bytes <= 0:
         return True
     return took_seconds > 0 and left_bytes * took_seconds <= left_seconds * sent_bytes
 
 
 async def upload_if_it_fits(state: Callable[[], SyncState], budget: Budget) -> bool:
-    """Wait for the upload in flight if it can be whole in time; whether none is in flight now."""
+    """Wait for the upload in progress if it can finish in time; returns whether none is in progress now."""
     began, before = time.monotonic(), state()
     step = before.uploading_step
     while state().uploading_step == step and step is not None:
@@ -101,7 +100,8 @@ async def say_goodbye(
     end_sync: Callable[[], Awaitable[None]],
     tell: Callable[[], Awaitable[object]],
 ) -> None:
-    """Upload and heartbeat side by side, then the end of sync, then training; none of them holds up the next."""
+    """Finish the upload and write the heartbeat in parallel, then end sync, then request training to end. None of the
+    steps can block the next."""
     if state is not None:
         said = asyncio.ensure_future(briefly(beat(), budget.before_reserve()))
         await upload_if_it_fits(state, budget)
@@ -110,25 +110,25 @@ async def say_goodbye(
 
 
 async def _after(said: "asyncio.Future[None]", then: Callable[[], Awaitable[None]]) -> None:
-    """Sync lends the heartbeat its thread: it goes only once that has been written (or its time is over)."""
+    """Run ``then`` after the heartbeat was written or timed out: it uses sync's thread."""
     await asyncio.wait([said])
     await then()
 
 
 async def nothing() -> None:
-    """Where there is no sync to end."""
+    """Do nothing: there is no sync to end."""
 
 
 def preempt_handlers(
     preempt: Callable[[str], None], grace: Callable[[], float]
 ) -> Mapping[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]]:
-    """What the control socket offers."""
+    """The methods of the control socket."""
 
     async def handle(params: dict[str, Any]) -> dict[str, Any]:
         by = str(params.get("by") or "")[:100]
         preempt(f"preempted{f' by {by}' if by else ''}")
         seconds = grace()
-        message = f"preempted: training is told to end and podwatch leaves, within {seconds:g} s"
+        message = f"preempted: podwatch requests training to end and exits, within {seconds:g} s"
         return {"message": message, "grace_seconds": seconds}
 
     return {"preempt": handle}

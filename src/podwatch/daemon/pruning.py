@@ -1,4 +1,4 @@
-"""Making room on the pod: gathers what the pure plan needs, and has it carried out off the loop."""
+"""Frees space on the pod: collects the input of the removal plan, and executes the plan in a worker."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -35,17 +35,17 @@ from podwatch.system.threads import Worker
 from podwatch.system.workspace import Workspace
 
 HYSTERESIS_SECONDS = 30.0
-"""The very same removals are not tried again sooner: they failed, and nothing changes within seconds."""
+"""The same failed removals are not retried sooner: nothing changes within seconds."""
 DISK_ANSWER_SECONDS = 20.0
-"""Twice the disk sensor's deadline. A disk that does not answer is not planned for."""
+"""Twice the disk sensor's deadline. Nothing is planned for a disk that does not respond."""
 
 
 class Pruner:
-    """``look`` is called after each rescan; at most one removal runs at a time.
+    """Call ``look`` after each rescan; at most one removal runs at a time.
 
-    ``step_paths`` gives all directories of one step, the one that decides completeness first. ``quota``: the disk's
-    figures are made up from what is known to lie there, so all of it must be measured even while there is room.
-    ``others`` are the file systems beside the checkpoints' own; parts that lie there are planned for there.
+    ``step_paths`` returns all directories of one step, the one that decides completeness first. ``quota``: the disk's
+    usage is the sum of the known files, so these are measured even without pressure. ``others``: the other file
+    systems; parts that are stored there are planned for there.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Pruner:
 
     @property
     def next_save_bytes(self) -> int | None:
-        """One save, without margin."""
+        """Predicted bytes of one save, without margin."""
         return self.next_save().bytes or None
 
     def next_save(self) -> NextSave:
@@ -102,15 +102,15 @@ class Pruner:
         return self._forecast.next_save(self._clock.wall(), self._policy())
 
     def plan(self) -> RemovalPlan:
-        """The plan for this moment. Raises HostError while disk or checkpoints cannot be seen."""
+        """The plan for now. Raises HostError while the disk or the checkpoints cannot be read."""
         return self._planned()[0]
 
     def _planned(self) -> tuple[RemovalPlan, DiskSample]:
-        """And the file system it is for: the checkpoints' own, or the first other one that needs something."""
+        """The plan and its file system: the checkpoints' own, or the first other one that needs space."""
         reading = self._disk.latest()
         if self._blind() or not reading.ok or reading.value is None:
             why = self._blind() or reading.detail or str(reading.state)
-            raise HostError("no plan without sight of the disk", where=why, fix="try again when it answers")
+            raise HostError("cannot plan removals without reading the disk", where=why, fix="retry when it responds")
         main, policy = reading.value, self._policy()
         devices, next_save = self._devices(), self.next_save()
         first = plan_removal(self._input(main, _on(next_save, devices, main, main), devices, main), policy)
@@ -123,11 +123,11 @@ class Pruner:
         return first, main
 
     def _devices(self) -> Mapping[str, int]:
-        """Part -> file system, as far as it is known to be another one than the checkpoints' own."""
+        """Part -> device number of its file system, as far as known."""
         return {d.role: d.device for d in self._others() if d.role not in _NOT_PARTS}
 
     def _part_disks(self, main: DiskSample) -> list[DiskSample]:
-        """One for each other file system that parts lie on."""
+        """One sample for each other file system that stores parts."""
         found = {d.device: d for d in self._others() if d.role not in _NOT_PARTS and d.device != main.device}
         return list(found.values()) if main.device else []
 
@@ -138,11 +138,15 @@ class Pruner:
         self._task = asyncio.create_task(self._turn(), name="prune")
 
     async def prune_now(self) -> RemovalPlan:
-        """For a person: plan and carry out, whatever the pause; returns the plan that was carried out. Raises Busy
-        while nothing may be deleted."""
+        """For `podwatch prune`: plan and execute now, without hysteresis; returns the executed plan. Raises Busy while
+        deletions are blocked."""
         async with self._one_at_a_time:
             if reason := self._hold():
-                raise Busy("nothing may be deleted now", where=reason, fix="try again when training goes on")
+                raise Busy(
+                    "podwatch deletes nothing now",
+                    where=reason,
+                    fix="retry when `podwatch status` no longer shows this",
+                )
             await self._sees_the_last_removal()
             await self._refresh_aside()
             plan = self.plan()
@@ -150,13 +154,13 @@ class Pruner:
             return plan
 
     async def stop(self) -> None:
-        """Wait for the removal under way, a moment; a crash here would only leave trash."""
+        """Wait up to 5 s for the removal in progress; an interrupted one only leaves files in trash."""
         if self._task is not None and not self._task.done():
             await asyncio.wait([self._task], timeout=5.0)
             self._task.cancel()
 
     def findings(self) -> tuple[Finding, ...]:
-        """The disk will be full before anything more may go (DESIGN section 6), or another one is: with the numbers."""
+        """Findings if the next save does not fit, or another disk is nearly full, with the numbers."""
         reading = self._disk.latest()
         others = other_disks(
             self._others(),
@@ -170,7 +174,7 @@ class Pruner:
         return (*self._findings, *others)
 
     def _judge_room(self, plan: RemovalPlan, disk: DiskSample) -> None:
-        """Once said, it stays until there is a little more room than must be."""
+        """Update the finding. It stays until there is slightly more space than needed (hysteresis)."""
         policy, next_save, at = self._policy(), self.next_save(), self._disk.latest().at
         found = no_room(plan, disk, next_save, policy, at)
         enough = next_save.room * (policy.margin + ROOM_HYSTERESIS)
@@ -215,8 +219,8 @@ class Pruner:
             self._rescan()
 
     def _veto(self, removal: Removal) -> str:
-        """Asked from the worker's thread just before each removal: a long plan must not outlive what it was made from.
-        Reads frozen values only."""
+        """Why this removal must not happen now, else empty. Called in the worker's thread before each removal, because
+        the state can change during a long plan. Reads frozen values only."""
         if reason := self._hold():
             return reason
         protection = self._protected().get(removal.step) if removal.step is not None else None
@@ -226,15 +230,15 @@ class Pruner:
             return f"pinned: {pin}"
         now = next((s for s in self._catalogue.sets if s.step == removal.step), None)
         if now is not None and not now.complete and removal.kind in _WHOLE_SETS:
-            return "it is being saved anew"
+            return "it is being saved again"
         newest, held = newest_complete(self._catalogue.sets), newest_whole(self._catalogue.sets)
         whole = removal.step is not None and not removal.part and not removal.path
         keeps = {s.step for s in (newest, held) if s is not None}
         return "the newest complete checkpoint" if whole and removal.step in keeps else ""
 
     async def _sees_the_last_removal(self) -> bool:
-        """Planning on figures from before a removal would remove twice. This runs after the rescan that followed it;
-        the disk must answer once more."""
+        """Wait for a disk reading after the last removal; False if none comes. A plan on older numbers would remove too
+        much. The rescan after the removal has already run."""
         if not self._removed:
             return True
         if self._quota():
@@ -249,14 +253,14 @@ class Pruner:
         return True
 
     async def _refresh_aside(self) -> None:
-        """What lies in trash, in quarantine and as by-products. Sizes are walked for in the worker, and only under
-        pressure. A good set set aside stays until a verified one is beyond it."""
+        """Measure trash, quarantine and by-products in the worker, under pressure only. A complete checkpoint stays in
+        quarantine until a verified one has a higher step."""
         await self._worker.call(self._aside.look, self._clock.wall(), self._verified())
 
     def _input(
         self, disk: DiskSample, next_save: NextSave, devices: Mapping[str, int], main: DiskSample
     ) -> RemovalInput:
-        """``disk`` is the file system to plan for; only what lies there counts."""
+        """The input of the plan for the file system ``disk``; only files on it count."""
         stored = self._stored()
         found = self._aside.found
         here = disk is main
@@ -292,7 +296,7 @@ def _lies_on(part: str, devices: Mapping[str, int], disk: DiskSample, main: Disk
 def _sets_on(
     sets: Sequence[CheckpointSet], devices: Mapping[str, int], disk: DiskSample, main: DiskSample
 ) -> Sequence[CheckpointSet]:
-    """The sets with the sizes they have on one file system."""
+    """The checkpoints with their sizes on one file system."""
     if all(device == main.device for device in devices.values()):
         return sets
     found = []
@@ -304,7 +308,7 @@ def _sets_on(
 
 
 def _on(next_save: NextSave, devices: Mapping[str, int], disk: DiskSample, main: DiskSample) -> NextSave:
-    """What of the next save is written to one file system."""
+    """The share of the next save that is written to one file system."""
     if all(device == main.device for device in devices.values()):
         return next_save
     share = sum(size for part, size in next_save.parts if _lies_on(part, devices, disk, main))
@@ -314,7 +318,7 @@ def _on(next_save: NextSave, devices: Mapping[str, int], disk: DiskSample, main:
 
 
 def plan_document(plan: RemovalPlan, *, done: bool = False) -> dict[str, Any]:
-    """What ``podwatch prune`` shows: one entry for each set or path, with the reason. ``done``: it was carried out."""
+    """The answer to ``podwatch prune``: one entry for each checkpoint or path, with the reason. ``done``: executed."""
     entries: list[dict[str, Any]] = [
         {
             "action": "remove",
@@ -331,14 +335,14 @@ def plan_document(plan: RemovalPlan, *, done: bool = False) -> dict[str, Any]:
         {"action": "keep", "step": k.step, "reason": k.reason, "size_bytes": k.bytes or None} for k in plan.kept
     ]
     if plan.trigger is Trigger.NONE:
-        message = "there is room: nothing needs to go"
+        message = "there is enough space: nothing to remove"
     else:
-        verb = "freed" if done else "would come free"
+        verb = "freed" if done else "would be freed"
         message = f"{format_size(plan.freed_bytes)} of {format_size(plan.target_bytes)} {verb} ({plan.trigger})"
         if plan.shortfall_bytes:
             message += f"; {format_size(plan.shortfall_bytes)} short"
         if plan.waiting:
-            message += f"; {format_size(sum(r.bytes for r in plan.waiting))} more before the next save"
+            message += f"; {format_size(sum(r.bytes for r in plan.waiting))} more to be freed before the next save"
     return {
         "entries": entries,
         "trigger": str(plan.trigger),

@@ -1,4 +1,4 @@
-"""The daemon's own recording: what is kept, without secrets, and what is said when it cannot be kept."""
+"""Builds the recorder for `podwatch replay`: its header, its scrubbing, and its error events."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from podwatch.judgement.learned import Learned
 
 
 def make_recorder(parts: Parts, learned: Callable[[], Learned]) -> Recorder | None:
-    """None where [record] is off. ``learned`` and the parts are read in the recorder's thread: frozen values only."""
+    """None if [record] is off. ``learned`` and the components are read in the recorder's thread: frozen values only."""
     settings = parts.settings
     if not settings.record.enabled:
         return None

@@ -1,4 +1,4 @@
-"""What a reload can take over while podwatch runs. Pure; what is refused altogether is config/loading.py's list."""
+"""The settings that a reload changes while podwatch runs. Pure. config/loading.py lists the refused ones."""
 
 from podwatch.config.keys import known_keys
 from podwatch.config.settings import Settings
@@ -31,11 +31,11 @@ _LIVE = (
     "recovery.*",
     "sync.max_lag",
 )
-"""Read anew at each turn or at each start of training. Everything else is built in when podwatch starts."""
+"""Read at each turn or at each start of training. All other settings are read when podwatch starts."""
 
 
 def waits_for_restart(old: Settings, new: Settings) -> tuple[str, ...]:
-    """Keys that differ and that are in force only after the next start of podwatch itself."""
+    """Changed keys that take effect only at the next start of podwatch."""
     return tuple(key for key in known_keys() if not _live(key) and _value(old, key) != _value(new, key))
 
 

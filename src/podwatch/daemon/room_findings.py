@@ -1,4 +1,4 @@
-"""The disk will be full before anything more may go: said before the save fails, with numbers. Pure functions."""
+"""Findings about missing disk space, before a save fails, with numbers. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,28 +9,33 @@ from podwatch.domain.snapshot import DiskSample
 from podwatch.judgement.prediction import NextSave
 from podwatch.judgement.retention import RemovalPlan
 
-BY_HAND = "make room by hand, or let checkpoints reach the store; podwatch prune --dry-run explains each set"
+BY_HAND = "free space, or wait until checkpoints are in the store; `podwatch prune --dry-run` explains each checkpoint"
 STATE_BYTES = 256 << 20
-"""Our own state is small (journal, recording, incident bundles), but it must not be in the way of a full disk."""
+"""Least free space for podwatch's state (journal, recording, incident bundles)."""
 TEMP_BYTES = GIB
-"""Compilers, sockets and unpacked archives of a trainer; where whole checkpoints are staged, their size counts too."""
+"""Least free space for the trainer's temporary files, such as compiler output. Staged checkpoints are added."""
 NAMED = 3
-"""So many ways out are named; the dry run has them all."""
+"""Checkpoints named in a finding; the dry run shows all."""
 
 
 def no_room(
     plan: RemovalPlan, disk: DiskSample, next_save: NextSave, policy: DiskPolicy, at: float
 ) -> tuple[Finding, ...]:
-    """``at`` is when the disk was seen. Critical: the next save cannot fit. Warning: it takes sets that are not in the
-    store, and there is time until then."""
+    """A finding if the next save does not fit (critical), or fits only after deleting checkpoints that are not in the
+    store (warning, while there is time). ``at``: time of the disk reading."""
     subject = "" if disk.role in ("", "checkpoints") else disk.role
     where = f" in {disk.path}" if subject else ""
-    many = f" ({next_save.saves} saves may come before anything can go)" if next_save.saves > 1 else ""
+    many = f" ({next_save.saves} saves can come before podwatch can remove anything)" if next_save.saves > 1 else ""
     need = f"the next save needs {format_size(next_save.room)}{many}, {format_size(disk.free_bytes)} are free{where}"
     if plan.missing_bytes > 0:
         soon = next_save.soon and policy.stop_when_full
-        gone = f"{format_size(plan.freed_bytes)} can go" if plan.freed_bytes else "nothing more may go"
-        summary = f"{need}, {gone}: {format_size(plan.missing_bytes)} short{_ways_out(plan)}"
+        gone = f"can remove {format_size(plan.freed_bytes)}" if plan.freed_bytes else "can remove nothing more"
+        needed = plan.missing_bytes + plan.freed_bytes + disk.free_bytes  # so that the numbers add up
+        margin = f" ({format_size(next_save.room)} and the margin)" if needed >= next_save.room else ""
+        summary = (
+            f"the next save needs {format_size(needed)}{margin}{many}, {format_size(disk.free_bytes)} are free{where},"
+            f" podwatch {gone}: {format_size(plan.missing_bytes)} short{_ways_out(plan)}"
+        )
         stop = Verdict.STOP if soon else Verdict.NONE
         return (
             Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, at, BY_HAND, stop, soon, subject=subject),
@@ -44,15 +49,15 @@ def no_room(
     if plan.waiting:
         steps = ", ".join(str(r.step) for r in plan.waiting)
         due = "" if next_save.due_in is None else f", in about {next_save.due_in / 60:.0f} min,"
-        summary = f"{need}: before it comes{due} step {steps} must go without being in the store"
-        fix = "a faster line, a longer interval between saves, or a bigger disk; podwatch prune --dry-run explains"
+        summary = f"{need}: before that save{due} podwatch deletes step {steps}, which is not in the store"
+        fix = "use a faster uplink, save less often, or use a bigger disk; `podwatch prune --dry-run` explains the plan"
         return (Finding(FindingKind.DISK_NO_ROOM, Severity.WARNING, summary, at, fix, subject=subject),)
     return ()
 
 
 def _ways_out(plan: RemovalPlan) -> str:
     ways = sorted((k for k in plan.kept if k.unlock and k.bytes), key=lambda k: -k.bytes)
-    texts = [f"{format_size(k.bytes)} could go if step {k.step} were {k.unlock}" for k in ways[:NAMED]]
+    texts = [f"podwatch could remove {format_size(k.bytes)} if step {k.step} were {k.unlock}" for k in ways[:NAMED]]
     return "".join(f"; {text}" for text in texts)
 
 
@@ -66,14 +71,14 @@ def other_disks(
     margin: float,
     at: float,
 ) -> tuple[Finding, ...]:
-    """File systems beside the checkpoints' own: the temporary directory and our own state. ``devices``: part -> file
-    system it lies on, for what else is written there with a save."""
+    """Findings about the other file systems: temporary directory, podwatch's state, output directory. ``devices``:
+    part -> its file system."""
     found = []
     staged = int(next_save.most_bytes * margin) if stages_in_temp else 0
     for disk in disks:
         shared = disk.device and disk.device == checkpoints_device
         if disk.role == "temp":
-            # On the checkpoints' own disk the staged copy comes on top of the save itself.
+            # On the checkpoints' own disk the staged copy needs space in addition to the save.
             need = staged + (int(next_save.room * margin) if shared else 0) if staged else 0
             if need > disk.free_bytes:
                 found.append(
@@ -93,7 +98,7 @@ def other_disks(
             found.append(_low(disk, "podwatch's own state", at, "empty it, or set state_dir elsewhere"))
         elif disk.role == "output" and not shared and disk.device not in devices.values() and disk.used_ratio > 0.95:
             # logs and by-products only: no save is written here
-            found.append(_low(disk, "the output directory", at, "logs and by-products of the trainer lie there"))
+            found.append(_low(disk, "the output directory", at, "delete logs and by-products of the trainer"))
     return tuple(found)
 
 

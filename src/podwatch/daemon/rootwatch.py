@@ -1,7 +1,7 @@
-"""Are the run's directories the ones that podwatch may work in? While they are not, it changes nothing (promise 9).
+"""Checks that the run's directories are the pinned ones; while one is replaced, podwatch changes nothing in them.
 
-Sensing, detection and adoption continue: they only look. Uploads, publications, deletions, quarantine, restores and
-starts of training wait, because each of them would read or write in a directory that another user chose.
+Sensing, detection and adoption continue, because they only read. Uploads, publications, deletions, quarantine, restores
+and starts of training wait, because they would read or write in a directory that another user chose.
 """
 
 from podwatch.domain.finding import Finding, FindingKind, Severity
@@ -11,7 +11,7 @@ from podwatch.system.workspace import Workspace
 
 
 class RootWatch:
-    """``look`` blocks: call it in a worker, at each rescan. The rest is for the event loop."""
+    """Call ``look`` in a worker at each rescan: it blocks. The other methods are for the event loop."""
 
     def __init__(self, workspace: Workspace, clock: Clock) -> None:
         self._workspace, self._clock = workspace, clock
@@ -30,7 +30,7 @@ class RootWatch:
             self._found = None
 
     def blocked_reason(self) -> str:
-        """Why nothing may be changed now; empty where it may."""
+        """Why mutations are blocked; empty if they are not."""
         found = self._found
         return "" if found is None else found.summary
 

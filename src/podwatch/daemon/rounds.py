@@ -1,4 +1,4 @@
-"""The daemon's three rounds, wired: sensing (seconds), guarding (rescans), pruning (when there is pressure)."""
+"""Builds the daemon's three loops: sensing (seconds), checkpoint rescans, pruning (under pressure)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ from podwatch.judgement.watch import initial
 from podwatch.sync.priority import Outlook
 
 READ_TURNS = 5
-"""10 s at the default poll. What was read since is read again by the next podwatch, which harms little."""
+"""10 s at the default poll. After a crash the next podwatch reads the lines since then again, which is harmless."""
 STAGES_IN_TEMP = ("lightning", "nemo")
-"""Lightning writes a whole checkpoint into the temporary directory first (facts/checkpoints.md section 6)."""
+"""Lightning writes a whole checkpoint into the temporary directory first ."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Rounds:
 
 
 def about_run(parts: Parts) -> tuple[str, str]:
-    """What it is that judgement learns about: the run and its layout, and the GPUs it is given."""
+    """The keys of the learned baselines: the run with its layout, and its GPUs."""
     gpu = parts.settings.gpu
     return f"{parts.settings.run_id} {parts.layout.name}", f"{list(gpu.inference)} {list(gpu.trainer)}"
 
@@ -47,10 +47,10 @@ def make_rounds(
     on_turn: Callable[[Snapshot, tuple[Finding, ...]], None],
     announced: Announced | None = None,
 ) -> Rounds:
-    """Nothing runs yet."""
+    """Build the loops; starts nothing."""
 
     def protected() -> Mapping[int, Protection]:
-        """Steps with a live interest, whatever the disk says."""
+        """Steps that are in use now: resumed from, uploading, or of an earlier branch."""
         found = dict.fromkeys(parts.recovery.state.protect, Protection.RESUME_SOURCE)
         if parts.syncer is not None:
             for step in parts.syncer.protect:
@@ -78,8 +78,8 @@ def make_rounds(
         return parts.syncer.state.stored if parts.syncer is not None else None
 
     def verified() -> int:
-        """Newest step of the line that is trained now whose set is safe: what was set aside before it may expire. A
-        higher step of a line that was left proves nothing, so the pointer's step counts, not the highest one."""
+        """The newest safe step of the current lineage: earlier quarantined checkpoints can expire. The pointer's step
+        counts, not the highest one: a higher step of an earlier lineage proves nothing."""
         if parts.syncer is not None:
             last = parts.syncer.state.last_step
             return -1 if last is None else last
@@ -136,8 +136,8 @@ def make_rounds(
     read_so_far: dict[str, object] = {}
 
     def turn(snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
-        """What was read of the logs goes to the journal with a new start at once, else now and then: a finish line that
-        is printed while no podwatch runs must be found by the next one, and no other line twice."""
+        """Write the log read positions to the journal: at once with a new start, else every ``READ_TURNS`` turns. The
+        next podwatch finds a finish line that is printed while none runs, and reads no line twice."""
         nonlocal read_so_far
         now = parts.progress.remembered
         if now.get("start_id") != read_so_far.get("start_id") or sensing.turns % READ_TURNS == 0:
@@ -166,7 +166,7 @@ def make_rounds(
 
 
 def _prospects(parts: Parts, snapshot: Snapshot, pruner: Pruner) -> Outlook:
-    """What makes a backup urgent: the next save, the steps that are not in the store, the disk."""
+    """The inputs of the upload priority: the next save, the steps that are not in the store, the disk."""
     saves = parts.forecast.saves
     due_in, gap = next_save_in(saves, parts.clock.wall())
     plan, newest = pruner.last_plan, snapshot.newest_step

@@ -1,8 +1,8 @@
-"""One podwatch per run, also where the state directory cannot be written.
+"""The run lock: one podwatch per run, also if the state directory cannot be written.
 
-The lock of a run is a file in its state directory. On a full or read-only disk that file cannot be made, but one that
-exists can still be locked; where neither is possible the lock beside the endpoint file has to do. That one is taken in
-any case, so that a second podwatch that can use the state directory again meets the first.
+The lock is a file in the run's state directory. On a full or read-only disk that file cannot be created, but an
+existing one can still be locked; if neither works, the lock beside the endpoint file is used. That second lock is
+always taken, so that a later podwatch, which can use the state directory again, still finds the first one.
 """
 
 import fcntl
@@ -29,8 +29,8 @@ class RunLock:
         return self._state.held or self._existing is not None
 
     def acquire(self, *, what: str) -> None:
-        """Take what can be had. Raises Busy naming the holder; everything else that fails leaves podwatch to guard
-        without deleting, publishing or starting anything (see footing.py)."""
+        """Take the available locks. Raises Busy with the holder; after other errors podwatch guards without deleting,
+        publishing or starting anything (footing.py)."""
         self.take_state_lock(what=what)
         try:
             self._runtime.acquire(what=what)
@@ -40,7 +40,7 @@ class RunLock:
             return
 
     def take_state_lock(self, *, what: str) -> None:
-        """Raises Busy."""
+        """Take the lock in the state directory if possible. Raises Busy."""
         if self._state.held:
             return
         try:
@@ -72,7 +72,7 @@ class RunLock:
             raise Busy(
                 f"{what} is already held by another process", where=str(self._path), fix="stop it first"
             ) from None
-        except OSError:  # a lock for writing needs a file that is open for writing (NFS)
+        except OSError:  # on NFS an exclusive lock needs a file that is open for writing
             os.close(descriptor)
             return
         self._existing = descriptor

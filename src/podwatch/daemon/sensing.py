@@ -1,4 +1,4 @@
-"""The sensing loop: look, judge, hand over. Its turns are podwatch's only proof of life (promise 6)."""
+"""The sensing loop: reads all sensors, runs detection, passes the findings on. Its turns alone feed the watchdog."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -27,12 +27,12 @@ from podwatch.sensors.base import Sensor, Wakeable
 from podwatch.system.clock import Clock, until_beat
 
 LAG = 0.05
-"""Of a poll (0.1 s of 2 s): how long after the sensors the loop turns. They answer within milliseconds."""
+"""Fraction of a poll (0.1 s of 2 s) by which the loop runs after the sensors, which answer within milliseconds."""
 CONFIRM_POLL = 0.5
-"""Seconds between turns while evidence of a death is incomplete, for some seconds after an engine ended: never at
-idle. So short that its share of the 5 s to a verdict is small, and longer than the answers of the sensors take."""
+"""Seconds between turns while the evidence of a death is incomplete, for some seconds after an engine ended: a small
+share of the 5 s to a verdict, and longer than the sensors take to answer."""
 CONFIRM_LAG = 0.1
-"""Of these, how long the sensors have to answer before the loop turns."""
+"""Part of ``CONFIRM_POLL`` that the sensors have to answer before the next turn."""
 LATE_TURNS = 5
 """The loop counts as stalled after this many polls without a turn, and never sooner than ``LATE_SECONDS``."""
 LATE_SECONDS = 10.0
@@ -57,7 +57,7 @@ class Senses:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def look(self, clock: Clock, *, saving: bool, desired: Desired, checkpoint: CheckpointMark = NO_MARK) -> Snapshot:
-        """One frozen look. Never blocks: each sensor hands over its newest reading."""
+        """A snapshot of the newest reading of each sensor. Never blocks."""
         return Snapshot(
             at=clock.monotonic(),
             wall=clock.wall(),
@@ -77,7 +77,7 @@ class Senses:
         )
 
     def wake(self) -> None:
-        """Look now at what the death of an engine shows in; the answers are there soon."""
+        """Poll the sensors that show the death of an engine now."""
         for sensor in (self.gpus, self.trainer, self.inference, self.progress):
             if isinstance(sensor, Wakeable):
                 sensor.wake()
@@ -122,8 +122,8 @@ class SensingLoop:
         self._hurried = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled. In the sensors' rhythm, a little after them, so that it sees what they have just seen.
-        Sooner after ``hurry``, and every ``CONFIRM_POLL`` while evidence of a death is incomplete."""
+        """Run until cancelled: one turn shortly after each poll of the sensors, sooner after ``hurry``, and every
+        ``CONFIRM_POLL`` while the evidence of a death is incomplete."""
         while True:
             self.turn()
             rest = until_beat(self._clock.monotonic(), self._poll, LAG * self._poll)
@@ -135,7 +135,7 @@ class SensingLoop:
                 await self._clock.sleep(CONFIRM_LAG)
 
     def hurry(self) -> None:
-        """Something happened that cannot wait for the next poll. Never blocks."""
+        """Run the next turn at once. Never blocks."""
         self._hurried.set()
 
     def turn(self) -> None:
@@ -147,7 +147,7 @@ class SensingLoop:
         armed_before, self._armed = self._armed, self.state.armed
         for name in self._armed:
             if name not in armed_before:
-                text = f"{name} is armed"
+                text = f"detector {name} is ready: its signal was seen healthy"
                 self._emit(Event(EventName.DETECTOR_ARMED, snapshot.wall, text, fields={"detector": name}))
         self.snapshot, self.findings = snapshot, findings
         self.turns += 1
@@ -155,10 +155,10 @@ class SensingLoop:
         self._on_turn(snapshot, findings)
 
     def alive(self) -> tuple[bool, str]:
-        """Whether the loop turned within its deadline, and the reason in words."""
+        """Whether the last turn is within the deadline, and a text about it."""
         age = self._clock.monotonic() - self._last_turn
         limit = max(LATE_SECONDS, LATE_TURNS * self._poll)
-        return age <= limit, f"the sensing loop turned {age:.1f} s ago (limit {limit:.0f} s)"
+        return age <= limit, f"the sensing loop last ran {age:.1f} s ago (limit {limit:.0f} s)"
 
     def _tell_sensors(self, snapshot: Snapshot) -> None:
         for name in self._senses.all():

@@ -1,4 +1,4 @@
-"""What the daemon does at each turn of the sensing loop, at an event, and at a reload."""
+"""Daemon: the work of each turn of the sensing loop, of events, and of a reload."""
 
 from podwatch.checkpoints.layouts.base import PATTERN, counts_saves
 from podwatch.checkpoints.layouts.trial import restart_concerns
@@ -35,18 +35,18 @@ from podwatch.judgement.present import of_a_run_that_ends, of_this_trainer, pres
 from podwatch.judgement.safekeeping import Kept, safekeeping
 
 REMEMBER_TURNS = 30
-"""What was learned goes to the journal every so many turns of the sensing loop: a minute at the default poll."""
+"""Turns between two writes of the learned state to the journal: a minute at the default poll."""
 
 
 class Turning(Core):
-    """Between start and end."""
+    """The middle layer of Daemon: everything between start and stop."""
 
     def reload(self) -> str:
-        """Take the configuration file anew; returns what happened. What cannot change while running is refused."""
+        """Reload the configuration file; returns the result as text. Changes that need a restart are refused."""
         self._notifier.reloading()
         try:
             return self._reload()
-        finally:  # whatever happens: a service that never comes back from its reload cannot be reloaded again
+        finally:  # in any case: without READY systemd allows no further reload
             self._notifier.ready(self._headline())
 
     def _reload(self) -> str:
@@ -57,16 +57,16 @@ class Turning(Core):
                 raise ConfigurationError(
                     f"{', '.join(blocked)} cannot change while podwatch runs",
                     where=str(new.path),
-                    fix="restart podwatch; training goes on meanwhile",
+                    fix="restart podwatch; training continues",
                 )
         except PodwatchError as error:
-            self._config_problem, text = str(error), f"the old configuration stays: {error}"
+            self._config_problem, text = str(error), f"configuration not reloaded, the old one stays in force: {error}"
             self._say(EventName.CONFIG_REFUSED, text, Severity.WARNING)
         else:
             later = waits_for_restart(self.loaded.settings, new.settings)
-            text = "configuration reloaded: thresholds and policies are in force"
+            text = "configuration reloaded; new thresholds and policies are in force"
             if later:
-                text += f"; after the next start of podwatch: {', '.join(later)}"
+                text += f". These take effect at the next start of podwatch: {', '.join(later)}"
             self.loaded, self._config_problem = new, ""
             parts = self.parts
             parts.settings = new.settings
@@ -85,7 +85,7 @@ class Turning(Core):
         return text
 
     async def _look_at_restart(self) -> None:
-        """What a restart with the settings of now would fail on."""
+        """Update the reasons why a restart would fail with the current settings."""
         parts = self.parts
         parts.concerns = await self._disk.call(restart_concerns, parts.settings, parts.layout)
 
@@ -117,14 +117,14 @@ class Turning(Core):
             self.leave(parts.recovery.exit_code)
         known = (sensing.state.armed, sensing.state.learned.seen)
         if sensing.turns % REMEMBER_TURNS == 0 or known != self._known:
-            # What is armed and was seen is told to the next podwatch at once: the engine may die while none runs.
+            # Written at once for the next podwatch: the engine can die while none runs.
             self._known = known
             parts.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_dict())
             parts.emit.save()
         self._tell_systemd()
 
     def _everything(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-        """The findings of all sources, each failure once. ``findings``: what the sensing loop found."""
+        """The findings of all sources, one for each failure. ``findings``: those of the sensing loop."""
         parts = self.parts
         ours = (
             *parts.footing.findings(),
@@ -138,8 +138,8 @@ class Turning(Core):
         return fold((*kept, *telling), parts.recovery.healing())
 
     def _findings_now(self) -> tuple[Finding, ...]:
-        """What the last turn found, with what recovery has done and reported since: a status that mixed the two would
-        name a death beside the trainer that was started after it."""
+        """The findings of the last turn, updated with what recovery has done since: otherwise the status would show a
+        death beside the trainer that recovery started after it."""
         sensing, recovery = self.rounds.sensing, self.parts.recovery
         if sensing.turns == 0:
             return self.bulletin.findings

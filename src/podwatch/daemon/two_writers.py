@@ -1,7 +1,8 @@
-"""A second trainer beside ours in the same output_dir: found, reported, and what it may have mixed is held back.
+"""Detects a second trainer in the same output_dir, and holds back the checkpoints that both can have written.
 
-``look`` blocks and runs with each rescan, before it: what is complete then was written before that look. The rest is
-for the loop. What was seen is kept in the journal, so that a restart of podwatch publishes nothing that is in doubt.
+``look`` blocks and runs before each rescan: a checkpoint that the rescan finds complete was written before it. The
+other methods are for the event loop. The time spans are kept in the journal, so that a restarted podwatch publishes no
+doubtful checkpoint.
 """
 
 import os
@@ -25,7 +26,7 @@ from podwatch.trainer.handle import KeptTrainer, started_wall
 from podwatch.trainer.others import Other, Others, Run, program_of
 
 KEY = "two-writers"
-"""Journal key of the spans and of what the operator released."""
+"""Journal key of the time spans and of the released checkpoints."""
 SHOWN = 100
 """Characters of a command line in a finding."""
 
@@ -57,10 +58,10 @@ class TwoWriters:
         self.beside = Beside(looked_at=float("-inf"))
         self.held = recalled(journal.learned(KEY))
 
-    # -- looking (blocks) ---------------------------------------------------------------------------------------------
+    # -- processes (blocks) -------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """One look at every process of the pod."""
+        """Check every process of the pod."""
         at, wall = self._clock.monotonic(), self._clock.wall()
         handle, sample = self._handle(), self._tree().value
         suspected = {other.identity for other in self.found}
@@ -68,14 +69,14 @@ class TwoWriters:
         try:
             if handle is not None and is_alive(handle.launcher):
                 found = self._others.look(self._run(handle, sample), handle.start_id)
-        except OSError as error:  # we are out of descriptors or memory: nothing is known of this moment
+        except OSError as error:  # out of descriptors or memory: no result this time
             self.problem = f"the processes of this pod cannot be read: {error}"
             return
         self.problem = ""
         writers = tuple(other for other in found if other.writes)
         who = ", ".join(f"pid {other.identity.pid}" for other in writers)
         born = {other.identity: started_wall(other.identity, self._clock) for other in found}
-        # A process that was there and did not do it has written nothing until then.
+        # A process that was known and not suspected has written nothing before this look.
         since = [
             max(born[o.identity], self._looked_wall)
             if self._others.knew(o.identity) and o.identity not in suspected
@@ -103,10 +104,10 @@ class TwoWriters:
             programs=frozenset(programs | {program_of(self._command)}) - {("", "")},
         )
 
-    # -- deciding, telling (on the loop) ------------------------------------------------------------------------------
+    # -- findings (on the loop) ---------------------------------------------------------------------------------------
 
     def release(self, found: CheckpointSet) -> None:
-        """The operator asked for this set by name: it is not held back any more. Blocks for the journal."""
+        """Release this checkpoint: the operator named it. Blocks for the journal."""
         self.held.release(found.step, found.save_id)
         self._keep()
 
@@ -116,12 +117,12 @@ class TwoWriters:
         writers = tuple(other for other in self.found if other.writes)
         found = (self._two(writers, handle, sets, now),) if writers and handle is not None else self._after(sets, now)
         if self.problem:
-            text = f"a second trainer in {self._output_dir} would not be seen: {self.problem}"
+            text = f"podwatch cannot see whether a second trainer writes to {self._output_dir}: {self.problem}"
             found = (*found, Finding(FindingKind.SENSOR_BLIND, Severity.WARNING, text, now, subject="two-writers"))
         return found
 
     def _after(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
-        """What is left of it: the sets that the operator has to decide about."""
+        """The finding after the second trainer ended: the held-back checkpoints, which need a decision."""
         held = [s.step for s in sets if s.held_as is HeldAs.TWO_WRITERS]
         if not held:
             return ()
@@ -153,11 +154,11 @@ class TwoWriters:
         return Finding(
             FindingKind.TWO_WRITERS,
             Severity.CRITICAL,
-            f"two trainers write to {self._output_dir}: podwatch watches pid {handle.launcher.pid} ({command}); it does"
-            f" not know {others}. Nothing that is saved meanwhile is published or resumed from"
+            f"two trainers write to {self._output_dir}: podwatch watches pid {handle.launcher.pid} ({command}); the"
+            f" other is {others}. podwatch neither publishes nor resumes from checkpoints that are saved meanwhile"
             + (f" (held back: step {held})" if held else ""),
             self.held.spans[-1].start - self._clock.wall() + now if self.held.spans else now,
-            f"stop the one that does not belong here: `kill {pids}`, or `podwatch stop-training` for ours",
+            f"stop one of them: `kill {pids}`, or `podwatch stop-training` for the one that podwatch watches",
             subject="writers",
         )
 
@@ -170,7 +171,7 @@ class TwoWriters:
 
 
 def shown(argv: tuple[str, ...] | list[str]) -> str:
-    """A command line for people: scrubbed as a whole, then cut."""
+    """The command line as text: scrubbed as a whole, then cut."""
     text = scrub(" ".join(argv))
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
@@ -183,7 +184,7 @@ def _uid_of(user: str) -> tuple[int, ...]:
 
 
 def recalled(document: Any) -> HeldBack:
-    """What an earlier podwatch saw; a document that cannot be read holds nothing back."""
+    """The state in the journal's ``document``; holds nothing back if it cannot be read."""
     try:
         spans = tuple(Span(float(s), None if e is None else float(e), str(w)) for s, e, w in document["spans"])
         return HeldBack(spans, ((int(step), str(save_id)) for step, save_id in document["released"]))

@@ -1,4 +1,4 @@
-"""From the daemon's parts to the one frozen picture that status, HTTP and metrics are built from."""
+"""Builds the frozen DaemonView, from which status, HTTP and metrics are made."""
 
 import os
 from collections.abc import Mapping
@@ -121,9 +121,9 @@ def steps_at_risk(
     *,
     saves_counted: bool = False,
 ) -> int | None:
-    """Steps that a death right now would cost: since the newest checkpoint that is complete here, is in the store, or
-    was resumed from; without any, since step 0. None while no step was seen, the store was not read yet, only
-    checkpoints show steps, or the newest checkpoint's number is no step (``saves_counted``)."""
+    """Steps that a death now would cost: since the newest checkpoint that is complete here, is in the store, or was
+    resumed from; without any, since step 0. None if no step was seen, the store was not read yet, only checkpoints
+    show steps, or the newest checkpoint's number is no step (``saves_counted``)."""
     newest = snapshot.newest_step
     if newest is None or newest.step is None or not snapshot.steps_between_saves:
         return None
@@ -140,8 +140,8 @@ def steps_at_risk(
 
 
 def trainer_ended_at(snapshot: Snapshot, state: WatchState, policies: Policies) -> float | None:
-    """When the trainer process ended that its launcher still waits for (monotonic); None where none did, or where it
-    may end."""
+    """When the trainer process ended while its launcher still runs (monotonic); None if it did not, or if the run is
+    expected to end."""
     trainer = snapshot.trainer.value
     if trainer is None or not snapshot.trainer.ok or not trainer.alive or trainer.finish_line:
         return None
@@ -151,7 +151,7 @@ def trainer_ended_at(snapshot: Snapshot, state: WatchState, policies: Policies) 
 
 
 def watched_of(state: RecoveryState) -> Watched | None:
-    """The trainer that recovery watches, as judgement needs it."""
+    """The trainer that recovery watches, in the form that detection needs."""
     handle = state.handle
     if handle is None:
         return None
@@ -170,8 +170,8 @@ def view_of(
     started: float,
     pause: Pause | None = None,
 ) -> DaemonView:
-    """``started`` is monotonic. Everything is as of now: what recovery has done since the last turn of the sensing loop
-    corrects what that turn saw."""
+    """The view as of now: the snapshot of the last turn, corrected by what recovery has done since. ``started`` is
+    monotonic."""
     settings, sensing = parts.settings, rounds.sensing
     alive, _ = sensing.alive()
     now, wall = parts.clock.monotonic(), parts.clock.wall()
@@ -241,7 +241,7 @@ def counters_of(emit: Emitter, turns: int) -> Counters:
 
 
 def heartbeat_fields(view: DaemonView) -> dict[str, object]:
-    """The sign of life in the store: enough for somebody off the pod to tell training from standing still."""
+    """The fields of the heartbeat in the store: they show from outside the pod whether training makes progress."""
     newest = view.snapshot.newest_step
     return {
         "phase": view.recovery.phase,

@@ -1,4 +1,4 @@
-"""The trainer's W&B ids as they lie on disk now: a manifest is published long before the next start records them."""
+"""The trainer's W&B ids as they are on disk now, for manifests: the run record gets them at the next start only."""
 
 from collections.abc import Mapping
 
@@ -8,13 +8,12 @@ from podwatch.domain.wandb import identity
 from podwatch.system.threads import Worker
 
 LOOK_SECONDS = 30.0
-"""How often; two links are read. The first checkpoint comes minutes after a trainer has its W&B run."""
+"""Interval; reads two links. The first checkpoint comes minutes after the trainer has its W&B run."""
 PATIENCE_SECONDS = 10.0
 
 
 class WandbIds:
-    """Making one looks, and blocks. ``look`` from time to time; ``now`` never touches the disk: it may be asked on the
-    loop."""
+    """The constructor reads the disk and blocks. Call ``look`` periodically; ``now`` never blocks."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -23,7 +22,7 @@ class WandbIds:
         self._look()
 
     def now(self, known: Mapping[str, str]) -> dict[str, str]:
-        """``known`` are the ids in the run's record."""
+        """The newest known ids. ``known``: those in the run record."""
         return identity(known, self._found)
 
     async def look(self) -> None:
@@ -31,7 +30,7 @@ class WandbIds:
         try:
             await self._worker.call(self._look, timeout=PATIENCE_SECONDS)
         except TimeoutError:
-            return  # the sensors say that the disk hangs
+            return  # the sensors report a hung disk
 
     def _look(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The daemon's own lines: the first, the last, the one for systemd, and why it is not ready."""
+"""Texts of the daemon: first line, last line, systemd status, and why it is not ready."""
 
 from podwatch import __version__
 from podwatch.daemon import viewing
@@ -7,11 +7,11 @@ from podwatch.daemon.pausing import described
 from podwatch.domain.pause import Pause
 from podwatch.domain.snapshot import Snapshot
 
-FAREWELL_IDLE = "podwatch leaves; no training is running"
+FAREWELL_IDLE = "podwatch exits; no training is running"
 
 
 def opening(parts: Parts, pause: Pause | None = None) -> str:
-    """The first line: what podwatch found, and whether anything is backed up."""
+    """The first line: the state of training, and whether checkpoints are backed up."""
     layout = parts.layout
     known = f" (layout {layout.name}: {layout.chosen_because})" if layout.chosen_because else ""
     where = f"syncing to {parts.settings.sync.store}" if parts.syncer is not None else "NOT BACKED UP"
@@ -22,26 +22,26 @@ def opening(parts: Parts, pause: Pause | None = None) -> str:
 
 
 def farewell(*, training: bool, preempted: str) -> str:
-    """The last line. ``training``: a trainer is known; ``preempted``: why it ends too; empty where it does not."""
+    """The last line. ``training``: a trainer runs; ``preempted``: why podwatch ends it too, else empty."""
     if not training:
-        return f"podwatch leaves: {preempted}; no training is running" if preempted else FAREWELL_IDLE
+        return f"podwatch exits: {preempted}; no training is running" if preempted else FAREWELL_IDLE
     if preempted:
-        return f"podwatch leaves: {preempted}; training is told to end"
+        return f"podwatch exits: {preempted}; podwatch requests training to end"
     return (
-        "podwatch leaves; training goes on UNGUARDED. Start podwatch again to guard it,"
-        " or `podwatch stop-training` first to stop it"
+        "podwatch exits; training continues UNGUARDED. Start podwatch again to guard it;"
+        " to stop training, start podwatch again and run `podwatch stop-training`"
     )
 
 
 def headline(phase: str, snapshot: Snapshot, pause: Pause | None = None) -> str:
-    """What ``systemctl status`` shows."""
+    """The line in ``systemctl status``."""
     newest = snapshot.newest_step
     text = f"{phase}, step {newest.step}" if newest is not None else str(phase)
     return text if pause is None else f"{described(pause)}; {text}"
 
 
 def gpus_held(parts: Parts, snapshot: Snapshot) -> str:
-    """Who else holds the run's GPUs, in words; empty where nobody does, our own tree lives, or nobody can tell."""
+    """What else holds the run's GPUs, as text; empty if nothing does, our own trainer runs, or it is unknown."""
     trainer = snapshot.trainer.value
     if trainer is not None and trainer.descendants:
         return ""
@@ -49,7 +49,7 @@ def gpus_held(parts: Parts, snapshot: Snapshot) -> str:
 
 
 def readiness(parts: Parts, snapshot: Snapshot) -> tuple[bool, list[str]]:
-    """Sensors and store usable; the reasons where they are not."""
+    """Whether sensors and store are usable, and the reasons if they are not."""
     reasons = [
         f"the {name} sensor is {view.state}" + (f": {view.detail}" if view.detail else "")
         for name, view in viewing.sensor_views(snapshot).items()

@@ -1,4 +1,4 @@
-"""Capture and scrub incident bundles: what the pod looked like at the moment of death."""
+"""Writes scrubbed incident bundles: the state of the pod at the time of a failure."""
 
 from podwatch.domain.secrets import scrub, scrub_argv, secret_values
 from podwatch.evidence.bundle import capture

@@ -1,4 +1,4 @@
-"""An incident bundle: one small directory with what a person needs to understand a death the next morning."""
+"""Writes incident bundles: small directories with the data that explains a failure."""
 
 import json
 import shutil
@@ -13,9 +13,9 @@ from podwatch.domain.snapshot import Snapshot
 from podwatch.evidence.plain import plain
 
 KEEP: Final = 30
-"""Bundles; the oldest goes first. With MAX_BYTES that is at most 30 MiB of state."""
+"""Bundles to keep; the oldest is deleted first. With MAX_BYTES at most 30 MiB of state."""
 TABLES: Final = ("snapshot.json", "finding.json", "processes.txt", "gpus.json", "environment.txt")
-"""Every other file of a bundle is the end of a log."""
+"""Files of every bundle; all others are log tails."""
 MAX_BYTES: Final = 1 << 20
 MAX_LINES: Final = 400
 MAX_LINE: Final = 2_000
@@ -37,10 +37,10 @@ def capture(
 ) -> Path:
     """Write the bundle ``bundle_dir`` (``<state_dir>/<run_id>/incidents/<id>``) and return its path.
 
-    It appears whole, by rename; a bundle that is there already is left alone and its path returned. Everything is
-    scrubbed and cut: log tails share what ``max_bytes`` leaves, newest lines kept. ``log_tails`` maps a file name to
-    its last lines, oldest first. Older bundles beside it are removed beyond ``keep``. Blocks. Raises OSError (a full
-    disk): the caller continues without evidence.
+    The bundle is created by rename; an existing one is kept. Everything is scrubbed and cut to ``max_bytes``: log tails
+    share the rest of it, and keep their newest lines. ``log_tails`` maps a file name to its last lines, oldest first.
+    Deletes the oldest bundles beyond ``keep``. Blocks. Raises OSError (a full disk); the caller continues without a
+    bundle.
     """
     if bundle_dir.is_dir():
         return bundle_dir
@@ -57,7 +57,7 @@ def capture(
     left = max(0, max_bytes - sum(len(text.encode(errors="replace")) for text in files.values()))
     tails = log_tails or {}
     for number, (name, lines) in enumerate(sorted(tails.items(), key=lambda item: _length(item[1]))):
-        text = _tail(lines, left // (len(tails) - number), known)  # what a short one leaves is for the longer ones
+        text = _tail(lines, left // (len(tails) - number), known)  # a short tail leaves its share to the longer ones
         left -= len(text.encode(errors="replace"))
         files[_free_name(_safe_name(name), files)] = text
     bundle_dir.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -90,9 +90,9 @@ def _processes(tree: Sequence[ProcessSample]) -> str:
 
 
 def _tail(lines: Sequence[str], budget: int, secrets: frozenset[str]) -> str:
-    """The newest lines that fit, oldest first. Scrubbed before they are cut: half a key is no longer recognised."""
+    """The newest lines that fit, oldest first. Scrubbed before they are cut: a cut key would not be recognised."""
     kept: list[str] = []
-    # Together: a secret may be split over lines, a private key always is.
+    # Scrubbed as one text: secrets such as private keys span lines.
     text = scrub("\n".join(line.rstrip("\n") for line in list(lines)[-MAX_LINES:]), secrets)
     for line in reversed(text.split("\n") if text else []):
         clean = line[:MAX_LINE]
@@ -108,7 +108,7 @@ def _length(lines: Sequence[str]) -> int:
 
 
 def _safe_name(name: str) -> str:
-    """``logs/inference.stdout`` becomes ``logs_inference.stdout``: two logs of one name lie in two directories."""
+    """``logs/inference.stdout`` becomes ``logs_inference.stdout``: two directories can have logs of the same name."""
     clean = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).strip("._")
     return clean[-_MAX_NAME:] or "log.txt"
 
@@ -122,7 +122,7 @@ def _free_name(name: str, taken: Mapping[str, str]) -> str:
 
 
 def _trim(directory: Path, keep: int) -> None:
-    """Remove the oldest bundles; failing to is not worth an error."""
+    """Delete the oldest bundles; errors are ignored."""
     bundles = [p for p in directory.iterdir() if p.is_dir() and not p.is_symlink() and not p.name.startswith(".")]
     bundles.sort(key=lambda p: (int(p.name) if p.name.isdecimal() else -1, p.name))
     for old in bundles[: max(0, len(bundles) - keep)]:

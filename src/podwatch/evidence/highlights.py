@@ -1,4 +1,4 @@
-"""The lines of an incident's logs that a reader wants first: why something ended, not how well it ran before."""
+"""Selects the lines of an incident's logs that show why a program ended."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ _TROUBLE: Final = re.compile(
     r"out of memory|Too many open files|Xid)\b|\b\w{1,60}(?:Error|Exception|Interrupt)\b(?::|$)|CUDA error|NCCL|"
     r"\berror: ",
 )
-"""A program's own words for trouble: levels, exceptions, signals and the system's refusals."""
+"""Lines that report an error: log levels, exceptions, signals and errors of the system."""
 
 _BEST: Final = (
     re.compile(r"^\s*(?:\[[^\]]*\]:?\s*)?[\w.]*(?:Error|Exception|Interrupt): \S|^[\w./-]+: error: \S"),
@@ -26,9 +26,9 @@ _MARK: Final = 3
 
 
 def highlights(logs: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    """(log, line) pairs, at most ``IN_ALL``: the last ``PER_LOG`` lines of each log that name trouble. Logs without
-    any give their last line, so that a silent death shows where each program was. A line counts once, also where two
-    logs have it: launchers print what their children log."""
+    """(log, line) pairs, at most ``IN_ALL``: the last ``PER_LOG`` error lines of each log. Logs without any give
+    their last line, which shows where each program was at a silent death. A line in two logs counts once: launchers
+    print the lines of their children."""
     trouble: list[tuple[str, str]] = []
     quiet: list[tuple[str, str]] = []
     seen: set[str] = set()
@@ -45,9 +45,9 @@ def highlights(logs: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
 
 
 def decisive(logs: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
-    """(log, line) of the one line that says best why a program ended, from the last ``LAST_LINES`` of each log: its
-    error message before a refusal of the system, this before a line of level ERROR. What only reports the end of
-    another process counts last. None where no line names trouble."""
+    """(log, line) of the line that best explains why a program ended, from the last ``LAST_LINES`` of each log: an
+    error message before an error of the system, before a line of level ERROR. Lines that only report the end of
+    another process rank last. None without an error line."""
     best: tuple[int, str, str] | None = None
     for name, lines in logs.items():
         for line in reversed(lines[-LAST_LINES:]):
@@ -65,8 +65,8 @@ def _rank(line: str) -> int | None:
 
 
 def since(before: Sequence[str], lines: Sequence[str]) -> tuple[str, ...]:
-    """``lines`` of a log without what it held when ``before`` was read: a trainer that appends to its log still has the
-    error of the start before in it."""
+    """``lines`` of a log without the content of the earlier reading ``before``: a trainer that appends to its log
+    still has the error of the previous start in it."""
     mark = tuple(before[-_MARK:])
     for end in range(len(lines), len(mark) - 1, -1) if mark else ():
         if tuple(lines[end - len(mark) : end]) == mark:

@@ -1,4 +1,4 @@
-"""Any of our dataclasses as JSON-safe values."""
+"""Converts podwatch's dataclasses to JSON-safe values."""
 
 import dataclasses
 from collections.abc import Mapping, Set
@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 
 def plain(value: object) -> object:
-    """Dataclasses become objects, enums their values, sets sorted lists; what JSON does not know becomes text."""
+    """The JSON-safe value: dataclasses become objects, enums their values, sets sorted lists, unknown types text."""
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

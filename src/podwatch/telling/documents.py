@@ -14,7 +14,7 @@ SCHEMA_VERSION = 1
 
 
 def event_document(event: Event) -> dict[str, Any]:
-    """One line of ``podwatch events --json``."""
+    """One event, as in ``podwatch events --json``."""
     return {
         "id": event.id,
         "at": rfc3339(event.wall),
@@ -26,7 +26,7 @@ def event_document(event: Event) -> dict[str, Any]:
 
 
 def incident_document(incident: Incident) -> dict[str, Any]:
-    """``evidence`` is the list it was written from; text that is not JSON stays text."""
+    """One incident. ``evidence`` is the parsed list; text that is not JSON stays text."""
     try:
         evidence: object = json.loads(incident.evidence) if incident.evidence else []
     except ValueError:
@@ -54,8 +54,8 @@ def checkpoint_document(
     uploading_step: int | None = None,
     held: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One set. ``stored`` is None in the document where nobody can tell (no daemon was asked). ``held``: what else
-    than a pin keeps it from being removed."""
+    """One checkpoint. ``stored`` is None where it is unknown (no daemon was asked). ``held``: reasons besides a pin
+    that protect it from removal."""
     pin = (pins or {}).get(found.step)
     return {
         "step": found.step,
@@ -85,7 +85,7 @@ def checkpoint_document(
 
 
 def inspection_document(step: int, problems: Sequence[str], notes: Sequence[str], files: int) -> dict[str, Any]:
-    """What the structural check of one set found. ``notes`` prove nothing."""
+    """Result of the structural check of one checkpoint. ``notes`` are no proof of damage."""
     return {
         "step": step,
         "sound": not problems,
@@ -96,7 +96,7 @@ def inspection_document(step: int, problems: Sequence[str], notes: Sequence[str]
 
 
 def remote_document(saved: PublishedSave, here: Collection[tuple[int, str]]) -> dict[str, Any]:
-    """One save in the store, as the journal knows it. ``here``: (step, save_id) of the sets on this pod."""
+    """One checkpoint in the store, from the journal. ``here``: (step, save_id) of the checkpoints on this pod."""
     return {
         "step": saved.step,
         "save_id": saved.save_id,
@@ -109,7 +109,7 @@ def remote_document(saved: PublishedSave, here: Collection[tuple[int, str]]) -> 
 
 
 def finding_document(finding: Finding, *, since_wall: float, for_seconds: float) -> dict[str, Any]:
-    """One reason. ``confirmed`` matters for kinds that can lead to a restart."""
+    """One finding. ``confirmed`` matters for kinds that can lead to a restart."""
     return {
         "kind": str(finding.kind),
         "severity": str(finding.severity),

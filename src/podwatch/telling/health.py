@@ -1,4 +1,4 @@
-"""Parts of the status document: the machine, the log rules, the training's own figures."""
+"""Sections of the status document: the machine, the log rules, the metrics of training."""
 
 import math
 from typing import Any
@@ -32,7 +32,7 @@ def host_document(host: HostSample | None) -> dict[str, Any] | None:
 
 
 def log_rules_document(view: DaemonView) -> list[dict[str, Any]]:
-    """Rules with a hit in this start, and those that are switched off."""
+    """Rules with a match since the start of training, and disabled rules."""
     return [
         {
             "rule": match.rule,
@@ -48,7 +48,7 @@ def log_rules_document(view: DaemonView) -> list[dict[str, Any]]:
 
 
 def figures_document(view: DaemonView) -> dict[str, Any] | None:
-    """The newest known value of each figure; JSON knows no NaN, so one that is not finite is text."""
+    """The newest value of each metric of training; values that are not finite are text, because JSON has no NaN."""
     steps = view.snapshot.training.value or ()
     if not steps:
         return None

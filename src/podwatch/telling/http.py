@@ -1,7 +1,7 @@
-"""The HTTP side of telling: health, status, metrics, events, and the inbox for progress pings. No control.
+"""The HTTP endpoints: health, status, metrics, events, and progress pings. Read-only apart from pings.
 
-``Host`` is checked (a web page in someone's browser must not reach this by DNS rebinding), requests are bounded in
-size and time, and everything is answered from data already in memory.
+``Host`` is checked, so that a web page in a browser cannot reach the endpoints by DNS rebinding. Requests are bounded
+in size and time. Responses come from memory, except events, which come from the journal.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ _ROLE = re.compile(r"^[a-z]{1,32}$")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 EventSource = Callable[[int, int], list[Event] | Awaitable[list[Event]]]
-"""(after_id, limit) -> events, oldest first; may be async because the journal lives on a thread."""
+"""(after_id, limit) -> events, oldest first; can be async because the journal runs in a thread."""
 
 
 class HttpServer:
-    """Serves while started. ``start`` returns once the port is bound; ``url`` then says where."""
+    """The HTTP server. ``start`` returns once the port is bound and ``url`` is set."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class HttpServer:
         self._server: LoopServer | None = None
         self._task: asyncio.Task[None] | None = None
         self.url = ""
-        """``http://host:port`` as really bound; empty while not serving."""
+        """``http://host:port`` with the bound port; empty while not serving."""
         self.port = 0
 
     async def start(self) -> str:
-        """Bind and serve; returns ``url``. HostError when no port can be had."""
+        """Bind and serve; returns ``url``. Raises HostError if no port is free."""
         listener = bind(self._host, self._port)
         self.port = int(listener.getsockname()[1])
         shown = f"[{self._host}]" if ":" in self._host else self._host
@@ -84,7 +84,7 @@ class HttpServer:
         return self.url
 
     async def stop(self) -> None:
-        """Stop listening, give answers under way one second. Safe to call twice."""
+        """Stop listening; responses in progress get one second. Safe to call twice."""
         server, task = self._server, self._task
         self._server = self._task = None
         self.url = ""
@@ -125,7 +125,7 @@ def make_app(
         return _json(build_status(source()))
 
     async def metrics(request: Request) -> Response:
-        # Loaded with the first question: 1.3 MiB that a daemon without a Prometheus does not need.
+        # Imported at the first request: 1.3 MiB that a daemon without Prometheus does not need.
         from podwatch.telling.metrics import CONTENT_TYPE, exposition, make_registry
 
         if not registry:
@@ -150,7 +150,7 @@ def make_app(
         return Response(status_code=200 if request.method == "GET" else 204)
 
     async def failed(request: Request, error: Exception) -> Response:
-        return _json({"error": f"podwatch could not answer: {type(error).__name__}"}, 500)
+        return _json({"error": f"internal error in podwatch: {type(error).__name__}"}, 500)
 
     routes = [
         Route("/livez", livez),
@@ -166,7 +166,7 @@ def make_app(
 
 
 def whole_number(given: Sequence[str], name: str, default: int) -> int:
-    """One parameter of a query. ValueError for what SQLite could not hold, and for more than one."""
+    """The value of a query parameter. Raises ValueError if it does not fit SQLite, or is given more than once."""
     if not given:
         return default
     if len(given) > 1:
@@ -178,8 +178,8 @@ def whole_number(given: Sequence[str], name: str, default: int) -> int:
 
 
 class HostCheck:
-    """Refuses requests beyond the limits, and with 421 those for names that are not ours. A request without Host never
-    comes from a browser."""
+    """Refuses requests beyond the limits, and requests with a foreign ``Host`` (421). A request without Host passes: it
+    never comes from a browser."""
 
     def __init__(self, app: ASGIApp, allowed: Callable[[str], bool]) -> None:
         self._app, self._allowed = app, allowed
@@ -192,13 +192,15 @@ class HostCheck:
                 return
             for name, value in scope["headers"]:
                 if name == b"host" and not self._allowed(_hostname(value.decode("latin-1"))):
-                    await _json({"error": "this name is not served here"}, 421)(scope, receive, send)
+                    await _json({"error": "Invalid value for Host (expected an address of this podwatch)"}, 421)(
+                        scope, receive, send
+                    )
                     return
         await self._app(scope, receive, send)
 
 
 def _host_rule(host: str, extra: Iterable[str]) -> Callable[[str], bool]:
-    """Loopback names and the configured ones; any address as number once we listen beyond loopback, because
+    """The test of a Host name: allows loopback and configured names, and beyond loopback any IP address, because DNS
     rebinding needs a name."""
     names = _LOOPBACK | {host.lower()} | {h.lower() for h in extra}
     try:

@@ -1,4 +1,4 @@
-"""structlog, set up once: journal fields under systemd, a readable console on a terminal, JSON lines otherwise."""
+"""Configures structlog: native journal fields under systemd, console text on a terminal, else JSON lines."""
 
 import atexit
 import contextlib
@@ -24,7 +24,7 @@ _FIELD = re.compile(r"[^A-Z0-9_]")
 
 
 class Logging:
-    """What ``configure`` set up. ``close`` writes out what is queued."""
+    """The configured logging. ``close`` writes the queued lines."""
 
     def __init__(self, sink: Sink, form: str) -> None:
         self._sink = sink
@@ -73,14 +73,14 @@ def configure(
     for handler in [h for h in root.handlers if isinstance(h, _Bridge)]:
         root.removeHandler(handler)
     root.addHandler(_Bridge())
-    root.setLevel(max(_LEVELS[level], logging.WARNING))  # libraries are chatty below that
+    root.setLevel(max(_LEVELS[level], logging.WARNING))  # libraries log too much below warning
     made = Logging(sink, chosen)
     atexit.register(made.close)
     return made
 
 
 def log_event(event: Event) -> None:
-    """One event of the journal as a log line: PODWATCH_EVENT and its fields go along."""
+    """Log one event, with PODWATCH_EVENT and its fields."""
     log = structlog.get_logger()
     fields = {k: v for k, v in event.fields.items() if k not in ("event", "level", "timestamp")}
     getattr(log, _BY_SEVERITY[event.severity])(event.message, podwatch_event=str(event.name), **fields)
@@ -100,7 +100,7 @@ def _redact(logger: WrappedLogger, method: str, event_dict: EventDict) -> EventD
 
 
 class _Emit:
-    """The last processor: renders and hands over. Drops the entry for structlog, since it is on its way."""
+    """The last structlog processor: renders the entry and passes it to the sink."""
 
     def __init__(self, sink: Sink, form: str, *, colours: bool) -> None:
         self._sink, self._form = sink, form
@@ -120,7 +120,7 @@ class _Emit:
 
 
 def _console_line(level: str, event_dict: EventDict, *, colours: bool) -> str:
-    """What a person reads on a terminal, as `podwatch events` prints it; events have said all in their sentence."""
+    """The line on a terminal, as `podwatch events` prints it. The fields of events are omitted: the text has them."""
     mark, colour = {"warning": (" !", "33"), "error": ("!!", "31"), "critical": ("!!", "31")}.get(level, ("  ", ""))
     said = "".join(c if c.isprintable() else " " for c in str(event_dict.get("event", "")))
     line = f"{time.strftime('%H:%M:%S')} {mark} {said}"
@@ -136,7 +136,7 @@ def _console_line(level: str, event_dict: EventDict, *, colours: bool) -> str:
 
 
 def _journal_entry(event_dict: EventDict) -> tuple[str, dict[str, str]]:
-    """MESSAGE and native fields: the event's own, in capitals, as journald wants them."""
+    """MESSAGE and the native fields: those of the event, in capitals, as journald requires."""
     fields = {}
     text = str(event_dict.get("event", ""))
     for key, value in event_dict.items():
@@ -150,7 +150,7 @@ def _journal_entry(event_dict: EventDict) -> tuple[str, dict[str, str]]:
 
 
 class _Bridge(logging.Handler):
-    """Lines of libraries (uvicorn, b2sdk, apscheduler) take the same way, redaction included."""
+    """Passes log records of libraries (uvicorn, b2sdk, apscheduler) to structlog, so that they are scrubbed, too."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(Exception):

@@ -1,7 +1,7 @@
-"""Prometheus metrics from the view, on a registry of our own (facts/peers.md (e) has the naming rules).
+"""Prometheus metrics from the DaemonView, on a separate registry.
 
-Step numbers are values, never labels. What cannot be observed is left out rather than shown as zero; the matching
-``podwatch_sensor_up`` says why.
+Step numbers are values, never labels. A value that cannot be observed is omitted, not zero; ``podwatch_sensor_up`` then
+shows the sensor as down.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ OVERALL = ("ok", "warning", "critical", "unknown")
 
 
 class ViewCollector(Collector):
-    """Builds every family anew from the newest view at each scrape."""
+    """Builds all metric families from the newest view at each scrape."""
 
     def __init__(self, source: Callable[[], DaemonView]) -> None:
         self._source = source
@@ -55,7 +55,7 @@ def make_registry(source: Callable[[], DaemonView]) -> CollectorRegistry:
 
 
 def exposition(registry: CollectorRegistry) -> bytes:
-    """The text format, version 0.0.4, which every Prometheus reads."""
+    """The metrics in text format 0.0.4, which every Prometheus reads."""
     return generate_latest(registry)
 
 
@@ -66,16 +66,16 @@ def _gauge(name: str, text: str, value: float | None) -> Iterable[Metric]:
 
 def _states(view: DaemonView) -> Iterable[Metric]:
     overall = build_status(view)["overall"]
-    family = GaugeMetricFamily("podwatch_overall", "1 for the overall state that holds", labels=["state"])
+    family = GaugeMetricFamily("podwatch_overall", "1 for the current overall state", labels=["state"])
     for state in OVERALL:
         family.add_metric([state], float(state == overall))
     yield family
     now = training_state(view)
-    family = GaugeMetricFamily("podwatch_training_state", "1 for the state the training is in", labels=["state"])
+    family = GaugeMetricFamily("podwatch_training_state", "1 for the current training state", labels=["state"])
     for state in TRAINING_STATES:
         family.add_metric([state], float(state == now))
     yield family
-    family = GaugeMetricFamily("podwatch_sensor_up", "1 while the sensor can see", labels=["sensor"])
+    family = GaugeMetricFamily("podwatch_sensor_up", "1 while the sensor can read its source", labels=["sensor"])
     for name, sensor in sorted(view.sensors.items()):
         if sensor.state is not SensorState.ABSENT:
             family.add_metric([name], float(sensor.state is SensorState.OK))
@@ -88,10 +88,14 @@ def _states(view: DaemonView) -> Iterable[Metric]:
     for (kind, severity), count in sorted(counts.items()):
         family.add_metric([kind, severity], float(count))
     yield family
-    yield from _gauge("podwatch_paused", "1 while nothing is killed or started", float(view.pause is not None))
+    yield from _gauge(
+        "podwatch_paused",
+        "1 while podwatch is paused and neither stops nor starts training",
+        float(view.pause is not None),
+    )
     yield from _gauge("podwatch_start_timestamp_seconds", "When this podwatch started", view.started_wall or None)
     yield from _gauge(
-        "podwatch_last_turn_timestamp_seconds", "When the sensing loop last turned", view.snapshot.wall or None
+        "podwatch_last_turn_timestamp_seconds", "When the sensing loop last ran", view.snapshot.wall or None
     )
 
 
@@ -102,7 +106,9 @@ def _progress(view: DaemonView) -> Iterable[Metric]:
         yield from _gauge(
             "podwatch_step_timestamp_seconds", "When the newest training step was seen", view.wall_of(newest.at)
         )
-    yield from _gauge("podwatch_step_duration_seconds", "Learned median step", view.learned.median_step_seconds)
+    yield from _gauge(
+        "podwatch_step_duration_seconds", "Learned median duration of a step", view.learned.median_step_seconds
+    )
     yield from _gauge("podwatch_steps_at_risk", "Steps lost if training died now", view.steps_at_risk)
     if view.snapshot.trainer.value is not None:
         trainer = view.snapshot.trainer.value
@@ -118,7 +124,7 @@ def _gpus(view: DaemonView) -> Iterable[Metric]:
     heat = GaugeMetricFamily("podwatch_gpu_temperature_celsius", "Core temperature", labels=labels)
     up = GaugeMetricFamily("podwatch_gpu_up", "1 while the device answers", labels=labels)
     ecc = GaugeMetricFamily("podwatch_gpu_ecc_uncorrected", "Uncorrected ECC errors since driver load", labels=labels)
-    held = GaugeMetricFamily("podwatch_gpu_throttled", "1 while heat or power holds the clocks down", labels=labels)
+    held = GaugeMetricFamily("podwatch_gpu_throttled", "1 while heat or power throttles the clocks", labels=labels)
     for gpu in view.snapshot.gpus.value or ():
         who = [str(gpu.index), gpu.uuid]
         up.add_metric(who, float(gpu.state == "ok"))
@@ -139,7 +145,9 @@ def _gpus(view: DaemonView) -> Iterable[Metric]:
 
 
 def _inference(view: DaemonView) -> Iterable[Metric]:
-    up = GaugeMetricFamily("podwatch_inference_up", "1 while the server's health is ok", labels=["url"])
+    up = GaugeMetricFamily(
+        "podwatch_inference_up", "1 while the health endpoint of the server answers ok", labels=["url"]
+    )
     for server in view.snapshot.inference.value or ():
         up.add_metric([scrub(server.url)], float(server.health is Health.OK))
     yield up
@@ -153,9 +161,13 @@ def _disk(view: DaemonView) -> Iterable[Metric]:
         yield from _gauge("podwatch_disk_used_ratio", "Used share of the output disk, 0 to 1", disk.used_ratio)
         yield from _gauge("podwatch_disk_inodes_free", "Free inodes on the output disk", disk.inodes_free)
     yield from _gauge("podwatch_disk_next_save_bytes", "Predicted size of the next save", view.next_save_bytes)
-    capacity = GaugeMetricFamily("podwatch_other_disk_capacity_bytes", "Capacity, by what lies there", labels=["role"])
-    free = GaugeMetricFamily("podwatch_other_disk_free_bytes", "Free, by what lies there", labels=["role"])
-    inodes = GaugeMetricFamily("podwatch_other_disk_inodes_free", "Free inodes, by what lies there", labels=["role"])
+    capacity = GaugeMetricFamily(
+        "podwatch_other_disk_capacity_bytes", "Capacity, by what is stored there", labels=["role"]
+    )
+    free = GaugeMetricFamily("podwatch_other_disk_free_bytes", "Free space, by what is stored there", labels=["role"])
+    inodes = GaugeMetricFamily(
+        "podwatch_other_disk_inodes_free", "Free inodes, by what is stored there", labels=["role"]
+    )
     for other in view.snapshot.disks.value or ():
         capacity.add_metric([other.role], float(other.capacity_bytes))
         free.add_metric([other.role], float(other.free_bytes))
@@ -169,16 +181,20 @@ def _host(view: DaemonView) -> Iterable[Metric]:
         return
     nearest = host.files[0].open_files / host.files[0].limit if host.files else None
     for name, text, value in (
-        ("podwatch_host_memory_available_bytes", "Memory left on the machine", host.memory_available_bytes),
+        ("podwatch_host_memory_available_bytes", "Available memory of the machine", host.memory_available_bytes),
         ("podwatch_host_memory_total_bytes", "Memory of the machine", host.memory_total_bytes),
         ("podwatch_host_swap_used_bytes", "Swap in use", host.swap_used_bytes),
         ("podwatch_shm_used_bytes", "Used of /dev/shm", host.shm_used_bytes),
         ("podwatch_shm_total_bytes", "Size of /dev/shm", host.shm_total_bytes),
-        ("podwatch_container_memory_used_bytes", "Memory group of training, no page cache", host.cgroup_used_bytes),
-        ("podwatch_container_memory_limit_bytes", "Its limit", host.cgroup_limit_bytes),
-        ("podwatch_container_oom_kills", "OOM kills in it since it was made", host.oom_kills),
+        (
+            "podwatch_container_memory_used_bytes",
+            "Memory used in the cgroup of training, without page cache",
+            host.cgroup_used_bytes,
+        ),
+        ("podwatch_container_memory_limit_bytes", "Memory limit of the cgroup of training", host.cgroup_limit_bytes),
+        ("podwatch_container_oom_kills", "OOM kills in the cgroup of training since it was created", host.oom_kills),
         ("podwatch_open_files_ratio", "Open files of the process nearest to its limit, 0 to 1", nearest),
-        ("podwatch_xids_watched", "1 while an XID would be heard of", float(host.xids_watched)),
+        ("podwatch_xids_watched", "1 while XID errors can be read", float(host.xids_watched)),
     ):
         yield from _gauge(name, text, value)
 
@@ -194,7 +210,9 @@ def _figures(view: DaemonView) -> Iterable[Metric]:
         yield family
     matches = [m for m in view.snapshot.logs.value or () if not m.error]
     if matches:
-        family = GaugeMetricFamily("podwatch_log_rule_hits", "Hits within the rule's window", labels=["rule"])
+        family = GaugeMetricFamily(
+            "podwatch_log_rule_hits", "Matches of the rule within its time window", labels=["rule"]
+        )
         for match in matches:
             family.add_metric([match.rule], float(match.count))
         yield family
@@ -203,26 +221,34 @@ def _figures(view: DaemonView) -> Iterable[Metric]:
 def _backups(view: DaemonView) -> Iterable[Metric]:
     sync = view.sync
     complete = [s for s in view.checkpoints if s.complete]
-    yield from _gauge("podwatch_checkpoints", "Checkpoint sets on this pod", len(view.checkpoints))
+    yield from _gauge("podwatch_checkpoints", "Checkpoints on this pod", len(view.checkpoints))
     yield from _gauge(
         "podwatch_checkpoint_step", "Newest complete step here", max((s.step for s in complete), default=None)
     )
     yield from _gauge(
         "podwatch_checkpoint_timestamp_seconds",
-        "When the newest complete set was written",
+        "When the newest complete checkpoint was written",
         max((s.changed_wall for s in complete), default=None),
     )
     yield from _gauge("podwatch_backup_configured", "1 when a store is configured", float(bool(sync.store_url)))
     yield from _gauge("podwatch_store_up", "1 while the store answers", None if sync.ok is None else float(sync.ok))
     yield from _gauge("podwatch_published_step", "Newest step in the store", sync.last_step)
     yield from _gauge(
-        "podwatch_last_published_timestamp_seconds", "When a set was last published", sync.last_published_wall
+        "podwatch_last_published_timestamp_seconds", "When a checkpoint was last published", sync.last_published_wall
     )
-    yield from _gauge("podwatch_upload_bytes", "Size of the upload under way", sync.total_bytes or None)
-    yield from _gauge("podwatch_upload_done_bytes", "Sent of it", sync.uploaded_bytes if sync.total_bytes else None)
-    yield from _gauge("podwatch_upload_bytes_per_second", "Its rate over the last seconds", sync.upload_rate)
-    yield from _gauge("podwatch_upload_left_seconds", "Time that it still takes", sync.upload_left_seconds)
-    family = GaugeMetricFamily("podwatch_upload_priority", "1 for the priority that uploads have", labels=["level"])
+    yield from _gauge("podwatch_upload_bytes", "Size of the upload in progress", sync.total_bytes or None)
+    yield from _gauge(
+        "podwatch_upload_done_bytes",
+        "Bytes already sent of the upload in progress",
+        sync.uploaded_bytes if sync.total_bytes else None,
+    )
+    yield from _gauge(
+        "podwatch_upload_bytes_per_second", "Rate of the upload in progress over the last seconds", sync.upload_rate
+    )
+    yield from _gauge(
+        "podwatch_upload_left_seconds", "Remaining time of the upload in progress", sync.upload_left_seconds
+    )
+    family = GaugeMetricFamily("podwatch_upload_priority", "1 for the current priority of uploads", labels=["level"])
     for level in UPLOAD_PRIORITIES:
         family.add_metric([level], float(level == sync.upload_priority))
     yield family
@@ -231,13 +257,13 @@ def _backups(view: DaemonView) -> Iterable[Metric]:
 def _counters(view: DaemonView) -> Iterable[Metric]:
     c = view.counters
     for name, text, value in (
-        ("podwatch_turns", "Turns of the sensing loop since podwatch started", c.turns),
+        ("podwatch_turns", "Iterations of the sensing loop since podwatch started", c.turns),
         ("podwatch_restarts", "Restarts of the trainer by podwatch", c.restarts),
-        ("podwatch_published_sets", "Checkpoint sets published", c.published),
-        ("podwatch_skipped_sets", "Checkpoints not sent, because a newer one was", c.skipped),
-        ("podwatch_abandoned_sets", "Uploads of checkpoints that were given up", c.abandoned),
-        ("podwatch_uploaded_bytes", "Bytes of published sets", c.uploaded_bytes),
-        ("podwatch_pruned_sets", "Checkpoint sets removed from the pod", c.pruned),
+        ("podwatch_published_sets", "Checkpoints published", c.published),
+        ("podwatch_skipped_sets", "Checkpoints not uploaded, because a newer one was uploaded instead", c.skipped),
+        ("podwatch_abandoned_sets", "Uploads of checkpoints that were abandoned", c.abandoned),
+        ("podwatch_uploaded_bytes", "Bytes of published checkpoints", c.uploaded_bytes),
+        ("podwatch_pruned_sets", "Checkpoints deleted from the pod", c.pruned),
     ):
         yield CounterMetricFamily(name, text, value=float(value))
     calls = CounterMetricFamily("podwatch_store_calls", "Calls to the store by class (A is free)", labels=["class"])

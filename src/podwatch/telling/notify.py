@@ -1,7 +1,7 @@
-"""Carrying notices out: to the owner's command and to URLs. Nothing here may hurt, block or outlive anything else.
+"""Sends notices to the operator's command and to URLs, without blocking the daemon.
 
-Each channel has a queue and a task of its own, so that one that hangs holds up no other. Every attempt is a short child
-process with a deadline: HTTP clients and their like are never loaded into the daemon.
+Each channel has its own queue and task, so that a hung one does not block the others. Every attempt is a short child
+process with a deadline: the daemon never imports HTTP clients.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ from podwatch.system.child import run_child, scrubbed_environment
 from podwatch.system.clock import either
 
 QUEUE = 32
-"""Notices that wait for one channel: more than an hour's worth; then the oldest that is not critical goes."""
+"""Pending notices of one channel: more than the hourly limit. A full queue drops the oldest that is not critical."""
 ATTEMPTS = 8
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
-"""Seconds; each pause is three times the one before: eight attempts are spread over half an hour."""
+"""Seconds; each backoff is three times the one before, so that eight attempts take half an hour."""
 HURRY_PAUSE = 0.2
-"""Seconds, instead of these, once podwatch is about to leave."""
+"""Seconds of backoff while podwatch exits."""
 FAILING_AFTER = 2
-"""Attempts in a row: one lost packet is no finding."""
+"""Failed attempts in a row before the finding: one lost packet is none."""
 
 
 class NotSent(Exception):  # noqa: N818
-    """One attempt failed. ``final``: the same will happen to the next."""
+    """One attempt failed. ``final``: a retry would fail, too."""
 
     def __init__(self, why: str, *, final: bool = False) -> None:
         super().__init__(why)
@@ -45,16 +45,16 @@ class NotSent(Exception):  # noqa: N818
 
 class Channel(Protocol):
     name: str
-    """For people; without a secret."""
+    """For display; without secrets."""
 
     async def send(self, document: Mapping[str, Any]) -> None:
-        """Raises NotSent. Bounded in time."""
+        """Send one notice within a deadline. Raises NotSent."""
         ...
 
 
 def document_of(notice: Notice, *, run_id: str, host: str) -> dict[str, Any]:
-    """What a channel is given, secrets taken out (docs/notifications.md)."""
-    unsent = f"\n({notice.unsent} more were held back)" if notice.unsent else ""
+    """The notice as the scrubbed document that channels get (docs/notifications.md)."""
+    unsent = f"\n({notice.unsent} more not sent: hourly limit reached)" if notice.unsent else ""
     document = {
         "schema_version": NOTICE_SCHEMA_VERSION,
         "run_id": run_id,
@@ -75,7 +75,7 @@ def document_of(notice: Notice, *, run_id: str, host: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CommandChannel:
-    """The owner's own program: the document on standard input, the main parts in ``PODWATCH_*``."""
+    """The operator's program: gets the document on standard input, and its main fields in ``PODWATCH_*``."""
 
     argv: Sequence[str]
     timeout: float
@@ -96,14 +96,14 @@ class CommandChannel:
         except PodwatchError as error:
             raise NotSent(error.what, final=True) from error
         if done.timed_out:
-            raise NotSent(f"no end within {self.timeout:g} s")
+            raise NotSent(f"the command did not end within {self.timeout:g} s")
         if not done.ok:
             raise NotSent(_last(f"exit {done.code}", done.output))
 
 
 @dataclass(frozen=True, slots=True)
 class UrlChannel:
-    """One URL, which is a secret: it goes to the child on its standard input."""
+    """One URL. It is a secret, so the child process gets it on standard input."""
 
     url: str
     timeout: float
@@ -117,7 +117,7 @@ class UrlChannel:
         argv = [sys.executable, "-P", "-m", "podwatch.telling.notify_child"]
         done = await run_child(
             argv,
-            timeout=self.timeout + 5.0,  # its own deadline comes first, and says more
+            timeout=self.timeout + 5.0,  # the child's own deadline is earlier and has a better message
             env=scrubbed_environment(os.environ),
             cwd=Path("/"),
             stdin=json.dumps(order).encode() + b"\n",
@@ -135,7 +135,7 @@ class UrlChannel:
 
 
 class Outbox:
-    """One channel with what waits for it."""
+    """One channel with its queue."""
 
     def __init__(
         self, channel: Channel, sleep: Callable[[float], Coroutine[Any, Any, None]], *, first_pause: float = FIRST_PAUSE
@@ -160,7 +160,7 @@ class Outbox:
         self._wake.set()
 
     async def flush(self, seconds: float) -> None:
-        """Give what waits one more chance to go, for so long at most."""
+        """Try to send the pending notices within ``seconds``."""
         self._hurry.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), seconds)
@@ -189,7 +189,7 @@ class Outbox:
             except NotSent as error:
                 self.failures, self.why = self.failures + 1, _clean(str(error))
                 final = error.final
-            except Exception as error:  # a notifier must never hurt the guard, whatever is wrong with it
+            except Exception as error:  # an error of a channel must never reach the daemon
                 self.failures, self.why, final = self.failures + 1, _clean(repr(error)), True
             else:
                 self.failures, self.why, self.lost = 0, "", 0
@@ -202,7 +202,7 @@ class Outbox:
             await self._pause(min(LONGEST_PAUSE, self._first * 3.0**attempt))
 
     async def _pause(self, seconds: float) -> None:
-        """So long, or until podwatch is about to leave; then never long."""
+        """Sleep for ``seconds``, at most ``HURRY_PAUSE`` once ``flush`` was called."""
         if self._hurry.is_set():
             await self._sleep(min(seconds, HURRY_PAUSE))
             return
@@ -210,7 +210,7 @@ class Outbox:
 
 
 class Notifier:
-    """Every channel of the configuration. ``tell`` never blocks and never raises."""
+    """All configured channels. ``tell`` never blocks and never raises."""
 
     def __init__(
         self, channels: Sequence[Channel], sleep: Callable[[float], Coroutine[Any, Any, None]], **options: Any
@@ -222,14 +222,14 @@ class Notifier:
             outbox.put(document)
 
     def findings(self, at: float) -> tuple[Finding, ...]:
-        """A warning for each channel that does not get through."""
+        """A warning for each failing channel."""
         return tuple(
             Finding(
                 FindingKind.NOTIFY_FAILING,
                 Severity.WARNING,
-                f"notifications do not get through: {o.why}" + (f" ({o.lost} lost)" if o.lost else ""),
+                f"notifications cannot be sent: {o.why}" + (f" ({o.lost} lost)" if o.lost else ""),
                 at,
-                "podwatch check --notify sends one and says what comes back",
+                "`podwatch check --notify` sends one and shows the response",
                 subject=o.channel.name,
             )
             for o in self.outboxes
@@ -244,7 +244,7 @@ class Notifier:
 
 
 def shown_url(url: str) -> str:
-    """Enough to know which it is: the scheme, and for a web address its host. The rest may be a key."""
+    """The scheme of the URL, and the host of a web address; the rest can be a secret."""
     scheme = url.partition(":")[0]
     if scheme not in ("http", "https"):
         return f"{scheme}://..."

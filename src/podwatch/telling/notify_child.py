@@ -1,7 +1,7 @@
-"""One notice to one URL, in a process that ends. Reads an order from standard input, prints what came of it as JSON.
+"""Child process that sends one notice to one URL. Reads a request from standard input, prints the result as JSON.
 
-``http://`` and ``https://`` are sent as they stand: a POST of the document. Every other scheme (ntfy, tgram, slack,
-discord, mailto...) is apprise's, which is an extra of its own and is loaded here only.
+``http://`` and ``https://`` get a POST of the document. Every other scheme (ntfy, tgram, slack, discord, mailto...)
+needs apprise, an optional extra that is imported here only.
 """
 
 import base64
@@ -15,7 +15,7 @@ from http.client import HTTPException
 from typing import Any
 
 _AGAIN = frozenset({408, 425, 429})
-"""Refusals that pass; every other 4xx is the address's or the key's fault and will be given again."""
+"""Temporary refusals; every other 4xx is an error of the address or the key, so that a retry fails, too."""
 _LIMIT = 4096
 
 
@@ -27,14 +27,14 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def post(url: str, notice: dict[str, Any], timeout: float) -> tuple[bool, str, bool]:
-    """(sent, what came back, whether trying again is in vain)."""
+    """POST the notice; returns (sent, response or error, whether a retry is useless)."""
     parts = urllib.parse.urlsplit(url)
     headers = {"Content-Type": "application/json", "User-Agent": "podwatch"}
     if parts.username is not None:
         pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
         parts = parts._replace(netloc=parts.netloc.rpartition("@")[2])
-    request = urllib.request.Request(  # noqa: S310 - the scheme was looked at by our caller
+    request = urllib.request.Request(  # noqa: S310 - the caller checked the scheme
         parts._replace(fragment="").geturl(), json.dumps(notice).encode(), headers, method="POST"
     )
     try:
@@ -53,7 +53,7 @@ def post(url: str, notice: dict[str, Any], timeout: float) -> tuple[bool, str, b
 
 
 class _Said(logging.Handler):
-    """apprise answers with a bool; why something failed is in its log."""
+    """Collects apprise's log lines: its return value has no reason of a failure."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

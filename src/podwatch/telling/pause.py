@@ -1,4 +1,4 @@
-"""Maintenance as JSON: `daemon.pause` of the status, and the answer to `pause`."""
+"""The pause as JSON: `daemon.pause` in the status, and the answer to `pause`."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ from podwatch.domain.pause import Pause
 
 
 def pause_document(pause: Pause | None) -> dict[str, Any] | None:
-    """Maintenance, or null."""
     if pause is None:
         return None
     return {

@@ -1,5 +1,5 @@
-"""structlog without rich: its ``dev`` module imports rich for tracebacks that we format ourselves, and those 50 modules
-are 4 MiB of a daemon that has 70."""
+"""Imports structlog without rich: its ``dev`` module imports rich for tracebacks, which podwatch formats itself. The 50
+modules take 4 MiB of the daemon's 70."""
 
 import sys
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 _modules: dict[str, Any] = sys.modules
 _hidden = "rich" not in _modules
 if _hidden:
-    _modules["rich"] = None  # importing it now says that it is not installed
+    _modules["rich"] = None  # makes importing it fail as if it were not installed
 try:
     import structlog
     from structlog.typing import EventDict, WrappedLogger

@@ -1,8 +1,7 @@
-"""uvicorn inside the daemon's own loop: no signal handling of its own, no polling, bounded connections.
+"""uvicorn in the daemon's event loop: without signal handlers and polling, with bounded connections.
 
-uvicorn has no limit on how long a client may take to send its request head (only keep-alive is timed), its limit on the
-size of a head holds only for a head that arrives in pieces, connections that ask nothing keep out those that do, and
-its main loop wakes ten times a second. All four are changed here.
+uvicorn has no time limit for a request head (only for keep-alive), limits the size of a head only if it arrives in
+pieces, lets idle connections block active ones, and wakes ten times a second. This module changes all four.
 """
 
 import asyncio
@@ -22,35 +21,35 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from podwatch.domain.errors import HostError, PermissionDenied
 
 HEAD_SECONDS = 5.0
-"""A client on loopback sends its request head within milliseconds. Also how long a connection may wait for its next."""
+"""Deadline of a request head, and of a keep-alive connection. A client on loopback takes milliseconds."""
 CONNECTION_SECONDS = 30.0
-"""No answer of ours takes long; a client that reads slower than this is dropped."""
+"""Deadline of a connection: responses are fast, so that only slow readers are dropped."""
 MAX_HEAD_BYTES = 16 << 10
 MAX_LINE_BYTES = 4 << 10
 MAX_HEADERS = 64
 MAX_BODY_BYTES = 64 << 10
-"""Nothing we serve reads a body; a heartbeat may carry a small one."""
+"""No endpoint reads a body; a heartbeat can have a small one."""
 MAX_CONNECTIONS = 64
 MAX_IDLE = 48
-"""Connections that wait for a request; the other slots are for those that have asked."""
+"""Most connections without a request; the other slots are for connections with one."""
 MAX_REQUESTS = 1000
-"""Of one connection, which may send them all at once."""
+"""Most requests of one connection."""
 ACCEPT_AT_ONCE = 16
-"""A connection must live until its first bytes are read, which is two rounds of accepting later: less than MAX_IDLE."""
+"""Less than MAX_IDLE, so that a connection survives the two rounds of accepting until its first bytes are read."""
 BACKLOG = 512
 PORT_TRIES = 20
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 
 
 class Crowd:
-    """The open connections of one server. A new one always gets in: the oldest that asks nothing makes room for it."""
+    """The open connections of one server. A new one is always accepted: the oldest idle one is dropped for it."""
 
     def __init__(self) -> None:
         self.idle: dict[BoundedProtocol, None] = {}
         self.busy: dict[BoundedProtocol, None] = {}
 
     def wait(self, connection: "BoundedProtocol") -> None:
-        """It waits for a request."""
+        """The connection waits for a request."""
         self.busy.pop(connection, None)
         self.idle[connection] = None
         while len(self.idle) > MAX_IDLE or (self.idle and len(self.idle) + len(self.busy) > MAX_CONNECTIONS):
@@ -73,7 +72,7 @@ class Crowd:
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 with hard limits on head and body, a deadline on each request head and one on the whole connection."""
+    """HTTP/1.1 with size limits of head and body, and deadlines of each request head and of the connection."""
 
     crowd: Crowd
     head_seconds = HEAD_SECONDS
@@ -82,7 +81,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head: bytearray | None = None
-        """What has come of the head that is waited for; None while a request is under way."""
+        """The received part of the next head; None while a request is in progress."""
         self._body_left = MAX_BODY_BYTES
         self._requests = 0
         self._head_timer: asyncio.TimerHandle | None = None
@@ -132,7 +131,7 @@ class BoundedProtocol(H11Protocol):
     def _await_head(self) -> None:
         self._stop_head_timer()
         self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
-        # The rest of a body that nothing has read may still come: it is no head.
+        # The rest of an unread body can still arrive; it is no head.
         self._head = bytearray() if self.conn.their_state is h11.IDLE else None
         self.crowd.wait(self)
 
@@ -149,7 +148,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def _refused_head(data: bytearray) -> int:
-    """The status that refuses what has come of a head so far; 0 while it is within the limits."""
+    """The HTTP status that refuses the head received so far; 0 while it is within the limits."""
     end = _HEAD_END.search(data)
     size = end.end() if end else len(data)
     line = data.find(b"\n", 0, size)
@@ -159,7 +158,7 @@ def _refused_head(data: bytearray) -> int:
 
 
 def refused_scope(scope: Scope) -> int:
-    """The same for a request that was read: of several that came at once only the first was measured before."""
+    """The same for a parsed request: of several that arrived at once only the first was checked before."""
     headers = scope["headers"]
     if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_LINE_BYTES:
         return 414
@@ -172,7 +171,7 @@ def refused_scope(scope: Scope) -> int:
 
 
 class LoopServer(uvicorn.Server):
-    """Serves until told to leave; signals are the daemon's business."""
+    """Serves until ``leave``; the daemon handles signals."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -186,7 +185,7 @@ class LoopServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(BACKLOG)  # asyncio takes one number for what waits in the kernel and for what it accepts
+            listener.listen(BACKLOG)  # asyncio uses one number for the kernel's queue and for its accepts per round
         self.listening.set()
 
     async def main_loop(self) -> None:
@@ -217,7 +216,7 @@ def make_server(
             proxy_headers=False,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=1,
-            log_level="error",  # a warning for each bad request would let any user fill the log
+            log_level="error",  # with warnings any user could fill the log with bad requests
             backlog=ACCEPT_AT_ONCE,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
@@ -225,15 +224,17 @@ def make_server(
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket on ``port`` or one of the next twenty; port 0 takes any.
+    """A listening socket on ``port`` or one of the next twenty; port 0: any free port.
 
-    HostError when the address is not ours or everything is taken; PermissionDenied for a privileged port.
+    Raises HostError if the address is not local or all ports are in use, PermissionDenied for a privileged port.
     """
     where = f"{host}:{port}"
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
-        raise HostError(f"no such address: {error}", where=where, fix="set [http] host to 127.0.0.1") from error
+        raise HostError(
+            f"cannot resolve the address: {error}", where=where, fix="set [http] host to 127.0.0.1"
+        ) from error
     last = min(port + PORT_TRIES, 65535)
     for candidate in range(port, last + 1) if port else [0]:
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -247,9 +248,11 @@ def bind(host: str, port: int) -> socket.socket:
             return listener
         except PermissionError as error:
             listener.close()
-            raise PermissionDenied("this port needs more rights", where=where, fix="use a port above 1023") from error
+            raise PermissionDenied(
+                "Permission denied: cannot use a privileged port", where=where, fix="use a port above 1023"
+            ) from error
         except OSError as error:
             listener.close()
             if error.errno != errno.EADDRINUSE:
                 raise HostError(f"cannot listen: {error.strerror}", where=where, fix="check [http] host") from error
-    raise HostError(f"ports {port} to {last} are all taken", where=host, fix="set [http] port to a free one, or 0")
+    raise HostError(f"ports {port} to {last} are all in use", where=host, fix="set [http] port to a free one, or 0")

@@ -1,7 +1,7 @@
-"""Where log lines go: a stream or the systemd journal, written by a thread of its own.
+"""Writes log lines to a stream or the systemd journal, in a separate thread.
 
-A terminal held with Ctrl-S or a full pipe must not stop the sensing loop, so writing never happens on the caller's
-thread. The queue is bounded; what does not fit is counted and the count is told with the next line that does.
+A terminal stopped with Ctrl-S or a full pipe must not block the sensing loop. The queue is bounded; dropped lines are
+counted, and the next written line is preceded by the count.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class JournalTarget:
         entry = {"MESSAGE": text, "PRIORITY": str(PRIORITIES.get(level, 6)), "SYSLOG_IDENTIFIER": "podwatch", **fields}
         try:
             self._socket.sendto(encode(entry), self._path)
-        except OSError:  # journald is away, or the entry is longer than a datagram
+        except OSError:  # journald does not run, or the entry is longer than a datagram
             self._fallback.write(level, text, fields)
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class JournalTarget:
 
 
 def encode(entry: Mapping[str, str]) -> bytes:
-    """``KEY=value`` lines; a value with a newline goes as KEY, its length (64 bit, little endian), its bytes."""
+    """The entry as ``KEY=value`` lines; a value with a newline as KEY, length (64 bit, little endian), bytes."""
     parts = []
     for key, value in entry.items():
         data = value.encode("utf-8", "replace")
@@ -74,7 +74,7 @@ def encode(entry: Mapping[str, str]) -> bytes:
 
 
 class Sink:
-    """Hands lines to a target on a daemon thread. ``flush`` waits a bounded time; ``close`` flushes first."""
+    """Passes lines to a target in a daemon thread. ``flush`` waits a bounded time; ``close`` flushes first."""
 
     def __init__(self, target: Target, *, size: int = _QUEUE) -> None:
         self._target = target
@@ -91,7 +91,7 @@ class Sink:
             self._dropped += 1
 
     def flush(self, timeout: float = 1.0) -> bool:
-        """Whether everything queued so far was written within ``timeout`` seconds."""
+        """Wait until the queue is written; False if that takes longer than ``timeout`` seconds."""
         done = threading.Event()
         try:
             self._queue.put(done, timeout=timeout)
@@ -115,12 +115,12 @@ class Sink:
                 continue
             if self._dropped:
                 count, self._dropped = self._dropped, 0
-                self._target.write("warning", f"{count} log lines were dropped: the output is stuck", {})
+                self._target.write("warning", f"{count} log lines were dropped, because the log output was blocked", {})
             self._target.write(*item)
 
 
 def under_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether ``stream`` is the very stream that systemd connected to the journal (device and inode compared)."""
+    """Whether ``stream`` is the one that systemd connected to the journal (compares device and inode)."""
     device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
     if not (device.isdigit() and inode.isdigit()):
         return False

@@ -1,4 +1,4 @@
-"""The status document: DaemonView in, JSON-safe dict out. The contract is docs/json.md and its JSON Schema."""
+"""Builds the status document (docs/json.md and its JSON Schema) from a DaemonView."""
 
 from typing import Any
 
@@ -21,33 +21,32 @@ from podwatch.telling.pause import pause_document
 from podwatch.telling.view import DaemonView, SensorView
 
 DOWN_KINDS = frozenset({FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED})
-"""With the launcher alive these still mean that nothing is being trained."""
+"""Findings that mean that training is down although the launcher runs."""
 
 HOLDS_UP = frozenset({FindingKind.BLOCKED, FindingKind.SUPERSEDED, FindingKind.AMBIGUOUS_TRAINERS})
-"""What a start waits for, in recovery's own words."""
+"""Findings of recovery for which a start of training waits."""
 
 _SUGGESTIONS = {
     FindingKind.NOT_BACKED_UP: "set [sync] store to b2://bucket or file:///path on another disk",
-    FindingKind.GAVE_UP: "look at `podwatch incidents` and the trainer's log, then `podwatch start`",
+    FindingKind.GAVE_UP: "fix the cause (`podwatch incidents`, `podwatch logs`), then run `podwatch start`",
     FindingKind.SENSOR_BLIND: "run `podwatch check`",
-    FindingKind.TRAINER_EXITED: "see `podwatch logs` and `podwatch incidents`",
-    FindingKind.BLOCKED: "podwatch goes on by itself as soon as that is over",
+    FindingKind.TRAINER_EXITED: "`podwatch logs` and `podwatch incidents` show the cause",
+    FindingKind.BLOCKED: "podwatch continues automatically as soon as this ends",
 }
 
 
 STEP_LATE_K = 3.0
-"""No step for this many median steps is worth the first line. Detectors count it as a corroborating signal from the
-same factor on (judgement/detectors/second.py); it proves nothing, because an evaluation or a save takes as long."""
+"""Median steps without a step until the first line of the status shows it. Detectors use the same factor as a
+corroborating signal (judgement/detectors/second.py). It is no proof: an evaluation or a save takes as long."""
 STEP_LATE_SECONDS = 10.0
-"""And for at least this long: steps of a fraction of a second come in bursts."""
+"""And at least this long: steps of a fraction of a second come in bursts."""
 
 
 _PIDS_SHOWN = 64
 
 
 def build_status(view: DaemonView) -> dict[str, Any]:
-    """The whole document, scrubbed: details of sensors and of recovery are no findings. Pure: the same view gives the
-    same document."""
+    """The whole document, scrubbed, because details of sensors and recovery were not scrubbed before. Pure."""
     document: dict[str, Any] = scrub_all(_document(view))
     return document
 
@@ -138,7 +137,7 @@ def _document(view: DaemonView) -> dict[str, Any]:
 
 
 def _reasons(view: DaemonView) -> list[dict[str, Any]]:
-    """Everything worse than fine, the worst first, each with what to do."""
+    """All findings, the worst first, each with a suggestion."""
     rank = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
     reasons = []
     for finding in sorted(view.findings, key=lambda f: (rank[f.severity], f.since)):
@@ -153,19 +152,19 @@ def _reasons(view: DaemonView) -> list[dict[str, Any]]:
         summary = view.recovery.detail or "podwatch has stopped restarting this run"
         reasons.insert(0, _own(view, FindingKind.GAVE_UP, Severity.CRITICAL, summary))
     if not view.watchdog_ok:
-        summary = "the sensing loop has not turned within its deadline"
+        summary = "the sensing loop missed its deadline: podwatch watches nothing"
         reasons.insert(0, _own(view, FindingKind.SENSOR_BLIND, Severity.CRITICAL, summary))
     blind_named = any(f.kind is FindingKind.SENSOR_BLIND for f in view.findings)
     for name, sensor in sorted(view.sensors.items()):
         if sensor.state in (SensorState.BLIND, SensorState.DENIED) and not blind_named:
-            summary = f"sensor {name} cannot see: {sensor.detail or sensor.state}"
+            summary = f"the {name} sensor cannot read its source: {sensor.detail or sensor.state}"
             reasons.append(_own(view, FindingKind.SENSOR_BLIND, Severity.WARNING, summary, subject=name))
     return reasons
 
 
 def _waits_patiently(view: DaemonView) -> bool:
-    """A start waits only for a process that may become this run's trainer, and the patience of a start is not over:
-    recovery then warns. Once it asks the operator it says so as critical."""
+    """Whether a start waits only for a process that can become this run's trainer, within the start-up patience:
+    recovery then raises a warning, and a critical finding once the operator must decide."""
     holding = [f for f in view.findings if f.kind in HOLDS_UP]
     return bool(holding) and all(
         f.kind is FindingKind.AMBIGUOUS_TRAINERS and f.severity is Severity.WARNING for f in holding
@@ -173,7 +172,7 @@ def _waits_patiently(view: DaemonView) -> bool:
 
 
 def _blocked_is_critical(reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Training is down, so what holds it up is critical; the same text is not shown a second time for that."""
+    """Raise the finding that blocks the start to critical and put it first, because training is down."""
     for reason in reasons:
         if reason["kind"] in HOLDS_UP:
             return [reason | {"severity": str(Severity.CRITICAL)}, *(r for r in reasons if r is not reason)]
@@ -181,33 +180,33 @@ def _blocked_is_critical(reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _suggestion(view: DaemonView, finding: Finding) -> str:
-    """What to do where the finding itself does not say it."""
+    """The suggestion for a finding without its own."""
     if finding.verdict is not Verdict.NONE:
         restarts = finding.verdict is Verdict.RESTART
         if view.pause is not None:
             return "podwatch is paused: `podwatch unpause` lets it act"
         if view.mode == "observe":
             way = "`podwatch restart` restarts training" if restarts else "`podwatch stop-training` ends it"
-            return f"podwatch only observes; {way}"
+            return f"mode is observe, so podwatch does not act; {way}"
         if restarts and finding.confirmed and view.recovery.active:
             return NOTHING
-    return _SUGGESTIONS.get(finding.kind, "`podwatch events` shows what led to it")
+    return _SUGGESTIONS.get(finding.kind, "`podwatch events` shows the events before it")
 
 
 def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, Any]]:
-    """Being down needs a reason even when no finding is open any more (recovery is already at work), and so does a
-    trainer process that ended, before its detector has held its time."""
+    """A reason for a training state without an open finding: training is down while recovery already acts, or a trainer
+    process ended and its detector still waits for its hold time."""
     if training["trainer_ended_at"] and not any(f.kind in DEATHS for f in view.findings):
         ago = max(0.0, view.now - (view.trainer_ended_at or view.now))
-        summary = f"the trainer process ended {ago:.0f} s ago and its launcher still runs: no step is made"
+        summary = f"the trainer process ended {ago:.0f} s ago, its launcher still runs: training makes no progress"
         reason = _own(view, FindingKind.REQUIRED_CHILD_EXITED, Severity.WARNING, summary)
-        fix = "nothing: podwatch makes sure that training has ended, then it restarts it"
+        fix = "nothing: podwatch confirms that training has ended, then restarts it"
         return [reason | {"suggestion": fix if view.mode == "act" and view.pause is None else ""}]
     ended = (training["exit"] or {}).get("text", "")
     match training["state"]:
         case "recovering" | "down":
             if training["alive"]:
-                summary = "the trainer was brought back and has not shown a step yet"
+                summary = "podwatch restarted the trainer, which has not reported a step yet"
             else:
                 summary = f"the trainer is not running{f' ({ended})' if ended else ''}"
             reason = _own(view, FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary)
@@ -237,8 +236,8 @@ def _own(view: DaemonView, kind: FindingKind, severity: Severity, summary: str, 
 
 
 def _overall(reasons: list[dict[str, Any]], state: str, *, patient: bool) -> str:
-    """ok | warning | critical | unknown. Not seeing the trainer is never ok (promise 6). ``patient``: it is blocked by
-    a start that is waited for."""
+    """ok | warning | critical | unknown. An unobserved trainer is never ok. ``patient``: the start waits for a process
+    that can become this run's trainer."""
     severities = {r["severity"] for r in reasons}
     down = state in ("down", "recovering", "gave-up") or (state == "blocked" and not patient)
     if "critical" in severities or down:
@@ -280,7 +279,7 @@ def _training(view: DaemonView, trainer: TrainerSample | None) -> dict[str, Any]
 
 
 def _step_late(view: DaemonView, newest: ProgressSample | None) -> bool:
-    """No new step for clearly longer than this run usually takes. False while nothing is known of its pace."""
+    """Whether no step was seen for clearly longer than this run's median. False while the median is unknown."""
     median = view.learned.median_step_seconds
     if newest is None or median is None:
         return False
@@ -288,7 +287,7 @@ def _step_late(view: DaemonView, newest: ProgressSample | None) -> bool:
 
 
 def training_state(view: DaemonView) -> str:
-    """One stable word: running, starting, recovering, down, stopped, finished, gave-up, blocked or unknown."""
+    """The training state: running, starting, recovering, down, stopped, finished, gave-up, blocked or unknown."""
     trainer = view.snapshot.trainer.value if view.snapshot.trainer.ok else None
     recovery = view.recovery
     if trainer is None or not trainer.alive:
@@ -299,7 +298,7 @@ def training_state(view: DaemonView) -> str:
     dead = any(f.kind in DOWN_KINDS and f.severity is Severity.CRITICAL for f in view.findings)
     if trainer is None:
         return "recovering" if recovery.active else "unknown"
-    wanted = view.desired is Desired.RUNNING  # one that is being stopped on purpose is not being brought back
+    wanted = view.desired is Desired.RUNNING  # a run that is being stopped is not recovering
     if not trainer.alive:
         if any(f.verdict is Verdict.FINISH and f.confirmed for f in view.findings):
             return "finished"
@@ -316,7 +315,7 @@ def training_state(view: DaemonView) -> str:
 
 
 def _first_steps_awaited(view: DaemonView) -> bool:
-    """A start that no failure caused lives and has not shown its first step: model loading takes minutes."""
+    """Whether a start without a failure before it has not reported its first step: model loading takes minutes."""
     healed = view.incident is None or bool(view.incident.resolution)
     return healed and view.recovery.phase in ("starting", "confirming")
 
@@ -349,7 +348,7 @@ def _recovery(view: DaemonView) -> dict[str, Any]:
 
 
 def _learned(view: DaemonView) -> dict[str, Any]:
-    """Each figure with how many observations it rests on; ``value`` is null before the first."""
+    """Each learned value with its number of observations; ``value`` is null before the first."""
     learned, seen = view.learned, view.learned.observations
     indices = sorted({*learned.gpu_baseline_bytes, *learned.inference_share_bytes})
     return {

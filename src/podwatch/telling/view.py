@@ -1,8 +1,7 @@
-"""Everything that telling is built from: one frozen picture of the daemon, filled in daemon/.
+"""DaemonView: one frozen view of the daemon, the input of status, HTTP and metrics. Filled in daemon/.
 
-Plain data with defaults. The rooms beside this one (control) and the ones whose state is shown here (recovery, sync)
-are not imported: what they know arrives as the small dataclasses below. Monotonic seconds are ``now``-based floats,
-wall seconds are epoch floats.
+Plain data with defaults, without imports of control, recovery and sync: their state comes in the small dataclasses
+below. Times are monotonic seconds like ``now``, or epoch seconds where the name has ``wall``.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from podwatch.domain.snapshot import Desired, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class SensorView:
-    """One sensor: can it see, and how old is what it saw (seconds; None before the first answer)."""
+    """One sensor: its state, and the age of its reading (seconds; None before the first)."""
 
     state: SensorState = SensorState.PENDING
     detail: str = ""
@@ -27,11 +26,11 @@ class SensorView:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryView:
-    """What recovery is doing.
+    """The state of recovery.
 
-    ``phase`` is recovery's own stable word (``watching`` while nothing is under way); ``active`` says that podwatch is
-    stopping, preparing, starting or confirming right now; ``waiting`` that the next try is due at ``next_try_wall``.
-    ``confirmed`` is None while a resume waits for its first step, False where none could be read in time.
+    ``phase`` is a stable value (``watching`` while no operation is in progress). ``active``: podwatch is stopping,
+    preparing, starting or confirming. ``waiting``: the next attempt is due at ``next_try_wall``. ``confirmed`` is None
+    while a resume waits for its first step, False if no step was read in time.
     """
 
     phase: str = "watching"
@@ -48,23 +47,23 @@ class RecoveryView:
 
 @dataclass(frozen=True, slots=True)
 class SyncView:
-    """What the store holds and what is on its way. ``stored`` has (step, save_id) of every published set."""
+    """The store and the upload in progress. ``stored``: (step, save_id) of every published checkpoint."""
 
     store_url: str = ""
     ok: bool | None = None
     error: str = ""
     refused: bool = False
-    """Waiting does not help: the key, the cap, the bucket or the configuration is at fault."""
+    """The error is permanent: the key, the cap, the bucket or the configuration is wrong."""
     next_attempt_wall: float | None = None
     clock_skew: float | None = None
-    """Seconds that this machine's clock is ahead of the store's; None where that is not known."""
+    """Seconds that this machine's clock is ahead of the store's; None if unknown."""
     last_step: int | None = None
     last_published_wall: float | None = None
     uploading_step: int | None = None
     uploaded_bytes: int = 0
     total_bytes: int = 0
     upload_rate: float | None = None
-    """Bytes per second over the line, of the upload in flight."""
+    """Bytes per second on the network, of the upload in progress."""
     upload_priority: str = "lowest"
     upload_priority_reason: str = ""
     superseded: bool = False
@@ -72,16 +71,16 @@ class SyncView:
     """Whether this pod holds the run in the store: ``alone`` without one, else judgement.claims.Act."""
     generation: int = 0
     holder: str = ""
-    """The other pod, where it is one."""
+    """The pod that holds the run, if it is another one."""
     saves: int | None = None
-    """Checkpoints in the store; None: neither the journal nor the store told yet."""
+    """Number of checkpoints in the store; None until the journal or the store was read."""
     stored: frozenset[tuple[int, str]] = frozenset()
     calls: Mapping[str, int] = field(default_factory=dict)
-    """To the store since podwatch started, by class (A free, B, C)."""
+    """Calls to the store since podwatch started, by class (A free, B, C)."""
 
     @property
     def upload_left_seconds(self) -> float | None:
-        """At the present rate; None while nothing is sent, or while nothing moves."""
+        """Remaining seconds at the current rate; None without an upload or without progress."""
         if self.uploading_step is None or not self.upload_rate:
             return None
         return max(0, self.total_bytes - self.uploaded_bytes) / self.upload_rate
@@ -89,8 +88,8 @@ class SyncView:
 
 @dataclass(frozen=True, slots=True)
 class LearnedView:
-    """What judgement has learned of this run. ``gpu_baseline_bytes`` and ``inference_share_bytes`` by NVML index;
-    ``observations`` says how many each rests on (``step``, ``startup``, ``save``, ``save interval``, ``gpu0``,
+    """Learned values of this run. ``gpu_baseline_bytes`` and ``inference_share_bytes`` by NVML index;
+    ``observations``: the number of observations of each (``step``, ``startup``, ``save``, ``save interval``, ``gpu0``,
     ``gpu0 share``)."""
 
     gpu_baseline_bytes: Mapping[int, int] = field(default_factory=dict)
@@ -105,7 +104,7 @@ class LearnedView:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Since the run is guarded on this pod (kept in the journal), except ``turns``: since this daemon started."""
+    """Counters since podwatch first guarded the run on this pod (kept in the journal); ``turns``: since this start."""
 
     turns: int = 0
     restarts: int = 0
@@ -113,7 +112,7 @@ class Counters:
     uploaded_bytes: int = 0
     skipped: int = 0
     abandoned: int = 0
-    """Uploads that were given up."""
+    """Abandoned uploads."""
     pruned: int = 0
     incidents: Mapping[str, int] = field(default_factory=dict)
     """By kind."""
@@ -123,11 +122,11 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class DaemonView:
-    """One moment of the daemon.
+    """The state of the daemon at one time.
 
-    ``now`` is monotonic, ``now_wall`` epoch seconds of the same moment. ``opening`` is the line the daemon said first.
-    ``second_signals`` are those that can confirm a death on this pod. ``watchdog_ok`` is the daemon's own proof of
-    life: the sensing loop turned within its deadline.
+    ``now`` is monotonic, ``now_wall`` the same time in epoch seconds. ``opening`` is the first line of the daemon.
+    ``second_signals`` are the corroborating signals that can confirm a death on this pod. ``watchdog_ok``: the sensing
+    loop ran within its deadline.
     """
 
     version: str
@@ -156,11 +155,11 @@ class DaemonView:
     steps_at_risk: int | None = None
     target_step: int | None = None
     trainer_ended_at: float | None = None
-    """Monotonic second at which the trainer process was first missed while its launcher lives and training is to run;
+    """Monotonic second at which the trainer process was first missing while its launcher runs and training is desired;
     None otherwise."""
     trainer_changed_at: float = float("-inf")
-    """Monotonic second at which the trainer that is watched was started, or the last one was let go of: older readings
-    of the GPUs and servers may be of the one before."""
+    """Monotonic second of the last start or end of a trainer: older readings of GPUs and servers can be of the previous
+    one."""
     armed: tuple[str, ...] = ()
     second_signals: tuple[str, ...] = ()
     inference_gpus: tuple[int, ...] = ()
@@ -174,8 +173,8 @@ class DaemonView:
     layout: str = ""
     layout_because: str = ""
     capabilities: Mapping[str, object] = field(default_factory=dict)
-    """What this pod's filesystem and kernel can tell about files being written; empty: not tried."""
+    """What this pod's filesystem and kernel can report about files being written; empty: not tested."""
 
     def wall_of(self, monotonic: float) -> float:
-        """The epoch second of a monotonic moment, as today's clocks see it; for display only."""
+        """The epoch seconds of a monotonic time, by the current clocks; for display only."""
         return self.now_wall - (self.now - monotonic)

@@ -1,9 +1,9 @@
-"""podwatch's own W&B run, in a process of its own: ``wandb.init`` may block for minutes, and nobody may wait for it.
+"""Child process for podwatch's own W&B run: ``wandb.init`` can block for minutes, which must not block podwatch.
 
-One file, run by its path with ``python -I`` so that it also runs under the trainer's Python, where wandb usually is:
-it needs nothing of podwatch. Orders come as JSON lines on standard input: first ``{"init": {...}, "idle": seconds}``,
-then ``{"log": {...}}`` or ``{"alert": {...}}``. Each is answered by one line, ``{"ok": ..., "why": ...}``. It ends when
-its input closes, when nothing came for ``idle`` seconds, or when W&B cannot be used.
+One file without imports of podwatch, run by its path with ``python -I``, so that it also runs under the trainer's
+Python, where wandb is usually installed. It reads JSON lines from standard input: first
+``{"init": {...}, "idle": seconds}``, then ``{"log": {...}}`` or ``{"alert": {...}}``. Each is answered by one line,
+``{"ok": ..., "why": ...}``. It ends when its input closes, after ``idle`` seconds without input, or when W&B fails.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import threading
 from typing import Any
 
 FINISH_SECONDS = 20.0
-"""For what has not been sent yet when the input closes; also for an ``init`` that hangs then."""
+"""Time to send the remaining data after the input closes; also ends a hung ``init``."""
 
 
 def quiet(wandb: Any) -> Any:
-    """Settings as far as this version knows them: this run is not the training, and must say nothing about its machine
-    that the training's own run does not say already."""
+    """wandb settings, as far as this version has them: this run must not record system metrics, code or console
+    output."""
     wanted = {
         "silent": True, "console": "off", "disable_git": True, "disable_code": True, "save_code": False,
         "x_disable_stats": True, "x_disable_meta": True, "x_save_requirements": False, "init_timeout": 100,
@@ -32,7 +32,7 @@ def quiet(wandb: Any) -> Any:
 
 
 def read_orders(orders: queue.Queue[str | None]) -> None:
-    """In a thread: the end of the input must be noticed while W&B blocks."""
+    """Queue the input lines; runs in a thread, to detect the end of the input while W&B blocks."""
     for line in sys.stdin:
         orders.put(line)
     orders.put(None)
@@ -42,12 +42,12 @@ def read_orders(orders: queue.Queue[str | None]) -> None:
 
 
 def main() -> int:
-    # W&B and its libraries print where they like; the answers have a descriptor of their own.
+    # W&B and its libraries print to stdout, so the answers use a separate descriptor.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
     def answer(ok: bool, why: str = "") -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more: the input has closed as well
+        with contextlib.suppress(OSError):  # podwatch has ended: the input closes, too
             answers.write(json.dumps({"ok": ok, "why": why[:300]}) + "\n")
 
     orders: queue.Queue[str | None] = queue.Queue()
@@ -61,7 +61,7 @@ def main() -> int:
         import wandb
 
         run = wandb.init(settings=quiet(wandb), **begin["init"])
-        # The training's own axis: its rows and ours can be drawn over the same steps.
+        # The same axis as the training's own run, so that both can be plotted over steps.
         run.define_metric("podwatch/*", step_metric="podwatch/step")
     except Exception as error:
         answer(False, f"{type(error).__name__}: {error}")
@@ -71,7 +71,7 @@ def main() -> int:
         try:
             line = orders.get(timeout=idle)
         except queue.Empty:
-            line = None  # whoever fed us hangs or is gone
+            line = None  # podwatch hangs or has ended
         if line is None:
             break
         order = json.loads(line)

@@ -1,4 +1,4 @@
-"""The daemon's side of podwatch's own W&B run: feeds the child, and never waits for W&B on anybody's behalf."""
+"""podwatch's own W&B run: starts the child process wandb_child.py and sends it metrics and alerts."""
 
 import asyncio
 import contextlib
@@ -20,13 +20,13 @@ from podwatch.telling.view import DaemonView
 
 CHILD = Path(__file__).with_name("wandb_child.py")
 INIT_SECONDS = 130.0
-"""wandb gives up after 100 s by our own setting; then there is an answer."""
+"""wandb's own timeout, set by wandb_child.py, is 100 s."""
 ANSWER_SECONDS = 30.0
 END_SECONDS = 3.0
 FIRST_PAUSE, LONGEST_PAUSE = 300.0, 3600.0
-"""Seconds before W&B is tried again: it is no one's guard."""
+"""Seconds of backoff after W&B failed."""
 _PASSED = ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE", "WANDB_INSECURE_DISABLE_SSL", "WANDB_IDENTITY_TOKEN_FILE")
-"""Of the training's own W&B settings only how to get there: its ids, names and directories are not ours to use."""
+"""The W&B variables taken from training: access only. Its ids, names and directories are not used."""
 _LEVELS = {str(Severity.CRITICAL): "ERROR", str(Severity.WARNING): "WARN"}
 
 
@@ -55,7 +55,7 @@ class WandbPlan:
         return {"init": {**run, **({"entity": self.entity} if self.entity else {})}, "idle": self.idle}
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Credentials travel in the environment of the child, as W&B wants them; never in an argument."""
+        """The environment of the child, with the W&B credentials; they are never in an argument."""
         ours = {n: v for n, v in scrubbed_environment(environ, keep_python=False).items() if not n.startswith("WANDB_")}
         passed = {n: v for source in (environ, self.training) for n, v in source.items() if n in _PASSED}
         places = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR")
@@ -63,7 +63,7 @@ class WandbPlan:
 
 
 class WandbRun:
-    """A channel for notices (alerts), and where metrics go. The child is started with the first of either."""
+    """A notification channel (alerts) and the sink of metrics. The first of either starts the child."""
 
     name = "wandb"
 
@@ -76,7 +76,7 @@ class WandbRun:
         self._pause, self._not_before = FIRST_PAUSE, 0.0
         self.why = ""
         self.where = ""
-        """The run's address, or ``offline``."""
+        """The URL of the run, or ``offline``."""
         register(plan.environment(os.environ).get("WANDB_API_KEY", ""))
 
     @property
@@ -84,26 +84,26 @@ class WandbRun:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def send(self, document: Mapping[str, Any]) -> None:
-        """One notice as a W&B alert. Raises NotSent."""
+        """Send one notice as a W&B alert. Raises NotSent."""
         level = _LEVELS.get(str(document["severity"]), "INFO")
         await self._order({"alert": {"title": document["title"][:250], "text": document["text"], "level": level}})
 
     async def push(self, metrics: Mapping[str, float]) -> None:
-        """One row. What goes wrong is kept for ``findings``."""
+        """Log one row; an error is kept for ``findings``."""
         if self._turn.locked():
-            return  # init takes its time: this row is not worth waiting for
+            return  # init is in progress: drop this row
         with contextlib.suppress(NotSent):
             await self._order({"log": dict(metrics)})
 
     def findings(self, at: float) -> tuple[Finding, ...]:
         if not self.why:
             return ()
-        summary = f"podwatch's own W&B run cannot be written: {self.why}"
-        fix = "podwatch check looks at [wandb]; training's own run is not concerned"
+        summary = f"podwatch cannot write its own W&B run: {self.why}"
+        fix = "`podwatch check` tests [wandb]; the W&B run of training is not affected"
         return (Finding(FindingKind.NOTIFY_FAILING, Severity.WARNING, summary, at, fix, subject="wandb run"),)
 
     async def close(self, seconds: float = END_SECONDS) -> None:
-        """The end of its input tells the child to finish; then it is killed with all that it started."""
+        """Close the child's input, wait up to ``seconds``, then kill its process group."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -127,7 +127,7 @@ class WandbRun:
     async def _begin(self) -> None:
         now = self._clock.monotonic()
         if now < self._not_before:
-            raise NotSent(self.why or "it ended; it is tried again later")
+            raise NotSent(self.why or "its process ended; podwatch retries later")
         await self._discard()
         self._plan.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
@@ -154,12 +154,12 @@ class WandbRun:
         assert process.stdout is not None
         try:
             async with asyncio.timeout(seconds):
-                with contextlib.suppress(ConnectionError):  # it has ended: what it said last tells why
+                with contextlib.suppress(ConnectionError):  # it has ended: its last output has the reason
                     process.stdin.write(json.dumps(order).encode() + b"\n")
                     await process.stdin.drain()
                 line = await process.stdout.readline()
         except TimeoutError:
-            await self._discard()  # an answer that comes later would be taken for that of the next order
+            await self._discard()  # a late answer would count as that of the next request
             raise NotSent(f"no answer within {seconds:g} s") from None
         except (OSError, ValueError) as error:
             await self._discard()
@@ -184,16 +184,16 @@ class WandbRun:
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # wandb's own helper process is in the same session
+            os.killpg(process.pid, signal.SIGKILL)  # wandb's helper process is in the same session
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), 5.0)
         if self._drain is not None:
             self._drain.cancel()
-        process._transport.close()  # type: ignore[attr-defined]  # its helper may still hold the pipe
+        process._transport.close()  # type: ignore[attr-defined]  # wandb's helper can still hold the pipe
 
 
 def metrics_of(view: DaemonView, *, lost_steps: int) -> dict[str, float]:
-    """podwatch's few figures, in base units. ``lost_steps``: in all incidents of this run on this pod."""
+    """The metrics of podwatch's W&B run, in base units. ``lost_steps``: in all incidents of this run on this pod."""
     disk, sync = view.snapshot.disk.value, view.sync
     step, saved = view.snapshot.newest_step, newest_complete(view.checkpoints)
     last_stored = sync.last_step if sync.store_url else None
@@ -220,7 +220,7 @@ def metrics_of(view: DaemonView, *, lost_steps: int) -> dict[str, float]:
 
 
 def _lag(view: DaemonView) -> float | None:
-    """How long the oldest complete set that is not in the store has been waiting; 0: none waits."""
+    """Seconds since the oldest complete checkpoint that is not in the store was written; 0: all are stored."""
     if not view.sync.store_url:
         return None
     newest_stored = max((step for step, _ in view.sync.stored), default=-1)
@@ -233,7 +233,7 @@ def _lag(view: DaemonView) -> float | None:
 
 
 def project_from(environment: Mapping[str, str], flags: str | None, documents: Sequence[Mapping[str, Any]]) -> str:
-    """The training's own W&B project: by its environment, its command, or the files the command names."""
+    """The W&B project of training: from its environment, its command, or the files that the command names."""
     in_files = [s["project"] for d in documents if isinstance(s := d.get("wandb"), Mapping) and "project" in s]
     found = environment.get("WANDB_PROJECT") or flags or next(reversed(in_files), "")
     return found if isinstance(found, str) else ""

@@ -87,7 +87,7 @@ def test_a_hung_daemon_is_replaced_by_pid_1(container: Container) -> None:
     trainer, daemon = container.wait_running(), container.daemon
     container.signal("STOP", daemon)
     container.wait(lambda: container.daemon not in (0, daemon), 100, "PID 1 replaces the hung daemon")
-    assert "no sign of life" in container.said()
+    assert "no heartbeat" in container.said()
     assert container.wait_running() == trainer
 
 
@@ -108,7 +108,7 @@ def test_stopping_the_container_is_a_preemption(container: Container) -> None:
     assert code == 0, container.said()
     assert took < 9.0, "docker stop gives ten seconds"
     assert heartbeat["state"] == "preempted"
-    assert "training is told to end" in container.said()
+    assert "requests training to end" in container.said()
     (ended,) = Path(container.rootfs.path, KEEPER.lstrip("/")).glob("exit-*.json")
     # 143 is the fake trainer's own answer to SIGTERM; signal 15, that a second one came while it was leaving. Not 9.
     document = json.loads(ended.read_text())
@@ -144,7 +144,7 @@ def test_detach_where_pid_1_is_somebody_else(container: Container) -> None:
     container.signal("TERM", init)
     container.wait(lambda: not container.init and not container.daemon, 30, "podwatch leaves")
     assert container.trainer == trainer
-    assert "training goes on UNGUARDED" in container.said()
+    assert "training continues UNGUARDED" in container.said()
     document = container.status()
     assert not document["running"]
 

@@ -174,7 +174,7 @@ def test_stop_leaves_training_and_start_adopts_it(pod: Pod) -> None:
     pod.run("systemctl", "stop", "podwatch")
     assert pod.show("podwatch", "Result") == "success"
     assert pod.trainer() == trainer
-    assert "training goes on UNGUARDED" in pod.events("daemon-stopping")[-1]["MESSAGE"]
+    assert "training continues UNGUARDED" in pod.events("daemon-stopping")[-1]["MESSAGE"]
     pod.run("systemctl", "start", "podwatch")
     assert pod.wait_running() == trainer
     assert pod.events("trainer-adopted")[-1]["PID"] == str(trainer)
@@ -336,7 +336,8 @@ def test_a_machine_that_is_shut_down_is_a_preemption(pod: Pod) -> None:
     last = [(str(e.name), e.message) for e in journal.events()][-8:]
     intents = [str(i.kind) for i in journal.open_intents()]
     journal.close()
-    assert ("daemon-stopping", "podwatch leaves: the machine is being shut down; training is told to end") in last, last
+    said = "podwatch exits: the machine is being shut down; podwatch requests training to end"
+    assert ("daemon-stopping", said) in last, last
     assert "stop" in intents, "the next podwatch finishes it, and counts no failure"
     ended = [json.loads(path.read_text()) for path in (state / "keeper").glob("exit-*.json")]
     newest = max(ended, key=lambda document: document["at_wall"])
