@@ -376,7 +376,7 @@ def test_an_unread_database_is_no_reason_for_a_fresh_start(rig: Rig) -> None:
         daemon.start()
         guards(daemon, "cannot be opened")
         blocked = daemon.wait_event("recovery-blocked", 60, after=seen)
-        assert "no fresh start now" in blocked["event"]
+        assert "podwatch does not start fresh" in blocked["event"]
         assert len(rig.starts) == 1
     returned(daemon, seen)
     daemon.wait_for(lambda: len(rig.starts) == 2, 60, "with its database it is known that nothing is lost")

@@ -34,7 +34,7 @@ def test_training_outlives_its_podwatch_and_the_next_one_takes_it_over(rig: Rig)
     daemon.start()
     adopted = daemon.wait_event("trainer-adopted", 20, after=seen)
     assert (adopted["pid"], rig.trainer_pid) == (pid, pid)
-    assert "taken over" in daemon.wait_event("daemon-started", 20, after=seen)["event"]
+    assert "took over" in daemon.wait_event("daemon-started", 20, after=seen)["event"]
     new = daemon.wait_event("checkpoint-complete", 20, after=seen)  # training saves all the time
     assert new["step"] not in announced, "what the podwatch before announced is not announced again"
 

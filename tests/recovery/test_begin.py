@@ -24,7 +24,7 @@ async def test_a_living_trainer_is_taken_over(world: World) -> None:
     await first.leave()
     heir = Podwatch(world)
     await heir.recovery.begin()
-    assert "taken over" in heir.recovery.opening
+    assert "took over" in heir.recovery.opening
     assert heir.recovery.state.phase is Phase.RUNNING
     assert heir.recovery.handle is world.kept
     assert len(world.plans) == 1
@@ -40,7 +40,7 @@ async def test_a_trainer_that_ended_while_podwatch_was_away_is_judged_by_the_loo
     world.kill()
     heir = Podwatch(world)
     await heir.recovery.begin()
-    assert "ended while podwatch was away (signal 9)" in heir.recovery.opening
+    assert "ended while podwatch was not running (signal 9)" in heir.recovery.opening
     assert len(world.plans) == 1
     heir.see(finding=death())
     await heir.until(Phase.CONFIRMING)
@@ -365,6 +365,6 @@ async def test_checkpoints_behind_a_link_are_never_a_reason_for_a_fresh_start(wo
     await podwatch.until_phase(Phase.BLOCKED)
     assert world.plans == []
     (found,) = [f for f in podwatch.recovery.findings() if f.kind is FindingKind.BLOCKED]
-    assert "step 40 seems to lie behind a symbolic link" in found.summary
+    assert "step 40 seems to be behind a symbolic link" in found.summary
     assert "trainer.checkpoint_dir" in found.suggestion
     await podwatch.leave()

@@ -112,7 +112,7 @@ async def test_the_operator_decides(world: World) -> None:
     with pytest.raises(UsageError, match="does not wait for process 1"):
         await podwatch.recovery.request_start(beside=1)
     started = await podwatch.recovery.request_start()
-    assert f"does not start it beside pid {pid}" in started.message
+    assert f"does not start training beside pid {pid}" in started.message
     await podwatch.until_phase(Phase.BLOCKED)
     await looks(world)
     assert world.plans == []
@@ -144,7 +144,7 @@ async def test_an_operator_may_say_that_it_is_no_training_and_it_stays_said(worl
 async def test_a_terminal_is_never_attached_to(world: World) -> None:
     podwatch, candidate = await waiting(world)
     world.pending[:] = [replace(candidate, attachable=False)]
-    with pytest.raises(UsageError, match="is no trainer of this run"):
+    with pytest.raises(UsageError, match="is not a trainer of this run"):
         await podwatch.recovery.request_start(attach=candidate.launcher.pid)
     await podwatch.leave()
 
@@ -242,7 +242,7 @@ async def test_a_restart_by_hand_that_only_loads_yet_is_no_failure(world: World)
     await podwatch.until_phase(Phase.BLOCKED)
     await looks(world)
     assert podwatch.journal.sync.incidents() == []
-    assert any("started again by hand" in e.message for e in world.events)
+    assert any("started the ended trainer" in e.message for e in world.events)
     world.pending.clear()
     world.candidates.append(second)
     await podwatch.until(Phase.ATTACHED)

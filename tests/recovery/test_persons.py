@@ -108,7 +108,7 @@ async def test_several_are_told_and_one_is_taken_at_a_persons_word(world: World)
     started = await podwatch.recovery.request_start()
     assert [c.launcher.pid for c in started.choose_from] == [first.launcher.pid, second.launcher.pid]
     assert (podwatch.recovery.desired, podwatch.recovery.acting) == (Desired.STOPPED, False)
-    with pytest.raises(UsageError, match="process 1 is no trainer"):
+    with pytest.raises(UsageError, match="process 1 is not a trainer"):
         await podwatch.recovery.request_start(attach=1)
     started = await podwatch.recovery.request_start(attach=second.launcher.pid)
     assert f"pid {second.launcher.pid}: python train.py" in started.message
@@ -157,7 +157,7 @@ async def test_a_restart_by_hand_during_the_wait_is_no_failure(world: World) -> 
     assert podwatch.recovery.handle is not None
     assert podwatch.recovery.handle.launcher == second.launcher
     assert podwatch.journal.sync.incidents() == []
-    assert any("started again by hand" in e.message for e in world.events)
+    assert any("started the ended trainer" in e.message for e in world.events)
     assert world.plans == []
     await podwatch.leave()
 
@@ -239,7 +239,7 @@ async def ending(world: World) -> Podwatch:
 
 async def test_after_save_survives_podwatch(world: World) -> None:
     podwatch = await ending(world)
-    assert "after its next save (the newest is step 15)" in podwatch.recovery.state.detail
+    assert "after its next save (the newest checkpoint is step 15)" in podwatch.recovery.state.detail
     assert not podwatch.recovery.state.acting, "room may have to be made for that very save"
     await podwatch.die()
     heir = Podwatch(world)
@@ -276,7 +276,7 @@ async def test_a_dead_engine_ends_the_wait(world: World) -> None:
     assert (world.alive(), len(world.plans)) == ([], 1)
     assert str(podwatch.recovery.judged) == "stopped"
     (said,) = [e.message for e in world.events if "no further save will come" in e.message]
-    assert "silent-death happened; the newest is step 15" in said
+    assert "silent-death happened; the newest checkpoint is step 15" in said
     assert podwatch.journal.sync.incidents() == []
     await podwatch.leave()
 
@@ -338,7 +338,7 @@ async def test_who_holds_the_gpu_and_the_port_is_named(world: World, monkeypatch
 
 def test_where_nobody_can_be_named_it_says_so() -> None:
     free = release.Free(("gpu0 holds 3.0 GiB more than before training",), True)
-    assert "no process that podwatch can look into" in release.named(free, ()).holders[1]
+    assert "no process that podwatch can read" in release.named(free, ()).holders[1]
     assert release.named(release.Free((), True), ("pid 1",)).holders == ()
 
 

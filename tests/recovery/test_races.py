@@ -254,7 +254,7 @@ async def test_a_start_that_fails_tells_no_secret(world: World) -> None:
     """The command before a start is quoted where it failed: `ray start --redis-password ...`."""
     podwatch = Podwatch(world, policies=Policies(restart=RestartPolicy(retry_after_give_up_seconds=0.0)))
     world.start_error = HostError(
-        "the command before the start ended with exit code 1: login --token=tok_abcdefghijk hf_secretsecretsecret1",
+        "a command of trainer.start_before ended with code 1: login --token=tok_abcdefghijk hf_secretsecretsecret1",
         where="trainer.start_before",
     )
     await podwatch.recovery.begin()

@@ -51,7 +51,7 @@ async def test_a_living_trainer_is_adopted_and_its_record_read_after_the_repair(
     replaced(world)
     heir = Podwatch(world)
     await heir.recovery.begin()
-    assert "taken over" in heir.recovery.opening
+    assert "took over" in heir.recovery.opening
     assert heir.record.current is None
     heir.see(30)
     assert heir.recovery.state.phase is Phase.RUNNING

@@ -38,7 +38,7 @@ async def running(world: World, **kw: object) -> Podwatch:
 async def test_the_first_start_is_fresh_and_recorded(world: World) -> None:
     podwatch = Podwatch(world)
     await podwatch.recovery.begin()
-    assert podwatch.recovery.opening == "nothing is running: starting training"
+    assert podwatch.recovery.opening == "no training is running: starting it"
     await podwatch.until(Phase.CONFIRMING)
     plan = world.plans[0]
     assert plan.argv == ("/bin/train", "cfg.toml")
@@ -513,8 +513,8 @@ async def test_the_trainers_own_trackers_are_set_right_before_it_starts(world: W
     assert (root / "latest").stat().st_mode & 0o777 == 0o640
     assert (root / "newest").readlink() == Path("step_15")
     assert not [p for p in root.iterdir() if p.name.startswith(".")]
-    told = [e for e in world.events if "set right" in e.message]
-    assert [e.message for e in told] == ["latest, newest set right for a start from step 15"]
+    told = [e for e in world.events if e.message.startswith("updated ")]
+    assert [e.message for e in told] == ["updated latest, newest for a start from step 15"]
     intent = next(i for i in podwatch.journal.sync.intents() if i.kind is IntentKind.START)
     assert intent.data["trackers"] == [str(root / "latest"), str(root / "newest")]
     await podwatch.leave()

@@ -102,7 +102,7 @@ async def test_a_pod_that_waits_says_when_it_takes_over_and_nothing_else(world: 
     assert "take-over" not in finding.suggestion
 
     started = await podwatch.recovery.request_start()
-    assert started.message == "training is wanted, and does not start yet: pod b may still train this run"
+    assert started.message == "the request is recorded; training does not start yet: pod b may still train this run"
 
     standing.now = Decision(Act.REFUSE, "pod b holds this run and is alive", holder="b")
     await podwatch.until_finding("pod b holds this run and is alive")

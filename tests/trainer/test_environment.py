@@ -76,5 +76,5 @@ def test_other_bad_files(tmp_path: Path) -> None:
         os.chown(path, 12345, 12345)
         with pytest.raises(ConfigurationError, match="another user"):
             build_environment({}, {}, path)
-    with pytest.raises(ConfigurationError, match="not a name"):
+    with pytest.raises(ConfigurationError, match="not a valid name"):
         build_environment({}, {"A B": "1"}, None)

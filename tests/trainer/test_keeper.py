@@ -211,7 +211,7 @@ async def test_runs_as_another_user(pod: Pod) -> None:
     [
         (["no-such-command-xyz"], {}, CannotExecute, "the command no-such-command-xyz does not exist in PATH="),
         (["/no/such/file"], {}, CannotExecute, "the command /no/such/file does not exist"),
-        (["./plain"], {}, MayNotExecute, "may not execute ./plain"),
+        (["./plain"], {}, MayNotExecute, "cannot execute ./plain"),
         (["./noshebang"], {}, CannotExecute, "neither a program nor a script"),
         (["./badshebang"], {}, CannotExecute, "the interpreter in the first line"),
         (["true"], {"cwd": "/no/such/dir"}, CannotExecute, "/no/such/dir"),

@@ -192,7 +192,7 @@ async def test_a_compiled_keeper_that_does_not_run_is_not_tried_twice(
     """As when the interpreter behind our environment was upgraded beneath us: it refuses what we compile."""
     launcher = pod.launcher()
     monkeypatch.setattr(keeper_program.importlib.util, "MAGIC_NUMBER", b"\0\0\r\n")
-    with pytest.raises(HostError, match=r"ended without a word: .*magic"):
+    with pytest.raises(HostError, match=r"ended without an answer: .*magic"):
         await launcher.start(pod.script("exec sleep 300"))
     handle = await launcher.start(pod.script("exec sleep 300", start_id="s2"))
     assert any("keeper.py\0" in Path(f"/proc/{pid}/cmdline").read_text() for pid in pod.keepers())

@@ -1,5 +1,8 @@
-"""What recovery does, one act at a time: recover, start, stop, finish. Each is a task that may be cancelled anywhere:
-a cancelled act leaves the same open intents as a killed podwatch, and the same code picks both up."""
+"""Recovery's acts, one at a time: recover, start, stop, finish.
+
+Each act is a task that can be cancelled at any point. A cancelled act leaves the same open intents in the journal as a
+killed podwatch, and the same code continues after both.
+"""
 
 import asyncio
 import json
@@ -27,34 +30,36 @@ from podwatch.sensors.base import Wakeable
 from podwatch.trainer.base import Look, TrainerHandle
 
 EVIDENCE_SECONDS: Final = 10.0
-"""A bundle that takes longer is not waited for: the GPUs cost money."""
+"""Limit for the incident bundle. The restart does not wait longer: idle GPUs cost money."""
 LOGS_SECONDS: Final = 5.0
-"""Of that, for the end of the logs."""
+"""Share of EVIDENCE_SECONDS for reading the ends of the logs."""
 FREE_POLL: Final = 0.5
 SAYS_WHY: Final = frozenset({FindingKind.TRAINER_EXITED, FindingKind.REQUIRED_CHILD_EXITED, FindingKind.SILENT_DEATH})
-"""Something ended: the last error in its logs is the reason. A hang writes none."""
+"""Kinds where a process ended: the last error in its logs is the reason. A hang logs none."""
 LINE_SHOWN: Final = 150
 GIVEN_UP_FIX: Final = "fix the cause, then run `podwatch start`"
 
 
 class Acts(Yielding):
-    """Everything here runs as the one act, or is called by it."""
+    """The acts. Only one runs at a time, and only it calls the methods here."""
 
     async def carry_on(self) -> None:
-        """Settle what is half done, then do what is wanted."""
+        """Finish interrupted work, then bring the pod to the desired state."""
         launcher = self.tools.launcher
         await self.recall()
         look = await launcher.look()
         stop = await self.reconcile(look)
         if stop is not None and self.waits:
-            await self.cleared("finishing an interrupted stop")
+            await self.cleared("the interrupted stop")
             return await self.carry_on()  # time has passed: look again
         if stop is not None and not self.held():
             handle = look.handle
             if handle is None:  # an attached trainer, found again by its process
                 meant = meant_by(stop, look)
                 if meant is None:
-                    raise Busy("the trainer whose stop was begun has ended", fix="podwatch looks again")
+                    raise Busy(
+                        "the trainer that podwatch was stopping has ended", fix="nothing: podwatch checks the pod again"
+                    )
                 handle = await launcher.attach(meant)
             await self.procedure.finish_stop(handle, stop.id, str(stop.data.get("why", "")))
             self.forget()
@@ -63,7 +68,7 @@ class Acts(Yielding):
         return None
 
     async def per_desired(self, look: Look) -> None:
-        """Adopt what is there; else start, if that is wanted and allowed."""
+        """Adopt a trainer that runs here; else start one, if training is wanted and a start is allowed."""
         settings = self.tools.settings
         if look.handle is not None:
             await self.adopt(look.handle)
@@ -79,24 +84,24 @@ class Acts(Yielding):
         elif await self.take_over(look):
             return
         elif settings.mode == "observe":
-            self._show(Phase.OBSERVING, "mode observe: nothing is started")
+            self._show(Phase.OBSERVING, "mode observe: podwatch starts nothing")
         elif settings.trainer.supervise == "attach" and self.memory.counted == "":
             await self._await_candidate()
         else:
             await self.wait_and_start()
 
     async def as_recorded(self) -> None:
-        """A stop or a completion was recorded, and podwatch ended before it was carried out."""
-        if self.desired is Desired.RUNNING or not await self.cleared("the stop that was recorded"):
+        """Carry out a stop or a completion that an earlier podwatch recorded and did not finish."""
+        if self.desired is Desired.RUNNING or not await self.cleared("the recorded stop"):
             return
         if self.desired is Desired.STOPPED:
             record = self.tools.record.current
-            await self.stop_act("stop was asked for", above=record.stop_above if record is not None else None)
+            await self.stop_act("stop requested", above=record.stop_above if record is not None else None)
         elif self.desired is Desired.FINISHED:
             await self.finish_act(Finding(FindingKind.FINISHED, Severity.INFO, "training has finished", 0.0))
 
     async def _await_candidate(self) -> None:
-        self._show(Phase.IDLE, "supervise = attach: waiting for a trainer to be started")
+        self._show(Phase.IDLE, "supervise = attach: podwatch waits until you start a trainer")
         while True:
             await self.tools.clock.sleep(BLOCKED_POLL)
             look = await self.tools.launcher.look()
@@ -108,11 +113,11 @@ class Acts(Yielding):
     # -- recover ------------------------------------------------------------------------------------------------------
 
     async def recover_act(self, finding: Finding) -> None:
-        """From a confirmed finding to a new trainer (or to giving up)."""
+        """Restart training after a confirmed finding, or give up."""
         handle, attempt = self.handle, self.attempt
         if handle is None or self.held():
-            return  # held since it was decided: found again when it may be acted upon
-        await self.close_open_incident("the restart did not last")
+            return  # held since the decision: the finding comes again once podwatch can act
+        await self.close_open_incident("training failed again after this restart")
         self.failed(finding, attempt)
         lines = tuple(self.tools.last_lines(LOG_LINES_KEPT))
         tails = await self._log_tails(lines)
@@ -150,7 +155,8 @@ class Acts(Yielding):
         await self.wait_and_start(incident_id=incident.id, step_at_death=seen)
 
     def _find_log_line(self, finding: Finding, tails: Mapping[str, Sequence[str]]) -> None:
-        """The line that says why, for status and notice: of a process that ended, and not of the start before."""
+        """Keep the log line that explains the failure, for status and notifications. Only for a process that ended;
+        lines of an earlier start do not count."""
         before, self._tails_before = self._tails_before, {name: tuple(lines[-3:]) for name, lines in tails.items()}
         if finding.kind not in SAYS_WHY:
             return
@@ -169,7 +175,7 @@ class Acts(Yielding):
         lines: tuple[str, ...],
         needs_person: str = "",
     ) -> Decision:
-        """Decide what follows this failure and remember it, once per start. ``_report`` says it."""
+        """Decide what follows this failure and record it, once per start. ``_report`` reports it."""
         tools, memory = self.tools, self.memory
         failure = Failure(
             kind=kind,
@@ -192,7 +198,7 @@ class Acts(Yielding):
         return decision
 
     def _report(self, decision: Decision, cause: str, lines: tuple[str, ...], attempt: Attempt | None) -> None:
-        """``cause``: what happened, as a sentence without its full stop."""
+        """Report the decision. ``cause``: the failure as a sentence without its full stop."""
         step = attempt.resumed_from if attempt is not None else None
         if decision.step_back and step is not None:
             self.tools.say(
@@ -217,7 +223,7 @@ class Acts(Yielding):
     async def _capture(
         self, incident_id: int, finding: Finding | None, handle: TrainerHandle, tails: Mapping[str, Sequence[str]]
     ) -> None:
-        """Evidence; its absence never holds a restart up."""
+        """Write the incident bundle. A failure here never delays the restart."""
         tools = self.tools
         environment = tools.environment()
         tree: tuple[ProcessSample, ...] = ()
@@ -239,13 +245,13 @@ class Acts(Yielding):
                 timeout=EVIDENCE_SECONDS,
             )
         except (OSError, PodwatchError, ValueError) as error:  # a timeout is an OSError
-            tools.say(EventName.INCIDENT_OPENED, f"no evidence could be kept: {error}", Severity.WARNING)
+            tools.say(EventName.INCIDENT_OPENED, f"cannot write the incident bundle: {error}", Severity.WARNING)
             return
         await tools.journal.run(Journal.update_incident, incident_id, bundle=str(path))
 
     async def _log_tails(self, lines: tuple[str, ...]) -> dict[str, Sequence[str]]:
-        """The engine's log is overwritten by the next start: its end belongs to the evidence. A disk that hangs costs
-        the logs and not the rest."""
+        """Return the end of every log: the next start overwrites the engine's. If the disk hangs, only the logs are
+        missing from the bundle."""
         found: Mapping[str, Sequence[str]] = {}
         try:
             found = await self.tools.evidence.call(self.tools.log_tails, timeout=LOGS_SECONDS)
@@ -258,17 +264,18 @@ class Acts(Yielding):
     # -- start --------------------------------------------------------------------------------------------------------
 
     async def wait_and_start(self, *, incident_id: int | None = None, step_at_death: int | None = None) -> None:
-        """Honour the pause that was decided, then start. Ends without a start where nothing more is to be tried."""
+        """Wait out the backoff, then start. Returns without a start when no further try is allowed."""
         if await self._found_while_blocked():
             return
         if await self.cleared("the start") and await self._pause():
             await self.start_act(incident_id=incident_id, step_at_death=step_at_death)
 
     async def _found_while_blocked(self) -> bool:
-        """Wait while no restart can be recorded. True if a trainer that an operator started is watched now."""
+        """Wait while no restart can be recorded. Return True if podwatch now watches a trainer that an operator
+        started."""
         began = self.tools.clock.monotonic()
         while self.blocked() and self.held() == self.blocked():
-            self._show(Phase.BLOCKED, f"the start waits: {self.blocked()}")
+            self._show(Phase.BLOCKED, f"the start is pending: {self.blocked()}")
             await self.tools.clock.sleep(BLOCKED_POLL)
             if self.tools.clock.monotonic() - began >= PERSON_POLL:
                 began = self.tools.clock.monotonic()
@@ -277,7 +284,7 @@ class Acts(Yielding):
         return False
 
     async def _pause(self) -> bool:
-        """Whether there is to be another try, once its time has come."""
+        """Wait until the next try is due. Return whether there is one."""
         tools, memory = self.tools, self.memory
         due = memory.next_try_wall
         if memory.history.gave_up:
@@ -298,7 +305,11 @@ class Acts(Yielding):
             if pause > 0:
                 if not memory.history.gave_up:
                     self._show(Phase.BACKOFF, self._detail)
-                    tools.say(EventName.RECOVERY_BACKOFF, f"next try in {pause:.0f} s", seconds=round(pause, 1))
+                    tools.say(
+                        EventName.RECOVERY_BACKOFF,
+                        f"podwatch tries to start training again in {pause:.0f} s",
+                        seconds=round(pause, 1),
+                    )
                 if await self._started_meanwhile(pause):
                     return False
             memory.next_try_wall = None
@@ -306,13 +317,14 @@ class Acts(Yielding):
         return True
 
     async def _settle_given_up(self, why: str) -> None:
-        """Nothing is under way: the incident ends. Should a later try succeed, it is written into it."""
+        """Close the incident: nothing more is in progress. A later try that succeeds is recorded in it."""
         incident = await self.tools.journal.run(Journal.current_incident)
         if incident is not None:
             self.close_incident(incident.id, f"podwatch gave up: {why}", over=False)
 
     async def _started_meanwhile(self, pause: float) -> bool:
-        """Sleep, but see the trainer that a person starts by hand in the meantime: it wants a guard at once."""
+        """Wait ``pause`` seconds. Return True as soon as podwatch watches a trainer that an operator started
+        meanwhile."""
         clock = self.tools.clock
         end = clock.monotonic() + pause
         while (left := end - clock.monotonic()) > 0:
@@ -323,7 +335,8 @@ class Acts(Yielding):
         return False
 
     async def start_act(self, *, incident_id: int | None = None, step_at_death: int | None = None) -> None:
-        """Wait until the pod is free, choose, prepare and start; or take over what a person started meanwhile."""
+        """Wait until GPUs and ports are free, choose the step, prepare and start; or take over a trainer that an
+        operator started meanwhile."""
         try:
             await self._start_act(incident_id, step_at_death)
         finally:
@@ -333,7 +346,7 @@ class Acts(Yielding):
         while True:
             if not await self.cleared("the start") or await self.elsewhere() or await self._until_free():
                 return
-            if self.tools.record.current is None:  # it could not be read when podwatch began: what it says comes first
+            if self.tools.record.current is None:  # unreadable when podwatch started: its desired state counts
                 await self.recall()
                 if self.desired is not Desired.RUNNING:
                     await self.per_desired(await self.tools.launcher.look())
@@ -351,13 +364,13 @@ class Acts(Yielding):
                 if why and self.memory.wanted is None:
                     self._needs_person(NothingToResume(unfit(choice, why)))
                     return
-            # Fetching may have taken an hour: look once more before anything of the trainer's is touched.
+            # The download may have taken an hour: look again before touching the trainer's files.
             if await self.someone_there(await self.tools.launcher.look()):
                 return
             if not await self.procedure.still_there(choice):
-                continue  # pruned in the moment before it was protected: choose again
+                continue  # pruned just before it was protected: choose again
             if self.held() or self.not_here():
-                continue  # paused, or another pod's by now: wait, and choose again
+                continue  # paused, or the run belongs to another pod now: wait, then choose again
             lost_seconds = self.lost_seconds(choice.step)
             try:
                 handle, attempt = await self.procedure.start(choice)
@@ -371,7 +384,7 @@ class Acts(Yielding):
                     return
                 continue
             break
-        if incident_id is None:  # an incident whose podwatch ended before the restart did
+        if incident_id is None:  # an earlier podwatch may have opened one and ended before the restart
             current = await self.tools.journal.run(Journal.current_incident)
             incident_id = current.id if current is not None else None
         attempt.incident_id, attempt.step_at_death = incident_id, step_at_death
@@ -383,7 +396,7 @@ class Acts(Yielding):
         self._show(Phase.CONFIRMING, f"started from step {choice.step}" if choice.step is not None else "started fresh")
 
     def _say_stepped_back(self, choice: Choice) -> None:
-        """Where the checkpoint is that was skipped, for as long as training runs from the older one."""
+        """Report the skipped checkpoint and its quarantine, while training runs from the older one."""
         below, number = self.memory.below, self.procedure.quarantine_number
         self.clear(FindingKind.STEPPED_BACK)
         if below is None or choice.step is None or number is None:
@@ -393,19 +406,19 @@ class Acts(Yielding):
             Severity.WARNING,
             f"resuming from step {below} failed, so training continues from step {choice.step}. Step {below} is kept"
             f" in quarantine {number}",
-            f"nothing, or return to it: `podwatch stop-training`, `podwatch quarantine return {number}`,"
+            f"nothing to do; to return to it: `podwatch stop-training`, `podwatch quarantine return {number}`,"
             f" `podwatch start --step {below}`",
         )
 
     async def _choose(self) -> Choice | None:
-        """None when a person has to decide (and is told so)."""
+        """Return the step to start from; None if the operator has to decide, which is then reported."""
         memory = self.memory
         try:
             return await self.procedure.choose(wanted=memory.wanted, fresh=memory.fresh, below=memory.below)
         except NothingToResume as error:
             problem = error
         if memory.below is not None and memory.wanted is None:
-            # No older step to go back to: the one that failed is still better than none.
+            # No older checkpoint is usable: the one that failed is better than none.
             memory.below = None
             return await self._choose()
         self._needs_person(problem)
@@ -418,8 +431,8 @@ class Acts(Yielding):
         self.tools.say(EventName.RECOVERY_BLOCKED, str(problem), Severity.CRITICAL)
 
     async def _could_not_start(self, error: StartFailed, step: int | None) -> int:
-        """The command did not even run: a failed start, not a bad checkpoint. Its incident."""
-        self._asked_for = False  # what follows is podwatch's own try again
+        """Record that the command did not run: a failed start, not a bad checkpoint. Return the incident's id."""
+        self._asked_for = False  # the next tries are podwatch's own, not the operator's request
         await self.close_open_incident("the command could not be started")
         start_id = f"failed-{self.tools.clock.wall():.3f}"
         attempt = Attempt(start_id, self.tools.clock.monotonic(), step)
@@ -438,13 +451,13 @@ class Acts(Yielding):
         return error.choice.unowned
 
     async def _until_free(self) -> bool:
-        """Wait until GPU memory and ports are free. True if a trainer was found instead."""
+        """Wait until GPU memory and ports are free. Return True if a trainer was found instead."""
         tools = self.tools
         began, told = tools.clock.monotonic(), ""
         patience = tools.settings.gpu.release_wait
         configured = bool(tools.settings.gpu.inference or tools.settings.gpu.trainer)
         while True:
-            if isinstance(tools.gpus, Wakeable):  # its next turn may be seconds away, and GPUs are paid for meanwhile
+            if isinstance(tools.gpus, Wakeable):  # its next poll may be seconds away, and idle GPUs cost money
                 tools.gpus.wake()
             look = await tools.launcher.look()
             if await self.someone_there(look):
@@ -456,7 +469,7 @@ class Acts(Yielding):
             if over and not configured and not free.ports:
                 tools.say(
                     EventName.RECOVERY_BLOCKED,
-                    "GPU memory is held, but no GPU is configured for this run: starting all the same",
+                    "GPU memory is held, but no GPU is configured for this run: starting anyway",
                     Severity.WARNING,
                 )
                 break
@@ -465,9 +478,13 @@ class Acts(Yielding):
             held = "; ".join(free.holders) or "GPU memory has not been observed yet"
             self._show(Phase.BLOCKED if over else Phase.STARTING, f"waiting: {held}")
             if over:
-                self.note(FindingKind.BLOCKED, Severity.CRITICAL, held, "end what holds it, or `podwatch clean --gpu`")
+                text, fix = (
+                    f"cannot start training yet: {held}",
+                    "end the process that holds it, or run `podwatch clean --gpu`",
+                )
+                self.note(FindingKind.BLOCKED, Severity.CRITICAL, text, fix)
                 if told != held:
-                    tools.say(EventName.RECOVERY_BLOCKED, f"cannot start yet: {held}", Severity.CRITICAL)
+                    tools.say(EventName.RECOVERY_BLOCKED, text, Severity.CRITICAL)
                 told = held
             await tools.clock.sleep(BLOCKED_POLL if over else FREE_POLL)
         self.clear(FindingKind.BLOCKED)
@@ -478,34 +495,35 @@ class Acts(Yielding):
     # -- again --------------------------------------------------------------------------------------------------------
 
     async def restart_act(self, why: str) -> None:
-        """Because a person wants it: nothing is counted."""
+        """Restart because the operator requested it: not counted as a failure."""
         if self.handle is not None:
             await self.procedure.stop_tree(self.handle, why)
         self.forget()
         await self.start_act()
 
     async def resumed_wrong_act(self, summary: str) -> None:
-        """It did not go on where it was told to: stop it, keep N and above, never resume from them by itself."""
+        """Stop a trainer that did not continue from the step it was given. Keep that step and those above, and never
+        resume from them automatically."""
         if self.held():
             return
         attempt = self.attempt
         step = attempt.resumed_from if attempt is not None else None
         if step is not None:
             known = {s.step for s in self.tools.catalogue.sets if s.step >= step} | {step}
-            self.memory.refused.update(dict.fromkeys(known, f"resumed wrong from step {step}"))
+            self.memory.refused.update(dict.fromkeys(known, f"training resumed wrongly from step {step}"))
             await self.procedure.remember()
         self.note(
             FindingKind.RESUMED_WRONG,
             Severity.CRITICAL,
             summary,
-            "look at the checkpoint and the resume arguments; `podwatch start --step N` overrides",
+            "check the checkpoint and [trainer] resume_args; `podwatch start --step N` overrides",
         )
         now = self.tools.clock.monotonic()
         await self.recover_act(Finding(FindingKind.RESUMED_WRONG, Severity.CRITICAL, summary, now, confirmed=True))
 
 
 def _cut(text: str) -> str:
-    """After its last whole sentence, where that keeps a third of it; else after its last whole word."""
+    """Cut ``text`` after its last whole sentence if that keeps a third of it, else after its last whole word."""
     sentence = text.rpartition(". ")[0]
     if 3 * len(sentence) >= len(text):
         return f"{sentence}. ..."

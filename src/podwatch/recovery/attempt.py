@@ -1,4 +1,5 @@
-"""One attempt to train: what was seen of it since it began. Feeds confirmation and the decision after a failure."""
+"""One attempt to train: what podwatch observed since its start, for confirmation and for the decision after a
+failure."""
 
 from dataclasses import dataclass, field
 
@@ -8,13 +9,13 @@ from podwatch.judgement.two_writers import ALONE, Beside, made_by_us
 
 MAX_SAMPLES = 64
 LOADED_ABOVE_BASE = 2 << 30
-"""Bytes. A bare CUDA context is 0.3-0.7 GiB; whoever took 2 GiB has loaded something."""
+"""Bytes. A bare CUDA context is 0.3-0.7 GiB; a process with 2 GiB has loaded something."""
 
 
 @dataclass
 class Attempt:
-    """``started_at`` is monotonic. ``resumed_from`` is None for a fresh start; ``known`` is false for a trainer that
-    was attached to: nobody knows what it was started from."""
+    """``started_at`` is monotonic. ``resumed_from`` is None for a fresh start; ``known`` is false for an
+    attached trainer: podwatch does not know which checkpoint it started from."""
 
     start_id: str
     started_at: float
@@ -23,22 +24,22 @@ class Attempt:
     known: bool = True
     incident_id: int | None = None
     step_at_death: int | None = None
-    """Highest step seen before the start: what the steps lost are counted from."""
+    """Highest step seen before the start; lost steps are counted from it."""
     lost_seconds: float | None = None
-    """Seconds of training between the checkpoint that this start was made from and the failure before it. As they were
-    before the start: it writes into that checkpoint again."""
+    """Seconds of training between the checkpoint that this start was made from and the failure before it. Measured
+    before the start, which can write into that checkpoint again."""
     steps_read: bool = False
-    """Something other than checkpoints has shown steps: the steps lost at a death are known."""
+    """A source other than checkpoints has shown steps, so the steps lost at a failure are known."""
     made_step: bool = False
     loaded: bool = False
     last_step: int | None = None
     samples: list[ProgressSample] = field(default_factory=list)
     unproven: list[ProgressSample] = field(default_factory=list)
-    """Seen, and not known yet to be made by this start's own tree."""
+    """Samples that are not yet proved to come from this start's own process tree."""
 
     def see(self, snapshot: Snapshot, gpu_base: dict[int, int], gpus: tuple[int, ...], beside: Beside = ALONE) -> bool:
-        """Take in one snapshot; True when it shows a step that was not seen before. A save, or a number in a file, that
-        another process beside ours may have written is neither a step nor a confirmation (``beside``)."""
+        """Add one snapshot; return True when it shows a new step. A save, or a number in a file, that another process
+        may have written (``beside``) is neither a step nor a confirmation."""
         for gpu in (snapshot.gpus.value or ()) if snapshot.gpus.at >= self.started_at else ():
             used = gpu.memory_used_bytes or 0
             if (not gpus or gpu.index in gpus) and used - gpu_base.get(gpu.index, 0) > LOADED_ABOVE_BASE:
@@ -59,7 +60,7 @@ class Attempt:
             self.samples.append(sample)
             self.steps_read = self.steps_read or sample.source is not ProgressSource.CHECKPOINT
             if self.last_step is None or sample.step > self.last_step:
-                # The first number seen of an attached trainer is where it stands, not a step it made.
+                # The first number seen of an attached trainer is its current step, not a step it made.
                 fresh = fresh or self._is_new(sample.step)
                 self.last_step = sample.step
         del self.samples[:-MAX_SAMPLES]

@@ -1,4 +1,5 @@
-"""Which step the next start is made from: what is here and ours, what the store has, what fits (DESIGN section 4)."""
+"""Choose the step that the next start resumes from: checkpoints of this run on this pod, those in the store, and
+whether the configured command can load them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,41 +27,43 @@ from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle
 
 SETTLE_LOOK = 0.05
-"""Seconds between the two equal looks that a set needs at least."""
+"""Minimum seconds between the two equal scans that a checkpoint needs to count as complete."""
 SETTLE_POLL = 1.0
-"""Seconds between two looks at a set that a start waits for; an operator sees the rest of the time count down."""
+"""Seconds between two scans of a checkpoint that a start waits for; status counts the remaining time down."""
 SETTLE_PATIENCE = 600.0
-"""Seconds beyond the longest settle time: a set that still changes then has a writer."""
+"""Seconds beyond the longest settle time: a checkpoint that still changes then has a writer."""
 FETCH_TRIES = 3
-"""Then an older step that is here is better than waiting for the store: training goes on losing GPU time."""
+"""Failed downloads after which an older checkpoint on this pod is better: waiting for the store wastes GPU time."""
 
 
 class StoreUnknown(PodwatchError):  # noqa: N818
-    """Nothing usable is here and the store could not be asked: a fresh start could throw a run away."""
+    """No usable checkpoint is here and the store did not answer: a fresh start could discard the run."""
 
 
 class NothingToResume(PodwatchError):  # noqa: N818
-    """Something is here, but none of it may be used: a person has to decide."""
+    """Checkpoints exist, but none can be used: the operator has to decide."""
 
     def __init__(self, choice: Choice, fix: str = "") -> None:
         super().__init__(
-            choice.reason, fix=fix or "see `podwatch checkpoints`; `podwatch start --step N` or `--fresh` decides"
+            choice.reason,
+            fix=fix or "see `podwatch checkpoints`, then run `podwatch start --step N` or `podwatch start --fresh`",
         )
         self.choice = choice
 
 
 def unfit(choice: Choice, why: str) -> Choice:
-    """Nobody is helped by an older set of the same world, nor by a trainer that ends at its load."""
+    """Return the choice refused: the trainer would fail to load it, and an older checkpoint of the same world size
+    too."""
     return replace(choice, source="none", reason=f"step {choice.step} cannot be resumed from: {why}")
 
 
 def still_written(settling: CheckpointSet) -> Choice:
-    reason = f"step {settling.step} changes again and again: {settling.reason}. Another process writes to it"
+    reason = f"step {settling.step} keeps changing: {settling.reason}. Another process writes to it"
     return Choice(None, "none", "", reason, ((settling.step, settling.reason),))
 
 
 class Choosing:
-    """``show`` tells phase and detail to whoever displays them. Changes nothing but what it remembers."""
+    """Chooses the step of a start. ``show`` displays phase and detail. Writes only the run record and the journal."""
 
     def __init__(self, tools: Tools, memory: Memory, show: Callable[[Phase, str], None]) -> None:
         self.tools = tools
@@ -69,9 +72,9 @@ class Choosing:
         self.restoring: int | None = None
         self.failed_fetches = 0
         self.fetched: frozenset[tuple[int, str]] = frozenset()
-        """(step, save_id) of what came from the store, as the journal knew it last."""
+        """(step, save_id) of every checkpoint that came from the store, as last read from the journal."""
         self.writers_ended = False
-        """The tree that wrote here was watched and has ended; nothing was started since."""
+        """podwatch saw the process tree that wrote here end, and has started nothing since."""
         self._followed = ""
         self._resumed_of: tuple[str, Resumed | None] = ("", None)
 
@@ -82,15 +85,15 @@ class Choosing:
         await self.tools.blocking(self.tools.record.save, record)
 
     async def ours(self) -> tuple[list[CheckpointSet], list[CheckpointSet]]:
-        """(sets of this run, sets of an unknown one), after a fresh rescan."""
+        """Rescan; return (checkpoints of this run, checkpoints of an unknown run)."""
         sets = await self._rescan()
         published = await self.tools.journal.run(Journal.published)
         self.fetched = frozenset((p.step, p.save_id) for p in published if p.restored)
         return [s for s in sets if self.owns(s)], [s for s in sets if not self.owns(s)]
 
     async def descend(self, handle: TrainerHandle) -> bool:
-        """Open a new lineage if an operator's own start has left the present one (see ``judgement.lineage``); true if
-        it has. Any checkpoint that the start has finished by now counts. Asking again does no harm."""
+        """Open a new lineage if an operator's own start has left the current one (see ``judgement.lineage``); return
+        whether it has. Every checkpoint that the start has completed so far counts. Idempotent."""
         tools, record = self.tools, self.tools.record.current
         if record is None or handle.supervision is not Supervision.ATTACH:
             return False
@@ -125,7 +128,7 @@ class Choosing:
         tools.say(
             EventName.LINEAGE_OPENED,
             f"the operator's trainer (pid {handle.launcher.pid}) continues {where}, below the newest checkpoint (step"
-            f" {left.newest}): {left.why}. podwatch follows it; the checkpoints above belong to an earlier branch now"
+            f" {left.newest}): {left.why}. podwatch follows it; the checkpoints above now belong to an earlier lineage"
             + (f". `podwatch restart --step {left.newest}` returns to it" if left.can_return else ""),
             Severity.WARNING,
             step=left.step,
@@ -135,7 +138,8 @@ class Choosing:
         return True
 
     def _resumed(self, handle: TrainerHandle) -> Resumed | None:
-        """Blocks. Remembered for each start: its process ends before what it has saved is looked at."""
+        """Return what the attached trainer resumed from. Blocks. Kept per start, because the process may end before its
+        checkpoints are judged."""
         if self._resumed_of[0] != handle.start_id or self._resumed_of[1] is None:
             pid = handle.launcher.pid
             at = procfs.working_directory(pid)
@@ -145,7 +149,7 @@ class Choosing:
         return self._resumed_of[1]
 
     def owns(self, found: CheckpointSet) -> bool:
-        """Does this set belong to the run? False before the record was read."""
+        """Return whether this checkpoint belongs to the run; False before the run record is read."""
         record = self.tools.record.current
         if record is None:
             return False
@@ -159,17 +163,17 @@ class Choosing:
     async def choose(
         self, *, wanted: int | None = None, fresh: bool = False, below: int | None = None, wait: bool = True
     ) -> Choice:
-        """Raises StoreUnknown or NothingToResume instead of starting fresh by accident.
+        """Return the step to start from. Raises StoreUnknown or NothingToResume rather than start fresh by accident.
 
-        A newer set that is whole and still settling is waited for (``wait``), shown in the status meanwhile.
+        With ``wait``, waits for a newer checkpoint that is whole and still settling; status shows that meanwhile.
         """
         tools = self.tools
         times = tools.settings.checkpoints
         end = tools.clock.monotonic() + SETTLE_PATIENCE + 2 * max(times.settle, times.settle_weak, times.settle_tracker)
         if fresh:
-            return Choice(None, "fresh", "", "a fresh start was asked for")
+            return Choice(None, "fresh", "", "a fresh start was requested")
         record = tools.record.current
-        # A line with a parent was begun here on purpose (`clean`), also where nothing was started yet.
+        # A lineage with a parent was opened here on request (`clean`), even if nothing was started in it yet.
         own = record is not None and (record.last_start is not None or record.lineage.parent != "")
         lineage = record.lineage if record is not None and own else None
         unsound: dict[int, str] = {}
@@ -181,7 +185,10 @@ class Choosing:
                 if tools.clock.monotonic() > end:
                     raise NothingToResume(still_written(settling))
                 left = settling.settles_in or 0.0
-                self.show(Phase.LOOKING, f"step {settling.step} is whole and settles: {left:.0f} s left")
+                self.show(
+                    Phase.LOOKING,
+                    f"step {settling.step} looks complete; {left:.0f} s more to see that it no longer changes",
+                )
                 await tools.clock.sleep(min(SETTLE_POLL, max(SETTLE_LOOK, left)))
                 continue
             remote, trouble = await self._remote()
@@ -201,13 +208,15 @@ class Choosing:
                 raise NothingToResume(replace(choice, source="none", reason=unknown))
             if choice.source == "fresh":
                 if behind := tools.catalogue.out_of_reach:
-                    why = f"step {max(behind)} seems to lie behind a symbolic link, which is not followed"
-                    fix = "set trainer.checkpoint_dir to the directory that it leads to, or `podwatch start --fresh`"
+                    why = f"step {max(behind)} seems to be behind a symbolic link, and podwatch follows no link"
+                    fix = (
+                        "set trainer.checkpoint_dir to the directory that it points to, or run `podwatch start --fresh`"
+                    )
                     raise NothingToResume(replace(choice, source="none", reason=why), fix)
-                self.failed_fetches = 0  # without anything here, only the store can help: ask it again
+                self.failed_fetches = 0  # no checkpoint is here, so only the store can help: ask it again
                 if trouble and not await self._store_must_be_empty():
                     raise StoreUnknown(
-                        f"no checkpoint of this run is here and the store could not be asked: {trouble}",
+                        f"no checkpoint of this run is on this pod, and the store did not provide one: {trouble}",
                         fix="make the store reachable, or run `podwatch start --fresh`",
                     )
                 if unsound:
@@ -225,24 +234,24 @@ class Choosing:
             unsound[choice.step] = f"damaged: {reasons[0]}"
             tools.say(
                 EventName.CHECKPOINT_DAMAGED,
-                f"step {choice.step} is damaged and not used: {reasons[0]}",
+                f"step {choice.step} is damaged, so podwatch does not use it: {reasons[0]}",
                 Severity.WARNING,
                 step=choice.step,
             )
 
     def _unknown(self, choice: Choice, foreign: Sequence[CheckpointSet]) -> str:
-        """Why this choice is the operator's while the state database cannot be read: without it a run looks new, and
-        checkpoints that were adopted look foreign. Empty where it is podwatch's."""
+        """Return why the operator has to make this choice while the state database cannot be read (without it a run
+        looks new, and adopted checkpoints look foreign); empty if podwatch can make it."""
         why = self.tools.guard.blocked_reason(Mutation.FRESH_START)
         if why and choice.step is None:
-            return f"no fresh start now: {why}"
+            return f"podwatch does not start fresh: {why}"
         if why and any(s.complete and s.step > (choice.step or 0) for s in foreign):
-            return f"whether a checkpoint above step {choice.step} belongs to this run is not known: {why}"
+            return f"podwatch cannot tell whether a checkpoint above step {choice.step} belongs to this run: {why}"
         return ""
 
     async def misfit(self, step: int | None) -> str:
-        """Why the trainer that the command starts will surely not load this set, which is here; empty if it may. A
-        person who names the step decides otherwise."""
+        """Return why the configured command cannot load this local checkpoint; empty if it can, or if that is unknown.
+        A step that the operator named is not checked."""
         tools = self.tools
         layout = tools.layout
         if step is None or layout.reshards:
@@ -252,8 +261,8 @@ class Choosing:
         return other_world(saved, asked, counts_all=layout.counts_all)
 
     async def still_there(self, choice: Choice) -> bool:
-        """The chosen set is here and whole, now that it is protected. A fetched one was verified just now, and the
-        catalogue waits until it has settled."""
+        """Return whether the chosen checkpoint still exists and is complete, now that it is protected. A fetched one
+        was just verified; the catalogue calls it complete only once it has settled."""
         if choice.step is None or choice.source == "store":
             return True
         return any(s.step == choice.step and s.complete for s in await self._rescan())
@@ -273,8 +282,8 @@ class Choosing:
         return ((newest,) if newest is not None else ()), ""
 
     async def _store_must_be_empty(self) -> bool:
-        """This pod has trained before and never published or fetched anything: the store has nothing of this run that
-        we would lose."""
+        """Return whether this pod has trained before and never published or fetched anything: then the store holds
+        nothing of this run to lose."""
         record = self.tools.record.current
         started = record is not None and record.last_start is not None
         return started and not await self.tools.journal.run(Journal.published)

@@ -1,7 +1,7 @@
-"""``podwatch clean``: everything an old run left behind is set aside, so that the next start is a fresh one.
+"""``podwatch clean``: move everything that an old run left behind to quarantine, so that the next start is fresh.
 
-Renamed, never destroyed: it is a quarantine like any other. A new lineage begins, so that what the store holds of the
-old one is not fetched again (DESIGN section 2, "Lineage").
+Nothing is deleted, and ``podwatch quarantine return`` undoes it. A new lineage starts, so that podwatch does not fetch
+the old run's checkpoints from the store again.
 """
 
 from dataclasses import dataclass
@@ -23,28 +23,29 @@ WHY = "everything, for a fresh start"
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """``number`` is what ``podwatch quarantine return`` is given; None where there was nothing to set aside."""
+    """``number`` is the quarantine's, for ``podwatch quarantine return``; None if there was nothing to move."""
 
     number: int | None
     paths: tuple[Path, ...]
     starts: bool
-    """Training is wanted, so a fresh start follows by itself."""
+    """Training is wanted, so a fresh start follows automatically."""
 
 
 async def request_clean(recovery: Recovery) -> Cleaned:
-    """In the daemon, as a person's wish. Raises Busy, and changes nothing, while training runs."""
+    """Clean in a running daemon, on an operator's request. Raises Busy, and changes nothing, while training runs."""
     await _refuse_while_running(recovery, None)
     async with recovery.by_hand():
         await recovery.interrupt()
         await _refuse_while_running(recovery, await recovery.tools.launcher.look())
         cleaned = await _clean(recovery)
-        recovery._wish = False  # what follows is podwatch's own act again: it respects a pause
+        recovery._wish = False  # the next act is podwatch's own: it respects a pause
         recovery.spawn(recovery.carry_on)
         return cleaned
 
 
 async def clean_alone(recovery: Recovery) -> Cleaned:
-    """Without a daemon; the caller holds its lock. A record of another run is replaced: nothing of that run is left."""
+    """Clean without a daemon; the caller holds the daemon's lock. Replaces the record of another run, of which nothing
+    is left here."""
     tools = recovery.tools
     look = await tools.launcher.look()
     await _refuse_while_running(recovery, look)
@@ -65,7 +66,7 @@ async def _refuse_while_running(recovery: Recovery, look: Look | None) -> None:
     if look is not None and (there := (*look.candidates, *look.pending)):
         pids = ", ".join(f"{c.launcher.pid} ({c.reason})" for c in there)
         raise Busy(
-            f"what may be this run's training is running, and podwatch did not start it: {pids}",
+            f"a process that may be this run's training is running, and podwatch did not start it: {pids}",
             where="clean",
             fix="stop it first",
         )
@@ -73,14 +74,15 @@ async def _refuse_while_running(recovery: Recovery, look: Look | None) -> None:
 
 async def _clean(recovery: Recovery) -> Cleaned:
     tools, memory = recovery.tools, recovery.memory
-    if recovery.handle is not None:  # ended, and not let go of yet
-        await recovery.procedure.stop_tree(recovery.handle, "an ended trainer was left over")
+    if recovery.handle is not None:  # it has ended and is not released yet
+        await recovery.procedure.stop_tree(recovery.handle, "cleaning up after a trainer that has ended")
         recovery.forget()
-    for _ in range(2):  # what it takes to call a set complete, which protects it in quarantine
+    for _ in range(2):  # two scans make a checkpoint complete, which protects it in quarantine
         await tools.blocking(tools.catalogue.rescan)
     paths = await tools.blocking(tools.layout.ahead_of, None)
     number = await tools.blocking(quarantine.free_number, tools.workspace) if paths else None
-    # First the files: a podwatch killed in between finishes that, and at worst fetches what the store still names.
+    # Files first: if podwatch is killed in between, the next one finishes the move, and at worst fetches the checkpoint
+    # that the store still names.
     await recovery.procedure.set_aside(None, paths, WHY)
     record = tools.record.current
     if record is not None and (paths or record.last_start is not None):

@@ -1,7 +1,7 @@
-"""Does what runs still match ``[trainer] command``? (DESIGN section 4, "The command")
+"""Compare the running trainer with ``[trainer] command``.
 
-An attached trainer is compared as it runs; one of ours with the command it was started from. Files that the command
-names are compared by their digests. Blocks: /proc and small files are read.
+For an attached trainer its command line in /proc counts; for one that podwatch started, the configured command of that
+start. Files that the command names are compared by their digests. Blocks: reads /proc and small files.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``arguments`` and ``directory`` are lines (``- runs``, ``+ configured``), ``files`` those that changed."""
+    """``arguments`` and ``directory`` are lines (``- runs``, ``+ configured``), ``files`` are those that
+    changed."""
 
     arguments: tuple[str, ...] = ()
     directory: tuple[str, ...] = ()
@@ -42,14 +43,14 @@ class Difference:
         if self.lines:
             more = len(self.lines) - SHOWN
             text = "; ".join(self.lines[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
-            parts.append(f"what runs (-) differs from [trainer] command (+): {text}")
+            parts.append(f"the running command (-) differs from [trainer] command (+): {text}")
         if self.files:
-            parts.append(f"changed since the start: {', '.join(scrub(name) for name in self.files)}")
+            parts.append(f"files changed since the start: {', '.join(scrub(name) for name in self.files)}")
         return "; ".join(parts)
 
 
 class RunningCommand:
-    """Remembers the digests of an attached trainer's files from the first look on."""
+    """Keeps the digests of an attached trainer's files from the first comparison on."""
 
     def __init__(self) -> None:
         self._digests: tuple[str, tuple[tuple[str, str], ...]] = ("", ())
@@ -57,7 +58,7 @@ class RunningCommand:
     def difference(
         self, handle: TrainerHandle, record: StartRecord | None, settings: Settings, layout: Layout
     ) -> Difference:
-        """Blocks. Empty where nothing differs, or nothing can be compared."""
+        """Return the difference; empty if nothing differs or nothing can be compared. Blocks."""
         if not settings.trainer.command:
             return Difference()
         if record is not None and record.start_id == handle.start_id:
@@ -84,18 +85,19 @@ class RunningCommand:
 
 
 def _shown(group: str) -> str:
-    """Without secrets; what comes from the run record is so already."""
+    """Return ``group`` without secrets; text from the run record is scrubbed already."""
     return group if MASK in group else scrub(group)
 
 
 def renamed(argv: tuple[str, ...]) -> bool:
-    """A process that replaced its command line by a title (``PRIME-RL::Launcher``): its arguments cannot be read."""
+    """Return whether a title (``PRIME-RL::Launcher``) has replaced the command line, so that its arguments are
+    unknown."""
     return len(argv) == 1 and ("::" in argv[0] or " " in argv[0])
 
 
 def _compared(command: tuple[str, ...], settings: Settings, layout: Layout) -> tuple[str, ...]:
-    """Without resume flags, which differ with every start, and without wrappers and interpreters (``uv run``, a path to
-    Python): the same program, started in another way, is the same."""
+    """Return ``command`` without resume flags (they differ at every start), wrappers and interpreters (``uv run``, a
+    path to Python)."""
     plain = layout.resume_command(command, None, settings.trainer.resume_args, {}).argv
     name, arguments = program(plain)
     return (name, *arguments) if name else tuple(plain)

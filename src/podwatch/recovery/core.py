@@ -1,4 +1,4 @@
-"""The state of recovery, the one act that runs, whom it watches, and what a crash left behind."""
+"""Recovery's state, its one current act, the trainer that it watches, and the clean-up after a crash."""
 
 import asyncio
 import contextlib
@@ -29,21 +29,21 @@ from podwatch.trainer.base import Candidate, Look, TrainerHandle
 
 BLOCKED_POLL: Final = 3.0
 COMMAND_POLL: Final = 60.0
-"""Seconds between two comparisons of what runs with what is configured: a few small files are hashed."""
+"""Seconds between two comparisons of the running command with the configured one; each hashes a few small files."""
 PROBLEM_RETRY: Final = 30.0
 STORE_RETRY: Final = 60.0
 
 
 _WAITING: Final = frozenset({Phase.IDLE, Phase.BLOCKED, Phase.BACKOFF, Phase.GAVE_UP, Phase.PAUSED, Phase.ENDING})
-"""Phases in which an act only waits: others (the pruning) may go on, and a full disk may be what it waits for."""
+"""Phases in which an act only waits. Pruning continues meanwhile: the act may be waiting for disk space."""
 
 
 _BEFORE_START: Final = frozenset({Phase.STOPPING, Phase.LOOKING, Phase.STARTING, Phase.BACKOFF, Phase.BLOCKED})
-"""Phases in which the step that is shown is the one of the start to come."""
+"""Phases in which status shows the step of the next start."""
 
 
 class Core:
-    """State; ``Acts`` adds what is done with it, ``Recovery`` the doors that others use."""
+    """The state; ``Acts`` adds the operations, ``Recovery`` the public interface."""
 
     def __init__(self, tools: Tools) -> None:
         self.tools = tools
@@ -54,10 +54,10 @@ class Core:
         self.handle: TrainerHandle | None = None
         self.attempt: Attempt | None = None
         self.chosen: int | None = None
-        """What the start under way is made from: nobody may remove it, also where it is not the newest."""
+        """The step of the start in progress: protected from removal even if it is not the newest."""
         self.unconfirmed_above: int | None = None
         self.machine_fault = ""
-        """What a sensor saw of the machine while this start ran: then its failure blames no checkpoint."""
+        """A machine fault reported during this start; the failure then does not count against the checkpoint."""
         self.unconfirmed = False
         self.snapshots: deque[Snapshot] = deque(maxlen=3)
         self._phase = Phase.IDLE
@@ -69,7 +69,7 @@ class Core:
         self._requests = asyncio.Lock()
         self._wish = False
         self._asked_for = False
-        """The act that runs is what a person asked for."""
+        """The operator requested the current act."""
         self._paused = False
         self._go_on = asyncio.Event()
         self._closed = False
@@ -77,29 +77,29 @@ class Core:
         self._last_incident: int | None = None
         self.looked_out_at = float("-inf")
         self.looking_out = False
-        """The act that runs only looks whether a person started training."""
+        """The current act only checks whether an operator started a trainer."""
         self.running_command = RunningCommand()
         self.command_looked_at = float("-inf")
         self._comparing: asyncio.Task[None] | None = None
         self._descending: asyncio.Task[None] | None = None
         self._descended: tuple[CheckpointSet, ...] | None = None
-        """The checkpoints that were looked at last."""
+        """The checkpoints that the last lineage check saw."""
         self.adopted = False
-        """The trainer that is watched was found under a keeper: it may have ended."""
+        """podwatch found the watched trainer under a keeper; it may have ended already."""
         self.changed_at = float("-inf")
-        """When (monotonic) the trainer that is watched was started, or the last one was let go of."""
+        """Monotonic time at which the watched trainer was started, or the last one released."""
         self.seen_here = False
         """A trainer of this run was found on this pod, alive or ended, or an act on one was interrupted."""
         self.cause: Finding | None = None
-        """The failure that podwatch acts upon, until a step confirms the restart."""
+        """The failure that podwatch acts on, until a step confirms the restart."""
         self.cause_start, self.cause_wall = "", 0.0
         self.cause_step: int | None = None
-        """The start that failed, when (epoch seconds), and the last step that was seen of it."""
+        """Id of the start that failed, time of the failure (epoch seconds), and the last step seen of that start."""
         self.cause_log = ""
-        """The line of a log that says why, scrubbed, with the log's name."""
+        """The log line that explains the failure, scrubbed, with the log's name."""
         self.why_gave_up = ""
         self._tails_before: Mapping[str, tuple[str, ...]] = {}
-        """The last lines of each log at the failure before."""
+        """The last lines of each log at the previous failure."""
         self.no_save_comes = ""
         """Why the save that a stop waits for will not come."""
 
@@ -120,7 +120,7 @@ class Core:
         return self._act is not None and not self._act.done()
 
     def pause(self, paused: bool) -> None:
-        """Maintenance begins or ends. An act that has begun to stop or to start ends that first, then it waits."""
+        """Start or end maintenance. An act that is stopping or starting a trainer completes that first, then waits."""
         self._paused = paused
         if paused:
             self._go_on.clear()
@@ -128,8 +128,8 @@ class Core:
             self._go_on.set()
 
     def held(self) -> str:
-        """Why nothing may be stopped, started or set aside by podwatch itself now; empty where it may. What a person
-        asks for is done all the same."""
+        """Return why podwatch must not stop, start or move anything on its own now; empty if it can. An operator's
+        request is carried out anyway."""
         if self._wish or self._asked_for:
             return ""
         if self._paused:
@@ -139,35 +139,36 @@ class Core:
         return "mode observe" if self.tools.settings.mode == "observe" else ""
 
     def blocked(self) -> str:
-        """Why no restart may be made by podwatch now, because of its own footing; empty where it may."""
+        """Return why podwatch cannot restart training now, because of its own files or database; empty if it can."""
         return self.tools.guard.blocked_reason(Mutation.RESTART)
 
     @property
     def waits(self) -> bool:
-        """Whether what holds an act now ends without a new configuration: the act waits for it."""
+        """Whether the current hold can end without a new configuration, so that an act waits for its end."""
         return bool(self.held()) and (self._paused or bool(self.blocked()))
 
     async def cleared(self, what: str) -> bool:
-        """A safe point: an act asks before it stops or starts anything. Waits while paused, or while what a restart
-        relies on cannot be written; False where it may not."""
+        """Wait at a safe point, before an act stops or starts anything, while paused or while the files that a restart
+        relies on cannot be written. Return whether the act can continue. ``what`` names it for status."""
         while self.waits:
             if self._paused:
-                self._show(Phase.PAUSED, f"paused: {what} waits for `podwatch unpause`")
+                self._show(Phase.PAUSED, f"paused: {what} is pending until `podwatch unpause`")
                 await self._go_on.wait()
             else:
-                self._show(Phase.BLOCKED, f"{what} waits: {self.blocked()}")
+                self._show(Phase.BLOCKED, f"{what} is pending: {self.blocked()}")
                 await self.tools.clock.sleep(BLOCKED_POLL)
         if self.held():
-            self._show(Phase.OBSERVING, f"{self.held()}: would go on with {what}")
+            self._show(Phase.OBSERVING, f"{self.held()}: would continue with {what}")
         return not self.held()
 
     @property
     def ready(self) -> bool:
-        """Whether an act may begin by itself: none runs, no person's wish is being taken in, podwatch stays."""
+        """Whether podwatch can start an act on its own: none runs, no operator's request is pending, no exit is
+        pending."""
         return not (self.acting or self._wish or self._closed)
 
     def expected_step(self) -> int | None:
-        """The step that the next start will resume from, as far as this pod's checkpoints say; None: a fresh start."""
+        """Return the step that the next start will resume from, by this pod's checkpoints; None: a fresh start."""
         memory = self.memory
         if self.chosen is not None or memory.fresh:
             return self.chosen
@@ -179,7 +180,7 @@ class Core:
         return max(lower or fit, default=None)
 
     def failed(self, cause: Finding, attempt: Attempt | None) -> None:
-        """From now on this is what podwatch acts upon."""
+        """Record the failure that podwatch acts on from now on."""
         clock = self.tools.clock
         self.cause, self.cause_start = cause, self.handle.start_id if self.handle is not None else ""
         self.cause_step, self.cause_log = attempt.last_step if attempt is not None else None, ""
@@ -187,7 +188,7 @@ class Core:
         self.cause_wall = clock.wall() - max(0.0, clock.monotonic() - began)
 
     def healing(self) -> Finding | None:
-        """The one finding about the failure that podwatch acts upon; None while it acts upon none."""
+        """Return the one finding about the failure that podwatch acts on; None if there is none."""
         if self.cause is None:
             return None
         started = self.handle is not None and self.handle.start_id != self.cause_start
@@ -215,7 +216,8 @@ class Core:
         )
 
     def lost_seconds(self, step: int | None) -> float | None:
-        """Seconds of training between the checkpoint of ``step`` and the failure; None where either is not known."""
+        """Return the seconds of training between the checkpoint of ``step`` and the failure; None if either is
+        unknown."""
         saved = next((s.changed_wall for s in self.tools.catalogue.sets if s.complete and s.step == step), None)
         return None if saved is None or self.cause is None else max(0.0, self.cause_wall - saved)
 
@@ -261,7 +263,7 @@ class Core:
     def note(
         self, kind: FindingKind, severity: Severity, summary: str, suggestion: str = "", subject: str = ""
     ) -> None:
-        """Raise (or renew) a finding of ours; ``since`` stays that of its first mention."""
+        """Raise or update a finding; ``since`` stays that of the first report."""
         since = self.tools.clock.monotonic()
         finding = Finding(kind, severity, summary, since, suggestion, subject=subject)
         old = self._notes.get(finding.key)
@@ -271,21 +273,22 @@ class Core:
         self._notes = {key: f for key, f in self._notes.items() if f.kind not in kinds}
 
     def drop(self, subject: str) -> None:
-        """Clear what was noted about this subject."""
+        """Clear the findings about this subject."""
         self._notes = {key: f for key, f in self._notes.items() if f.subject != subject}
 
     # -- running acts -------------------------------------------------------------------------------------------------
 
     def spawn(self, act: Callable[[], Awaitable[None]]) -> None:
-        """One act at a time; the caller has made sure that none runs. Nothing begins once podwatch leaves."""
+        """Start an act; the caller has made sure that none runs. Does nothing once podwatch is exiting."""
         self._asked_for, self._wish = self._wish, False
         if not self._closed:
             self._act = asyncio.create_task(self._guarded(act), name="podwatch-recovery")
 
     @contextlib.asynccontextmanager
     async def by_hand(self) -> AsyncIterator[None]:
-        """A person's wish, one at a time. From ``interrupt`` on no act begins by itself until the wish has become one;
-        a wish that fails half way gives back what it interrupted, else nobody would guard any more."""
+        """Handle one operator request at a time. After ``interrupt`` no act starts on its own until the request has
+        become one. If the request fails halfway, the interrupted work is resumed; otherwise training would be
+        unguarded."""
         async with self._requests:
             self._interrupted = None
             try:
@@ -304,7 +307,7 @@ class Core:
         await self.carry_on()
 
     async def interrupt(self) -> None:
-        """Cancel the act that runs, wait until it is really over, settle what it left open, and see what is there."""
+        """Cancel the current act, wait until it has ended, settle its open intents, and look at the pod again."""
         self._wish = True
         task, self._act = self._act, None
         if task is not None and not task.done():
@@ -315,12 +318,13 @@ class Core:
         await self.reconcile(look)
         mine = self.handle
         if look.handle is not None and (mine is None or mine.start_id != look.handle.start_id):
-            await self.adopt(look.handle)  # its start had just happened
+            await self.adopt(look.handle)  # the cancelled act had just started it
         elif look.handle is None and mine is not None and mine.supervision is Supervision.KEEPER:
-            self.forget()  # its stop had just been finished
+            self.forget()  # the cancelled act had just stopped it
 
     async def _guarded(self, act: Callable[[], Awaitable[None]]) -> None:
-        """An act that fails is taken up again from what the journal and the pod say, as after a restart of podwatch."""
+        """Run an act. One that fails is retried from the journal and the state of the pod, as after a restart of
+        podwatch."""
         try:
             await self._until_done(act)
         finally:
@@ -335,7 +339,7 @@ class Core:
                 problem = error
             except OSError as error:
                 problem = _refused(error)
-            except Exception as error:  # a mistake of ours must not end the guard
+            except Exception as error:  # a bug must not leave training unguarded
                 problem = InternalError(f"{type(error).__name__}: {error}", fix="please report this")
             else:
                 return
@@ -347,17 +351,18 @@ class Core:
             act = self.carry_on
 
     async def recall(self) -> None:
-        """Read the run record where ``begin`` could not. Raises RootReplaced while podwatch's directory is not ours."""
+        """Read the run record if ``begin`` could not. Raises RootReplaced while podwatch's directory belongs to another
+        user."""
         raise InternalError("no record here", fix="use Recovery")
 
     async def carry_on(self) -> None:
-        """What the journal and the pod say is to be done now; ``Acts`` knows."""
+        """Do what the journal and the state of the pod require now; implemented by ``Acts``."""
         raise InternalError("no acts here", fix="use Recovery")
 
     # -- adopt, attach ------------------------------------------------------------------------------------------------
 
     async def adopt(self, handle: TrainerHandle) -> None:
-        """Watch a trainer under a keeper of ours, alive or ended (its end is then judged by the sensing loop)."""
+        """Watch a trainer under a keeper, alive or ended (the sensing loop then judges its end)."""
         tools, record = self.tools, self.tools.record.current
         age = max(0.0, tools.clock.wall() - handle.started_wall)
         attempt = Attempt(handle.start_id, tools.clock.monotonic() - age, known=False)
@@ -365,7 +370,7 @@ class Core:
         if start is not None and start.start_id == handle.start_id:
             first = None if start.step is None else await tools.blocking(tools.layout.first_step_after, start.step)
             attempt = Attempt(handle.start_id, attempt.started_at, start.step, first)
-            # Else a run of days that ends before its next step would look like a checkpoint that does not load.
+            # Otherwise a run of days that ends before its next step would look like a checkpoint that fails to load.
             attempt.made_step = self.memory.confirmed == handle.start_id
             open_incident = await tools.journal.run(Journal.current_incident)
             attempt.incident_id = open_incident.id if open_incident is not None else None
@@ -374,12 +379,14 @@ class Core:
         confirmed = self.memory.confirmed == handle.start_id or not attempt.known
         self._show(Phase.RUNNING if confirmed else Phase.CONFIRMING, "adopted")
         status = await handle.exit_status()
-        ended = f", ended while podwatch was away ({status.describe()})" if status is not None else ""
+        pid = handle.launcher.pid
         tools.say(
             EventName.TRAINER_ADOPTED,
-            f"took over the running trainer (pid {handle.launcher.pid}){ended}",
+            f"took over the running trainer (pid {pid})"
+            if status is None
+            else f"the trainer (pid {pid}) ended while podwatch was not running ({status.describe()})",
             start_id=handle.start_id,
-            pid=handle.launcher.pid,
+            pid=pid,
         )
 
     def watch(self, handle: TrainerHandle, attempt: Attempt, *, adopted: bool = False) -> None:
@@ -395,7 +402,7 @@ class Core:
         self.tools.track(handle)
 
     async def difference(self) -> Difference:
-        """How the trainer that is watched differs from the configured command; empty without one."""
+        """Return how the watched trainer differs from the configured command; empty if none is watched."""
         tools, handle, record = self.tools, self.handle, self.tools.record.current
         if handle is None:
             return Difference()
@@ -406,7 +413,7 @@ class Core:
             return Difference()
 
     async def compare_command(self) -> None:
-        """Raise, renew or clear the finding about it."""
+        """Raise, update or clear the finding about a changed command."""
         handle, found = self.handle, await self.difference()
         if handle is not self.handle:
             return None
@@ -415,14 +422,14 @@ class Core:
         self.note(
             FindingKind.COMMAND_CHANGED,
             Severity.WARNING,
-            f"the trainer (pid {handle.launcher.pid}) is not what a restart would start: {found.summary()}",
+            f"a restart would not start the trainer that runs now (pid {handle.launcher.pid}): {found.summary()}",
             "`podwatch config adopt` writes the running command into the configuration; `podwatch restart --dry-run`"
             " shows what a restart would run",
         )
         return None
 
     def compare_soon(self, now: float) -> None:
-        """At each turn of the sensing loop. Never blocks."""
+        """Start a comparison if one is due. Called at each tick of the sensing loop; never blocks."""
         if self._closed or now - self.command_looked_at < COMMAND_POLL:
             return
         if self._comparing is None or self._comparing.done():
@@ -430,8 +437,8 @@ class Core:
             self._comparing = asyncio.create_task(self.compare_command(), name="podwatch-command")
 
     def descend_soon(self) -> None:
-        """At each turn of the sensing loop: what an operator's trainer has saved may show that it has left the present
-        lineage. Never blocks."""
+        """Check whether an operator's trainer has left the current lineage, as its saves show. Called at each tick of
+        the sensing loop; never blocks."""
         sets, handle = self.tools.catalogue.sets, self.handle
         if handle is None or handle.supervision is not Supervision.ATTACH or sets == self._descended:
             return
@@ -442,7 +449,7 @@ class Core:
         try:
             await self.procedure.descend(handle)
         except (OSError, PodwatchError) as error:
-            text = f"whether training has left its lineage cannot be recorded: {error}"
+            text = f"podwatch cannot check or record whether training has left its lineage: {error}"
             self.note(FindingKind.EARLIER_BRANCH, Severity.WARNING, text, subject="lineage")
         else:
             self.drop("lineage")
@@ -458,8 +465,8 @@ class Core:
     # -- after a crash ------------------------------------------------------------------------------------------------
 
     async def reconcile(self, look: Look) -> Intent | None:
-        """Settle the intents that an earlier process (or a cancelled act) left open. Returns the STOP that is to be
-        finished, if the trainer it meant is still there."""
+        """Settle the intents that an earlier process (or a cancelled act) left open. Return the STOP intent that is
+        to be finished, if its trainer still runs."""
         journal, found = self.tools.journal, look.handle
         start_id = found.start_id if found is not None else ""
         stop: Intent | None = None
@@ -468,7 +475,7 @@ class Core:
                 if (start_id and intent.data.get("start_id") == start_id) or meant_by(intent, look) is not None:
                     stop = intent
                     continue
-                state, text = IntentState.DONE, "it is gone"
+                state, text = IntentState.DONE, "the trainer has ended"
             elif intent.kind is IntentKind.START:
                 happened = start_id != "" and intent.data.get("start_id") == start_id
                 state = IntentState.DONE if happened else IntentState.UNDONE
@@ -479,9 +486,9 @@ class Core:
             elif intent.kind is IntentKind.QUARANTINE:
                 alive = found is not None and await found.exit_status() is None
                 if self.held():
-                    continue  # it moves files: for a podwatch that may act
+                    continue  # it moves files, which a held podwatch must not do
                 if alive or look.candidates or look.pending:
-                    # What lies there now may be what the living trainer has written since.
+                    # The files there now may be new ones of the running trainer.
                     state, text = IntentState.DONE, "left as it was: a trainer is running"
                 else:
                     moved = await self.tools.blocking(quarantine.carry_out, self.tools.workspace, intent)
@@ -495,7 +502,7 @@ class Core:
         return stop
 
     def uncounted(self, step: int | None) -> bool:
-        """Whether steps since the checkpoint ``step`` (None: since the beginning) cannot be counted."""
+        """Return whether steps since the checkpoint ``step`` (None: since the beginning) cannot be counted."""
         return step is not None and counts_saves(self.tools.layout)
 
     def close_incident(
@@ -508,8 +515,8 @@ class Core:
         message: str = "",
         over: bool = True,
     ) -> None:
-        """``message`` is the event's, ``resolution`` if not given. ``over``: podwatch no longer acts upon this failure,
-        and reports it no more."""
+        """Close the incident. ``message`` is the event's text (default: ``resolution``). ``over``: podwatch stops
+        acting on this failure and reporting it."""
         if over:
             self.cause = None
         self.tools.journal.post(
@@ -534,28 +541,28 @@ class Core:
             self.close_incident(incident.id, resolution)
 
     def remember_soon(self) -> None:
-        """Without waiting: for the sensing loop."""
+        """Save the memory without waiting; for the sensing loop."""
         data = self.memory.to_dict(self.tools.clock)
         self.tools.journal.post(Journal.learn, memory_module.KEY, data)
 
 
 def meant_by(stop: Intent, look: Look) -> Candidate | None:
-    """The trainer that podwatch was attached to and had begun to stop, if it lives: found again by its process. The
-    signs of training may be gone by now."""
+    """Return the attached trainer that podwatch was stopping, if it still runs. Found by pid and start time, because it
+    may no longer look like a trainer."""
     pid, ticks, boot = (stop.data.get(name) for name in ("pid", "ticks", "boot"))
     for candidate in (*look.candidates, *look.pending):
         if (candidate.launcher.pid, candidate.launcher.start_ticks) == (pid, ticks):
             return candidate
     for identity in look.eligible:
         if boot and (identity.pid, identity.start_ticks, identity.boot_id) == (pid, ticks, boot):
-            return Candidate(identity, "", "it was being stopped")
+            return Candidate(identity, "", "podwatch was stopping it")
     return None
 
 
 def _refused(error: OSError) -> PodwatchError:
-    """One line with the path in it: a finding shows no other place."""
+    """Return the error as one line that includes the path: a finding shows no other location."""
     where = f"{error.filename}: " if error.filename else ""
-    fix = "podwatch tries again by itself"
+    fix = "nothing: podwatch retries automatically"
     if isinstance(error, PermissionError):
-        fix = "give podwatch's user the right to it, or run podwatch as the user that training runs as"
+        fix = "give podwatch's user access to it, or run podwatch as the user that training runs as"
     return PodwatchError(f"{where}{error.strerror or error}", fix=fix)

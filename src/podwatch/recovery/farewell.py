@@ -1,4 +1,4 @@
-"""The machine is being taken away: training is told to end, once, and not waited for (DESIGN section 4, "Stop")."""
+"""The machine is being taken away: ask training to end, once, and do not wait for it (docs/maintenance.md)."""
 
 import signal
 
@@ -14,13 +14,13 @@ from podwatch.trainer.handle import KeptTrainer
 
 
 async def tell_to_end(tools: Tools, handle: TrainerHandle | None, why: str) -> bool:
-    """SIGTERM to what trains here, the stop journaled before it; False where nothing does.
+    """Journal the stop, then send SIGTERM to the trainer. Return False if none runs.
 
-    The intent stays open: whoever starts podwatch here next finishes that stop, and what was told to end is not
-    counted as a failure. What is wanted does not change. A keeper is told instead of its tree: it passes the signal
-    on, outlives us, and sends SIGKILL to what does not heed it.
+    The intent stays open: the next podwatch here finishes the stop, and this end does not count as a failure. The
+    desired state does not change. If a keeper runs the trainer, only the keeper gets the signal: it passes the signal
+    on, outlives podwatch, and sends SIGKILL to processes that do not end.
     """
-    if handle is None:  # podwatch may have been about to start it
+    if handle is None:  # podwatch may have been starting it
         handle = (await tools.launcher.look()).handle
     if handle is None or await handle.exit_status() is not None:
         return False
@@ -29,9 +29,9 @@ async def tell_to_end(tools: Tools, handle: TrainerHandle | None, why: str) -> b
     data["boot"] = launcher.boot_id
     try:
         await tools.journal.run(Journal.open_intent, IntentKind.STOP, data)
-    except HostError as error:  # the machine goes in seconds: its last save is worth more than the record of it
-        tools.say(EventName.TRAINER_STOPPING, f"this stop cannot be recorded: {error}", Severity.WARNING)
-    tools.say(EventName.TRAINER_STOPPING, f"training is told to end: {why}", start_id=handle.start_id)
+    except HostError as error:  # the machine is gone in seconds: the last save matters more than this record
+        tools.say(EventName.TRAINER_STOPPING, f"cannot record this stop: {error}", Severity.WARNING)
+    tools.say(EventName.TRAINER_STOPPING, f"asking training to end: {why}", start_id=handle.start_id)
     await _sigterm(handle)
     return True
 

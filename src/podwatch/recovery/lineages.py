@@ -1,4 +1,4 @@
-"""Opens a new lineage of the run: the one place where that happens, whatever the occasion (DESIGN section 2)."""
+"""Open a new lineage of the run. No other module does."""
 
 from dataclasses import replace
 
@@ -17,10 +17,9 @@ def opened(
     left_step: int | None = None,
     opened_wall: float = 0.0,
 ) -> RunRecord:
-    """The record with a new lineage that leaves ``parent`` (the present one if not given) at ``step`` (None: at the
-    beginning of training). ``memory`` learns how far the older ones belong to it. ``earlier``: what is here and stays
-    behind from now on; None: no more than before. ``left_step`` and ``opened_wall``: see ``Lineage``. Nothing is
-    written."""
+    """Return ``record`` with a new lineage that branches off ``parent`` (default: the current one) at ``step`` (None:
+    at the beginning of training). Updates ``memory`` with how far older lineages belong to it; writes nothing to disk.
+    ``earlier``: the local saves that stay behind (None: as before). ``left_step``, ``opened_wall``: see ``Lineage``."""
     left = parent or record.lineage.id
     if step is None:
         memory.ancestry = {}

@@ -1,8 +1,7 @@
-"""Files that a killed vLLM or torchrun leaves behind, on which the next start hangs (facts/prime-rl.md section 5).
+"""Stale files in /dev/shm and /tmp that a killed vLLM or torchrun leaves behind; the next start hangs on them.
 
-They lie outside every configured root, so three things must be so before one goes: it belongs to the user that training
-runs as, it is not older than our last start, and no living process has it open or mapped. Where that cannot be seen,
-nothing goes.
+They are outside every configured root. So podwatch removes one only if it belongs to the user that training runs as, is
+not older than our last start, and no living process has it open or mapped. If that cannot be seen, it removes nothing.
 """
 
 import os
@@ -26,7 +25,7 @@ PLACES: Final[list[tuple[Path, str]]] = [
 
 @dataclass(frozen=True, slots=True)
 class Litter:
-    """``held`` lies there and is in use. ``unseen``: processes of that user whose files could not be looked at."""
+    """``stale`` can be removed, ``held`` is in use. ``unseen``: number of processes whose files could not be read."""
 
     stale: tuple[Path, ...] = ()
     held: tuple[Path, ...] = ()
@@ -34,7 +33,7 @@ class Litter:
 
 
 def owner_id(user: str) -> int:
-    """The uid that training runs as; -1 for a user that does not exist (the start itself says so)."""
+    """Return the uid that training runs as; -1 for a user that does not exist (the start itself reports that)."""
     if not user:
         return os.geteuid()
     try:
@@ -44,7 +43,7 @@ def owner_id(user: str) -> int:
 
 
 def look(uid: int, since: float, places: Sequence[tuple[Path, str]] | None = None) -> Litter:
-    """``since``: epoch seconds of our last start. Blocks: reads all of /proc where there is anything to ask about."""
+    """Find stale files. ``since``: epoch seconds of our last start. Blocks: reads all of /proc if any file matches."""
     mine = [
         path for root, pattern in (PLACES if places is None else places) for path in _ours(root, pattern, uid, since)
     ]
@@ -57,12 +56,12 @@ def look(uid: int, since: float, places: Sequence[tuple[Path, str]] | None = Non
 
 
 def clear(uid: int, since: float, places: Sequence[tuple[Path, str]] | None = None) -> tuple[Path, ...]:
-    """Remove what is stale; what is gone now. Blocks. Never raises for one that cannot be removed."""
+    """Remove stale files; return those that are gone. Blocks. Never raises for a file that cannot be removed."""
     return remove(look(uid, since, places).stale)
 
 
 def remove(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Of these, found by ``look`` just now, what could be removed."""
+    """Remove ``paths``, which ``look`` has just found; return those that are gone."""
     gone = []
     for path in paths:
         try:
@@ -86,14 +85,15 @@ def _ours(root: Path, pattern: str, uid: int, since: float) -> Iterable[Path]:
             seen = path.lstat()
         except OSError:
             continue
-        # Both times: one can be set back or carried over, a file of an older run has neither.
+        # Both times: one alone can be set back or copied; a file of an older run has neither.
         young = seen.st_ctime >= since and seen.st_mtime >= since
         if seen.st_uid == uid and young and not stat.S_ISLNK(seen.st_mode):
             yield path
 
 
 def _in_use() -> tuple[set[str], int]:
-    """Paths that living processes have open, mapped, or bound as a socket; and how many could not be looked at."""
+    """Return the paths that living processes have open, mapped, or bound as a socket; and how many processes could not
+    be read."""
     used: set[str] = set()
     unseen = 0
     for pid in procfs.all_pids():
@@ -101,10 +101,10 @@ def _in_use() -> tuple[set[str], int]:
         if status is None or status.state in "ZXx":
             continue
         if not procfs.command(pid) and not procfs.hangs(pid):
-            continue  # the kernel's own
+            continue  # a kernel thread
         links, maps = procfs.open_files(pid), procfs.mapped_files(pid)
         if links is None or maps is None:
-            # The machine's own init may be closed even to root, and uses none of these.
+            # The machine's init may be unreadable even for root, and uses none of these files.
             init = pid == 1 and not status.name.startswith("python")
             unseen += not init and procfs.read_stat(pid) is not None
             continue

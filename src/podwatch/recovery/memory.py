@@ -1,7 +1,7 @@
-"""What recovery must remember over its own death: kept in the journal under ``recovery.*``.
+"""Recovery's durable state, kept in the journal under ``recovery.*``.
 
-Losing it (a rebuilt journal) only delays giving up and makes old mistakes possible once more; the run record beside
-output_dir is enough to go on.
+Losing it (a rebuilt journal) only delays giving up and allows old mistakes once more; the run record beside output_dir
+is enough to continue.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from podwatch.system.identity import boot_id
 
 @dataclass
 class Memory:
-    """``history`` counts in monotonic seconds of this boot. ``gpu_base`` maps an NVML index to the bytes that were used
-    before our trainer started. ``counted`` and ``confirmed`` are the start ids last counted as a failure and last
-    confirmed. ``ancestry`` maps older lineages to the last step that still belongs to this line."""
+    """``history`` counts in monotonic seconds of this boot. ``gpu_base`` maps an NVML index to the bytes in use before
+    our trainer started. ``counted`` and ``confirmed`` are the start ids last counted as a failure and last
+    confirmed. ``ancestry`` maps older lineages to their last step that belongs to the current lineage."""
 
     history: RestartHistory = field(default_factory=RestartHistory)
     refused: dict[int, str] = field(default_factory=dict)
@@ -31,18 +31,19 @@ class Memory:
     """The next start must come from a step below this one (a step back that was decided)."""
     wanted: int | None = None
     fresh: bool = False
-    """What a person asked the next start to be; forgotten once it has happened."""
+    """With ``wanted``: the next start as the operator requested it; cleared once it has happened."""
     next_try_wall: float | None = None
     adopted: bool = False
-    """A person took the sets that were here before podwatch (--adopt-existing)."""
+    """The operator adopted the checkpoints that existed before podwatch (--adopt-existing)."""
     yielded: bool = False
-    """This pod has lost the run and stopped its trainer: one that is attached to since then is a person's."""
+    """This pod lost the run and stopped its trainer; a trainer attached since then belongs to the operator."""
     ended_wall: float | None = None
-    """Epoch second at which our last trainer ended: what had been running before that is not its successor."""
+    """Epoch second at which our last trainer ended; a process that already ran then is not its successor."""
     by_hand: str = ""
-    """Id of the last `podwatch run` on a terminal that was obeyed: an init that restarts the daemon is not typed."""
+    """Id of the last `podwatch run` typed on a terminal; it counts once, not again when an init restarts the daemon."""
     ignored: tuple[str, ...] = ()
-    """Start ids of processes that an operator said are not this run's training (``podwatch start --beside PID``)."""
+    """Start ids of processes that the operator declared not to be this run's training (``podwatch start --beside
+    PID``)."""
 
     def to_dict(self, clock: Clock) -> dict[str, object]:
         return {
@@ -76,7 +77,7 @@ def from_dict(data: Mapping[str, Any], clock: Clock) -> Memory:
     return Memory(
         history=history,
         refused=text_map(data.get("refused")),
-        # Memory that was used before a reboot says nothing about now.
+        # GPU memory in use before a reboot says nothing about now.
         gpu_base={index: int(float(value)) for index, value in base.items()} if same_boot else {},
         ancestry={str(k): int(v) for k, v in (data.get("ancestry") or {}).items()},
         counted=str(data.get("counted", "")),
@@ -94,12 +95,12 @@ def from_dict(data: Mapping[str, Any], clock: Clock) -> Memory:
 
 
 def _age(data: Mapping[str, Any], clock: Clock) -> float:
-    """Seconds since it was saved, as the wall clock tells; never negative."""
+    """Return the wall-clock seconds since ``data`` was saved; never negative."""
     return max(0.0, clock.wall() - float(data.get("wall", clock.wall())))
 
 
 def shift(history: RestartHistory, by: float) -> RestartHistory:
-    """Move every time of it, from the monotonic clock of one boot to that of another."""
+    """Return ``history`` with every time moved from the monotonic clock of one boot to that of another."""
     moved = {
         name: value + by
         for name in ("streak_started_at", "working_since", "last_step_at", "gave_up_at")
@@ -112,8 +113,8 @@ KEY = "recovery.memory"
 
 
 def joined(known: object, ours: object) -> object:
-    """Of what the database remembers and what was remembered without knowing it: the database's, but a start that was
-    made since is not made a second time."""
+    """Merge the database's memory (``known``) with the one kept while the database could not be read (``ours``). The
+    database's wins, except that a start made meanwhile is not repeated."""
     if not isinstance(known, dict) or not isinstance(ours, dict):
         return known if isinstance(known, dict) else ours
     kept = {**known, "next_try_wall": ours.get("next_try_wall")}

@@ -1,4 +1,5 @@
-"""Trainers that a person started: seen, taken over, never joined by a second one (DESIGN section 2, "Supervise")."""
+"""Trainers that an operator started: podwatch detects and takes them over, and never starts a second one beside them
+(docs/attaching.md)."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -16,15 +17,15 @@ from podwatch.recovery.stopping import Stopping
 from podwatch.trainer.base import Candidate, Look, TrainerHandle
 
 PERSON_POLL: Final = 15.0
-"""Seconds between two looks for a person's own start while nothing of ours runs; one look reads all of /proc."""
+"""Seconds between two checks for an operator's own start while podwatch runs no trainer; each reads all of /proc."""
 
 
 class Persons(Stopping):
-    """Taking over, and the lookout: while nothing of ours runs and no act does, somebody still looks."""
+    """Taking over an operator's trainer, and the lookout for one while no act and no trainer of podwatch runs."""
 
     async def take_over(self, look: Look) -> bool:
-        """Attach to the one trainer that an operator started; wait while it is not clear which, or whether one is about
-        to be. False when nothing is there, so that a start cannot join a second trainer to a first (promise 4)."""
+        """Attach to the one trainer that an operator started. Wait while it is unclear which one it is, or whether a
+        process is about to train. Return False if there is none: only then is a start safe (never two trainers)."""
         tools = self.tools
         while True:
             if look.handle is not None:
@@ -43,25 +44,30 @@ class Persons(Stopping):
             look = await tools.launcher.look()
 
     def sift(self, look: Look) -> Sifted[Candidate]:
-        """Which of those that were seen may be our next trainer; the tree of the one that is watched is none."""
+        """Return which of the processes seen can be our next trainer; the tree of the watched trainer cannot."""
         memory, wall = self.memory, self.tools.clock.wall()
         return sift(look.candidates, look.pending, ended=memory.ended_wall, wall=wall, ignored=memory.ignored)
 
     def _must_wait(self, there: Sifted[Candidate]) -> bool:
-        """Whether nothing may be started beside these; it is then shown, with what the operator can do."""
+        """Return whether podwatch must not start a trainer beside these; if so, the finding shows what the operator can
+        do."""
         if there.successors or there.rivals:
             several = len(there.successors) > 1
-            text = "several trainers could be this run's" if several else "a trainer not started by us runs"
-            if not there.successors:
-                text = "a process that ran beside the trainer that ended works in its output_dir"
-            names = listed((*there.successors, *there.rivals))
-            fix = (
-                "`podwatch start --attach PID` guards one; stop what does not belong here, or say so with"
-                " `podwatch start --beside PID`; podwatch then continues"
+            text = (
+                "several running trainers could be this run's"
+                if several
+                else "a trainer that podwatch did not start runs"
             )
-            self._show(Phase.BLOCKED, f"{text}: {names}")
+            if not there.successors:
+                text = "a process that ran beside the ended trainer works in its output_dir"
+            text = f"{text}, so podwatch starts none: {listed((*there.successors, *there.rivals))}"
+            fix = (
+                "run `podwatch start --attach PID` to guard one; stop the others, or run `podwatch start --beside PID`"
+                " for each that is not this run's training"
+            )
+            self._show(Phase.BLOCKED, text)
             self.clear(FindingKind.AMBIGUOUS_TRAINERS)
-            self.note(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL, f"{text}: {names}", fix)
+            self.note(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL, text, fix)
             return True
         if not there.pending or self.tools.settings.mode == "observe":
             return False
@@ -69,33 +75,36 @@ class Persons(Stopping):
         return True
 
     def _await(self, pending: Sequence[Candidate]) -> None:
-        """Show what is awaited: until the patience of a start is over a warning, then a question."""
+        """Report the pending processes: a warning during the start-up patience, then critical, with a question to
+        answer."""
         patience = self.tools.settings.trainer.startup_patience
         names = listed(pending)
         late = all(c.age >= patience for c in pending)
-        awaited = " or ".join(dict.fromkeys(c.awaits for c in pending))
         if late:
+            awaited = " or ".join(dict.fromkeys(c.awaits for c in pending))
             text = (
                 f"Training is not running: {names}. After {min(c.age for c in pending) / 60:.0f} min podwatch still has"
                 f" not seen {awaited}, and starts no trainer beside it"
             )
         else:
             left = max(0.0, patience - min(c.age for c in pending)) / 60
+            signs = " or ".join(dict.fromkeys(c.awaits for c in pending if c.attachable and not c.holds_gpu))
+            attaches = f"attaches when it sees {signs}, and " if signs else ""
             text = (
-                f"podwatch waits before it starts training: {names}. It waits for {awaited} (attaches then), or for its"
-                f" end (starts then); in {left:.0f} min it asks you"
+                f"podwatch waits before it starts training: {names}. It {attaches}starts training when that process"
+                f" ends; in {left:.0f} min it asks you"
             )
         pids = [str(c.launcher.pid) for c in pending if c.attachable] or [str(pending[0].launcher.pid)]
         fix = (
-            f"if this is the run's training: `podwatch start --attach {pids[0]}`; if not: end it, or"
-            f" `podwatch start --beside {pids[0]}` starts training beside it; `podwatch stop-training` starts nothing"
+            f"if this is the run's training: `podwatch start --attach {pids[0]}`; if not: stop it, or run `podwatch"
+            f" start --beside {pids[0]}` to start training beside it; to start nothing: `podwatch stop-training`"
         )
         self._show(Phase.BLOCKED, text)
         self.clear(FindingKind.AMBIGUOUS_TRAINERS)
         self.note(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL if late else Severity.WARNING, text, fix)
 
     async def guard(self, candidate: Candidate) -> bool:
-        """Attach to this one; False when it has ended in the meantime."""
+        """Attach to ``candidate``; return False if it has ended meanwhile."""
         tools = self.tools
         self.clear(FindingKind.AMBIGUOUS_TRAINERS, FindingKind.BLOCKED)
         try:
@@ -106,7 +115,7 @@ class Persons(Stopping):
         self.watch(handle, Attempt(handle.start_id, now, known=False))
         tools.begin_start(now, handle.start_id)
         await self.procedure.descend(handle)
-        self._show(Phase.ATTACHED, f"watching pid {handle.launcher.pid}, which was started by someone else")
+        self._show(Phase.ATTACHED, f"watching pid {handle.launcher.pid}, which podwatch did not start")
         tools.say(
             EventName.TRAINER_ATTACHED,
             f"attached to pid {handle.launcher.pid}: {candidate.reason}",
@@ -117,16 +126,16 @@ class Persons(Stopping):
             self.note(
                 FindingKind.UNGUARDED,
                 Severity.WARNING,
-                "no command is configured: this trainer cannot be restarted",
-                "`podwatch config init` copies it from the running trainer",
+                "podwatch cannot restart this trainer: [trainer] command is not configured",
+                "run `podwatch config init` to copy it from the running trainer",
             )
         return True
 
     async def notice(self, look: Look) -> None:
-        """Training is not wanted (stopped, finished), and this is what runs here. Only a trainer of this very run, seen
-        at work in output_dir and started since, says that its person wants it again: podwatch guards it from now on.
-        Whatever else holds the GPUs (a notebook, an evaluation, what is left of the old run) is told and left alone: it
-        would be "restarted" as training one day."""
+        """Handle the trainers here while training is not wanted (stopped, finished). Only a trainer of this very run,
+        seen at work in output_dir and started since, shows that its operator wants training again: podwatch guards it.
+        It only reports anything else on the GPUs (a notebook, an evaluation, leftovers of the old run): a guarded
+        process would be "restarted" as training one day."""
         record, clock = self.tools.record.current, self.tools.clock
         there = self.sift(look)
         candidates = (*there.successors, *there.rivals)
@@ -135,7 +144,7 @@ class Persons(Stopping):
         self.clear(FindingKind.AMBIGUOUS_TRAINERS)
         self.drop("beside")
         pending = [c for c in look.candidates if record is not None and c.start_id == record.stop_of]
-        if pending:  # podwatch ended while it waited for the save, or before it had begun to stop it
+        if pending:  # podwatch ended while it waited for the save, or before it started to stop it
             if await self.guard(pending[0]):
                 await self.as_recorded()
         elif len(mine) == 1 and self.tools.settings.trainer.supervise != "keeper":
@@ -143,7 +152,7 @@ class Persons(Stopping):
             if await self.guard(mine[0]):
                 self.tools.say(
                     EventName.DESIRED_CHANGED,
-                    f"training was {before}, and a person started it again (pid {mine[0].launcher.pid})",
+                    f"an operator started {before} training again (pid {mine[0].launcher.pid}); podwatch guards it",
                     desired=str(Desired.RUNNING),
                 )
                 await self.set_desired(Desired.RUNNING)
@@ -153,8 +162,8 @@ class Persons(Stopping):
             self.note(
                 FindingKind.UNGUARDED,
                 Severity.WARNING if mine else Severity.INFO,
-                f"not guarded, training is {self.desired}: {listed(candidates)}",
-                "if it is this run's training: `podwatch start --attach PID`",
+                f"podwatch does not guard these processes, because training is {self.desired}: {listed(candidates)}",
+                "if one of them is this run's training: `podwatch start --attach PID`",
                 subject="beside",
             )
 
@@ -162,24 +171,25 @@ class Persons(Stopping):
         self.note(
             FindingKind.AMBIGUOUS_TRAINERS,
             Severity.CRITICAL,
-            f"several trainers could be this run's: {listed(candidates)}",
-            "`podwatch start --attach PID` guards one; stop what does not belong here",
+            f"several running trainers could be this run's: {listed(candidates)}",
+            "run `podwatch start --attach PID` to guard one, and stop the others",
         )
 
     async def as_recorded(self) -> None:
-        """Carry out the stop or the completion that was recorded; ``Acts`` knows."""
+        """Carry out the recorded stop or completion; implemented by ``Acts``."""
         raise InternalError("no acts here", fix="use Recovery")
 
     # -- the lookout --------------------------------------------------------------------------------------------------
 
     def look_out(self, snapshot: Snapshot) -> None:
-        """At each turn of the sensing loop. Never blocks: at its time the look is the act."""
+        """Start a lookout act if one is due. Called at each tick of the sensing loop; never blocks."""
         if not self.ready or snapshot.at - self.looked_out_at < PERSON_POLL:
             return
         handle, sample = self.handle, snapshot.trainer.value
         if handle is not None:
-            # One that podwatch did not start and that ended: its person has time to start it again, which is no
-            # failure. All others are acted upon at once.
+            # An attached trainer that ended: its operator has time to start it again, which is no failure. The end of
+            # any
+            # other trainer is handled at once, by ``consider``.
             ended = sample is not None and sample.start_id == handle.start_id and not sample.alive
             if not (ended and handle.supervision is Supervision.ATTACH):
                 return
@@ -192,7 +202,7 @@ class Persons(Stopping):
             try:
                 look = await self.tools.launcher.look()
             except (OSError, PodwatchError) as error:  # a timeout is an OSError; the next look is in seconds
-                text = f"a trainer that a person starts would not be seen: {error}"
+                text = f"podwatch cannot see whether an operator starts a trainer: {error}"
                 return self.note(FindingKind.SENSOR_BLIND, Severity.WARNING, text, subject="lookout")
             self.drop("lookout")
             old = self.handle
@@ -215,7 +225,8 @@ class Persons(Stopping):
         return None
 
     async def _again_by_hand(self, old: TrainerHandle, look: Look) -> None:
-        """What is left of the old tree is no new trainer, nor what ran beside it all the time."""
+        """Take over the trainer that an operator started after the attached one ended. Leftovers of the old tree, and
+        processes that ran beside it all the time, do not count."""
         status, wall = await old.exit_status(), self.tools.clock.wall()
         ended = status.at_wall if status is not None else wall
         left = {process.identity for process in (await old.tree()).value or ()} | {old.launcher}
@@ -225,16 +236,16 @@ class Persons(Stopping):
             return
         self.tools.say(
             EventName.TRAINER_STOPPED,
-            f"the trainer that ended (pid {old.launcher.pid}) was started again by hand: no failure",
+            f"an operator started the ended trainer (pid {old.launcher.pid}) again: not a failure",
             start_id=old.start_id,
         )
         self.memory.ended_wall = ended
         await self.procedure.descend(old)
         self.forget()
         if fresh[0].awaits or not await self.guard(fresh[0]):
-            await self.carry_on()  # one that only loads yet is waited for there
+            await self.carry_on()  # carry_on waits for one that is still loading
 
 
 def listed(candidates: Sequence[Candidate]) -> str:
-    """For an operator to choose from, without secrets."""
+    """Return the candidates as one line for the operator to choose from, without secrets."""
     return "; ".join(f"pid {c.launcher.pid}: {scrub(c.command)[:80]} ({scrub(c.reason)})" for c in candidates)

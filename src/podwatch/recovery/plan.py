@@ -24,7 +24,7 @@ MAX_DIGEST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """``removed`` are resume flags that stood in the configured command. ``first_step`` is the lowest step number a
+    """``removed`` are the resume flags taken out of the configured command. ``first_step`` is the lowest step number a
     correct resume can show (None for a fresh start)."""
 
     plan: StartPlan
@@ -95,10 +95,10 @@ def prepare(
 def wandb_identity(
     layout: Layout, step: int | None, environment: Mapping[str, str], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """The W&B run or runs of a start from ``step``; a fresh one (None) never goes on in those of before.
+    """Return the W&B run ids of a start from ``step``; a fresh start (None) never continues earlier W&B runs.
 
-    ``known`` are the ids in the record, or those that came with a save from the store. Where the trainer takes W&B's
-    own variable, podwatch names the run itself: then nothing has to be found on a disk that may be gone. Blocks.
+    ``known`` are the ids in the run record, or those that came with a checkpoint from the store. If the trainer reads
+    W&B's own variable, podwatch chooses the id, so that nothing depends on a disk that may be gone. Blocks.
     """
     variables = layout.wandb_variables()
     given = given_in(environment, variables)
@@ -107,7 +107,7 @@ def wandb_identity(
 
 
 def checkpoint_path(layout: Layout, step: int) -> Path:
-    """The directory of the first part a resume needs."""
+    """Return the directory of the first part that a resume needs."""
     parts = layout.steps().get(step, ())
     for part in parts:
         if part.required:
@@ -116,7 +116,7 @@ def checkpoint_path(layout: Layout, step: int) -> Path:
 
 
 def added_arguments(command: Sequence[str], removed: Sequence[str], argv: Sequence[str]) -> list[str]:
-    """What the layout put into the command: the middle that is left when the common ends are taken away."""
+    """Return the arguments that the layout added: ``argv`` without its common beginning and end with the command."""
     left, base = list(removed), list[str]()
     for argument in command:
         if argument in left:
@@ -132,8 +132,8 @@ def added_arguments(command: Sequence[str], removed: Sequence[str], argv: Sequen
 
 
 def config_digests(argv: Sequence[str], cwd: Path) -> tuple[tuple[str, str], ...]:
-    """(path, SHA-256) of every small regular file that the command names: ``f``, ``@f``, ``--x=f``. argv[0] is not
-    configuration. Unreadable files are left out."""
+    """Return (path, SHA-256) of every small regular file that the command names: ``f``, ``@f``, ``--x=f``. argv[0] is
+    not configuration. Unreadable files are left out."""
     found: dict[str, str] = {}
     for argument in argv[1:]:
         for name in {argument, argument.lstrip("@"), argument.rpartition("=")[2].lstrip("@")}:
@@ -150,12 +150,12 @@ def config_digests(argv: Sequence[str], cwd: Path) -> tuple[tuple[str, str], ...
 
 
 def changed_configs(record: StartRecord | None) -> tuple[str, ...]:
-    """The files of the last start whose content is another now (or that are gone). Blocks."""
+    """Return the files of the last start that have changed since, or are gone. Blocks."""
     return () if record is None else changed_files(record.config_digests)
 
 
 def changed_files(digests: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Those of (path, SHA-256) whose content is another now, or that are gone. Blocks."""
+    """Return the paths of (path, SHA-256) pairs whose file has changed or is gone. Blocks."""
     changed = []
     for name, digest in digests:
         try:

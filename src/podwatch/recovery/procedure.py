@@ -1,4 +1,4 @@
-"""The steps of a restart, each one journaled: stop, fetch, set aside, start (DESIGN section 4)."""
+"""The journaled steps of a restart: stop, fetch, move to quarantine, start."""
 
 import asyncio
 import shlex
@@ -32,7 +32,7 @@ from podwatch.trainer.environment import for_training
 
 STUCK_RETRY = 15.0
 LITTER_SECONDS = 30.0
-"""A start is not held up for longer by what may lie about."""
+"""Limit for finding stale files; a start does not wait longer for it."""
 STOP_ALSO_DEADLINE = 60.0
 """Seconds for one command of ``trainer.stop_also``; `ray stop` takes up to sixteen."""
 FIRST_BASE_AT_MOST = 4 << 30
@@ -41,30 +41,30 @@ small service). An engine that outlived its run holds far more."""
 
 
 class StartFailed(HostError):  # noqa: N818
-    """The command could not be executed: a failed start, and the checkpoint is not to blame. ``needs_person``: it will
-    fail in the same way until somebody mends it."""
+    """The command could not be executed: a failed start that does not count against the checkpoint. ``needs_person``:
+    it fails in the same way until the operator fixes it."""
 
     needs_person = False
 
 
 class Procedure(Choosing):
-    """The acts themselves, without deciding when."""
+    """Carries out each step; ``Acts`` decides when."""
 
     def __init__(self, tools: Tools, memory: Memory, show: Callable[[Phase, str], None]) -> None:
         super().__init__(tools, memory, show)
         self.waited = 0.0
-        """Seconds until GPUs and ports were free, before the start that is made now."""
+        """Seconds that the current start waited for GPUs and ports."""
         self.stuck: tuple[str, ...] = ()
-        """What even SIGKILL did not end, in words: nothing is started beside it."""
+        """Processes that SIGKILL did not end, as text. podwatch starts nothing beside them."""
         self.quarantine_number: int | None = None
-        """Where the last start moved what was ahead of it; None where nothing was."""
+        """Number of the quarantine with the checkpoints ahead of the last start; None if there were none."""
 
     # -- stop ---------------------------------------------------------------------------------------------------------
 
     async def stop_tree(
         self, handle: TrainerHandle, why: str, *, before: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Intent, ``before`` (evidence), then stop until nothing of the tree is left, then let the keeper go."""
+        """Journal the stop, run ``before`` (evidence), stop the whole tree, then release the keeper."""
         tools = self.tools
         intent = await tools.journal.run(
             Journal.open_intent,
@@ -82,7 +82,7 @@ class Procedure(Choosing):
         await self.finish_stop(handle, intent.id, why)
 
     async def finish_stop(self, handle: TrainerHandle, intent_id: int, why: str) -> None:
-        """The stop itself; also what a new process does with a STOP intent it finds open."""
+        """Stop the tree; also used for an open STOP intent that an earlier podwatch left."""
         tools, trainer = self.tools, self.tools.settings.trainer
         self.show(Phase.STOPPING, why)
         tools.say(EventName.TRAINER_STOPPING, f"stopping training: {why}", start_id=handle.start_id)
@@ -93,11 +93,12 @@ class Procedure(Choosing):
             self.stuck = report.survivors
             if not report.survivors:
                 break
-            # Never start beside a process that is still there (promise 4), even if it is stuck in the kernel.
-            self.show(Phase.BLOCKED, "cannot be ended: " + "; ".join(report.survivors))
+            # Never start a second trainer beside a process that still exists, even if it is stuck in the kernel.
+            self.show(Phase.BLOCKED, "podwatch cannot end these processes: " + "; ".join(report.survivors))
             tools.say(
                 EventName.RECOVERY_BLOCKED,
-                "processes of the old trainer are stuck in the kernel: " + "; ".join(report.survivors),
+                "podwatch cannot end the old trainer and starts no new one; these processes are stuck in the kernel: "
+                + "; ".join(report.survivors),
                 Severity.CRITICAL,
             )
             await tools.clock.sleep(STUCK_RETRY)
@@ -120,8 +121,8 @@ class Procedure(Choosing):
         )
 
     async def stop_also(self) -> None:
-        """End what belongs to training and lives outside its tree, by its owner's own commands. One that fails is told
-        and does not hold the restart up: whether the pod is free is looked at next in any case."""
+        """Run the commands of ``trainer.stop_also``, which end training's processes outside its tree. A command that
+        fails is reported and does not delay the restart: the check for free GPUs and ports follows anyway."""
         tools, trainer = self.tools, self.tools.settings.trainer
         for command in trainer.stop_also:
             try:
@@ -133,18 +134,18 @@ class Procedure(Choosing):
                     user=trainer.user,
                 )
             except HostError as error:
-                said = str(error)
+                said = f"failed: {error}"
             else:
                 if done.ok:
                     continue
                 last = (done.output.strip().splitlines() or [""])[-1][:200]
-                how = f"{STOP_ALSO_DEADLINE:.0f} s were not enough" if done.timed_out else f"ended with {done.code}"
+                how = f"did not end in {STOP_ALSO_DEADLINE:.0f} s" if done.timed_out else f"ended with code {done.code}"
                 said = f"{how}: {scrub(last)}"
             text = f"trainer.stop_also: {shlex.join(scrub_argv(command))[:200]} {said}"
             tools.say(EventName.TRAINER_STOPPING, text, Severity.WARNING)
 
     async def clear_litter(self) -> None:
-        """What the last start left in /dev/shm and /tmp and nobody uses: the next one would hang on it."""
+        """Remove stale files of the last start from /dev/shm and /tmp: the next start would hang on them."""
         tools = self.tools
         last = tools.record.current.last_start if tools.record.current is not None else None
         if last is None:
@@ -155,11 +156,11 @@ class Procedure(Choosing):
             )
         except TimeoutError:
             return
-        # Removed by a thread that did not look: one that hung and comes back must find nothing to do any more.
+        # A second call removes them: a look that hung and returns late must have nothing left to do.
         gone = await tools.blocking(litter.remove, found.stale)
         if gone:
             names = ", ".join(str(path) for path in gone[:5]) + (", ..." if len(gone) > 5 else "")
-            text = f"cleared {len(gone)} stale entries of the last start: {names}"
+            text = f"removed {counted(len(gone), 'stale entry', 'stale entries')} of the last start: {names}"
             tools.say(EventName.TRAINER_STARTING, text, cleared=len(gone))
 
     # -- is the pod free ----------------------------------------------------------------------------------------------
@@ -182,13 +183,13 @@ class Procedure(Choosing):
     # -- fetch --------------------------------------------------------------------------------------------------------
 
     async def fetch(self, choice: Choice) -> None:
-        """Bring the chosen set from the store; what lies in its place here is set aside first."""
+        """Fetch the chosen checkpoint from the store; first move what is in its place here to quarantine."""
         tools = self.tools
         if tools.restore is None or choice.step is None:
-            raise HostError("no store to fetch from", fix="set [sync] store")
+            raise HostError("no store is configured to fetch from", fix="set [sync] store")
         steps = await tools.blocking(tools.layout.steps)
         present = [p.path for p in steps.get(choice.step, ()) if p.required and p.path.exists()]
-        await self.set_aside(choice.step, tuple(present), f"step {choice.step} is not whole here")
+        await self.set_aside(choice.step, tuple(present), f"step {choice.step} is not complete here")
         intent = await tools.journal.run(
             Journal.open_intent, IntentKind.RESTORE, {"step": choice.step, "save_id": choice.save_id}
         )
@@ -210,10 +211,10 @@ class Procedure(Choosing):
             self.restoring = None
         self.failed_fetches = 0
         await tools.journal.run(Journal.settle, intent.id, IntentState.DONE)
-        tools.say(EventName.RESTORED, f"step {choice.step} fetched from the store", step=choice.step)
+        tools.say(EventName.RESTORED, f"fetched step {choice.step} from the store", step=choice.step)
         await tools.blocking(tools.catalogue.rescan)
 
-    # -- set aside ----------------------------------------------------------------------------------------------------
+    # -- move to quarantine -------------------------------------------------------------------------------------------
 
     async def set_aside(self, step: int | None, paths: tuple[Path, ...], why: str) -> None:
         if not paths:
@@ -235,8 +236,8 @@ class Procedure(Choosing):
         number = self.quarantine_number = quarantine.number_of(intent)
         tools.say(
             EventName.QUARANTINED,
-            f"set aside {counted(len(paths), 'entry', 'entries')}: {why};"
-            f" `podwatch quarantine return {number}` puts them back",
+            f"moved {counted(len(paths), 'entry', 'entries')} to quarantine {number}: {why}."
+            f" `podwatch quarantine return {number}` moves them back",
             quarantine=number,
             step=step,
             entries=len(paths),
@@ -246,11 +247,11 @@ class Procedure(Choosing):
     # -- start --------------------------------------------------------------------------------------------------------
 
     async def start(self, choice: Choice) -> tuple[TrainerHandle, Attempt]:
-        """Set aside, record, start. Raises Busy when another keeper holds the run, StartFailed when the command
-        cannot be executed, HostError when something could not be recorded or set aside."""
+        """Move what is ahead of the step to quarantine, record the start, and start. Raises Busy when another keeper
+        holds the run, StartFailed when the command cannot be executed, HostError when recording or moving failed."""
         tools = self.tools
         step = choice.step
-        # Nothing is started in a directory that another user put in the place of output_dir.
+        # Start nothing in a directory that another user put in the place of output_dir.
         await tools.blocking(tools.workspace.check)
         prepared = await tools.blocking(self.prepare, step)
         before = newest_step(tools.catalogue.sets)
@@ -279,7 +280,7 @@ class Procedure(Choosing):
         except (OSError, HostError) as error:
             await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(error))
             raise
-        self.memory.yielded = False  # what is started now is ours to end
+        self.memory.yielded = False  # podwatch owns the trainer that it starts now
         await self.remember()
         if step is None and await tools.journal.run(Journal.learned, FROM_STORE):
             await tools.journal.run(Journal.learn, FROM_STORE, {})
@@ -287,7 +288,7 @@ class Procedure(Choosing):
         if prepared.removed:
             tools.say(
                 EventName.TRAINER_STARTING,
-                "resume flags in the configured command were taken out: " + " ".join(scrub_argv(prepared.removed)),
+                "podwatch removed resume flags from the configured command: " + " ".join(scrub_argv(prepared.removed)),
                 Severity.WARNING,
             )
         tools.say(
@@ -304,11 +305,11 @@ class Procedure(Choosing):
         try:
             handle = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # Half a start must not be left behind unseen: whoever comes next finds it by its intent.
+            # Let the start finish, so that the next act finds its trainer by the intent.
             await asyncio.wait([starting])
             raise
         except PodwatchError as error:
-            # It quotes a command of ``trainer.start_before``, which may carry a token.
+            # The error quotes a command of ``trainer.start_before``, which may carry a token.
             secrets = secret_values(prepared.plan.env)
             what, where, fix = (scrub(text, secrets) for text in (error.what, error.where, error.fix))
             failed = StartFailed(what, where=where, fix=fix)
@@ -333,7 +334,7 @@ class Procedure(Choosing):
         return handle, Attempt(handle.start_id, began, step, prepared.first_step)
 
     def _as_wanted(self, record: RunRecord) -> RunRecord:
-        """``record`` with what is wanted by now: a stop may have been asked for since it was made."""
+        """Return ``record`` with the current desired state: a stop may have been requested since it was made."""
         now = self.tools.record.current or record
         return replace(
             record,
@@ -344,12 +345,12 @@ class Procedure(Choosing):
         )
 
     async def _repair(self, trackers: Sequence[Tracker], why: str) -> None:
-        """The trainer's own "latest" files say the same as the step that is passed; doing it again does no harm."""
+        """Make the trainer's own "latest" files name the step of the start. Idempotent."""
         tools = self.tools
         written = await tools.blocking(tracker_files.repair, trackers, tools.workspace.tree)
         if written:
             names = ", ".join(path.name for path in written)
-            tools.say(EventName.TRAINER_STARTING, f"{names} set right for {why}", trackers=len(written))
+            tools.say(EventName.TRAINER_STARTING, f"updated {names} for {why}", trackers=len(written))
 
     def prepare(self, step: int | None) -> plan.Prepared:
         """Blocks. Raises ConfigurationError."""
@@ -364,7 +365,8 @@ class Procedure(Choosing):
         )
 
     def _record_for(self, choice: Choice, newest: int | None, published: list[PublishedSave]) -> RunRecord:
-        """The record with its line of descent: going back on purpose, by step-back, or fresh opens a new one."""
+        """Return the record with its lineage: going back on request, stepping back, or a fresh start opens a new
+        one."""
         record = self.tools.record.current
         if record is None:
             raise HostError("there is no run record", where=str(self.tools.record.path), fix="restart podwatch")
@@ -374,10 +376,10 @@ class Procedure(Choosing):
             if not has_past:
                 return record
             return opened(record, memory, None)
-        # What a refused or unsound step leaves behind is another future too: the store may already hold that step.
+        # Stepping back opens a lineage too: the store may already hold the step that is left.
         back = memory.wanted is not None or memory.below is not None
         if record.last_start is None:
-            # The first start on this pod goes on with the line of the save it starts from, where that is known.
+            # The first start on this pod continues the lineage of its checkpoint, if that is known.
             known = next((p.lineage for p in published if (p.step, p.save_id) == (choice.step, choice.save_id)), "")
             known = known or (self._followed if choice.source == "store" else "")
             if known and known != old.id:

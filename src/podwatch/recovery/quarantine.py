@@ -1,14 +1,14 @@
-"""Set aside what is ahead of the step we start from: by rename, never destroyed, and returnable (promise 8).
+"""Quarantine: move away what is ahead of the step of a start. Moving is a rename; nothing is deleted, and everything
+can be returned.
 
-The intent holds every pair of paths before the first rename, so a crash at any point is finished by doing the same
-again: a source that is gone was moved already. ``index.json`` repeats the pairs beside the files for a person and for
+The intent holds every pair of paths before the first rename, so after a crash the same moves are simply run again: a
+missing source was already moved. ``index.json`` repeats the pairs beside the files, for the operator and for
 ``podwatch quarantine return``.
 
-Paths of one set may lie on several filesystems. Each goes into the quarantine of its own (system/aside.py), under the
-same number; the main directory, beside output_dir, has the index of all.
+The paths of one checkpoint can be on several file systems. Each path goes into the quarantine of its own file system
+(system/aside.py), under the same number; the main directory, beside output_dir, has the index of all.
 
-A full disk: renames work there and mkdir does not (facts/systemd.md, "SQLite at 100 % full"). So a spare directory
-with a preallocated index lies ready.
+On a full disk renames work and mkdir does not, so a spare directory with a preallocated index is kept ready.
 """
 
 import contextlib
@@ -50,9 +50,9 @@ def plan(
     wall: float,
     number: int | None = None,
 ) -> dict[str, object]:
-    """The intent's data. ``steps`` maps every known step that goes to its completeness, for those who judge later
-    what may be deleted: a good set in quarantine keeps its protection until its successor is safe (promise 2).
-    ``number`` names the directory (None: the intent's id, as the first podwatches did)."""
+    """Return the intent's data. ``steps`` maps every moved step to its completeness, for the later decision what can be
+    deleted: a good checkpoint in quarantine stays protected until its replacement is safe. ``number`` names the
+    directory (None: the intent's id, as in the first versions)."""
     return {
         **({} if number is None else {"number": number}),
         "step": step,
@@ -64,7 +64,7 @@ def plan(
 
 
 def moves_of(intent: Intent) -> tuple[Move, ...]:
-    """Raises ValueError where the intent names anything but plain segments."""
+    """Return the moves. Raises ValueError if the intent names anything but plain path segments."""
     return _moves(intent.data.get("moves"))
 
 
@@ -72,7 +72,7 @@ def _moves(raw: object) -> tuple[Move, ...]:
     found = []
     for pair in raw if isinstance(raw, list) else []:
         if not isinstance(pair, dict):
-            raise ValueError("a move is no object")
+            raise ValueError("a move is not an object")
         source, name = pair.get("from"), pair.get("to")
         if not isinstance(source, str) or not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"not one plain name: {str(name)[:100]!r}")
@@ -81,16 +81,14 @@ def _moves(raw: object) -> tuple[Move, ...]:
 
 
 def free_number(workspace: Workspace) -> int:
-    """Above every directory that is there. Not the intent's id alone: the journal may have been lost and counts from 1
-    again, and what lies in an older directory must neither be mixed with this nor lose its index. Blocks."""
+    """Return a number above every existing quarantine. The intent's id is not enough: after the loss of the journal ids
+    start at 1 again, and an older quarantine must neither be mixed with this one nor lose its index. Blocks."""
     highest = 0
     try:
         for home in corners_of(workspace, "quarantine"):
             highest = max(highest, *_numbers(workspace.tree, home), 0)
     except OSError as error:
-        raise HostError(
-            f"cannot look at what was moved to quarantine before: {error.strerror}", where=str(error.filename)
-        ) from error
+        raise HostError(f"cannot read the existing quarantines: {error.strerror}", where=str(error.filename)) from error
     return highest + 1
 
 
@@ -99,7 +97,7 @@ def _numbers(tree: PinnedTree, home: Path) -> list[int]:
 
 
 def number_of(intent: Intent) -> int:
-    """What ``podwatch quarantine return`` is given."""
+    """Return the quarantine's number, which ``podwatch quarantine return`` takes."""
     number = intent.data.get("number")
     return number if isinstance(number, int) else intent.id
 
@@ -109,15 +107,17 @@ def directory_of(workspace: Workspace, intent: Intent) -> Path:
 
 
 def carry_out(workspace: Workspace, intent: Intent) -> int:
-    """Do all moves that are not done yet; how many sources were moved now. Blocks. Raises HostError."""
+    """Do all moves that are not done yet; return how many sources were moved now. Blocks. Raises HostError."""
     tree, target = workspace.tree, directory_of(workspace, intent)
     try:
         moves = moves_of(intent)
     except ValueError as error:
-        raise HostError(f"the journal holds a damaged move: {error}", fix="nothing is moved: report this") from error
+        raise HostError(
+            f"the journal holds a damaged move: {error}", fix="nothing was moved; report this as a bug"
+        ) from error
     for move in moves:
         if not workspace.holds(move.source):
-            raise HostError("refusing to move what is outside the output directory", where=str(move.source))
+            raise HostError("refusing to move a path outside the output directory", where=str(move.source))
     workspace.check()
     try:
         _make(workspace, target)
@@ -141,11 +141,11 @@ def carry_out(workspace: Workspace, intent: Intent) -> int:
         raise HostError(
             "the same path was written again after it was moved to quarantine",
             where=str(error.filename),
-            fix="look at both copies and remove one; podwatch overwrites neither",
+            fix="compare both copies and remove one; podwatch overwrites neither",
         ) from error
     except OSError as error:
         raise HostError(
-            f"cannot move to quarantine what is ahead of the checkpoint: {_reason(error)}",
+            f"cannot move checkpoints to quarantine: {_reason(error)}",
             where=str(error.filename or target),
             fix=_fix(error),
         ) from error
@@ -161,15 +161,15 @@ def _reason(error: OSError) -> str:
 
 def _fix(error: OSError) -> str:
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return "replace it by a directory, or set trainer.checkpoint_dir to the directory that the link leads to"
+        return "replace it by a directory, or set trainer.checkpoint_dir to the directory that the link points to"
     return "make the output directory and podwatch's directory beside it writable"
 
 
 def listing(workspace: Workspace) -> list[dict[str, Any]]:
-    """Every quarantine, oldest first, as its index says; ``paths`` is one directory on each filesystem. Blocks.
+    """Return every quarantine, oldest first, as its index says; ``paths`` is one directory per file system. Blocks.
 
-    One whose index cannot be used is listed without moves, with the reason as ``problem``. Raises PermissionDenied
-    where a quarantine cannot be read.
+    A quarantine whose index cannot be used has no moves, and the reason as ``problem``. Raises PermissionDenied if a
+    quarantine cannot be read.
     """
     tree = workspace.tree
     found: dict[int, list[Path]] = {}
@@ -201,22 +201,22 @@ def listing(workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def _read_index(tree: PinnedTree, directory: Path) -> dict[str, Any]:
-    """Raises OSError, ValueError (damaged), RootReplaced (of another user's)."""
+    """Raises OSError, ValueError (damaged), RootReplaced (it belongs to another user)."""
     index = json.loads(tree.read_ours(directory / INDEX, INDEX_BYTES).rstrip(b"\0"))
     if not isinstance(index, dict):
         raise ValueError("not an object")
     _moves(index.get("moves"))
     steps = index.get("steps", {})
     if not isinstance(steps, dict) or not all(isinstance(state, str) for state in steps.values()):
-        raise ValueError("steps that are no object")
+        raise ValueError("steps is not an object")
     return index
 
 
 def give_back(workspace: Workspace, quarantine_id: int) -> tuple[Path, ...]:
-    """Return everything of one quarantine to where it was; the paths that are back. Blocks.
+    """Move everything of one quarantine back to where it was; return the restored paths. Blocks.
 
     Raises HostError, before anything moves, when there is no such quarantine, its index is damaged or forged, or a
-    place is taken.
+    path exists already.
     """
     workspace.check()
     tree = workspace.tree
@@ -224,7 +224,7 @@ def give_back(workspace: Workspace, quarantine_id: int) -> tuple[Path, ...]:
     if entry is None:
         raise HostError(f"there is no quarantine {quarantine_id}", where=str(workspace.quarantine))
     if problem := entry.get("problem"):
-        fix = "nothing was moved: look at the directory and move by hand what you need"
+        fix = "nothing was moved; check the directory and move the files you need yourself"
         raise HostError(f"quarantine {quarantine_id} cannot be returned: {problem}", where=str(entry["path"]), fix=fix)
     directories = [Path(path) for path in entry["paths"]]
     pairs = [(d / move.name, move.source) for move in _moves(entry["moves"]) for d in directories]
@@ -232,7 +232,7 @@ def give_back(workspace: Workspace, quarantine_id: int) -> tuple[Path, ...]:
         pairs = [(here, there) for here, there in pairs if tree.lstat(here) is not None]
         for _, there in pairs:
             if not workspace.holds(there):
-                raise HostError("the index names a place outside the output directory", where=str(there))
+                raise HostError("the index names a path outside the output directory", where=str(there))
             if tree.lstat(there) is not None:
                 raise HostError("this path exists already", where=str(there), fix="move it away first")
         owner = workspace.trainers_uid()
@@ -248,13 +248,13 @@ def give_back(workspace: Workspace, quarantine_id: int) -> tuple[Path, ...]:
                 drop_empty(tree, directory.parent)
     except OSError as error:
         raise HostError(
-            f"cannot return it: {_reason(error)}", where=str(error.filename or workspace.quarantine)
+            f"cannot return the quarantine: {_reason(error)}", where=str(error.filename or workspace.quarantine)
         ) from error
     return tuple(there for _, there in pairs)
 
 
 def make_spare(workspace: Workspace) -> None:
-    """Have an empty directory with a preallocated index ready. Best effort; blocks."""
+    """Prepare a spare directory with a preallocated index. Best effort; blocks."""
     spare = workspace.quarantine / SPARE
     with contextlib.suppress(OSError, RootReplaced):
         workspace.tree.make(spare)
@@ -272,7 +272,7 @@ def _make(workspace: Workspace, target: Path) -> None:
 
 
 def _write_index(tree: PinnedTree, target: Path, intent: Intent) -> None:
-    """A missing index is not fatal: the journal has the same pairs."""
+    """Write the index. Failing is not fatal: the journal has the same pairs."""
     data = json.dumps(dict(intent.data), indent=1).encode() + b"\n"
     with contextlib.suppress(OSError):
         tree.overwrite(target / INDEX, data)

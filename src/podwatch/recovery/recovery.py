@@ -1,4 +1,4 @@
-"""Recovery: keeps one trainer running as its owner wants (DESIGN section 4)."""
+"""Recovery: keep one trainer in the state that its operator wants."""
 
 import asyncio
 import contextlib
@@ -35,15 +35,15 @@ from podwatch.system.workspace import Workspace
 from podwatch.trainer.base import Candidate, Launcher, TrainerHandle
 
 REMEMBER_EVERY = 60.0
-"""Seconds between two records of "a step was made": losing a minute of that only delays the end of a streak."""
+"""Seconds between two journal records that a step was made; losing a minute only delays the end of a failure streak."""
 
 
 class Recovery(Wishes):
-    """One per run. ``begin`` once, ``consider`` at every turn of the sensing loop, ``close`` at the end.
+    """One per run: call ``begin`` once, ``consider`` at every tick of the sensing loop, ``close`` at the end.
 
-    ``environment`` gives the full environment of a start (it may hold secrets; only names are recorded). ``ports``
-    gives those that must be free before a start. ``restore`` is None without a store. ``exit_requested`` is set, with
-    ``exit_code`` 86, when the run was given up and ``on_give_up = "exit"``.
+    ``environment`` returns the full environment of a start (it may hold secrets; only names are recorded). ``ports``
+    returns the ports that must be free before a start. ``restore`` is None without a store. ``exit_requested`` is set,
+    with ``exit_code`` 86, when the run was given up and ``on_give_up = "exit"``.
     """
 
     def __init__(
@@ -99,15 +99,15 @@ class Recovery(Wishes):
             )
         )
         self.opening = ""
-        """The first line podwatch says about this run, once ``begin`` has returned."""
+        """The first line that podwatch prints about this run; set by ``begin``."""
         self._remembered_at = 0.0
         self._reported: set[str] = set()
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def begin(self, *, adopt_existing: bool = False, by_hand: str = "") -> None:
-        """Pick up what an earlier podwatch left, then adopt, attach or start as it is wanted. Returns soon: whatever
-        takes time continues as an act. ``by_hand``: id of the `podwatch run` that an operator typed; the first begin
+        """Continue what an earlier podwatch left, then adopt, attach or start as wanted. Returns soon: longer work
+        continues as an act. ``by_hand``: id of the `podwatch run` that an operator typed; the first begin
         with it does not wait out a backoff. Raises ConfigurationError when output_dir belongs to another run."""
         tools = self.tools
         self.memory = await memory_module.load(tools.journal, tools.clock)
@@ -121,10 +121,10 @@ class Recovery(Wishes):
             self.memory.history = replace(self.memory.history, gave_up_at=None)
             await self.procedure.remember()
         if tools.settings.recovery.on_give_up == "exit" and self.memory.history.gave_up:
-            # Whoever starts podwatch again on this machine wants at least one more try, and not in an hour.
+            # Whoever starts podwatch again on this machine wants another try now, not in an hour.
             self.memory.history = replace(self.memory.history, gave_up_at=None)
             self.memory.next_try_wall = None
-        with contextlib.suppress(RootReplaced):  # ``carry_on`` reads it: until then nothing is started
+        with contextlib.suppress(RootReplaced):  # ``carry_on`` reads it later, before any start
             await self._record(adopt_existing)
         await tools.blocking(quarantine.make_spare, tools.workspace)
         _, foreign = await self.procedure.ours()
@@ -133,8 +133,8 @@ class Recovery(Wishes):
             self.note(
                 FindingKind.FOREIGN_CHECKPOINTS,
                 Severity.WARNING,
-                f"checkpoints from before podwatch are not used: step {steps}",
-                "`podwatch run --adopt-existing` takes them, `podwatch clean` sets them aside",
+                f"podwatch does not use checkpoints from before its first start here: step {steps}",
+                "run `podwatch run --adopt-existing` to use them, or `podwatch clean` to move them to quarantine",
             )
         self._show(Phase.LOOKING)
         look = await tools.launcher.look()
@@ -147,9 +147,9 @@ class Recovery(Wishes):
             await self.adopt(look.handle)
             status = await look.handle.exit_status()
             self.opening = (
-                f"training is running (pid {look.handle.launcher.pid}): taken over"
+                f"took over the running trainer (pid {look.handle.launcher.pid})"
                 if status is None
-                else f"training ended while podwatch was away ({status.describe()})"
+                else f"training ended while podwatch was not running ({status.describe()})"
             )
             if self.desired is not Desired.RUNNING:
                 self.spawn(self.as_recorded)
@@ -159,31 +159,31 @@ class Recovery(Wishes):
 
     def _opening(self, half_stopped: bool, candidates: int, pending: Sequence[Candidate] = ()) -> str:
         if half_stopped:
-            return "an interrupted stop or start is being finished"
-        beside = f" ({candidates} running that podwatch did not start: see `podwatch status`)" if candidates else ""
+            return "finishing an interrupted stop or start"
+        beside = f" (trainers that podwatch did not start: {candidates}; see `podwatch status`)" if candidates else ""
         if self.desired is Desired.STOPPED:
             return f"training is stopped on purpose; `podwatch start` starts it{beside}"
         if self.desired is Desired.FINISHED:
-            return f"training has finished; `podwatch start` would go on{beside}"
+            return f"training has finished; `podwatch start` continues it{beside}"
         if candidates == 1:
-            return "a trainer that podwatch did not start is running: watching it"
+            return "watching a trainer that podwatch did not start"
         if candidates:
             return f"{candidates} running trainers could be this run's: see `podwatch status`"
         if pending and not self.held():
-            return f"nothing is started yet beside pid {pending[0].launcher.pid}: {pending[0].reason}"
+            return f"not starting training yet beside pid {pending[0].launcher.pid}: {pending[0].reason}"
         if self.held():
-            return f"nothing is running, and {self.held()}: nothing is started"
+            return f"no training is running, and podwatch starts none ({self.held()})"
         if self.memory.history.gave_up:
-            return "restarting was given up; checkpoints are guarded"
-        return "nothing is running: starting training"
+            return "podwatch gave up restarting training; it still guards the checkpoints"
+        return "no training is running: starting it"
 
     def owns(self, found: CheckpointSet) -> bool:
-        """Does this checkpoint belong to the run? What does not is not uploaded either."""
+        """Return whether this checkpoint belongs to the run; others are not uploaded either."""
         return self.procedure.owns(found)
 
     @property
     def fetched(self) -> frozenset[tuple[int, str]]:
-        """(step, save_id) of what came from the store, as last looked at."""
+        """(step, save_id) of every checkpoint that came from the store, as last read from the journal."""
         return self.procedure.fetched
 
     async def recall(self) -> None:
@@ -191,7 +191,7 @@ class Recovery(Wishes):
             await self._record(self.memory.adopted)
 
     def read_again(self) -> None:
-        """Podwatch's own directory is back: what it says of this run is needed, also where nothing is to be started."""
+        """Read the run record, now that podwatch's own directory is back; needed even if nothing is to be started."""
         if self.tools.record.current is None and self.ready:
             self.spawn(self.recall)
 
@@ -201,9 +201,9 @@ class Recovery(Wishes):
         try:
             record = await tools.blocking(tools.record.load)
         except RootReplaced:
-            raise  # the record of another user's directory is none: it is read after the repair
+            raise  # another user's directory: the record is read after the repair
         except HostError as error:
-            tools.record.problem = str(error)  # what is wanted is not known: nothing is started (see Footing)
+            tools.record.problem = str(error)  # the desired state is unknown, so nothing is started (see Footing)
             return
         if record is not None and record.run_id != run_id and not adopt_existing:
             raise ConfigurationError(
@@ -221,7 +221,7 @@ class Recovery(Wishes):
                 tools.record.problem, tools.record.current = str(error), new
 
     async def close(self) -> None:
-        """podwatch leaves; training goes on. What is half done is finished by the next one."""
+        """Stop watching; training continues. The next podwatch finishes interrupted work."""
         self._closed = True
         for task in (self._comparing, self._descending):
             if task is not None:
@@ -236,34 +236,34 @@ class Recovery(Wishes):
         self.tools.evidence.close()
 
     def reconfigure(self, settings: Settings, policies: Policies) -> None:
-        """From the next act on; what an act has begun it ends as it began."""
+        """Use new settings from the next act on; the current act keeps the old ones."""
         observed = self.tools.settings.mode == "observe"
         self.tools = self.procedure.tools = replace(self.tools, settings=settings, policies=policies)
         self.command_looked_at = float("-inf")
         if observed and settings.mode == "act" and self.handle is None and self.ready:
-            self.spawn(self.carry_on)  # what was only reported until now
+            self.spawn(self.carry_on)  # mode observe only reported it
 
     # -- the sensing loop ---------------------------------------------------------------------------------------------
 
     @property
     def asks_whose(self) -> bool:
-        """A start is to be confirmed by a save or a file, and it is not known yet that no other process wrote it."""
+        """Whether a start waits to be confirmed by a save or a file that another process may have written."""
         return self._phase is Phase.CONFIRMING and self.attempt is not None and bool(self.attempt.unproven)
 
     def findings(self) -> tuple[Finding, ...]:
-        """What recovery itself has to say."""
+        """Return recovery's own findings."""
         stuck = self.procedure.stuck if self.acting else ()
         if not stuck:
             return tuple(self._notes.values())
-        text = "the old trainer cannot be ended, its processes are stuck: " + "; ".join(stuck)
-        fix = "a reboot or another machine, if they stay; training starts as soon as they are gone"
+        text = "podwatch cannot end the old trainer; these processes are stuck: " + "; ".join(stuck)
+        fix = "wait: training starts when they are gone; if they stay, reboot or use another machine"
         return (
             *self._notes.values(),
             Finding(FindingKind.BLOCKED, Severity.CRITICAL, text, self._since, fix, subject="stuck"),
         )
 
     def consider(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
-        """One turn: watch the present attempt, and act on a confirmed verdict. Never blocks."""
+        """Run one tick: update the current attempt, and act on a confirmed verdict. Never blocks."""
         self.snapshots.append(snapshot)
         self._watch_attempt(snapshot)
         self.compare_soon(snapshot.at)
@@ -278,7 +278,7 @@ class Recovery(Wishes):
         if self.must_yield():
             return self.spawn(self.yield_act)
         if sample is None or sample.start_id != self.handle.start_id:
-            return None  # a look at another start: what was found in it says nothing about this one
+            return None  # a snapshot of another start: its findings do not apply to this one
         for finding in findings:
             if finding.verdict is Verdict.NONE or not finding.confirmed:
                 continue
@@ -290,14 +290,14 @@ class Recovery(Wishes):
                 if self.desired is Desired.RUNNING:
                     return self.spawn(lambda f=finding: self.stop_sick_act(f))  # type: ignore[misc]
             elif self.desired is not Desired.RUNNING:
-                return self.spawn(lambda: self.stop_act("ended, and not wanted any more"))
+                return self.spawn(lambda: self.stop_act("the trainer ended, and training is not wanted any more"))
             elif self.tools.settings.trainer.command:
                 return self.spawn(lambda f=finding: self.recover_act(f))  # type: ignore[misc]
             else:
                 self.note(
                     FindingKind.UNGUARDED,
                     Severity.CRITICAL,
-                    f"{finding.summary}; no command is configured, so it cannot be restarted",
+                    f"{finding.summary}; podwatch cannot restart training: [trainer] command is not configured",
                     "set [trainer] command",
                 )
         return self.look_out(snapshot)
@@ -356,7 +356,7 @@ class Recovery(Wishes):
             self.cause = None
             self.unconfirmed = True
             self.unconfirmed_above = newest_step(self.tools.catalogue.sets)
-            self._show(Phase.RUNNING, "no step number could be read: nothing is deleted before the next save")
+            self._show(Phase.RUNNING, "podwatch found no step number: it deletes nothing before the next save")
             start = (
                 "the fresh start" if attempt.resumed_from is None else f"the resume from step {attempt.resumed_from}"
             )
@@ -369,11 +369,13 @@ class Recovery(Wishes):
             )
         elif answer.state is ConfirmationState.RESUMED_WRONG:
             text = (
-                f"started from step {attempt.resumed_from}, but step {answer.step} was seen afterwards"
+                f"training was started from step {attempt.resumed_from}, but then reported step {answer.step}"
                 f" ({', '.join(answer.sources)})"
             )
             if self.held():
-                self.note(FindingKind.RESUMED_WRONG, Severity.CRITICAL, f"{text} ({self.held()}: not stopped)")
+                self.note(
+                    FindingKind.RESUMED_WRONG, Severity.CRITICAL, f"{text}; podwatch does not stop it ({self.held()})"
+                )
                 return
             self.spawn(lambda: self.resumed_wrong_act(text))
 
@@ -381,8 +383,8 @@ class Recovery(Wishes):
         attempt, tools = self.attempt, self.tools
         if attempt is None:
             return
-        where = "a fresh start" if attempt.resumed_from is None else f"step {attempt.resumed_from}"
-        source = "started from the beginning" if attempt.resumed_from is None else f"resumed from {where}"
+        where = "the beginning" if attempt.resumed_from is None else f"step {attempt.resumed_from}"
+        source = f"started from {where}" if attempt.resumed_from is None else f"resumed from {where}"
         self._show(Phase.RUNNING, f"the start is confirmed at step {step} ({source})")
         self.memory.confirmed = attempt.start_id
         cause_wall = self.cause_wall if self.cause is not None else None
@@ -392,7 +394,7 @@ class Recovery(Wishes):
         lost = None
         if attempt.step_at_death is not None and not self.uncounted(attempt.resumed_from):
             lost = attempt.step_at_death - (attempt.resumed_from or 0)
-            lost = lost if lost >= 0 else None  # a checkpoint above every step that was seen: nothing is known
+            lost = lost if lost >= 0 else None  # the checkpoint is above every step seen: the loss is unknown
         text = f"Training continues at step {step} ({source})"
         if attempt.resumed_from == step:  # a trainer that first reports the step it loaded
             text = f"Training continues from step {step}"

@@ -1,4 +1,4 @@
-"""Is the pod free again? GPU memory back to what it was before our trainer, ports closed (facts/prime-rl.md, 17)."""
+"""Check whether the pod is free for a start: GPU memory back to its level before our trainer, and ports closed."""
 
 import errno
 import socket
@@ -16,8 +16,8 @@ _LISTEN = "0A"
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """``gpus`` says in words what is still held on GPUs; ``ports`` are those in use, with the process that listens
-    (empty where it is not known). ``observed`` is false where GPU memory could not be seen."""
+    """``gpus`` describes what is still held on GPUs; ``ports`` are those in use, with the process that listens (empty
+    if unknown). ``observed`` is false if GPU memory could not be read."""
 
     gpus: tuple[str, ...]
     observed: bool
@@ -29,19 +29,20 @@ class Free:
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """In words, GPUs first."""
+        """As text, GPUs first."""
         return (*self.gpus, *(f"port {port} is in use" + (f" by {by}" if by else "") for port, by in self.ports))
 
 
 def memory_now(reading: Reading[tuple[GpuSample, ...]]) -> dict[int, int]:
-    """Used bytes by NVML index; empty when it could not be observed."""
+    """Return the bytes in use by NVML index; empty if they could not be read."""
     if not reading.ok or reading.value is None:
         return {}
     return {g.index: g.memory_used_bytes for g in reading.value if g.memory_used_bytes is not None}
 
 
 def merge_base(old: dict[int, int], now: dict[int, int]) -> dict[int, int]:
-    """The base never rises: else a leak of just under the margin would be accepted again at every restart."""
+    """Return ``old`` updated by ``now``. A base never rises: otherwise every restart would accept another leak of just
+    under the margin."""
     return {**old, **{index: min(used, old.get(index, used)) for index, used in now.items()}}
 
 
@@ -54,9 +55,9 @@ def look(
     margin: int,
     ports: Sequence[int],
 ) -> Free:
-    """Judge one moment. ``since`` is the monotonic second at which the stop ended: an older reading says nothing.
+    """Return what is held now. ``since``: monotonic time at which the stop ended; an older reading does not count.
 
-    With no configured GPU every visible one is looked at.
+    Without configured GPUs every visible GPU counts.
     """
     held: list[str] = []
     absent = reading.state is SensorState.ABSENT
@@ -75,16 +76,16 @@ def look(
 
 
 def named(free: Free, gpu_holders: Sequence[str]) -> Free:
-    """The same with the processes behind it, where /proc shows them. Blocks: reads it."""
+    """Return ``free`` with the processes that hold it, as far as /proc shows them. Blocks."""
     listeners = _listeners([port for port, _ in free.ports])
     gpus = free.gpus
     if gpus:
-        gpus += tuple(gpu_holders) or ("no process that podwatch can look into holds a context there",)
+        gpus += tuple(gpu_holders) or ("no process that podwatch can read holds a CUDA context there",)
     return replace(free, gpus=gpus, ports=tuple((port, listeners.get(port, "")) for port, _ in free.ports))
 
 
 def _listeners(ports: Sequence[int]) -> dict[int, str]:
-    """Port -> the process that listens on it. Sockets that a process of another container holds have no name here."""
+    """Return port -> the process that listens on it. Processes of other containers are not visible here."""
     inodes: dict[str, int] = {}
     for table in ("tcp", "tcp6"):
         try:
@@ -104,7 +105,7 @@ def _listeners(ports: Sequence[int]) -> dict[int, str]:
 
 
 def port_taken(port: int) -> bool:
-    """Whether a server could not listen on it now. TIME_WAIT does not count (SO_REUSEADDR, as servers do)."""
+    """Return whether the port is in use. TIME_WAIT does not count (SO_REUSEADDR, as servers do)."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""What recovery shows to the rest of podwatch, and the doors through which it reaches others."""
+"""The state that recovery shows to the rest of podwatch, and the interfaces through which it uses other parts."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +29,11 @@ from podwatch.trainer.base import Launcher, TrainerHandle
 R = TypeVar("R")
 
 LAST_WORD_SECONDS: Final = 30.0
-"""How long a cancelled act waits for a file operation that has begun."""
+"""Seconds that a cancelled act waits for a file operation in progress."""
 
 
 class Phase(StrEnum):
-    """Stable: shown in ``status``."""
+    """What recovery is doing. The names are stable: ``status`` shows them."""
 
     IDLE = "idle"
     LOOKING = "looking"
@@ -42,15 +42,15 @@ class Phase(StrEnum):
     RUNNING = "running"
     STOPPING = "stopping"
     ENDING = "ending"
-    """A stop was asked for after the next save: training goes on until that is complete."""
+    """A stop after the next save was requested: training continues until that save is complete."""
     BLOCKED = "blocked"
-    """Wants to start and may not yet: GPU memory or a port is still held, or a person has to decide."""
+    """Cannot start yet: GPU memory or a port is still held, or the operator has to decide."""
     BACKOFF = "backoff"
     GAVE_UP = "gave-up"
     STOPPED = "stopped"
     FINISHED = "finished"
     ATTACHED = "attached"
-    """Watches a trainer that someone else started."""
+    """Watches a trainer that podwatch did not start."""
     PAUSED = "paused"
     """Maintenance: an act waits at a safe point until `podwatch unpause`."""
     OBSERVING = "observing"
@@ -61,9 +61,9 @@ class Phase(StrEnum):
 class RecoveryState:
     """``since`` is monotonic, ``next_try_wall`` epoch seconds. ``step`` is the one last resumed from (None: fresh).
 
-    ``attempts`` counts the failures of the present streak. ``protect`` are steps that retention must keep, with the
-    reasons. ``hold_deletions``: no local deletion at all before the next complete save, because the last start could
-    not be confirmed. ``unconfirmed`` says the same of the start itself. ``acting``: something is being stopped or
+    ``attempts`` counts the failures of the current streak. ``protect_reasons`` are steps that retention must keep, with
+    the reasons. ``hold_deletions``: no local deletion at all before the next complete save, because the last start
+    could not be confirmed. ``unconfirmed``: the last start is not confirmed. ``acting``: something is being stopped or
     started right now (waiting does not count).
     """
 
@@ -84,8 +84,8 @@ class RecoveryState:
     adopted: bool = False
     """``handle`` was found under a keeper, and may have ended."""
     changed_at: float = float("-inf")
-    """When the trainer that is watched was started, or the last one was let go of (monotonic): older readings are of
-    the one before."""
+    """Monotonic time at which the watched trainer was started, or the last one released; older readings are of the
+    trainer before."""
 
     @property
     def protect(self) -> frozenset[int]:
@@ -93,7 +93,7 @@ class RecoveryState:
 
 
 class CatalogueDoor(Protocol):
-    """What recovery needs of checkpoints.catalogue.Catalogue."""
+    """The part of checkpoints.catalogue.Catalogue that recovery needs."""
 
     def rescan(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]: ...
 
@@ -110,12 +110,12 @@ class CatalogueDoor(Protocol):
 
 
 class RestoreDoor(Protocol):
-    """The store, as far as a start needs it. Both raise RemoteError."""
+    """The part of the store that a start needs. Both methods raise RemoteError."""
 
     async def newest(self, exclude: frozenset[int]) -> RemoteSave | None: ...
 
     async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
-        """Bring the set of ``step`` (None: the newest) to its place; returns its step. Verified and whole."""
+        """Download, verify and place the checkpoint of ``step`` (None: the newest); return its step."""
         ...
 
 
@@ -127,7 +127,7 @@ class RecordHolder:
         self._workspace, self._changed = workspace, changed
         self.current: RunRecord | None = None
         self.problem = ""
-        """Why it could not be read or written when podwatch began."""
+        """Why the record could not be read or written when podwatch started; empty if it could."""
 
     @property
     def path(self) -> Path:
@@ -147,7 +147,7 @@ class RecordHolder:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Everything recovery works with; one object so that its modules share it."""
+    """Everything that recovery works with, in one object that its modules share."""
 
     settings: Settings
     policies: Policies
@@ -163,14 +163,14 @@ class Tools:
     emit: Callable[[Event], None]
     track: Callable[[TrainerHandle | None], None]
     begin_start: Callable[[float, str], None]
-    """A start of the trainer: when (monotonic), and its id."""
+    """Called at each start of the trainer with its time (monotonic) and its id."""
     last_lines: Callable[[int], list[str]]
     environment: Callable[[], dict[str, str]]
     log_tails: Callable[[], Mapping[str, Sequence[str]]] = field(default=dict)
     """The end of every log of the run, by name. Blocks."""
     ports: Callable[[], tuple[int, ...]] = tuple
     standing: Callable[[], Decision] = field(default=lambda: Decision(Act.HOLD))
-    """Whether this pod may train, as far as the pods of this run agree."""
+    """The lease decision: whether this pod may train."""
     jitter: Callable[[], float] = field(default=lambda: 0.5)
     beside: Callable[[], Beside] = field(default=lambda: ALONE)
     """Processes beside ours that may write into output_dir."""
@@ -188,15 +188,15 @@ class Tools:
         self.emit(Event(name, self.clock.wall(), message, severity, fields))
 
     async def blocking(self, fn: Callable[..., R], *args: Any) -> R:
-        """In the worker thread. A cancelled caller still waits for the end: no rename goes on behind the back of
-        whoever acts next."""
+        """Run ``fn`` in the worker thread. A cancelled caller still waits for its end, so that no rename continues
+        during the next act."""
         task = asyncio.ensure_future(self.files.call(fn, *args))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             await asyncio.wait([task], timeout=LAST_WORD_SECONDS)
             if task.done() and not task.cancelled():
-                task.exception()  # seen: nobody else will ask
+                task.exception()  # retrieved: otherwise asyncio logs it
             raise
 
     @property
@@ -209,7 +209,7 @@ def newest_step(sets: Sequence[CheckpointSet]) -> int | None:
 
 
 def text_map(value: object) -> dict[int, str]:
-    """A JSON object with step numbers as keys, as the journal gives it back."""
+    """Return a JSON object from the journal with its keys as step numbers."""
     if not isinstance(value, Mapping):
         return {}
     return {int(k): str(v) for k, v in value.items() if str(k).lstrip("-").isdigit()}

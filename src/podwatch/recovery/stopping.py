@@ -1,4 +1,4 @@
-"""Ends that are wanted: a stop a person asked for (now, or after the next save), and a run that is done."""
+"""Intended ends: a stop that the operator requested (now, or after the next save), and a finished run."""
 
 from dataclasses import replace
 from typing import Final
@@ -13,23 +13,23 @@ from podwatch.trainer.base import TrainerHandle
 
 SAVE_POLL: Final = 1.0
 NO_SET: Final = -1
-"""Below every step: any complete set is a newer one."""
+"""Below every step, so that any complete checkpoint is newer."""
 
 
 class Stopping(Core):
-    """A stop is durable before it begins: ``desired`` in the run record, and with it whether the next save is waited
-    for, so that the next podwatch goes on with exactly that."""
+    """Every stop is durable before it starts: the run record holds ``desired`` and whether to wait for the next save,
+    so that the next podwatch continues it unchanged."""
 
     def newest(self) -> int:
-        """The newest complete step here, as last seen; NO_SET where there is none."""
+        """Return the newest complete step here, as last seen; NO_SET if there is none."""
         newest = newest_step(self.tools.catalogue.sets)
         return NO_SET if newest is None else newest
 
     @property
     def judged(self) -> Desired:
-        """As what the trainer is judged. One that is to make one more save is still meant to run: its death must be
-        seen, or the stop waits for a save that never comes. One that podwatch stops may end, also where it is started
-        again afterwards."""
+        """The desired state that the detectors judge the trainer by. While a stop waits for one more save, training is
+        still meant to run: its death must be noticed, or the stop waits forever. While podwatch stops the trainer, its
+        end is expected, even if a restart follows."""
         if self._phase is Phase.ENDING:
             return Desired.RUNNING
         if self.desired is Desired.RUNNING and self._phase is Phase.STOPPING:
@@ -37,7 +37,7 @@ class Stopping(Core):
         return self.desired
 
     async def stop_act(self, why: str, *, above: int | None = None) -> None:
-        """Stop on purpose; not a failure. ``above``: only once a complete set above this step is here."""
+        """Stop on request; not a failure. ``above``: only once a complete checkpoint above this step exists."""
         if self.held():
             return
         self.cause = None
@@ -54,29 +54,31 @@ class Stopping(Core):
         self._show(Phase.STOPPED, why)
 
     async def stop_sick_act(self, finding: Finding) -> None:
-        """The training itself is sick and its owner asked for a stop then: durable like any stop, after the next save.
-        What is wanted changes first, so that it is never asked for twice. Before a full disk the next save is what must
-        not come: then it stops at once, and only a save in flight is waited for."""
+        """Stop unhealthy training, as the configuration requests: durable like any stop, after the next save. The
+        desired state changes first, so that the stop is requested only once. If the next save does not fit on the disk,
+        stop at once and wait only for a save in progress."""
         above = None if finding.kind is FindingKind.DISK_NO_ROOM else self.newest()
         await self.set_desired(Desired.STOPPED, above=above, of=self.watched)
         await self.stop_act(finding.summary, above=above)
 
-    # -- giving way to another pod (yielding.py has the act) ----------------------------------------------------------
+    # -- handing over to another pod (the act is in yielding.py) ------------------------------------------------------
 
     def must_yield(self) -> bool:
-        """Whether the trainer that is watched has to end. One that a person starts on this pod after that is theirs."""
+        """Return whether the watched trainer has to end because another pod owns the run. A trainer that an operator
+        starts here after that is left alone."""
         if self.held() or not self.tools.standing().stop:
             return False
         return not (self.memory.yielded and self.handle is not None and self.handle.supervision is Supervision.ATTACH)
 
     async def gave_way(self) -> None:
-        """Nothing of this pod's own trains any more. Durable: the next podwatch must not end what a person starts."""
+        """Record that this pod's own training has ended. Durable, so that the next podwatch does not stop a trainer
+        that an operator starts."""
         if self.tools.standing().act is Act.SUPERSEDED and not self.memory.yielded:
             self.memory.yielded = True
             await self.procedure.remember()
 
     def holds_again(self) -> None:
-        """From the sensing loop: the run is this pod's again, and it may lose it once more."""
+        """Clear that record once this pod owns the run again. Called by the sensing loop."""
         standing = self.tools.standing()
         if self.memory.yielded and standing.act is Act.HOLD and not standing.stop:
             self.memory.yielded = False
@@ -85,14 +87,14 @@ class Stopping(Core):
     # -- the next save ------------------------------------------------------------------------------------------------
 
     async def _until_saved(self, handle: TrainerHandle, above: int, why: str) -> str:
-        """Wait for a complete set above ``above``. It has an end: the trainer's, or the verdict that it is dead, hangs
-        or is done, for then no save comes any more. Returns why it stops now."""
+        """Wait for a complete checkpoint above ``above``; return why to stop now. The wait also ends when the trainer
+        ends, or when a verdict says that it is dead, hangs or is finished: then no save comes any more."""
         tools = self.tools
-        have = "there is none yet" if above == NO_SET else f"the newest is step {above}"
+        have = "there is no checkpoint yet" if above == NO_SET else f"the newest checkpoint is step {above}"
         self.no_save_comes = ""
         self._show(Phase.ENDING, f"{why}; training stops after its next save ({have})")
         while await handle.exit_status() is None:
-            if self.must_yield():  # the run is another pod's by now: what would be saved here is not its next step
+            if self.must_yield():  # another pod owns the run now: a save here would not continue it
                 return f"{why}; {tools.standing().why_not}"
             newest = newest_step(await tools.blocking(tools.catalogue.rescan))
             if newest is not None and newest > above:
@@ -104,14 +106,14 @@ class Stopping(Core):
             await tools.clock.sleep(SAVE_POLL)
         tools.say(
             EventName.TRAINER_STOPPING,
-            f"training ended by itself before its next save ({have})",
+            f"training ended on its own before its next save ({have})",
             Severity.WARNING,
             start_id=handle.start_id,
         )
         return why
 
     def hear_of_death(self, findings: tuple[Finding, ...]) -> None:
-        """From the sensing loop while the next save is waited for."""
+        """Note a failure while a stop waits for the next save. Called by the sensing loop."""
         if self._phase is not Phase.ENDING:
             return
         for finding in findings:
@@ -119,7 +121,7 @@ class Stopping(Core):
                 self.no_save_comes = finding.summary
 
     async def finish_act(self, finding: Finding) -> None:
-        """The run is done: record that first, then end what lingers (it still costs GPUs)."""
+        """Record that the run is finished, then stop the processes that remain (they still hold GPUs)."""
         if self.held():
             return
         self.cause = None
@@ -135,7 +137,8 @@ class Stopping(Core):
         self.tools.say(EventName.TRAINER_FINISHED, finding.summary)
 
     async def set_desired(self, desired: Desired, *, above: int | None = None, of: str = "") -> None:
-        """Durable when it returns. ``above`` and ``of`` (a start) say what is still to be stopped: see RunRecord."""
+        """Record the desired state; durable on return. ``above`` and ``of`` (a start id) describe a stop that is still
+        to be carried out: see RunRecord."""
         if self.tools.record.current is None:
             await self.recall()
         record = self.tools.record.current
@@ -147,9 +150,9 @@ class Stopping(Core):
             replace(record, desired=desired, stop_above=above, stop_of=of, desired_wall=wall)
         )
         if changed:
-            self.tools.say(EventName.DESIRED_CHANGED, f"wanted: {desired}", desired=str(desired))
+            self.tools.say(EventName.DESIRED_CHANGED, f"desired state: {desired}", desired=str(desired))
 
     @property
     def watched(self) -> str:
-        """The start that is watched now; empty where none is."""
+        """Id of the start that podwatch watches; empty if none."""
         return self.handle.start_id if self.handle is not None else ""

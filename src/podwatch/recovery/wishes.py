@@ -1,4 +1,4 @@
-"""What people ask for: start, restart, stop, a plan. Each wish is durable before it is answered."""
+"""Operator requests: start, restart, stop, dry run. Each one is durable before it is answered."""
 
 import shlex
 from dataclasses import dataclass, replace
@@ -20,23 +20,23 @@ from podwatch.trainer.base import Candidate, Look
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What became of a wish to start. ``choose_from``: nothing yet, a person has to say which of these is meant."""
+    """Answer to a start request. ``choose_from``: nothing was started; the operator has to choose one of these."""
 
     message: str
     choose_from: tuple[Candidate, ...] = ()
 
 
 class Wishes(Acts):
-    """The doors of `podwatch start`, `restart`, `stop-training` and `restart --dry-run`."""
+    """Implements `podwatch start`, `restart`, `stop-training` and `restart --dry-run`."""
 
     async def request_start(
         self, step: int | None = None, fresh: bool = False, attach: int | None = None, beside: int | None = None
     ) -> Started:
-        """Training is wanted from now on; returns once that is recorded. A trainer that a person started is taken over
-        and named, never joined by a second one; of several, ``attach`` (a pid) says which. ``beside`` is the pid of a
-        process that is not this run's training, whatever it looks like: it is ignored from now on. Raises Busy while
-        one is watched already, UsageError when the step or the pid does not exist, ConfigurationError without a
-        command."""
+        """Record that training is wanted, then return. If an operator's trainer runs here, podwatch takes it over,
+        names it in the answer and starts no second one; of several, ``attach`` (a pid) chooses one. ``beside`` is the
+        pid of a process that is not this run's training, whatever it looks like: podwatch ignores it from now on.
+        Raises Busy while a trainer is watched already, UsageError when the step or the pid does not exist,
+        ConfigurationError without a command."""
         async with self.by_hand():
             if self.handle is not None and await self.handle.exit_status() is None:
                 raise Busy(
@@ -50,15 +50,15 @@ class Wishes(Acts):
             if there.successors or attach is not None:
                 return await self._start_with(look, step, fresh, attach)
             await self._want(step, fresh)
-            self.spawn(lambda: self.restart_act("started by hand"))
+            self.spawn(lambda: self.restart_act("start requested"))
             if waits := (*there.rivals, *there.pending):
-                return Started(f"training is wanted; podwatch does not start it beside {listed(waits)}")
+                return Started(f"the request is recorded; podwatch does not start training beside {listed(waits)}")
             if (standing := self.tools.standing()).why_not and standing.act is not Act.ASK:
-                return Started(f"training is wanted, and does not start yet: {standing.why_not}")
-            return Started("training is wanted and will be started")
+                return Started(f"the request is recorded; training does not start yet: {standing.why_not}")
+            return Started("podwatch starts training")
 
     async def _ignore(self, look: Look, pid: int) -> Look:
-        """Durable: this process is not this run's training."""
+        """Record that process ``pid`` is not this run's training."""
         seen = (*look.candidates, *look.pending)
         meant = [c for c in seen if c.launcher.pid == pid]
         if not meant:
@@ -69,7 +69,7 @@ class Wishes(Acts):
         return look
 
     async def _of_persons(self) -> Look:
-        """What runs here and is not watched. What is left of the one that is, does not count."""
+        """Return the trainers here that podwatch does not watch; leftovers of the watched one do not count."""
         look = await self.tools.launcher.look()
         if look.handle is not None:
             return Look()
@@ -86,23 +86,25 @@ class Wishes(Acts):
             there = (*look.candidates, *(c for c in look.pending if c.attachable))
         chosen = there if attach is None else tuple(c for c in there if c.launcher.pid == attach)
         if not chosen:
-            known = f"running: {listed(there)}" if there else "no trainer runs here; without --attach one is started"
-            raise UsageError(f"process {attach} is no trainer of this run", fix=known)
+            known = (
+                f"running: {listed(there)}" if there else "no trainer runs here; without --attach, podwatch starts one"
+            )
+            raise UsageError(f"process {attach} is not a trainer of this run", fix=known)
         if len(chosen) > 1:
-            return Started(f"several trainers could be this run's: {listed(there)}", there)
+            return Started(f"several running trainers could be this run's: {listed(there)}", there)
         (one,) = chosen
         said = f"a trainer that podwatch did not start is running (pid {one.launcher.pid}: {one.command[:80]})"
         if step is not None or fresh:
             raise Busy(said, where="start", fix="stop it first: two would train at once")
         if self.tools.settings.trainer.supervise == "keeper":
-            raise Busy(said, where='[trainer] supervise = "keeper"', fix="stop it, or set supervise to auto")
+            raise Busy(said, where='[trainer] supervise = "keeper"', fix='stop it, or set supervise = "auto"')
         await self.interrupt()
         self._forgive(None, False)
         self.memory.ignored = tuple(name for name in self.memory.ignored if name != one.start_id)
         await self.procedure.remember()
         await self.set_desired(Desired.RUNNING)
         self.spawn(lambda: self._attach_act(one))
-        return Started(f"{said}: it is not joined by a second one, podwatch watches it from now on ({one.reason})")
+        return Started(f"{said}: podwatch watches it from now on and starts no second one ({one.reason})")
 
     async def _attach_act(self, one: Candidate) -> None:
         if self.handle is not None:
@@ -111,13 +113,13 @@ class Wishes(Acts):
             await self.start_act()
 
     async def request_restart(self, step: int | None = None) -> None:
-        """Stop what runs and start from ``step`` (None: by the usual choice). Not counted as a failure."""
+        """Stop the trainer and start from ``step`` (None: the usual choice). Not counted as a failure."""
         async with self.by_hand():
             await self._want(step, False)
-            self.spawn(lambda: self.restart_act("restart was asked for"))
+            self.spawn(lambda: self.restart_act("restart requested"))
 
     async def request_stop(self, after_save: bool = False) -> None:
-        """Training is not wanted until `start`; survives podwatch and the pod."""
+        """Stop training until the next `podwatch start`. The request survives restarts of podwatch and of the pod."""
         async with self.by_hand():
             await self._stop_soon(self.newest() if after_save else None)
             if after_save:
@@ -126,12 +128,12 @@ class Wishes(Acts):
             await self.set_desired(Desired.STOPPED, above=above, of=self.watched)
             self.memory.next_try_wall = None
             await self.procedure.remember()
-            self.spawn(lambda: self.stop_act("stop was asked for", above=above))
+            self.spawn(lambda: self.stop_act("stop requested", above=above))
 
     async def _stop_soon(self, above: int | None) -> None:
-        """Interrupt what goes on, with the stop durable before: a start under way (``trainer.start_before``) takes
-        minutes, in which podwatch or the pod may end. An interruption that fails takes it back, and the person is told
-        so; one that is cut off leaves it."""
+        """Record the stop, then interrupt the current act: a start in progress (``trainer.start_before``) can take
+        minutes, in which podwatch or the pod may end. If the interruption fails, the record is undone and the operator
+        gets the error; if it is cancelled, the record stays."""
         before = self.tools.record.current
         await self.set_desired(Desired.STOPPED, above=above, of=self.watched)
         try:
@@ -147,7 +149,7 @@ class Wishes(Acts):
                     stop_of=before.stop_of,
                 )
                 await self.procedure.save_record(old)
-                text = f"wanted: {before.desired}; the stop could not be taken in"
+                text = f"desired state: {before.desired} again; podwatch could not carry out the stop request"
                 self.tools.say(EventName.DESIRED_CHANGED, text, desired=str(before.desired))
             raise
 
@@ -162,27 +164,27 @@ class Wishes(Acts):
             try:
                 await self.procedure.choose(wanted=step)
             except NothingToResume as error:
-                raise UsageError(error.what, fix="`podwatch checkpoints` lists what there is") from error
+                raise UsageError(error.what, fix="choose a step from `podwatch checkpoints`") from error
         await self.interrupt()
         self._forgive(step, fresh)
         await self.procedure.remember()
         await self.set_desired(Desired.RUNNING)
 
     def _forgive(self, step: int | None, fresh: bool) -> None:
-        """A person begins anew: what failed before is not counted."""
+        """Reset the failure history for an operator's start."""
         memory = self.memory
         self.cause = None
         memory.wanted, memory.fresh, memory.below, memory.next_try_wall = step, fresh, None, None
         memory.history = RestartHistory(ever_worked=memory.history.ever_worked)
         if fresh:
-            memory.refused = {}  # numbers of a line that is left: the new one will come to them again
+            memory.refused = {}  # steps of the lineage that is left; the new one reaches these numbers again
         if step is not None:
             memory.refused = {n: why for n, why in memory.refused.items() if n != step}
         self.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
         self.exit_code = None
 
     async def dry_run(self, step: int | None = None) -> dict[str, object]:
-        """What a restart would do now, JSON-safe and without secrets. Changes nothing."""
+        """Return what a restart would do now, JSON-safe and without secrets. Changes nothing."""
         tools, record = self.tools, self.tools.record.current
         changed = await tools.blocking(plan.changed_configs, record.last_start if record is not None else None)
         difference = await self.difference()

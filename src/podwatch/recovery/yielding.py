@@ -1,5 +1,5 @@
-"""Who trains already, here or elsewhere: looked at before a start; and a pod that lost its run gives way (DESIGN
-section 4, "Two pods, one run")."""
+"""Check before a start whether this run trains already, here or on another pod; hand over when this pod lost the run
+(docs/two-pods.md)."""
 
 import time
 from dataclasses import replace
@@ -13,20 +13,21 @@ from podwatch.trainer.base import Look
 
 POLL: Final = 0.5
 LOOK_POLL: Final = 15.0
-"""Seconds between two looks for a person's own start; one look reads all of /proc."""
+"""Seconds between two checks for an operator's own start; each reads all of /proc."""
 ANSWER_SECONDS: Final = 5.0
-"""A store that takes longer to say who holds the run is told of."""
+"""A store that takes longer to report who holds the run becomes a finding."""
 FIX_STORE: Final = "make the store reachable, or run `podwatch start --fresh`"
 FIX: Final = (
-    "end podwatch here, then `podwatch run --take-over`, or change control.json in the store (docs/two-pods.md)"
+    "stop podwatch here, then run `podwatch run --take-over`; or change control.json in the store (docs/two-pods.md)"
 )
 
 
 class Yielding(Persons):
-    """What an act asks before it starts anything, and the stop itself."""
+    """Checks that an act makes before it starts anything, and the hand-over itself."""
 
     async def yield_act(self) -> None:
-        """Stop, journaled as every stop. What is wanted stays: it may go on here once the other pod has gone."""
+        """Stop training because another pod owns the run. The desired state stays: training can continue here once the
+        other pod is gone."""
         standing = self.tools.standing()
         if self.held() or not standing.stop:
             return
@@ -37,16 +38,16 @@ class Yielding(Persons):
         await self.close_open_incident(standing.why_not)
         self._show(Phase.STOPPED, standing.why_not)
         if standing.act is not Act.SUPERSEDED:
-            await self.carry_on()  # which waits until training is wanted here again
+            await self.carry_on()  # waits until this pod can train again
 
     _decided = False
-    """A person's word while the store did not answer: it holds for restarts, too, until the store says something."""
+    """An operator decided to start while the store did not answer; holds for restarts, too, until the store answers."""
 
     _awaits_store = False
 
     def not_here(self) -> str:
-        """Why nothing may be started on this pod; empty where it may. A person who asks for a start while the store
-        does not answer decides it."""
+        """Return why this pod must not start training; empty if it can. While the store does not answer, an operator's
+        start request decides."""
         standing = self.tools.standing()
         if standing.act is not Act.ASK:
             self._decided = False
@@ -56,19 +57,19 @@ class Yielding(Persons):
 
     @property
     def waits_for_store(self) -> bool:
-        """A start waits only for the store to say who holds the run: nothing runs here, and no operator decided."""
+        """Whether a start waits only for the store to report who holds the run."""
         return self._awaits_store and not self.held()
 
     def _who_acts(self, standing: Decision) -> str:
-        """The one instruction where another pod may train this run."""
+        """Return the operator's instruction while another pod may train this run."""
         if standing.trains_in is None:
             return f"stop training on the other pod, or {FIX}"
         at = time.strftime("%H:%M:%S", time.gmtime(self.tools.clock.wall() + standing.trains_in))
         return f"nothing: podwatch takes the run over at {at} UTC, unless the other pod turns out to be alive"
 
     async def elsewhere(self) -> bool:
-        """Wait while another pod may train this run. True where the start is not to be made: a trainer was found here,
-        or the run is another pod's for good."""
+        """Wait while another pod may train this run. Return True if the start must not happen: a trainer was found
+        here, or another pod owns the run."""
         try:
             return await self._elsewhere()
         finally:
@@ -86,7 +87,7 @@ class Yielding(Persons):
                 return True
             self._show(Phase.BLOCKED, why)
             if standing.stop:
-                self.clear(FindingKind.BLOCKED)  # `superseded` says so, with its own instruction
+                self.clear(FindingKind.BLOCKED)  # the finding `superseded` reports it, with its own instruction
             elif standing.act is not Act.ASK:
                 self.note(FindingKind.BLOCKED, Severity.WARNING, why, self._who_acts(standing))
             elif now - began > ANSWER_SECONDS:
@@ -100,13 +101,13 @@ class Yielding(Persons):
         return False
 
     async def someone_there(self, look: Look) -> bool:
-        """True if a trainer lives already (it is watched then) or a person has to decide first."""
+        """Return True if a trainer runs already (podwatch then watches it) or the operator has to decide first."""
         if look.handle is not None:
             if await look.handle.exit_status() is None:
                 await self.adopt(look.handle)
                 return True
             if self.held():
-                await self.adopt(look.handle)  # its end is judged once podwatch may act again
+                await self.adopt(look.handle)  # its end is judged once podwatch can act again
                 return True
-            await self.procedure.stop_tree(look.handle, "an ended trainer was left over")
+            await self.procedure.stop_tree(look.handle, "cleaning up after a trainer that has ended")
         return await self.take_over(replace(look, handle=None))

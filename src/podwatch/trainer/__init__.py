@@ -1,1 +1,1 @@
-"""Finding, starting, adopting and stopping the trainer; the keeper that outlives podwatch."""
+"""Find, start, adopt and stop the trainer; the keeper that outlives podwatch."""

@@ -1,4 +1,4 @@
-"""The doors of this room: how the rest of podwatch starts, adopts, watches and stops a trainer."""
+"""The interfaces through which the rest of podwatch starts, adopts, watches and stops a trainer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,17 +11,19 @@ from podwatch.domain.snapshot import ATTACHED_ID, Supervision
 
 
 class CannotExecute(HostError):  # noqa: N818
-    """The command cannot run as it is written (no such program, directory or user): trying again changes nothing."""
+    """The command cannot run as it is written (no such program, directory or user): a retry changes
+    nothing."""
 
 
 class MayNotExecute(PermissionDenied, CannotExecute):
-    """The same for want of permission."""
+    """The command cannot run because a permission is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
     """One start, decided in full before anything happens. ``env`` may hold secrets: never logged, never in argv.
-    ``before`` are commands that run first, one after another; what they leave running belongs to this start."""
+    ``before`` are commands that run first, one after another; processes that they leave running belong to this
+    start."""
 
     start_id: str
     argv: tuple[str, ...]
@@ -36,8 +38,9 @@ class StartPlan:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A process tree that looks like this run's training, and why. ``holds_gpu``: a CUDA context was seen in it.
-    ``of_run``: it was also seen at work in output_dir; else it may be anything that uses the GPUs. ``awaits``: it is
-    pending, no trainer yet, and this decides. ``attachable``: an operator may say that it is the trainer."""
+    ``of_run``: it was also seen at work in output_dir; else it may be anything that uses the GPUs. ``awaits``: set for
+    a pending process, which is no trainer yet; the sign that decides. ``attachable``: an operator can declare it the
+    trainer."""
 
     launcher: ProcessIdentity
     command: str
@@ -55,13 +58,13 @@ class Candidate:
 
 
 def attached_id(launcher: ProcessIdentity) -> str:
-    """What the start of a trainer that was attached to is called; the same for every podwatch that sees it."""
+    """Return the start id of an attached trainer; the same for every podwatch that sees it."""
     return f"{ATTACHED_ID}{launcher.pid}-{launcher.start_ticks}"
 
 
 @dataclass(frozen=True, slots=True)
 class StopReport:
-    """What stopping took. ``survivors`` are processes that even SIGKILL did not end (D state), as text."""
+    """The result of a stop. ``survivors`` are processes that even SIGKILL did not end (D state), as text."""
 
     seconds: float
     killed: int
@@ -70,21 +73,21 @@ class StopReport:
 
 
 class TrainerHandle(Protocol):
-    """One running (or just ended) trainer that is ours."""
+    """One trainer, running or just ended, under a keeper or attached."""
 
     start_id: str
     supervision: Supervision
     launcher: ProcessIdentity
     started_wall: float
     warnings: tuple[str, ...]
-    """What could not be done as wanted when it was started."""
+    """Problems of the start that did not prevent it."""
 
     async def exit_status(self) -> ExitStatus | None:
-        """None while the launcher lives."""
+        """Return how the launcher ended; None while it lives."""
         ...
 
     async def tree(self) -> Reading[tuple[ProcessSample, ...]]:
-        """Every living descendant ever seen, the launcher first, re-parented orphans included."""
+        """Return every living descendant ever seen, the launcher first, re-parented orphans included."""
         ...
 
     async def stop(
@@ -97,16 +100,16 @@ class TrainerHandle(Protocol):
         ...
 
     async def release(self) -> None:
-        """The tree is gone and its end is noted: let the keeper go, so that the run lock is free."""
+        """Release the keeper once the tree has ended and the end is recorded, so that the run lock is free."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is on this pod right now. ``handle`` is a living (or ended, not yet released) keeper of this run.
-    ``holders`` are all processes with a CUDA context on the run's GPUs, in words. ``pending`` are no trainers, and no
-    trainer is started beside them: see ``Candidate.awaits``. A stop of one of ``eligible`` that was begun may be
-    finished, though it shows no sign of training any more."""
+    """What runs on this pod now. ``handle`` is the keeper of this run: living, or ended and not yet released.
+    ``holders`` are all processes with a CUDA context on the run's GPUs, as text. ``pending`` are no trainers yet, and
+    podwatch starts none beside them: see ``Candidate.awaits``. An interrupted stop of one of ``eligible`` can be
+    finished even if the process no longer looks like training."""
 
     handle: TrainerHandle | None = None
     candidates: tuple[Candidate, ...] = ()
@@ -119,23 +122,23 @@ class Launcher(Protocol):
     """Starts and finds trainers of one run."""
 
     async def look(self) -> Look:
-        """A keeper of ours first, else candidates. Never starts anything."""
+        """Return the keeper of this run if there is one, else candidates. Never starts anything."""
         ...
 
     async def attach(self, candidate: Candidate) -> TrainerHandle:
-        """Take over a trainer someone else started; its exit status will be unknown."""
+        """Take over a trainer that podwatch did not start; its exit status stays unknown."""
         ...
 
     async def start(self, plan: StartPlan) -> TrainerHandle:
         """Start under a new keeper. Raises Busy when another keeper holds the run lock, CannotExecute when the command
-        does not exist or its directory is missing, HostError when something else stood in the way. Returns once the
-        launcher has really been executed."""
+        does not exist or its directory is missing, HostError for any other obstacle. Returns once the launcher
+        has been executed."""
         ...
 
     def log_path(self) -> str:
-        """The file the trainer's stdout and stderr go to (survives restarts; rotated)."""
+        """Return the file that the trainer's stdout and stderr go to (survives restarts; rotated)."""
         ...
 
     async def close(self) -> None:
-        """Let go of sockets and threads. Never touches training."""
+        """Close sockets and threads. Never touches training."""
         ...

@@ -1,4 +1,4 @@
-"""The environment training starts with: ours scrubbed, then the configured names, then the secrets' file."""
+"""The environment of training: podwatch's own without its secrets, then ``[trainer] env``, then ``env_file``."""
 
 import os
 import pwd
@@ -22,7 +22,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def for_training(env: Mapping[str, str]) -> dict[str, str]:
-    """``env`` without what only podwatch may know. The last gate before the keeper, wherever the values came from."""
+    """Return ``env`` without podwatch's own settings and secrets: the last filter before the keeper, whatever the
+    source."""
     kept = scrubbed_environment(env)
     kept.update((k, v) for k, v in env.items() if k in ALLOWED or k.startswith("PODWATCH_HEARTBEAT_"))
     return kept
@@ -31,24 +32,26 @@ def for_training(env: Mapping[str, str]) -> dict[str, str]:
 def build_environment(
     base: Mapping[str, str], env: Mapping[str, str], env_file: Path | None, *, user: str = ""
 ) -> dict[str, str]:
-    """base (usually os.environ) scrubbed, then ``env``, then ``env_file``; later ones win.
+    """Return ``base`` (usually os.environ) scrubbed, then ``env``, then ``env_file``; later ones win.
 
     With ``user`` HOME, USER, LOGNAME and SHELL are that user's unless configured; a missing HOME (systemd gives none
-    to system services, facts/systemd.md) is filled in. Raises ConfigurationError for a bad file or name.
+    to system services) is filled in. Raises ConfigurationError for a bad file or name.
     """
     result = scrubbed_environment(base)
     given = {**env, **(read_env_file(env_file) if env_file is not None else {})}
     for name, value in given.items():
         if not _NAME.fullmatch(name):
             raise ConfigurationError(
-                f"{name!r} is not a name for an environment variable", where="trainer.env", fix="use A-Z, 0-9 and _"
+                f"{name!r} is not a valid name for an environment variable",
+                where="trainer.env",
+                fix="use A-Z, 0-9 and _",
             )
         if "\0" in value:
             raise ConfigurationError(f"the value of {name} holds a NUL character", where="trainer.env", fix="remove it")
     try:
         entry = pwd.getpwnam(user) if user else pwd.getpwuid(os.geteuid())
     except KeyError:
-        entry = None  # a user that does not exist is the keeper's error to report
+        entry = None  # the keeper reports a user that does not exist
     if entry is not None and (user or not result.get("HOME")):
         names = {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name, "SHELL": entry.pw_shell}
         result.update({name: value for name, value in names.items() if value})
@@ -58,10 +61,10 @@ def build_environment(
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """NAME=value lines; blank lines, ``#`` comments, an ``export`` prefix and quotes are understood; nothing is
-    expanded. The file must belong to root or to us and be closed to others: it holds secrets, and policies written by
-    a model run on this machine. Raises ConfigurationError; values never appear in its text.
-    What is read is known to the scrubber from then on."""
+    """Return the NAME=value lines of an environment file, and register the values with the scrubber. Blank lines, ``#``
+    comments, an ``export`` prefix and quotes are understood; nothing is expanded. The file must belong to root or to us
+    and be unreadable for others: it holds secrets, and code written by a model runs on this machine. Raises
+    ConfigurationError, whose text never contains a value."""
     try:
         descriptor = open_file(path, shown=True)
     except OSError as error:
@@ -96,7 +99,9 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 def _unreadable(path: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
-        f"cannot read the environment file: {error.strerror}", where=str(path), fix="create it with mode 0600"
+        f"cannot read the environment file: {error.strerror}",
+        where=str(path),
+        fix="create it with mode 0600, owned by podwatch's user",
     )
 
 
@@ -117,7 +122,9 @@ def parse_env(text: str, *, where: str) -> dict[str, str]:
             tail = value[end + 1 :].strip() if end > 0 else ""
             if end < 0 or (tail and not tail.startswith("#")):
                 raise ConfigurationError(
-                    f"the quotes of {name} do not close", where=f"{where} line {number}", fix=f"end it with {quote}"
+                    f"the value of {name} has no closing quote",
+                    where=f"{where} line {number}",
+                    fix=f"end it with {quote}",
                 )
             value = value[1:end]
             if quote == '"':

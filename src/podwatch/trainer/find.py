@@ -1,11 +1,12 @@
-"""Candidates: trainers that podwatch did not start (DESIGN section 2, "Supervise").
+"""Find candidates: trainers that podwatch did not start (docs/attaching.md).
 
 A candidate is a process tree of our user or of trainer.user that holds a CUDA context on a configured GPU, or that
-belongs to a launcher and holds a file of a checkpoint open for writing. Names, arguments and the working directory make
-none. Readers and tools never count, nor anything interactive (``interactive.py``), nor what podwatch started.
+belongs to a launcher and has a checkpoint file open for writing. A name, arguments or a working directory alone never
+make a candidate. Readers and tools never count, nor anything interactive (``interactive.py``), nor anything that
+podwatch started.
 
-Pending is what gives no reason to attach and none to start beside it either: a process that names the run and has
-neither a context nor an open checkpoint yet, or a GPU user that looks like an evaluation.
+A process is pending if podwatch neither attaches to it nor starts training beside it: it names the run and has neither
+a context nor an open checkpoint yet, or it uses a GPU and looks like an evaluation.
 
 The tree of a candidate is found from its own processes upward, never from a shell downward. ``judge`` is pure;
 ``gather`` reads /proc and blocks.
@@ -46,12 +47,12 @@ _TOOL_MODULES = ("tensorboard", "wandb", "podwatch", "http.server", "nvitop", "g
 _CHECKPOINT = re.compile(
     r"(?i)(?:step|checkpoint|ckpt|iter|epoch|version|state)[a-z]*[-_=.]?\d|\.(?:ckpt|pth?|safetensors|distcp)(?:\W|$)"
 )
-"""A path below output_dir that is of a checkpoint, in any layout: the directory of a step, or a file of weights."""
+"""Matches a checkpoint path below output_dir in any layout: the directory of a step, or a file of weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a trainer of this run is recognised by. Paths are real paths. ``gpus`` empty: any GPU counts.
+    """How podwatch recognises a trainer of this run. Paths are real paths. ``gpus`` empty: any GPU counts.
     ``checkpoint_dir`` is set where checkpoints are not below output_dir. ``users`` may train here (None: anyone)."""
 
     output_dir: str
@@ -64,17 +65,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Both named by the top of their trees. ``pending`` carry what is awaited in ``awaits``."""
+    """Candidates and pending processes, each given by the top of its tree."""
 
     candidates: tuple[Candidate, ...] = ()
     pending: tuple[Candidate, ...] = ()
     eligible: frozenset[ProcessIdentity] = field(default=frozenset(), compare=False)
-    """Every process that could be the top of a trainer's tree as far as its user and its nature go: a stop of one of
-    them that was begun may be finished."""
+    """Every process that by its user and kind could be the top of a trainer's tree: an interrupted stop of one of them
+    can be finished."""
 
 
 def run_of(settings: "Settings") -> Run:
-    """From the configuration. Blocks: resolves paths."""
+    """Build the ``Run`` from the configuration. Blocks: resolves paths."""
     trainer, gpu = settings.trainer, settings.gpu
     return Run(
         output_dir=os.path.realpath(trainer.output_dir),
@@ -87,7 +88,7 @@ def run_of(settings: "Settings") -> Run:
 
 
 def users_of(user: str) -> frozenset[int]:
-    """Who may be a trainer: our own user, and the one that training runs as."""
+    """Return the users whose processes can be trainers: our own, and the one that training runs as."""
     found = {os.geteuid()}
     if user:
         try:
@@ -106,7 +107,7 @@ def tool(process: Process) -> bool:
 
 
 class _Pod:
-    """The processes of the pod, and what is derived from all of them."""
+    """The processes of the pod, and facts derived from all of them."""
 
     def __init__(self, processes: Iterable[Process], run: Run) -> None:
         self.run = run
@@ -119,11 +120,12 @@ class _Pod:
         self.ours = frozenset(p.pid for p in self.all if any(q.ours for q in (p, *self._above(p))))
 
     def stops(self, process: Process) -> bool:
-        """Whether a tree ends below it. PID 1 adopts every orphan, so only a training launcher there is its top."""
+        """Return whether a tree ends below ``process``. PID 1 adopts every orphan, so it is part of a tree only if it
+        is a training launcher."""
         return process.pid in self.barred or (process.pid == 1 and not process.launcher_like)
 
     def chain(self, process: Process) -> list[Process]:
-        """The process, then its parents up to the top of its tree."""
+        """Return the process, then its parents up to the top of its tree."""
         found = [process]
         parent = self.by_pid.get(process.parent_pid)
         while parent is not None and parent not in found and not self.stops(parent) and carries(parent, found[-1]):
@@ -150,7 +152,7 @@ class _Pod:
 
 
 def judge(processes: Iterable[Process], run: Run) -> Judged:
-    """What trains here, or may be about to, that podwatch did not start; one entry per tree, in the order of pids."""
+    """Return what trains here, or may be about to, without podwatch; one entry per tree, ordered by pid."""
     pod = _Pod(processes, run)
     found: dict[int, Candidate] = {}
     waiting: dict[int, Candidate] = {}
@@ -163,7 +165,7 @@ def judge(processes: Iterable[Process], run: Run) -> Judged:
         chain = pod.chain(process)
         top = chain[-1]
         tie = _tie(process, chain, run)
-        if tie:  # what only writes there may be an evaluation with its output sent to a file
+        if tie:  # a process that only writes there may be an evaluation with redirected output
             at_work.add(top.pid)
         context, writes = _context(process, run.gpus), _saves(process, chain, run)
         if not (context or writes):
@@ -196,7 +198,8 @@ def _candidate(top: Process, reason: str, *, awaits: str = "", holds_gpu: bool =
 
 
 def _live_writer(process: Process, pod: _Pod) -> Candidate | None:
-    """A notebook or a REPL that writes this run's checkpoints: never a trainer, and no reason to start beside it."""
+    """Return a notebook or REPL that writes this run's checkpoints: never a trainer, but podwatch starts none beside
+    it."""
     if process.pid not in pod.interactive or process.pid in pod.ours or not of_users(process, pod.run.users):
         return None
     written = _checkpoint_files(process, pod.run)
@@ -207,7 +210,7 @@ def _live_writer(process: Process, pod: _Pod) -> Candidate | None:
 
 
 def holders(processes: Iterable[Process], *, gpus: frozenset[int], own_pid: int) -> tuple[str, ...]:
-    """Every process that holds a CUDA context on these GPUs, in words, our own trees included: who is in the way."""
+    """Return every process that holds a CUDA context on these GPUs, as text; our own trees are included."""
     return tuple(
         f"pid {p.pid} ({p.name}) has a context on {_devices(p)}"
         for p in processes
@@ -226,7 +229,8 @@ def _context(process: Process, gpus: frozenset[int]) -> str:
 
 
 def _saves(process: Process, chain: Sequence[Process], run: Run) -> str:
-    """A launcher, or what runs below one, that has a file of a checkpoint open for writing."""
+    """Return the reason if this is, or runs below, a launcher and has a checkpoint file open for writing; else
+    empty."""
     written = _checkpoint_files(process, run)
     if written and any(p.launcher_like or p.names_run for p in chain):
         return f"process {process.pid} ({process.name}) writes {written[0]}"
@@ -244,8 +248,8 @@ def _of_checkpoint(path: str, run: Run) -> bool:
 
 
 def _tie(process: Process, chain: Sequence[Process], run: Run) -> str:
-    """What makes it likely that it is this run's training, or will be; empty where nothing does. The working directory
-    of a launcher counts only here, where it makes no candidate."""
+    """Return why this is likely to be or become this run's training; empty if nothing suggests it. The working
+    directory of a launcher counts only here, because this makes no candidate."""
     if _reads_only(chain):
         return ""
     if process.names_run and not tool(process):
@@ -264,7 +268,7 @@ def _reads_only(chain: Sequence[Process]) -> bool:
 
 
 def _trains(chain: Sequence[Process]) -> bool:
-    """Some title in this chain is that of prime-rl or of an engine: no script's name says otherwise."""
+    """Return whether a title in this chain is prime-rl's or an engine's, which outweighs the name of a script."""
     return any("::" in p.name or "::" in " ".join(p.argv[:1]) for p in chain)
 
 
@@ -276,7 +280,7 @@ def _below(path: str, root: str) -> bool:
 
 
 def gather(run: Run, *, own_pid: int) -> list[Process]:
-    """Read every process of the pod. Those that carry a keeper's marker, and podwatch's own tree, are ``ours``."""
+    """Read every process of the pod. Processes with a keeper's marker, and podwatch's own tree, are ``ours``."""
     roots = tuple(root for root in (run.output_dir, run.checkpoint_dir) if root)
     own = {own_pid, *procfs.descendants(own_pid)}
     above = _ancestors(own_pid)
@@ -304,7 +308,7 @@ def gather(run: Run, *, own_pid: int) -> list[Process]:
 
 
 def _names_run(process: Process, run: Run, target: naming.Target) -> str:
-    """In words; empty where it does not, and for programs that train nothing."""
+    """Return how the process names the run, as text; empty if it does not, or cannot train."""
     if not _may_train(process):
         return ""
     argv, cwd = process.argv, process.cwd
@@ -318,7 +322,7 @@ def _names_run(process: Process, run: Run, target: naming.Target) -> str:
 
 
 def _may_train(process: Process) -> bool:
-    """Python programs, known launchers, and shell scripts whose command names something to run."""
+    """Return whether this is a known launcher, or Python with a script or module to run."""
     if tool(process) or looks_like_reader(process.argv):
         return False
     if process.launcher_like:

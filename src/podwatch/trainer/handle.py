@@ -1,4 +1,4 @@
-"""Trainers that are ours: under a keeper, or attached to. One way to stop them all."""
+"""Handles of trainers, under a keeper or attached, with one way to stop them."""
 
 import signal
 from abc import ABC, abstractmethod
@@ -23,19 +23,19 @@ from podwatch.trainer.tree import LocalTree, leads_session
 
 _PROC_DEADLINE = 10.0
 _SWEEP_EVERY = 10.0
-"""Looking for the marker reads every process of the pod: now and then is enough while nothing is being stopped."""
+"""Seconds between two searches for the start marker while nothing is being stopped; each reads every process."""
 _EXIT_RECORD_WAIT = 5.0
-"""A living keeper records its child's end within milliseconds; after this it is taken to be stuck."""
+"""A living keeper records its child's end within milliseconds; after this it counts as stuck."""
 
 
 def started_wall(identity: ProcessIdentity, clock: Clock) -> float:
-    """Epoch second of its start by the clock as it is now, from its start ticks: a clock that was set since (a pod that
-    boots with a wrong one) must not make a start look older than its patience."""
+    """Return the epoch second of the process's start, from its start ticks and the clock as it is now: a clock that was
+    set since (a pod that boots with a wrong one) must not make a start look older than its patience."""
     return clock.wall() - identity.age(clock.boottime())
 
 
 class _Trainer(ABC):
-    """What keeper and attach have in common."""
+    """The common part of kept and attached trainers."""
 
     def __init__(
         self,
@@ -83,20 +83,20 @@ class _Trainer(ABC):
 
     @property
     def ended(self) -> Mapping[tuple[int, int], ExitStatus]:
-        """How processes of the tree ended, by (pid, start ticks), where a keeper reaped them: those whose own parent
-        had gone before. Of all others only their parent knows."""
+        """How processes of the tree ended, by (pid, start ticks). Known only for those that the keeper reaped, because
+        their own parent had ended before."""
         return {}
 
     async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
-        """Inodes of the sockets these processes hold; None where that may not be read."""
+        """Return the inodes of the sockets that these processes hold; None where they cannot be read."""
         return await self._worker.call(_local_sockets, pids, timeout=_PROC_DEADLINE)
 
     async def stop(
         self, *, grace: float, save_grace: float, saving: Callable[[], bool], max_kill_wait: float = 30.0
     ) -> StopReport:
-        """SIGTERM (not SIGINT: that makes prime-rl's orchestrator write an orphan checkpoint, facts/prime-rl.md
-        item 16) to every process of the tree, new ones included unless a save is in flight (they may belong to it);
-        after the grace SIGKILL, again and again.
+        """Send SIGTERM to every process of the tree, new ones included unless a save is in flight (they may belong to
+        it); after the grace send SIGKILL, repeatedly. Not SIGINT: it makes prime-rl's orchestrator write an orphan
+        checkpoint.
         """
         started = self._clock.monotonic()
         told: set[ProcessIdentity] = set()
@@ -134,7 +134,7 @@ class _Trainer(ABC):
 
 
 class KeptTrainer(_Trainer):
-    """A trainer that a keeper of ours started. Goes on, as attach, when its keeper is killed."""
+    """A trainer under a keeper. It continues as an attached one if its keeper is killed."""
 
     def __init__(self, record: KeeperRecord, *, worker: Worker, clock: Clock) -> None:
         super().__init__(
@@ -173,7 +173,7 @@ class KeptTrainer(_Trainer):
         now = self._clock.monotonic()
         while not is_alive(self.launcher):
             if not self.keeper_lives():
-                # it may have recorded the end between our two looks
+                # it may have recorded the end between our two reads
                 return read_exit(self.record.directory, self.start_id) or ExitStatus(at_wall=self._clock.wall())
             if self._gone_since is None:
                 self._gone_since = now
@@ -190,7 +190,7 @@ class KeptTrainer(_Trainer):
         return self._client.ended
 
     async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
-        """The keeper is asked first: it is not sandboxed."""
+        """Ask the keeper first: it is not sandboxed."""
         if self.keeper_lives():
             try:
                 return await self._client.sockets(pids)
@@ -221,8 +221,9 @@ class KeptTrainer(_Trainer):
         await super()._signal(targets, number)
 
     async def release(self) -> None:
-        """Raises Busy while something of the tree still runs. The keeper also refuses while a process is half gone (its
-        first thread has ended, another one is still in the driver giving memory back): it is asked again."""
+        """Release the keeper. Raises Busy while a process of the tree still runs. The keeper also refuses while a
+        process has ended only in part (its main thread is gone, another one still frees memory in the driver): the
+        request is repeated."""
         started, released = self._clock.monotonic(), False
         while self.keeper_lives():
             if not released:
@@ -248,8 +249,8 @@ class KeptTrainer(_Trainer):
 
 
 class AttachedTrainer(_Trainer):
-    """A trainer that podwatch did not start: its exit status stays unknown. ``users`` are those whose processes may be
-    signalled (None: any)."""
+    """A trainer that podwatch did not start: its exit status stays unknown. Only processes of
+    ``users`` are signalled (None: any)."""
 
     def __init__(
         self,
@@ -280,8 +281,8 @@ class AttachedTrainer(_Trainer):
 
     @property
     def terminal_used(self) -> float | None:
-        """Epoch second at which somebody last typed in the terminal it was started in, as last seen: the terminal may
-        go with it. None without one."""
+        """Epoch second of the last key typed in the trainer's terminal, as last seen (the terminal may be gone by now).
+        None without a terminal."""
         if self._terminal is not None:
             self._typed = self._terminal.used_wall() or self._typed
         return self._typed
@@ -294,11 +295,11 @@ class AttachedTrainer(_Trainer):
         return ExitStatus(at_wall=self._ended_wall)
 
     async def release(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 def _without_terminals(samples: Sequence[ProcessSample]) -> tuple[ProcessSample, ...]:
-    """Blocks: reads /proc."""
+    """Return the samples without those of an operator's terminal. Blocks: reads /proc."""
     apart = served([found for sample in samples if (found := read(sample.identity.pid)) is not None])
     return tuple(sample for sample in samples if sample.identity.pid not in apart)
 

@@ -1,15 +1,15 @@
-"""Which processes belong to an operator's terminal: they are never a trainer and never signalled (promise 9).
+"""Find the processes that belong to an operator's terminal: they are never a trainer and never signalled.
 
-All of it is pure and takes the facts of ``processes.Process``. Four questions:
+Everything here is pure and takes ``processes.Process``. Four questions:
 
 - ``interactive``: a shell that waits for commands, a REPL, a notebook kernel, an editor, a program that manages jobs on
   its terminal, or the unknown leader of a terminal's session.
-- ``starter``: what starts other programs and is no training: init, sshd, tmux, cron, an editor's server, a container
-  runtime. It also covers a shell without a terminal that reads its commands from a pipe.
-- ``spared``: what must not be signalled among the processes of a tree.
-- ``barred``: what no tree may be extended to, seen from the trainer upward.
+- ``starter``: a program that starts others and does not train: init, sshd, tmux, cron, an editor's server, a container
+  runtime. Also a shell without a terminal that reads its commands from a pipe.
+- ``spared``: the processes of a tree that must not be signalled.
+- ``barred``: the processes that a trainer's tree, followed upward, must not include.
 
-The rule errs towards "interactive": then the trainer below it is a tree of its own, and stops without it.
+In doubt a process is interactive: the trainer below it is then a tree of its own, and stops without it.
 """
 
 import re
@@ -94,7 +94,7 @@ _CONSOLES: Final = frozenset(
     {"ipykernel_launcher", "ipykernel", "colab_kernel_launcher", "xpython", "jupyter-console", "jupyter_console",
      "jupyter-qtconsole", "pdb", "ipdb", "pudb", "bdb", "pdb3"}
 )  # fmt: skip
-"""A notebook's kernel or a debugger's prompt: there is always an operator behind it."""
+"""A notebook's kernel or a debugger's prompt: always used by an operator."""
 _SCREENFUL: Final = frozenset(
     {"vim", "nvim", "vi", "view", "nano", "emacs", "emacsclient", "micro", "hx", "less", "more", "man", "top", "htop",
      "btop", "atop", "nvtop", "nvitop", "watch", "gdb", "cuda-gdb", "lldb", "mc", "ranger", "nnn", "yazi", "tig",
@@ -111,7 +111,7 @@ TERMINALS: Final = frozenset(
      "wezterm-gui", "login",
      "agetty", "getty"}
 )  # fmt: skip
-"""They serve terminals or notebooks: below them sits an operator."""
+"""Programs that serve terminals or notebooks; an operator uses the processes below them."""
 _STARTERS: Final = TERMINALS | frozenset(
     {"systemd", "init", "openrc-init", "launchd", "su", "sudo", "doas", "runuser", "pkexec", "dockerd", "docker",
      "docker-init", "containerd", "containerd-shim", "containerd-shim-runc-v2", "podman", "conmon", "runc", "crun",
@@ -145,7 +145,7 @@ ProcessKey: TypeAlias = tuple[ProcessIdentity, tuple[str, ...]]
 
 
 def shell_of(process: Process) -> str:
-    """The name of the shell that it is; empty for other programs. By what the kernel runs, by its name or by its argv:
+    """Return the name of the shell that this is; empty for other programs. Judged by executable, process name or argv:
     ``exec -a anything bash`` is a shell, and so is ``-bash``."""
     first = process.argv[0] if process.argv else ""
     exe = _base(process.exe)
@@ -165,7 +165,8 @@ def _runs_scripts(exe: str) -> bool:
 
 
 def has_script(shell: str, argv: tuple[str, ...]) -> bool:
-    """Whether this shell runs a script or a ``-c`` command and ends with it: it reads no commands from a terminal."""
+    """Return whether this shell runs a script or a ``-c`` command and ends with it: it reads no commands from a
+    terminal."""
     words = argv[2:] if argv and _base(argv[0]) == "busybox" else argv[1:]
     if shell == "xonsh" and (name := next((n for n, w in enumerate(argv) if _base(w).startswith("xonsh")), None)):
         words = argv[name + 1 :]
@@ -204,7 +205,7 @@ def has_script(shell: str, argv: tuple[str, ...]) -> bool:
 
 
 def interactive(process: Process, children: Iterable[Process] = ()) -> bool:
-    """Whether an operator sits at it, or may: see above. ``children`` are its direct children."""
+    """Return whether an operator uses it, or may (see above). ``children`` are its direct children."""
     terminal = process.tty != 0
     name, arguments = program(process.argv)
     if name in _CONSOLES:
@@ -228,9 +229,9 @@ def interactive(process: Process, children: Iterable[Process] = ()) -> bool:
 
 
 def starter(process: Process, children: Iterable[Process] = ()) -> bool:
-    """Whether no tree is extended to it: interactive, or a program that starts others and is no training. By its name,
-    not by its place: what ``docker exec`` starts has no parent here (0), and an image's entry point can be the
-    trainer."""
+    """Return whether no trainer's tree includes it: it is interactive, or starts other programs and does not train.
+    Judged by name, not by position: a process from ``docker exec`` has no parent here (0), and an image's entry point
+    can be the trainer."""
     if process.above_us or interactive(process, children):
         return True
     if _named(process, _STARTERS_CUT) or program(process.argv)[0] in _MODULES:
@@ -240,9 +241,10 @@ def starter(process: Process, children: Iterable[Process] = ()) -> bool:
 
 
 def carries(process: Process, child: Process) -> bool:
-    """Whether what started ``child`` can be part of its tree: a shell with a script, a wrapper, a Python program, a
-    launcher, a process that trains itself. Not an agent, an IDE, a CI runner or a web service, whose programs are
-    unknown; nor a Python program that keeps a terminal and runs ``child`` away from it, as an agent does."""
+    """Return whether ``process``, which started ``child``, can be part of its tree: a shell with a script, a wrapper, a
+    Python program, a launcher, a process that trains itself. Not an agent, an IDE, a CI runner or a web service, whose
+    programs are unknown; nor a Python program that keeps a terminal and runs ``child`` away from it, as an agent
+    does."""
     if process.cuda or process.writes or process.names_run:
         return True
     if classify(process.name, process.argv) is not ProcessRole.OTHER:
@@ -259,26 +261,26 @@ def carries(process: Process, child: Process) -> bool:
 
 
 def terminal_server(process: Process) -> bool:
-    """tmux, sshd, Jupyter, an editor's server: it serves terminals."""
+    """Return whether it serves terminals: tmux, sshd, Jupyter, an editor's server."""
     return _named(process, _TERMINALS_CUT) or program(process.argv)[0] in _MODULES - {"podwatch"}
 
 
 def is_server_name(name: str) -> bool:
-    """The same by the kernel's name alone: cheap, and good enough to ask more closely."""
+    """The same by the kernel's process name alone: a cheap first check."""
     return name.split(":")[0].lower() in _TERMINALS_CUT
 
 
 def find_interactive(processes: Iterable[Process]) -> frozenset[int]:
-    """The pids of all interactive ones."""
+    """Return the pids of all interactive processes."""
     listed = tuple(processes)
     below = children_of(listed)
     return frozenset(p.pid for p in listed if interactive(p, below.get(p.pid, ())))
 
 
 def barred(processes: Collection[Process], users: frozenset[int] | None) -> frozenset[int]:
-    """Pids that no tree may be extended to, from the trainer upward: starters, processes of other users, and the
-    ancestors of anything interactive or of another user. A process that trains by itself (it holds a GPU or writes
-    checkpoints, or is a known launcher) is not barred for what it started."""
+    """Return the pids that a trainer's tree, followed upward, must not include: starters, processes of other users, and
+    the ancestors of any process that is interactive or of another user. A process that itself trains (it holds a GPU,
+    writes checkpoints or is a known launcher) is not barred because of what it started."""
     below = children_of(processes)
     by_pid = {p.pid: p for p in processes}
     foreign = {p.pid for p in processes if not of_users(p, users)}
@@ -293,9 +295,9 @@ def barred(processes: Collection[Process], users: frozenset[int] | None) -> froz
 def spared(
     processes: Collection[Process], users: frozenset[int] | None = None, *, known: ProcessKey | None = None
 ) -> frozenset[int]:
-    """Of the processes of a tree that we attached to, the pids that must not be signalled: what is interactive or of
-    another user, and everything below it; and a terminal server that serves such. ``known`` is the top of the tree as
-    it was attached to: while it runs the same command it is the trainer, whatever it looks like."""
+    """Return the pids of an attached tree that must not be signalled: interactive processes and those of other users,
+    with everything below them, and their terminal server. ``known`` is the top of the tree when podwatch attached:
+    while it runs the same command it is the trainer, whatever it looks like."""
     below = children_of(processes)
     by_pid = {p.pid: p for p in processes}
     found: set[int] = set()
@@ -316,10 +318,9 @@ def spared(
 
 
 def served(processes: Collection[Process]) -> frozenset[int]:
-    """Of the processes of a tree that our keeper started, the pids that must not be signalled. All of it is ours by
-    descent, shells in a sandbox of the trainer's included; not so what an operator does in a terminal that a server in
-    this tree gives them (the command started tmux or Jupyter): the interactive shell, everything below it, and the
-    server."""
+    """Return the pids of a keeper's tree that must not be signalled. By descent all of it is ours, including shells in
+    the trainer's sandbox. The exception is an operator's terminal, if the command started a terminal server (tmux,
+    Jupyter): the interactive shell, everything below it, and the server."""
     by_pid = {p.pid: p for p in processes}
     servers = {p.pid for p in processes if terminal_server(p)}
     if not servers:
@@ -342,7 +343,7 @@ def _above(process: Process, by_pid: Mapping[int, Process]) -> list[Process]:
 
 
 def of_users(process: Process, users: frozenset[int] | None) -> bool:
-    """Whether both its real and its effective user are among ``users`` (None: any). An unknown user is none."""
+    """Return whether its real and its effective user are among ``users`` (None: any). An unknown user is not."""
     return users is None or (bool(process.users) and users.issuperset(process.users))
 
 
@@ -393,7 +394,8 @@ def _prompts(process: Process, name: str, arguments: tuple[str, ...]) -> bool:
 
 
 def _first_file(argv: tuple[str, ...]) -> int:
-    """Where a Python command line names what it runs (file, ``-m`` or ``-c``, ``-``); its length if nowhere."""
+    """Return the index at which a Python command line names what it runs (file, ``-m`` or ``-c``, ``-``); its length if
+    nowhere."""
     n = 1
     while n < len(argv):
         word = argv[n]

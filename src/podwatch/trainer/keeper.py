@@ -1,28 +1,39 @@
 # ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH108, PTH109, PTH115, PTH116, PTH118, PTH119, PTH120, PTH123, PTH208
 # pathlib would cost this process memory for as long as training lives.
-"""The keeper: the tiny long-lived parent of one training run (DESIGN section 2, "The keeper").
+"""The keeper: the small, long-lived parent process of one training run.
 
-One file, standard library only, no podwatch import: it is copied into the run's state directory and run from there as
-``python -I -S -E keeper.py DIRECTORY START_ID``, so that an upgrade of podwatch cannot pull its code away. Everything
-it needs is imported at the start. podwatch may crash, stop or be upgraded at any moment; training does not notice.
+One file, standard library only, no podwatch import: each start copies it into the run's state directory and runs the
+copy as ``python -I -S -E keeper.py DIRECTORY START_ID``, so that an upgrade of podwatch cannot pull its code away.
+Everything it needs is imported at the start. podwatch can crash, stop or be upgraded at any moment; training does not
+notice.
+
+Contents:
+  constants
+  procfs                     single processes, their signals, trees and terminals
+  bounded reads              reads of processes that may be stuck in the kernel
+  files and locks            small files, the run lock
+  log                        the trainer's output file
+  child                      from the fork to the exec of the command
+  keeper                     class Keeper: start, loop, tree, control socket, exit record
+  main
 
 Files in DIRECTORY (mode 0700), all of them small:
-  wanted                     the only start_id that may start now; a late keeper of an older start gives way
+  wanted                     the only start_id that can start now; a late keeper of an older start gives up
   spec-START_ID.json         what to start, environment included; deleted as soon as it is read
-  record.json                who runs: fsynced before the trainer is let go; "record.last.json" once released
-  executed-START_ID          exists once the command was really executed
+  record.json                who runs: fsynced before the trainer can execute; "record.last.json" once released
+  executed-START_ID          exists once the command was executed
   exit-START_ID.json         how the launcher ended; its space is reserved at the start, so a full disk cannot lose it
-  result-START_ID.json       the answer to whoever asked for the start
+  result-START_ID.json       the answer to the start request
   k.sock                     JSON lines, see ``Keeper.answer``
 
 Start: take the locks; refuse if a trainer of an earlier keeper still lives; fork a child that blocks on a pipe; write
-the record and fsync it; let the child go with one byte. If the keeper dies before that, the child reads end of file
-and exits without executing anything. So whoever holds the locks and reads the record knows every trainer there is.
+the record and fsync it; release the child with one byte. If the keeper dies before that, the child reads end of file
+and exits without executing anything. So a process that holds the locks and reads the record knows every trainer.
 
-Output: the trainer appends to its log file by itself (O_APPEND) and the keeper rotates by copying and truncating. A
-pipe through the keeper would be neater, but then a killed keeper would take training with it (SIGPIPE), and a stuck
-one would block it. The cost is a few lines lost at a rotation, at the worst. The keeper reserves space ahead of the
-end of the file, so that a full disk does not fail the trainer's prints, and truncates when even that runs out.
+Output: the trainer itself appends to its log file (O_APPEND) and the keeper rotates by copying and truncating. With a
+pipe through the keeper, a killed keeper would take training with it (SIGPIPE), and a stuck one would block it. The
+cost: a rotation can lose a few lines. The keeper reserves space ahead of the end of the file, so that a full disk does
+not fail the trainer's prints, and truncates the file when even that space is used up.
 """
 
 from __future__ import annotations
@@ -43,6 +54,8 @@ import sys
 import time
 import warnings  # noqa: F401 - os.execvpe imports it: in the child, perhaps after the library was upgraded away
 
+# --- constants --------------------------------------------------------------------------------------------------------
+
 PROTOCOL = 1
 PR_SET_CHILD_SUBREAPER = 36
 FALLOC_FL_KEEP_SIZE = 1
@@ -54,15 +67,15 @@ TICK = 1.0
 PROC = "/proc"
 READ_PATIENCE = 0.25
 READ_DEADLINE = 2.0
-"""Seconds for one look into a process, and for all of one answer: podwatch waits 3 s for it."""
+"""Seconds for one read of a process, and for all reads of one answer: podwatch waits 3 s for the answer."""
 EXEC_LOOKS, EXEC_PAUSE = 8, 0.01
 KTHREADD = 2
-"""The parent of all kernel threads; where they cannot be seen, in a container, it is at worst one process."""
+"""Pid of the parent of all kernel threads. In a container, where those are invisible, it is at worst one process."""
 MAX_HUNG = 16
-"""Looks that may hang at one time, each in a thread of its own; beyond them nobody is looked into."""
+"""Reads that can hang at the same time, each in its own thread; beyond that no process is read."""
 SWEEP_DEADLINE = 5.0
 SURVIVOR_DEADLINE = 20.0
-"""Seconds that a start waits for processes that do not let themselves be looked into; podwatch waits 30 s for it."""
+"""Seconds that a start waits for processes that cannot be read; podwatch waits 30 s for the start."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # the real typing module would cost memory for as long as training lives
@@ -80,72 +93,12 @@ class StartError(Exception):
         self.kind, self.text, self.code, self.where = kind, text, code, where
 
 
-# --- small helpers ---------------------------------------------------------------------------------------------------
-
-
-def read_file(path: str, limit: int = 1 << 20) -> bytes | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        chunks = []
-        while limit > 0:
-            chunk = os.read(fd, min(limit, 65_536))
-            if not chunk:
-                break
-            chunks.append(chunk)
-            limit -= len(chunk)
-        return b"".join(chunks)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-
-
-def read_json(path: str) -> dict[str, Any] | None:
-    raw = read_file(path)
-    try:
-        value = json.loads(raw) if raw else None
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def sync_dir(path: str = ".") -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError:
-        pass
-    finally:
-        os.close(fd)
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """On a disk that is nearly full a write takes what fits and reports no error; the next one does."""
-    while data:
-        data = data[os.write(fd, data) :]
-
-
-def write_atomic(name: str, value: dict[str, Any]) -> None:
-    tmp = f".{name}.{os.getpid()}.tmp"
-    fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        write_all(fd, json.dumps(value).encode())
-        os.fsync(fd)
-    except OSError:
-        os.unlink(tmp)
-        raise
-    finally:
-        os.close(fd)
-    os.rename(tmp, name)
-    sync_dir()
+# --- procfs -----------------------------------------------------------------------------------------------------------
 
 
 def stat_of(pid: int) -> tuple[str, str, int, int, int] | None:
-    """(name, state, parent pid, start ticks, session) or None. The name may hold spaces and parentheses. This never
-    waits for the process, whatever it is stuck in."""
+    """Return (name, state, parent pid, start ticks, session) or None. The name can contain spaces and parentheses.
+    Never blocks, whatever the process is stuck in."""
     raw = read_file(f"{PROC}/{pid}/stat")
     if not raw:
         return None
@@ -155,7 +108,7 @@ def stat_of(pid: int) -> tuple[str, str, int, int, int] | None:
 
 
 def ticks_of(pid: int) -> int:
-    """Start ticks of a process that is ours and cannot be gone."""
+    """Return the start ticks of this process or its child, which must exist."""
     found = stat_of(pid)
     if found is None:
         raise StartError("io", "/proc cannot be read", errno.ENOENT, f"{PROC}/{pid}/stat")
@@ -179,7 +132,7 @@ def is_alive(pid: int, ticks: int) -> bool:
 
 
 def send_signal(pid: int, ticks: int, number: int) -> bool:
-    """By pidfd, the ticks compared after it is open. True when it was sent."""
+    """Send by pidfd, after comparing the ticks. Return whether the signal was sent."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
@@ -242,10 +195,10 @@ SHELL_VALUES = frozenset({"--rcfile", "--init-file", "--config", "--init-command
 
 
 def operators(pids: list[int]) -> set[int]:
-    """Of these processes, an operator's terminals: a terminal server, and below it each shell that waits for commands
-    and each notebook kernel, with everything in them. They are never signalled and hold no start up, though the
-    training command started the server. Costs one read each where there is no server. The daemon judges more finely
-    (``interactive.served``)."""
+    """Return those of ``pids`` that belong to an operator's terminal: a terminal server, and below it each shell that
+    waits for commands and each notebook kernel, with everything in them. They are never signalled and do not block a
+    start, even though the training command started the server. Costs one read each if there is no server. The daemon
+    judges more finely (``interactive.served``)."""
     seen = {pid: found for pid in pids if (found := stat_of(pid)) is not None and found[1] not in "ZXx"}
     servers = {pid for pid, found in seen.items() if found[0].split(":")[0].lower() in TERMINAL_SERVERS}
     apart: set[int] = set()
@@ -260,7 +213,7 @@ def operators(pids: list[int]) -> set[int]:
 
 
 def awaits_commands(pid: int) -> bool:
-    """A shell on a terminal without a script and without ``-c``, or a notebook's kernel."""
+    """Return whether it is a shell on a terminal without a script and without ``-c``, or a notebook's kernel."""
     words = (read_file(f"{PROC}/{pid}/cmdline") or b"").decode("utf-8", "replace").rstrip("\0").split("\0")
     if any("ipykernel" in word for word in words[:4]):
         return True
@@ -272,26 +225,29 @@ def awaits_commands(pid: int) -> bool:
     return plain and not any("c" in word[1:] for word in rest if not word.startswith("--"))
 
 
-class Reader:
-    """Looks into processes that may be stuck in the kernel.
+# --- bounded reads ----------------------------------------------------------------------------------------------------
 
-    /proc/PID/cmdline and environ wait for the lock of the process's memory, which one in state D (a dead network
-    volume, a driver) may not give back for hours. So a thread looks, is left behind when it hangs, and that process is
-    not asked again until it has come back. Who is not told of here has not been seen to be harmless.
+
+class Reader:
+    """Reads processes that may be stuck in the kernel.
+
+    Reading /proc/PID/cmdline and environ waits for the lock of the process's memory, which a process in state D (a dead
+    network volume, a driver) can hold for hours. So a thread reads; if it hangs, it is abandoned, and that process is
+    not read again until the thread returns. A process that is missing from the result is not known to be harmless.
     """
 
     def __init__(self) -> None:
         self.hung: set[tuple[int, int]] = set()  # (pid, start ticks)
 
     def each(self, processes: list[tuple[int, int]], look: Callable[[int], Any]) -> dict[int, Any]:
-        """pid -> look(pid), of those (pid, start ticks) that answer in time."""
+        """Return pid -> look(pid) for those (pid, start ticks) that answer in time."""
         found: dict[int, Any] = {}
         until = time.monotonic() + READ_DEADLINE
         left = [process for process in processes if process not in self.hung]
         while left and len(self.hung) < MAX_HUNG and time.monotonic() < until:
             try:
                 round_ = Round(self, left, look)
-            except (RuntimeError, MemoryError):  # no thread to be had (a limit on processes): they stay unknown
+            except (RuntimeError, MemoryError):  # no thread available (a process limit): they stay unknown
                 break
             stuck = round_.wait(until)
             found.update(round_.found)
@@ -300,7 +256,7 @@ class Reader:
 
 
 class Round:
-    """One thread's look at one process after the other, until it is done or left behind."""
+    """One thread that reads one process after the other, until it is done or abandoned."""
 
     def __init__(self, reader: Reader, processes: list[tuple[int, int]], look: Callable[[int], Any]) -> None:
         self.reader, self.processes, self.look = reader, processes, look
@@ -317,7 +273,7 @@ class Round:
             self.at = process
             try:
                 result = self.look(process[0])
-            except Exception:  # denied, or nonsense: not known
+            except Exception:  # denied or malformed: unknown
                 result = None
             with self.state:
                 if self.left_behind:
@@ -329,7 +285,7 @@ class Round:
         self.over.release()
 
     def wait(self, until: float) -> tuple[int, int] | None:
-        """The process at which it hangs, and is left behind; None when all have answered."""
+        """Return the process at which the thread hangs and was abandoned; None when all have answered."""
         before = None
         while not self.over.acquire(True, READ_PATIENCE):
             with self.state:
@@ -346,8 +302,8 @@ READER = Reader()
 
 
 def environ_of(pid: int) -> bytes:
-    """Empty where it may not be read. A process in the middle of an exec shows neither environment nor command (up to
-    13 ms on two busy cores, measured): it is asked again. A kernel thread never does."""
+    """Return the environment; empty if it cannot be read. A process in the middle of an exec shows neither environment
+    nor command (up to 13 ms on two busy cores, measured), so it is read again. A kernel thread never shows any."""
     raw = b""
     for _ in range(EXEC_LOOKS):
         raw = read_file(f"{PROC}/{pid}/environ") or b""
@@ -355,15 +311,15 @@ def environ_of(pid: int) -> bytes:
             break
         status = stat_of(pid)
         if read_file(f"{PROC}/{pid}/cmdline") or status is None or status[1] in "ZXx" or KTHREADD in (pid, status[2]):
-            raw = read_file(f"{PROC}/{pid}/environ") or b""  # the exec may just have been over
+            raw = read_file(f"{PROC}/{pid}/environ") or b""  # the exec may have just finished
             break
         time.sleep(EXEC_PAUSE)
     return raw
 
 
 def marked(start_ids: Iterable[str]) -> tuple[list[int], list[tuple[int, int]]]:
-    """Living processes whose environment carries PODWATCH_START_ID of one of these starts, as far as it may be read;
-    and those (pid, start ticks) that did not answer."""
+    """Return the living processes whose environment has the PODWATCH_START_ID of one of these starts, as far as it can
+    be read; and those (pid, start ticks) that did not answer."""
     wanted = [f"PODWATCH_START_ID={start_id}".encode() for start_id in start_ids if start_id]
     living = []
     for name in os.listdir(PROC) if wanted else ():
@@ -376,8 +332,8 @@ def marked(start_ids: Iterable[str]) -> tuple[list[int], list[tuple[int, int]]]:
 
 
 def in_the_way(silent: list[tuple[int, int]], since: int) -> list[int]:
-    """Of those that do not answer, who may be left of a start of ``since`` (ticks) and could disturb another one: stuck
-    in the kernel, or with a CUDA context. All others are let be, as any stranger's process."""
+    """Return those of the ``silent`` processes that may be left from a start at or after ``since`` (ticks) and could
+    disturb a new one: stuck in the kernel, or with a CUDA context. Others do not block a start."""
     found = []
     for pid, ticks in silent:
         status = stat_of(pid)
@@ -389,11 +345,12 @@ def in_the_way(silent: list[tuple[int, int]], since: int) -> list[int]:
 
 
 def in_session(pid: int, ticks: int, ended: int | None = None) -> list[int]:
-    """Living processes of the session that this process opened: a trainer's, which nobody can join from outside. Finds
-    those that have neither its environment nor it as an ancestor any more. Nothing once the number is another's.
+    """Return the living processes of the session that trainer ``pid`` opened, which no outside process can join. Finds
+    those that have neither its environment nor it as an ancestor any more. Empty once the pid is another process's.
 
-    ``ended``: the ticks at which it ended, where that is known. A session's number is given to nobody while a process
-    of it lives; so if all of them began after that end, an unknown one may have had the number and be gone as well."""
+    ``ended``: the ticks at which it ended, if known. The kernel does not reuse a session's number while a process of
+    it lives; so if all of them started after that end, a process in between may have had the number, and they are not
+    the trainer's."""
     leader = stat_of(pid)
     if leader is not None and leader[3] != ticks:
         return []
@@ -409,15 +366,15 @@ def in_session(pid: int, ticks: int, ended: int | None = None) -> list[int]:
 
 
 def end_of(record: dict[str, Any]) -> int | None:
-    """Ticks since boot at which the launcher of this start ended, as its keeper recorded it; it may have begun another
-    process in that very tick."""
+    """Return the ticks since boot at which the launcher of this start ended, as its keeper recorded them; rounded up,
+    because it may have started another process in that very tick."""
     said = read_json(os.path.join(record.get("directory", "."), f"exit-{record['start_id']}.json")) or {}
     at = said.get("at_boot")
     return int(at * os.sysconf("SC_CLK_TCK")) + 1 if isinstance(at, float) else None
 
 
 def cuda_of(pid: int) -> tuple[bool | None, list[int]]:
-    """(context open, GPU minors), or (None, []) where it cannot be read."""
+    """Return (context open, GPU minors), or (None, []) if it cannot be read."""
     try:
         names = os.listdir(f"{PROC}/{pid}/fd")
     except OSError:
@@ -440,13 +397,13 @@ def cuda_of(pid: int) -> tuple[bool | None, list[int]]:
 
 
 def look_into(pid: int) -> tuple[list[str], bool | None, list[int]]:
-    """(command line, CUDA context open, GPU minors)."""
+    """Return (command line, CUDA context open, GPU minors)."""
     line = (read_file(f"{PROC}/{pid}/cmdline", 16_384) or b"").rstrip(b"\0").split(b"\0")
     return ([part.decode("utf-8", "replace") for part in line if part or len(line) > 1], *cuda_of(pid))
 
 
 def sockets_of(pid: int) -> list[int] | None:
-    """Inode numbers of its open sockets, or None where they cannot be read."""
+    """Return the inode numbers of its open sockets, or None if they cannot be read."""
     try:
         names = os.listdir(f"{PROC}/{pid}/fd")
     except OSError:
@@ -465,19 +422,80 @@ def sockets_of(pid: int) -> list[int] | None:
     return None if denied and not found else found
 
 
-# --- locks -----------------------------------------------------------------------------------------------------------
+# --- files and locks --------------------------------------------------------------------------------------------------
+
+
+def read_file(path: str, limit: int = 1 << 20) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        chunks = []
+        while limit > 0:
+            chunk = os.read(fd, min(limit, 65_536))
+            if not chunk:
+                break
+            chunks.append(chunk)
+            limit -= len(chunk)
+        return b"".join(chunks)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    raw = read_file(path)
+    try:
+        value = json.loads(raw) if raw else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def sync_dir(path: str = ".") -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of ``data``. On a nearly full disk a write takes what fits without an error; the next one raises it."""
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def write_atomic(name: str, value: dict[str, Any]) -> None:
+    tmp = f".{name}.{os.getpid()}.tmp"
+    fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(fd, json.dumps(value).encode())
+        os.fsync(fd)
+    except OSError:
+        os.unlink(tmp)
+        raise
+    finally:
+        os.close(fd)
+    os.rename(tmp, name)
+    sync_dir()
+
 
 LOCK_PARENTS = ("/run/lock", "/run", "/run/user/{uid}", "/tmp")
-"""Each may hold a lock directory of ours. All of them are used: another user can take our name in a parent that is
-writable for all, and give it back later, but cannot keep two keepers of one uid apart in the other parents."""
+"""Parents of our lock directories. All of them are used: in a world-writable parent another user can take our name and
+give it back later, but cannot keep two keepers of one uid apart in the other parents."""
 OLD_LOCK_DIRS = ("/run/lock/podwatch", "/tmp/podwatch-locks")
-"""Directories that were used before, the first of them writable for all. What a keeper holds there is respected, and
-their locks are taken as well; what another user puts there is ignored."""
+"""Lock directories of older versions, the first one world-writable. A lock that a keeper holds there counts, and new
+keepers take these locks too; files of other users there are ignored."""
 LOCK_ATTEMPTS = 16
 
 
 class LockHeldError(Exception):
-    """Another keeper holds the lock, or may hold it: ``holder`` is what the file says."""
+    """Another keeper holds the lock, or may hold it. ``holder``: the content of the lock file."""
 
     def __init__(self, path: str, holder: dict[str, Any]) -> None:
         super().__init__(path)
@@ -494,16 +512,17 @@ class LockDirectory:
         self.warnings: list[str] = []
 
     def trusts(self, found: os.stat_result) -> bool:
-        """A regular file that only root or we could have written. A second name may make it some other file of ours."""
+        """Return whether it is a regular file that only root or we can have written. A file with a second name may be
+        some other file of ours, so it does not count."""
         owners = (0, os.geteuid(), self.owner) if self.private else (0, os.geteuid())
         closed = self.private or not found.st_mode & 0o022
         return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid in owners and closed
 
     def take(self, name: str) -> int | None:
-        """A descriptor that holds the lock ``name``; None where there is nothing to respect and nothing to take: a file
-        or a lock of another user. Raises LockHeldError, and OSError where no file can be made.
+        """Return a descriptor that holds the lock ``name``; None if a file or lock of another user is there, which does
+        not count. Raises LockHeldError, and OSError if no file can be created.
 
-        The file stays for good: removing it would let two keepers lock two files of one name.
+        The file is never removed: otherwise two keepers could lock two files of one name.
         """
         for _ in range(LOCK_ATTEMPTS):
             found = self.look(name)
@@ -516,7 +535,7 @@ class LockDirectory:
                 return None
             else:
                 fd = self.open(name)
-                if fd is None:  # root's own, and closed to us
+                if fd is None:  # root's file, which we cannot open
                     if HoldersOf(name, found).keeper:
                         raise LockHeldError(self.place(name), {})
                     return None
@@ -534,7 +553,7 @@ class LockDirectory:
         raise OSError(errno.EBUSY, "the lock file is replaced again and again", self.place(name))
 
     def vouches(self, name: str, said: dict[str, Any]) -> bool:
-        """False where another user owns the directory, and has given the lock of another run this name."""
+        """Return False if another user owns the directory and has renamed the lock of another run to ``name``."""
         if self.owner in (0, os.geteuid()):
             return True
         record = read_json(os.path.join(str(said.get("directory", "")), "record.json")) or {}
@@ -560,7 +579,8 @@ class LockDirectory:
             pass
 
     def open(self, name: str) -> int | None:
-        """Called once the owner is known: to open another user's file may wait (a FIFO, a lease), or do something."""
+        """Open a lock file whose owner is known: opening another user's can block (a FIFO, a lease) or have side
+        effects."""
         for access in (os.O_RDWR, os.O_RDONLY):  # a file of root's: reading is enough to lock
             try:
                 return os.open(name, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.fd)
@@ -569,7 +589,8 @@ class LockDirectory:
         return None
 
     def lock(self, fd: int, name: str, found: os.stat_result) -> bool:
-        """False where another user holds it: he can lock what he can read, so what is ours is closed to him."""
+        """Lock the file; return False if another user holds it. Who can read a file can lock it, so ours are made
+        unreadable for others."""
         if found.st_uid == os.geteuid() and found.st_mode & 0o077:
             os.fchmod(fd, 0o600)
         try:
@@ -586,7 +607,8 @@ class LockDirectory:
         return True
 
     def remove(self, name: str, foreign: os.stat_result) -> None:
-        """Move another user's file out of our own directory. If a keeper has just put its own there, that one stays."""
+        """Remove another user's file from our own directory. If a keeper has just put its own file there, that one
+        stays."""
         aside = f".{name}.{os.getpid()}"
         os.rename(name, aside, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         moved = self.look(aside)
@@ -597,7 +619,8 @@ class LockDirectory:
 
 
 def own_lock_directory(path: str) -> LockDirectory:
-    """Made, with mode 0700, if it does not exist. OSError where it cannot be, or is another user's, or a link."""
+    """Open our lock directory, created with mode 0700 if missing. Raises OSError if that fails, or if it belongs to
+    another user or is a link."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
@@ -612,10 +635,11 @@ def own_lock_directory(path: str) -> LockDirectory:
 
 
 def lock_directories(spec: dict[str, Any]) -> tuple[list[LockDirectory], list[str]]:
-    """Host-wide, so that two podwatches with different state directories meet here; and what was wrong with others.
+    """Return the directories of the host-wide lock, in which podwatches with different state directories meet, and the
+    problems of those that cannot be used.
 
-    Raises StartError where there is none, and no other user is the reason. If one is, training starts all the same:
-    the lock in our own directory holds, and whoever trains is looked for before each start.
+    Raises StartError if there is none and no other user is the cause. If another user is, training starts anyway: the
+    lock in our own state directory holds, and each start looks for running trainers first.
     """
     chosen, uid = spec["lock_dir"], os.geteuid()
     parents = [parent.format(uid=uid) for parent in spec.get("lock_parents") or LOCK_PARENTS]
@@ -649,8 +673,8 @@ def lock_directories(spec: dict[str, Any]) -> tuple[list[LockDirectory], list[st
 
 
 def meeting_place(path: str) -> None:
-    """Root makes the old directory, writable for itself alone: an older podwatch that is started later meets our locks
-    there, and so does another user's, who can see in /proc/locks that root's keeper holds them."""
+    """As root, create the old lock directory, writable for root only: an older podwatch that starts later finds our
+    locks there, and so does another user's podwatch, which sees in /proc/locks that root's keeper holds them."""
     old = os.umask(0o022)
     try:
         os.mkdir(path, 0o755)
@@ -672,38 +696,39 @@ class HoldersOf:
         """pid -> its user, or -1 if its user ids differ, as those of a set-uid program do."""
         looked = READER.each(living, self.look)
         self.here = [pid for pid, _ in living if pid in locked or looked.get(pid, (False, False))[0]]
-        """Those that locked it (a child may have inherited that lock) or have it open."""
+        """Processes that locked it (a child may have inherited that lock) or have it open."""
         trusted = [pid for pid, _ in living if self.uids[pid] in (0, os.geteuid())]
         self.keeper = next((pid for pid in self.here if pid in trusted and looked.get(pid, (True, True))[1]), 0)
         self.hidden = any(pid not in looked for pid in trusted)
 
     def stranger(self, said: dict[str, Any]) -> int:
-        """The pid of another user's process that holds it; 0 where a keeper does, or may do: one that cannot be looked
-        into, or of another container."""
+        """Return the pid of another user's process that holds it; 0 if a keeper does or may do so (it cannot be read,
+        or is in another container)."""
         elsewhere = said.get("boot_id") == boot_id() and said.get("pid_namespace") not in (None, pid_namespace())
         if self.keeper or self.hidden or elsewhere:
             return 0
         return next((pid for pid in self.here if self.uids[pid] not in (0, os.geteuid())), 0)
 
     def lockers(self) -> set[int]:
-        """Devices are not compared: an overlay shows another one."""
+        """Return the pids with a lock on this inode. Devices are not compared: an overlay shows another one."""
         inode = str(self.found.st_ino)
         lines = (read_file(f"{PROC}/locks", 16 << 20) or b"").decode("ascii", "replace").splitlines()
         found = [words for line in lines if len(words := line.split()) > 5 and words[1] == "FLOCK"]
         return {int(w[4]) for w in found if w[4].isdigit() and w[5].rpartition(":")[2] == inode}
 
     def look(self, pid: int) -> tuple[bool, bool]:
-        """(has the file open, is a keeper)."""
+        """Return (has the file open, is a keeper)."""
         line = (read_file(f"{PROC}/{pid}/cmdline", 16_384) or b"").split(b"\0")
         keeper = any(os.path.basename(word) in (b"keeper.py", b"keeper.pyc") for word in line)
         try:
             opened = any(self.is_it(f"{PROC}/{pid}/fd/{number}") for number in os.listdir(f"{PROC}/{pid}/fd"))
         except OSError:
-            opened = False  # another user's: what it locked is known all the same
+            opened = False  # another user's process: /proc/locks still shows its lock
         return opened, keeper
 
     def is_it(self, link: str) -> bool:
-        """Only what has the name is looked at: a stat of any other file may hang."""
+        """Return whether the link leads to the lock file. Only a file of its name is examined: a stat of another may
+        hang."""
         try:
             return os.path.basename(os.readlink(link)) == self.name and os.path.samestat(os.stat(link), self.found)
         except OSError:
@@ -711,7 +736,7 @@ class HoldersOf:
 
 
 def user_of(pid: int) -> int:
-    """The user id of a process; -1 where its real, effective and saved ones differ, or cannot be read."""
+    """Return the user id of a process; -1 if its real, effective and saved ones differ or cannot be read."""
     for line in (read_file(f"{PROC}/{pid}/status") or b"").splitlines():
         if line.startswith(b"Uid:"):
             ids = set(line.split()[1:4])
@@ -748,7 +773,7 @@ def inode_lock_name(output_dir: str) -> str | None:
     return f"dir-{status.st_dev:x}-{status.st_ino:x}.lock"
 
 
-# --- the log ---------------------------------------------------------------------------------------------------------
+# --- log --------------------------------------------------------------------------------------------------------------
 
 
 class Log:
@@ -768,7 +793,7 @@ class Log:
         self.tend()
 
     def tend(self) -> None:
-        """Called about once a second: rotate, and keep space in hand."""
+        """Rotate if the limit is reached, and reserve space. Called about once a second."""
         size = os.fstat(self.fd).st_size
         if size >= self.limit:
             self.rotate(size)
@@ -785,7 +810,7 @@ class Log:
         if code != errno.ENOSPC:
             self.can_reserve = False  # a filesystem that cannot
         elif size > self.reserved - 65_536 and not self.drop_oldest():
-            # Full, and what was reserved is used up: rather lose old output than fail the trainer's next print.
+            # The disk is full and the reserve used up: lose old output rather than fail the trainer's next print.
             self.truncate(size)
 
     def rotate(self, size: int) -> None:
@@ -808,7 +833,7 @@ class Log:
         try:
             out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
             try:
-                while True:  # until the end as it is then: the trainer goes on writing
+                while True:  # to the end as it is then: the trainer continues to write
                     chunk = os.pread(self.fd, 1 << 20, offset)
                     if not chunk:
                         return True
@@ -841,7 +866,98 @@ class Log:
         return False
 
 
-# --- the keeper ------------------------------------------------------------------------------------------------------
+# --- child ------------------------------------------------------------------------------------------------------------
+
+
+def become_trainer(
+    spec: dict[str, Any], owner: tuple[int, int] | None, go_r: int, fail_w: int, log_fd: int
+) -> NoReturn:
+    """In the child: wait for the byte, then become the trainer. Never returns."""
+    os.setsid()
+    if os.read(go_r, 1) != b"g":
+        os._exit(125)  # the keeper died before the record was safe: nothing has been started
+    step, where = "setup", ""
+    try:
+        for number in range(1, signal.NSIG):
+            try:
+                signal.signal(number, signal.SIG_DFL)
+            except (OSError, ValueError):
+                continue
+        signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        os.umask(0o022)
+        try:
+            with open("/proc/self/oom_score_adj", "w") as stream:
+                stream.write("0")
+        except OSError:
+            pass  # not ours to change: podwatch's own, lower value stays
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        if fail_w != 3:
+            os.dup2(fail_w, 3, inheritable=False)
+        os.closerange(4, 1 << 30)
+        fail_w = 3
+        if owner is not None:
+            step, where = "user", spec["user"]
+            if os.geteuid() == 0:
+                os.initgroups(spec["user"], owner[1])
+            if os.getgid() != owner[1]:
+                os.setgid(owner[1])
+            if os.getuid() != owner[0]:
+                os.setuid(owner[0])
+        step, where = "cwd", spec["cwd"]
+        os.chdir(spec["cwd"])
+        for command in spec["before"]:
+            step, where = "before", " ".join(command)[:200]
+            run_before(command, spec["env"], spec["before_deadline"])
+        step, where = "exec", spec["argv"][0]
+        os.execvpe(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606 - argv by design, never a shell
+    except OSError as error:
+        said = {"step": step, "text": error.strerror or str(error), "errno": error.errno or 0, "where": where}
+        os.write(fail_w, json.dumps(said).encode())
+    except BaseException as error:  # whatever it is, podwatch must get a report
+        os.write(fail_w, json.dumps({"step": step, "text": repr(error), "errno": 0, "where": where}).encode())
+    os._exit(127)
+
+
+def run_before(command: list[str], env: dict[str, str], seconds: float) -> None:
+    """Run one command of ``trainer.start_before`` to its end. Processes that it leaves running belong to this
+    start. Raises OSError when it cannot run, fails, or takes too long."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setpgid(0, 0)
+            os.execvpe(command[0], command, env)  # noqa: S606 - argv by design, never a shell
+        except OSError as error:
+            os.write(2, f"{command[0]}: {error.strerror}\n".encode())
+        os._exit(127)
+    try:
+        os.setpgid(pid, pid)  # in parent and child: whichever is first
+    except OSError:
+        pass  # it runs its command already
+    until = time.monotonic() + seconds
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            break
+        if time.monotonic() >= until:
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except OSError:
+                pass
+            os.waitpid(pid, 0)
+            raise OSError(errno.ETIMEDOUT, f"was not done after {seconds:.0f} s")
+        time.sleep(0.02)
+    code = os.waitstatus_to_exitcode(status)
+    if code == 127:
+        raise OSError(0, "could not be run (127)")
+    if code != 0:
+        raise OSError(0, f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}")
+
+
+# --- keeper -----------------------------------------------------------------------------------------------------------
 
 
 class Keeper:
@@ -867,7 +983,7 @@ class Keeper:
         self.released = False
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    # -- starting
+    # -- start
 
     def start(self) -> None:
         spec_name = f"spec-{self.start_id}.json"
@@ -929,11 +1045,11 @@ class Keeper:
             os.rename(f".executed-{self.start_id}.tmp", f"executed-{self.start_id}")
             sync_dir()
             self.say({"ok": True, "pid": self.child, "warnings": self.warnings})
-        except OSError as error:  # training runs: from here on nothing may end the keeper before it
+        except OSError as error:  # training runs: from here on the keeper must not end before it
             self.warn(f"cannot write to the state directory: {error.strerror}")
 
     def sweep(self) -> None:
-        """End what the commands before a start that failed have left running: nobody would guard it."""
+        """Kill what the ``start_before`` commands of a failed start left running: nothing else would end it."""
         until = time.monotonic() + SWEEP_DEADLINE
         while descendants_of(os.getpid()) and time.monotonic() < until:
             self.signal_tree(signal.SIGKILL)
@@ -945,7 +1061,8 @@ class Keeper:
                 return
 
     def take_locks(self) -> None:
-        """The state directory's, the path's, and, once it exists, the inode's: two names of one directory meet."""
+        """Take the locks of the state directory, of the output path and, once it exists, of its inode, so that two
+        names of one directory meet."""
         state = LockDirectory(".", private=True)
         self.locks["lock"] = fd = self.take_lock(state, "lock")
         if fd < 0:
@@ -957,7 +1074,8 @@ class Keeper:
             self.locks[place] = fd
 
     def output_locks(self) -> Iterator[tuple[str, int]]:
-        """Those that are still to be taken, each as it is taken. Raises StartError for one that is held."""
+        """Take the output locks that are still missing; yield each one as it is taken. Raises StartError if one is
+        held."""
         output_dir = self.spec["output_dir"]
         for directory in self.lock_dirs:
             for name in (path_lock_name(output_dir), inode_lock_name(output_dir)):
@@ -989,7 +1107,8 @@ class Keeper:
         return found
 
     def refuse_beside_survivors(self) -> None:
-        """A keeper that was killed freed its locks, but its trainer may live: the record and the locks name it."""
+        """Raise StartError while a trainer of an earlier keeper lives. A killed keeper frees its locks, but the record
+        and the lock files still name its trainer."""
         here = (boot_id(), pid_namespace())
         known = [read_json("record.json") or {}, *self.lock_infos()]
         start_ids, since = set(), 0
@@ -1038,7 +1157,7 @@ class Keeper:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def prepare_record(self) -> None:
-        """Everything that must be durable before the trainer runs, and the space for what comes later."""
+        """Write everything that must be durable before the trainer runs, and reserve the space for later records."""
         for name, size in ((f".exit-{self.start_id}.tmp", EXIT_SPACE), (f".executed-{self.start_id}.tmp", 0)):
             fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
@@ -1077,22 +1196,12 @@ class Keeper:
             os.pwrite(fd, json.dumps(self.info).encode(), 0)
             os.fsync(fd)
         except OSError:
-            pass  # another user's lock file, or full: the record in our directory is the one that counts
-
-    def listen(self) -> None:
-        try:
-            os.unlink("k.sock")
-        except FileNotFoundError:
-            pass
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        self.listener.bind("k.sock")  # relative: the full path may be longer than the 108 bytes a socket may have
-        os.chmod("k.sock", 0o600)
-        self.listener.listen(MAX_CLIENTS)
+            pass  # another user's lock file, or a full disk: the record in our directory counts
 
     def say(self, result: dict[str, Any]) -> None:
         write_atomic(f"result-{self.start_id}.json", result)
 
-    # -- keeping
+    # -- loop
 
     def run(self) -> None:
         poll = select.poll()
@@ -1129,7 +1238,7 @@ class Keeper:
             self.leave_operators()
 
     def leave_operators(self) -> None:
-        """Where nothing but an operator's terminals is left, the tree has ended: they live on without a keeper."""
+        """Treat the tree as ended if only an operator's terminals are left: they live on without a keeper."""
         living = [pid for pid in descendants_of(os.getpid()) if (found := stat_of(pid)) and found[1] not in "ZXx"]
         if living and self.exit is not None and operators(living).issuperset(living):
             self.empty_since = self.empty_since or time.monotonic()
@@ -1151,61 +1260,7 @@ class Keeper:
         if text not in self.warnings:
             self.warnings.append(text)
 
-    def reap(self) -> None:
-        while True:
-            try:
-                gone = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                gone = None
-                self.empty_since = self.empty_since or time.monotonic()
-            if gone is None:
-                return
-            pid = gone.si_pid
-            found = stat_of(pid)
-            code = gone.si_status if gone.si_code == os.CLD_EXITED else None
-            number = None if gone.si_code == os.CLD_EXITED else gone.si_status
-            if pid == self.child and self.exit is None:
-                self.record_exit(code, number)
-            else:
-                while len(self.ended) >= MAX_ENDED:
-                    del self.ended[next(iter(self.ended))]
-                self.ended[pid] = {
-                    "pid": pid,
-                    "ticks": found[3] if found else 0,
-                    "comm": found[0] if found else "",
-                    "code": code,
-                    "signal": number,
-                    "at_wall": time.time(),
-                }
-            os.waitpid(pid, 0)
-
-    def record_exit(self, code: int | None, number: int | None) -> None:
-        """Durable before anybody hears of it; into space reserved at the start."""
-        value = {"start_id": self.start_id, "code": code, "signal": number, "at_wall": time.time()}
-        value["stopped"] = self.stop_at is not None
-        value["at_boot"] = time.clock_gettime(time.CLOCK_BOOTTIME)
-        tmp = f".exit-{self.start_id}.tmp"
-        try:
-            fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                write_all(fd, json.dumps(value).encode().ljust(EXIT_SPACE))
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.rename(tmp, f"exit-{self.start_id}.json")
-            sync_dir()
-        except OSError as error:
-            self.exit_durable = False
-            self.warn(f"the exit status could not be recorded: {error.strerror}")
-        self.exit = value
-
-    def finished(self) -> bool:
-        """Nothing of the tree is left, and podwatch has noted it (or had its time: the record is durable)."""
-        if self.empty_since is None or self.exit is None:
-            return False
-        if self.released or self.stop_at is not None:
-            return True
-        return self.exit_durable and time.monotonic() - self.empty_since >= self.spec["linger"]
+    # -- tree
 
     def signal_tree(self, number: int) -> int:
         sent = 0
@@ -1217,7 +1272,52 @@ class Keeper:
                 sent += send_signal(pid, found[3], number)
         return sent
 
-    # -- talking
+    def tree(self) -> list[dict[str, Any]]:
+        """Return every living process. One that cannot be read is listed too, with "cuda" unknown."""
+        living = {}
+        for pid in descendants_of(os.getpid()):
+            found = stat_of(pid)
+            if found is not None and found[1] not in "ZXx":
+                living[pid] = found
+        read = READER.each([(pid, found[3]) for pid, found in living.items()], look_into)
+        processes: list[dict[str, Any]] = []
+        for pid, (comm, state, parent, ticks, _) in living.items():
+            line, cuda, gpus = read.get(pid) or (self.lines.get((pid, ticks), [comm]), None, [])
+            processes.append(
+                {
+                    "pid": pid,
+                    "ppid": parent,
+                    "ticks": ticks,
+                    "comm": comm,
+                    "state": state,
+                    "cmdline": line,
+                    "cuda": cuda,
+                    "gpus": gpus,
+                }
+            )
+        self.lines = {(process["pid"], process["ticks"]): process["cmdline"] for process in processes}
+        return processes
+
+    def send(self, request: dict[str, Any]) -> int:
+        number = int(request["sig"])
+        targets = request.get("targets")
+        if targets is None:
+            return self.signal_tree(number)
+        living = descendants_of(os.getpid())
+        ours = set(living) - operators(living)
+        return sum(send_signal(pid, ticks, number) for pid, ticks in targets if pid in ours)
+
+    # -- control socket
+
+    def listen(self) -> None:
+        try:
+            os.unlink("k.sock")
+        except FileNotFoundError:
+            pass
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        self.listener.bind("k.sock")  # relative: the full path may be longer than the 108 bytes a socket may have
+        os.chmod("k.sock", 0o600)
+        self.listener.listen(MAX_CLIENTS)
 
     def accept(self, poll: select.poll) -> None:
         try:
@@ -1262,11 +1362,12 @@ class Keeper:
         try:
             request = json.loads(line)
             return {"v": PROTOCOL, "ok": True} | self.answer(request)
-        except Exception as error:  # whatever it is, training must not lose its keeper to a question
+        except Exception as error:  # whatever it is, a request must not end the keeper
             return {"v": PROTOCOL, "ok": False, "error": f"cannot answer: {type(error).__name__}: {error}"}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One request, {"v": 1, "do": ...}: hello, status, tree, sockets {pids}, signal {sig, targets?}, release."""
+        """Answer one request, {"v": 1, "do": ...}: hello, status, tree, sockets {pids}, signal {sig, targets?},
+        release."""
         what = request["do"]
         if what == "hello":
             return {"protocols": [PROTOCOL], "keeper": os.getpid(), "start_id": self.start_id} | {
@@ -1304,128 +1405,67 @@ class Keeper:
             return {}
         raise KeyError(what)
 
-    def tree(self) -> list[dict[str, Any]]:
-        """Every living process. One that cannot be looked into is there all the same, with "cuda" unknown."""
-        living = {}
-        for pid in descendants_of(os.getpid()):
+    # -- exit record
+
+    def reap(self) -> None:
+        while True:
+            try:
+                gone = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                gone = None
+                self.empty_since = self.empty_since or time.monotonic()
+            if gone is None:
+                return
+            pid = gone.si_pid
             found = stat_of(pid)
-            if found is not None and found[1] not in "ZXx":
-                living[pid] = found
-        read = READER.each([(pid, found[3]) for pid, found in living.items()], look_into)
-        processes: list[dict[str, Any]] = []
-        for pid, (comm, state, parent, ticks, _) in living.items():
-            line, cuda, gpus = read.get(pid) or (self.lines.get((pid, ticks), [comm]), None, [])
-            processes.append(
-                {
+            code = gone.si_status if gone.si_code == os.CLD_EXITED else None
+            number = None if gone.si_code == os.CLD_EXITED else gone.si_status
+            if pid == self.child and self.exit is None:
+                self.record_exit(code, number)
+            else:
+                while len(self.ended) >= MAX_ENDED:
+                    del self.ended[next(iter(self.ended))]
+                self.ended[pid] = {
                     "pid": pid,
-                    "ppid": parent,
-                    "ticks": ticks,
-                    "comm": comm,
-                    "state": state,
-                    "cmdline": line,
-                    "cuda": cuda,
-                    "gpus": gpus,
+                    "ticks": found[3] if found else 0,
+                    "comm": found[0] if found else "",
+                    "code": code,
+                    "signal": number,
+                    "at_wall": time.time(),
                 }
-            )
-        self.lines = {(process["pid"], process["ticks"]): process["cmdline"] for process in processes}
-        return processes
-
-    def send(self, request: dict[str, Any]) -> int:
-        number = int(request["sig"])
-        targets = request.get("targets")
-        if targets is None:
-            return self.signal_tree(number)
-        living = descendants_of(os.getpid())
-        ours = set(living) - operators(living)
-        return sum(send_signal(pid, ticks, number) for pid, ticks in targets if pid in ours)
-
-
-def become_trainer(
-    spec: dict[str, Any], owner: tuple[int, int] | None, go_r: int, fail_w: int, log_fd: int
-) -> NoReturn:
-    """In the child: wait for the byte, become the trainer. Only ever returns by exiting."""
-    os.setsid()
-    if os.read(go_r, 1) != b"g":
-        os._exit(125)  # the keeper died before the record was safe: nothing has been started
-    step, where = "setup", ""
-    try:
-        for number in range(1, signal.NSIG):
-            try:
-                signal.signal(number, signal.SIG_DFL)
-            except (OSError, ValueError):
-                continue
-        signal.set_wakeup_fd(-1)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        os.umask(0o022)
-        try:
-            with open("/proc/self/oom_score_adj", "w") as stream:
-                stream.write("0")
-        except OSError:
-            pass  # not ours to change: podwatch's own, lower value stays
-        null = os.open("/dev/null", os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(log_fd, 1)
-        os.dup2(log_fd, 2)
-        if fail_w != 3:
-            os.dup2(fail_w, 3, inheritable=False)
-        os.closerange(4, 1 << 30)
-        fail_w = 3
-        if owner is not None:
-            step, where = "user", spec["user"]
-            if os.geteuid() == 0:
-                os.initgroups(spec["user"], owner[1])
-            if os.getgid() != owner[1]:
-                os.setgid(owner[1])
-            if os.getuid() != owner[0]:
-                os.setuid(owner[0])
-        step, where = "cwd", spec["cwd"]
-        os.chdir(spec["cwd"])
-        for command in spec["before"]:
-            step, where = "before", " ".join(command)[:200]
-            run_before(command, spec["env"], spec["before_deadline"])
-        step, where = "exec", spec["argv"][0]
-        os.execvpe(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606 - argv by design, never a shell
-    except OSError as error:
-        said = {"step": step, "text": error.strerror or str(error), "errno": error.errno or 0, "where": where}
-        os.write(fail_w, json.dumps(said).encode())
-    except BaseException as error:  # whatever it is, podwatch must hear of it
-        os.write(fail_w, json.dumps({"step": step, "text": repr(error), "errno": 0, "where": where}).encode())
-    os._exit(127)
-
-
-def run_before(command: list[str], env: dict[str, str], seconds: float) -> None:
-    """Run one command of ``trainer.start_before`` to its end. What it leaves running belongs to this start. Raises
-    OSError when it cannot run, fails, or takes too long."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setpgid(0, 0)
-            os.execvpe(command[0], command, env)  # noqa: S606 - argv by design, never a shell
-        except OSError as error:
-            os.write(2, f"{command[0]}: {error.strerror}\n".encode())
-        os._exit(127)
-    try:
-        os.setpgid(pid, pid)  # by both sides: whoever is first
-    except OSError:
-        pass  # it runs its command already
-    until = time.monotonic() + seconds
-    while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            break
-        if time.monotonic() >= until:
-            try:
-                os.killpg(pid, signal.SIGKILL)
-            except OSError:
-                pass
             os.waitpid(pid, 0)
-            raise OSError(errno.ETIMEDOUT, f"was not done after {seconds:.0f} s")
-        time.sleep(0.02)
-    code = os.waitstatus_to_exitcode(status)
-    if code == 127:
-        raise OSError(0, "could not be run (127)")
-    if code != 0:
-        raise OSError(0, f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}")
+
+    def record_exit(self, code: int | None, number: int | None) -> None:
+        """Record how the launcher ended, in the space reserved at the start; durable before it is reported."""
+        value = {"start_id": self.start_id, "code": code, "signal": number, "at_wall": time.time()}
+        value["stopped"] = self.stop_at is not None
+        value["at_boot"] = time.clock_gettime(time.CLOCK_BOOTTIME)
+        tmp = f".exit-{self.start_id}.tmp"
+        try:
+            fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                write_all(fd, json.dumps(value).encode().ljust(EXIT_SPACE))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(tmp, f"exit-{self.start_id}.json")
+            sync_dir()
+        except OSError as error:
+            self.exit_durable = False
+            self.warn(f"the exit status could not be recorded: {error.strerror}")
+        self.exit = value
+
+    def finished(self) -> bool:
+        """Return whether the tree has ended and podwatch has noted it, or had ``linger`` seconds for that (the record
+        is durable)."""
+        if self.empty_since is None or self.exit is None:
+            return False
+        if self.released or self.stop_at is not None:
+            return True
+        return self.exit_durable and time.monotonic() - self.empty_since >= self.spec["linger"]
+
+
+# --- main -------------------------------------------------------------------------------------------------------------
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Talking to a keeper over its socket. One short connection per request: nothing to keep alive, nothing to leak."""
+"""Client of a keeper's control socket. One short connection per request: nothing to keep alive, nothing to leak."""
 
 import asyncio
 import json
@@ -12,11 +12,11 @@ from podwatch.system.identity import boot_id, pid_namespace
 from podwatch.trainer.roles import classify
 
 PROTOCOLS = (1,)
-"""What this podwatch speaks: the present version and the one before (there is none yet)."""
+"""Protocol versions that this podwatch speaks: the current one and the one before (none yet)."""
 
 _ANSWER_LIMIT = 32 << 20
 _CHUNK = 1 << 18
-"""Bytes read at once: the answer about 200 processes is a quarter of it."""
+"""Bytes read at once: four times the answer about 200 processes."""
 
 
 class KeeperSilent(Exception):  # noqa: N818
@@ -44,7 +44,7 @@ class KeeperClient:
         return answer
 
     async def _exchange(self, question: dict[str, object]) -> dict[str, Any]:
-        # Without asyncio's streams: this is asked every poll, and they cost several times as much as the answer.
+        # Without asyncio's streams: this runs at every poll, and streams cost several times as much as the answer.
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
             line.setblocking(False)
@@ -58,42 +58,41 @@ class KeeperClient:
             received = bytearray()
             while not received.endswith(b"\n"):
                 if not (chunk := await loop.sock_recv(line, _CHUNK)):
-                    raise ValueError("closed the connection")
+                    raise ValueError("it closed the connection")
                 received += chunk
                 if len(received) > _ANSWER_LIMIT:
-                    raise ValueError("says more than any tree could be")
+                    raise ValueError("its answer is too large")
         answer = json.loads(received)
         if not isinstance(answer, dict):
-            raise ValueError("answers in no way we know")
+            raise ValueError("its answer is not a JSON object")
         return answer
 
     async def hello(self) -> dict[str, Any]:
-        """Who it is. KeeperSilent also when it speaks only versions we do not know."""
+        """Return the keeper's identity. KeeperSilent also if it speaks no protocol version that we know."""
         answer = await self.request("hello")
         if not set(answer.get("protocols", ())) & set(PROTOCOLS):
-            raise KeeperSilent(f"keeper in {self._directory}: speaks protocol {answer.get('protocols')}")
+            raise KeeperSilent(f"keeper in {self._directory}: it speaks only protocol {answer.get('protocols')}")
         return answer
 
     async def tree(self) -> tuple[ProcessSample, ...]:
-        """Every living process of the tree, in the order of the keeper: its direct children first."""
+        """Return every living process of the tree, in the keeper's order: its direct children first."""
         answer = await self.request("tree")
         try:
             self.ended = {(int(e["pid"]), int(e["ticks"])): _ended(e) for e in answer.get("ended", ())}
             fresh = [(item, self._sample(item)) for item in answer["processes"]]
         except (KeyError, TypeError, ValueError) as error:
-            raise KeeperSilent(f"keeper in {self._directory}: a tree we cannot read: {error}") from error
+            raise KeeperSilent(f"keeper in {self._directory}: unreadable tree: {error}") from error
         self._known = {int(item["pid"]): (item, sample) for item, sample in fresh}
         return tuple(sample for _, sample in fresh)
 
     def _sample(self, item: dict[str, Any]) -> ProcessSample:
-        """The same object as long as nothing changed: it is cheaper, and what looks at it sees at once that nothing
-        did."""
+        """Return the same object as long as nothing changed: cheaper, and callers can compare by identity."""
         known = self._known.get(item["pid"])
         return known[1] if known is not None and known[0] == item else _sample(item)
 
     async def sockets(self, pids: list[int]) -> dict[int, frozenset[int] | None]:
-        """Socket inodes of these processes; None where even the keeper may not read them. An older keeper does not
-        know the question: KeeperSilent."""
+        """Return the socket inodes of these processes; None where even the keeper cannot read them. KeeperSilent from
+        an older keeper, which does not know this request."""
         answer = await self.request("sockets", pids=pids)
         try:
             return {
@@ -101,7 +100,7 @@ class KeeperClient:
                 for pid, inodes in answer["sockets"].items()
             }
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise KeeperSilent(f"keeper in {self._directory}: sockets we cannot read: {error}") from error
+            raise KeeperSilent(f"keeper in {self._directory}: unreadable sockets: {error}") from error
 
     async def signal(self, number: int, targets: list[ProcessIdentity]) -> int:
         answer = await self.request("signal", sig=int(number), targets=[[t.pid, t.start_ticks] for t in targets])

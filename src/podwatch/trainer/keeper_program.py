@@ -1,12 +1,13 @@
-"""The keeper's program in the state directory: written whole, verified before use, replaced only by a whole one.
+"""The keeper's program in the state directory: written completely, verified before use, replaced only by a complete
+one.
 
-An upgrade of podwatch must not pull the keeper's code away, so each start runs a copy (DESIGN section 2, "The keeper").
-The interpreter reads a program once, at its start. So where the disk has no room for a copy, the keeper runs from the
-installed file: an upgrade in the milliseconds before the interpreter has read it fails that start, which is tried
-again; afterwards nothing depends on the file.
+An upgrade of podwatch must not pull the keeper's code away, so each start runs a copy. The interpreter reads a
+program once, at its start. So if the disk has no room for a copy, the keeper runs from the installed file: an upgrade
+in the milliseconds before the interpreter has read it fails that start, which is retried; afterwards nothing depends
+on the file.
 
-Compiled beforehand, because parsing the source costs the keeper 2 MiB for as long as training lives. ``py_compile``
-wrote half a file on a full disk and reported success.
+The copy is compiled, because parsing the source would cost the keeper 2 MiB for as long as training lives. Not by
+``py_compile``: on a full disk it wrote half a file and reported success.
 """
 
 import contextlib
@@ -25,10 +26,10 @@ _SEAL = b"podwatch keeper sha256 "
 
 
 def place(directory: Path, *, compiled: bool) -> tuple[Path, str]:
-    """The program to run, and why it is not the usual one (empty when it is). Blocks.
+    """Return the program to run, and why it is not the usual one (empty if it is). Blocks.
 
-    ``compiled``: the keeper runs under the very interpreter that runs us. Raises OSError only where the installed
-    source cannot be read, as in the middle of an upgrade, and no whole copy is left of an earlier start.
+    ``compiled``: the keeper runs under the same interpreter as this process. Raises OSError only if the installed
+    source cannot be read, as in the middle of an upgrade, and no complete copy of an earlier start exists.
     """
     try:
         source = read_small(SOURCE)
@@ -53,7 +54,7 @@ def place(directory: Path, *, compiled: bool) -> tuple[Path, str]:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Delete what a podwatch that was killed while it wrote left here: on a full disk that is the room we need."""
+    """Delete the partial files of a podwatch that was killed while writing: on a full disk their space is needed."""
     for pattern in (f".{SOURCE.stem}.py*.tmp", ".wanted.*.tmp", ".spec-*.tmp"):
         for path in directory.glob(pattern):
             with contextlib.suppress(OSError):
@@ -61,14 +62,15 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def sealed(source: bytes) -> bytes:
-    """The compiled program, with its checksum."""
+    """Return the compiled program, with its checksum."""
     code = compile(source, SOURCE.name, "exec", dont_inherit=True, optimize=0)
     data = _header(source) + marshal.dumps(code)
     return data + _SEAL + hashlib.sha256(data).digest()
 
 
 def is_whole(data: bytes, source: bytes | None = None) -> bool:
-    """Whether ``data`` is the complete compiled form of ``source`` (None: of any version) for this interpreter."""
+    """Return whether ``data`` is the complete compiled form of ``source`` (None: of any version) for this
+    interpreter."""
     header = importlib.util.MAGIC_NUMBER if source is None else _header(source)
     end = len(data) - len(_SEAL) - hashlib.sha256().digest_size
     return (

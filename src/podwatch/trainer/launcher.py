@@ -1,4 +1,4 @@
-"""Starting, finding and adopting trainers through keepers (DESIGN section 2, "The keeper" and "Supervise")."""
+"""Start, find and adopt trainers through keepers."""
 
 import contextlib
 import errno
@@ -35,18 +35,18 @@ _CALL_DEADLINE = 30.0
 _START_DEADLINE = 30.0
 """Lock, record, fork and exec take milliseconds; a disk that cannot fsync for this long cannot run training either."""
 _BEFORE_DEADLINE = 300.0
-"""Seconds for one command of ``trainer.start_before``: a cluster's head takes ten, on a busy disk minutes."""
+"""Seconds for one command of ``trainer.start_before``: starting a cluster's head takes ten, on a busy disk minutes."""
 
 _REFUSED_ENDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class KeeperOptions:
-    """How a keeper behaves.
+    """Options of a keeper.
 
-    ``lock_dir``: one directory for the run lock instead of the usual ones, which are in ``lock_parents`` and, of older
-    versions, ``old_lock_dirs`` (None: as in keeper.py). ``grace`` is its own, for SIGTERM sent to the keeper (its unit
-    is stopped); ``linger`` is how long it stays after the tree's end when nobody releases it."""
+    ``lock_dir``: one directory for the run lock instead of the usual ones in ``lock_parents`` and, from older versions,
+    ``old_lock_dirs`` (None: as in keeper.py). ``grace``: seconds from a SIGTERM to the keeper (its unit is stopped) to
+    SIGKILL for the tree. ``linger``: seconds that the keeper stays after the tree's end unless podwatch releases it."""
 
     lock_dir: Path | None = None
     lock_parents: tuple[Path, ...] | None = None
@@ -58,13 +58,14 @@ class KeeperOptions:
 
 
 def runs_as_service(environ: Mapping[str, str]) -> bool:
-    """Under systemd as root: then the keeper gets a transient service of its own, outside our sandbox and cgroup."""
+    """Return whether podwatch is a root service under systemd: the keeper then gets a transient service of its own,
+    outside our sandbox and cgroup."""
     return "INVOCATION_ID" in environ and Path("/run/systemd/system").is_dir() and os.geteuid() == 0
 
 
 def own_unit(cgroups: str) -> str:
-    """The service this process runs in, from the text of ``/proc/self/cgroup``: ``podwatch@NAME.service`` for an
-    instance. Training is ordered before it, so that at power-off podwatch leaves first."""
+    """Return the service that this process runs in, from the text of ``/proc/self/cgroup``: ``podwatch@NAME.service``
+    for an instance. Training is ordered before it, so that at power-off podwatch leaves first."""
     for line in cgroups.splitlines():
         for segment in reversed(line.rpartition(":")[2].split("/")):
             if segment.endswith(".service"):
@@ -75,9 +76,9 @@ def own_unit(cgroups: str) -> str:
 def systemd_argv(
     run_id: str, directory: Path, keeper: list[str], options: KeeperOptions, nofile: int, unit: str = "podwatch.service"
 ) -> list[str]:
-    """``systemd-run`` for a transient *service* (a scope inherits the sandbox; facts/systemd.md, "Starting training
-    from a service"). The fixed name is a lock of its own. OOMPolicy: one child killed by the kernel must not end the
-    unit. KillMode=mixed: SIGTERM goes to the keeper alone, which tells the tree."""
+    """Return the ``systemd-run`` command for a transient *service* (a scope would inherit the sandbox). The fixed name
+    is a lock of its own. OOMPolicy: one child killed by the kernel must not end the unit. KillMode=mixed: SIGTERM goes
+    only to the keeper, which passes it on to the tree."""
     properties = {
         "Description": f"training of run {run_id}, kept for podwatch",
         "Before": unit,
@@ -97,8 +98,8 @@ def systemd_argv(
 
 
 class KeeperLauncher:
-    """The Launcher of one run. ``run`` says what a trainer of it is recognised by, at each look; without it that is
-    any process of our user on one of ``gpus`` (empty: any GPU).
+    """The Launcher of one run. ``run`` returns, for each look, how to recognise its trainer; by default any process of
+    our user on one of ``gpus`` counts (empty: any GPU).
 
     ``python`` defaults to the base interpreter behind our virtual environment, so that removing the environment
     (an upgrade) does not touch a running keeper.
@@ -140,7 +141,7 @@ class KeeperLauncher:
             record = await self._call(read_record, self._directory)
         except TimeoutError:
             raise
-        except OSError:  # a trainer that runs is found by its processes; to start one needs this directory
+        except OSError:  # a running trainer is found by its processes; only a start needs this directory
             found = await self._look_at_all(kept_by, self._directory)
             if found is not None:
                 return Look(candidates=(found,))
@@ -152,11 +153,11 @@ class KeeperLauncher:
         return await self._look_at_all(self._survey)
 
     async def _adopt(self, record: KeeperRecord) -> KeptTrainer | None:
-        """A handle for what the record names; None when it never ran."""
+        """Return a handle for the trainer in the record; None if it never ran."""
         handle = KeptTrainer(record, worker=self._worker, clock=self._clock)
         if is_alive(record.keeper):
             await self._wait_until_kept(record)
-            # Released or failed in the meantime?
+            # Was it released, or did it fail, in the meantime?
             again = await self._call(read_record, self._directory)
             if again is None or again.start_id != record.start_id:
                 return None if again is None else await self._adopt(again)
@@ -172,7 +173,8 @@ class KeeperLauncher:
         return None  # its keeper was killed before the command was executed, and the waiting child went with it
 
     async def _wait_until_kept(self, record: KeeperRecord) -> None:
-        """A keeper in the middle of a start answers in a moment. One that is stuck never does: go on without."""
+        """Wait until a keeper in the middle of a start answers, which takes a moment. Return without an answer if it is
+        stuck."""
         client = KeeperClient(self._directory)
         deadline = self._clock.monotonic() + 5.0
         while is_alive(record.keeper) and self._clock.monotonic() < deadline:
@@ -199,7 +201,7 @@ class KeeperLauncher:
     async def attach(self, candidate: Candidate) -> AttachedTrainer:
         """Raises Busy when it has ended in the meantime."""
         if not is_alive(candidate.launcher):
-            raise Busy(f"process {candidate.launcher.pid} has ended", fix="look again")
+            raise Busy(f"process {candidate.launcher.pid} has ended", fix="nothing: podwatch checks the pod again")
         return AttachedTrainer(
             candidate.launcher,
             started_wall=started_wall(candidate.launcher, self._clock),
@@ -227,7 +229,8 @@ class KeeperLauncher:
         return KeptTrainer(record, worker=self._worker, clock=self._clock)
 
     def _prepare(self, plan: StartPlan) -> list[str]:
-        """Write what the keeper needs; returns its argv. The environment travels in a file only it and we can read."""
+        """Write the keeper's files; return its argv. The environment travels in a file that only the keeper and we can
+        read."""
         spec = {
             "run_id": self._run_id,
             "argv": list(plan.argv),
@@ -255,14 +258,14 @@ class KeeperLauncher:
             keeper_program.remove_unfinished(self._directory)
             program, self._program_note = keeper_program.place(self._directory, compiled=self._compiled)
             for stale in self._directory.glob("spec-*.json"):
-                stale.unlink(missing_ok=True)  # a start that was asked for by a podwatch that is gone
+                stale.unlink(missing_ok=True)  # of a start that an earlier podwatch requested
             atomic_write(self._directory / "wanted", plan.start_id)
             atomic_write(self._directory / f"spec-{plan.start_id}.json", json.dumps(spec))
         except OSError as error:
             raise HostError(
-                f"cannot write the start: {error.strerror}",
+                f"cannot write the keeper's files: {error.strerror}",
                 where=str(self._directory),
-                fix="free space or fix its owner",
+                fix="free disk space, or correct the owner of this directory",
             ) from error
         return [self._python, "-I", "-S", "-E", str(program), str(self._directory), plan.start_id]
 
@@ -291,7 +294,7 @@ class KeeperLauncher:
                 )
             except OSError as error:
                 raise HostError(f"cannot run {argv[0]}: {error.strerror}", where=argv[0]) from error
-        # Reaped whenever it ends, so that it is never a zombie of ours.
+        # Reaps the process when it ends, so that it never stays a zombie.
         threading.Thread(target=process.wait, name="podwatch-keeper-reaper", daemon=True).start()
         return process
 
@@ -299,7 +302,7 @@ class KeeperLauncher:
         deadline = self._clock.monotonic() + _START_DEADLINE + _BEFORE_DEADLINE * len(plan.before)
         ended = False
         while True:
-            # The order matters: a process that ended after the look at its result has written it by the next one.
+            # The order matters: a keeper that ends after this read has written its result by the next read.
             result = await self._call(read_result, self._directory, plan.start_id)
             if result is not None:
                 return result
@@ -308,15 +311,17 @@ class KeeperLauncher:
             if ended or self._clock.monotonic() >= deadline:
                 said = await self._call(_last_line, self._directory / "keeper.log")
                 if ended and self._systemd and "already loaded" in said:
-                    raise Busy(f"training of run {self._run_id} is already kept by a unit: {said}", fix="stop it first")
+                    raise Busy(
+                        f"training of run {self._run_id} already runs under a systemd unit: {said}", fix="stop it first"
+                    )
                 self._compiled = self._compiled and not ended
-                what = "the keeper ended without a word" if ended else "the keeper did not answer in time"
+                what = "the keeper ended without an answer" if ended else "the keeper did not answer in time"
                 raise HostError(f"{what}: {said}" if said else what, where=str(self._directory))
             ended = process.returncode is not None and (not self._systemd or process.returncode != 0)
             await self._clock.sleep(0.01)
 
     async def _ended(self, process: "subprocess.Popen[bytes]") -> None:
-        """A keeper that refuses says so first and ends then: until it has, its locks would refuse the next start."""
+        """Wait until a keeper that refused has ended: until then its locks would block the next start."""
         deadline = self._clock.monotonic() + _REFUSED_ENDS
         while process.returncode is None and self._clock.monotonic() < deadline:
             await self._clock.sleep(0.01)
@@ -335,7 +340,7 @@ class KeeperLauncher:
 
 
 def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError:
-    """The keeper's refusal in words a person can act on."""
+    """Return the keeper's refusal as an error with a fix."""
     kind, text = result.get("kind"), str(result.get("text", ""))
     code, where = result.get("errno"), str(result.get("where", ""))
     if kind in ("busy", "superseded"):
@@ -344,9 +349,9 @@ def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError
         return _exec_error(plan, code, text)
     if kind == "before":
         return HostError(
-            f"the command before the start {text}: {where}",
+            f"a command of trainer.start_before {text}: {where}",
             where="trainer.start_before",
-            fix="see the end of the training log; run it by hand as the user that trains",
+            fix="see the end of `podwatch logs`; run the command yourself as the user that training runs as",
         )
     if kind == "cwd":
         kind_of = MayNotExecute if code == errno.EACCES else CannotExecute
@@ -358,7 +363,7 @@ def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError
         return denied(
             f"cannot start as user {plan.user!r}: {text}",
             where="trainer.user",
-            fix="run podwatch as root or correct it",
+            fix="run podwatch as root, or correct trainer.user",
         )
     if kind == "permission" or code in (errno.EACCES, errno.EPERM):
         return PermissionDenied(text, where=where, fix="run podwatch as the owner of this path")
@@ -368,7 +373,9 @@ def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError
 def _exec_error(plan: StartPlan, code: object, text: str) -> PodwatchError:
     program = plan.argv[0]
     if code == errno.EACCES:
-        return MayNotExecute(f"may not execute {program}", where="trainer.command", fix=f"chmod +x {program}")
+        return MayNotExecute(
+            f"Permission denied: cannot execute {program}", where="trainer.command", fix=f"chmod +x {program}"
+        )
     if code == errno.ENOENT:
         path = Path(plan.cwd, program)
         if "/" in program and path.exists():
@@ -405,7 +412,7 @@ def _last_line(path: Path) -> str:
 
 
 def _keeper_log(path: Path) -> BinaryIO:
-    """What the keeper prints; on a disk that cannot hold even its name, nowhere."""
+    """Open the file for the keeper's own output; /dev/null if the disk cannot hold even its name."""
     try:
         return path.open("ab", buffering=0)
     except OSError:

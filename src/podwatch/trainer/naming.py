@@ -1,7 +1,7 @@
-"""How a process names the run: its output directory in a command, a configuration file or the environment, or the run's
-own command again. It never makes a process a trainer; it is a reason to wait (DESIGN section 2, "Supervise").
+"""How a process names the run: its output directory in the command, a configuration file or the environment, or a
+repetition of the run's command. That never makes a process a trainer; it is a reason to wait (docs/attaching.md).
 
-Pure, but for ``in_files``, which reads configuration files that a command names.
+Pure, except for ``in_files``, which reads configuration files that a command names.
 """
 
 import os
@@ -31,28 +31,28 @@ _VARIABLE: Final = re.compile(
 _CONFIGS: Final = (".toml", ".yaml", ".yml", ".json")
 _CONFIG_BYTES: Final = 256 << 10
 _CONFIG_SECONDS: Final = 1.0
-"""A configuration on a file system that hangs is not waited for: the look at the pod must come back."""
+"""Limit for reading one configuration: a file system that hangs must not block the look at the pod."""
 _KEY: Final = re.compile(r"""^\s*["']?([A-Za-z0-9_.\-]+)["']?\s*[:=]\s*["']?([^"'#,\n]+?)["']?\s*,?\s*(?:\#.*)?$""")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The directory that is looked for, as a real path. ``resolve`` takes symbolic links out of a path; without it
-    paths are compared as they are written."""
+    """The directory to find, as a real path. ``resolve`` removes symbolic links from a path; by default paths are
+    compared as written."""
 
     output_dir: str
     resolve: Callable[[str], str] = os.path.normpath
 
     def named_by(self, value: str, cwd: str) -> bool:
-        """Whether a process in ``cwd`` means this directory by ``value``."""
+        """Return whether a process in ``cwd`` means this directory by ``value``."""
         return self.rest(value, cwd) == ()
 
     def rest(self, value: str, cwd: str) -> tuple[str, ...] | None:
-        """What is missing from ``value`` to this directory, as path components; None where it leads elsewhere."""
+        """Return the path components that are missing from ``value`` to this directory; None if it leads elsewhere."""
         value = value.strip("\"'")
         if not value or value.startswith("-") or "\0" in value:
             return None
-        if not cwd and not value.startswith(("/", "~")):  # its directory may not be read: in doubt it is the one
+        if not cwd and not value.startswith(("/", "~")):  # its directory cannot be read: in doubt it matches
             return () if self.output_dir.endswith("/" + os.path.normpath(value)) else None
         written = os.path.normpath(os.path.join(cwd or "/", os.path.expanduser(value)))  # noqa: PTH111, PTH118
         for path in (written, self.resolve(written)):
@@ -64,7 +64,7 @@ class Target:
 
 
 def in_argv(argv: Sequence[str], cwd: str, target: Target) -> str:
-    """How a command names the directory as the place it writes to; empty where it does not: ``--output_dir OUT``,
+    """Return how a command names the directory as the place it writes to; empty if it does not: ``--output_dir OUT``,
     ``--output-dir=OUT``, ``trainer.output_dir=OUT``, ``--output-dir PARENT --run.name LAST`` (prime-rl). The argument
     of a shell's ``-c`` is read as a command."""
     words = list(argv)
@@ -85,7 +85,7 @@ def in_argv(argv: Sequence[str], cwd: str, target: Target) -> str:
 
 
 def in_environment(items: Iterable[tuple[str, str]], cwd: str, target: Target) -> str:
-    """The variable that names the directory; only its name is given."""
+    """Return, as text, the variable that names the directory (only its name); empty if none does."""
     for name, value in items:
         if name not in ("PWD", "OLDPWD", "HOME") and _VARIABLE.search(name) and target.named_by(value, cwd):
             return f"its environment names {target.output_dir} ({name})"
@@ -93,8 +93,9 @@ def in_environment(items: Iterable[tuple[str, str]], cwd: str, target: Target) -
 
 
 def in_files(argv: Sequence[str], cwd: str, target: Target) -> str:
-    """The configuration file of this command that names the directory; best effort: one key and value per line. Reads
-    regular files, bounded in size and time. Blocks for at most a second."""
+    """Return, as text, the configuration file of this command that names the directory; empty if none does. Best
+    effort: one key and value per line. Reads regular files, bounded in size and time. Blocks for at most a second per
+    file."""
     paths = [path for word in argv[1:] if (path := _config(word, cwd))]
     for path in paths[:4]:
         text = _within(_CONFIG_SECONDS, lambda path=path: read_small(Path(path), _CONFIG_BYTES))  # type: ignore[misc]
@@ -106,8 +107,9 @@ def in_files(argv: Sequence[str], cwd: str, target: Target) -> str:
 
 
 def in_text(text: str, cwd: str, target: Target, beside: Collection[str] = ()) -> bool:
-    """Whether a line of TOML, YAML or JSON gives the directory to a key that says where to write; or a directory above
-    it, and the rest is among the values of other lines or in ``beside`` (prime-rl: ``output_dir``, ``run.name``)."""
+    """Return whether a line of TOML, YAML or JSON gives the directory to a key that says where to write; or a directory
+    above it, and the rest is among the values of other lines or in ``beside`` (prime-rl: ``output_dir``,
+    ``run.name``)."""
     pairs = [
         (found[1], found[2].strip())
         for line in text.splitlines()
@@ -122,8 +124,8 @@ def in_text(text: str, cwd: str, target: Target, beside: Collection[str] = ()) -
 
 
 def repeats(argv: Sequence[str], cwd: str, command: Sequence[str], command_cwd: str) -> bool:
-    """Whether ``argv`` is the run's own command: the same program in the same directory (or by the same full path), and
-    one's arguments all among the other's, so that resume flags make no difference."""
+    """Return whether ``argv`` is the run's own command: the same program in the same directory (or by the same full
+    path), and one's arguments all among the other's, so that resume flags make no difference."""
     name, arguments = program(argv)
     known, wanted = program(command)
     mine, theirs = set(arguments), set(wanted)
@@ -150,12 +152,12 @@ def _config(word: str, cwd: str) -> str:
 
 
 def resolved(path: str) -> str:
-    """``path`` without symbolic links; as written where that hangs."""
+    """Return ``path`` without symbolic links; as written if resolving hangs."""
     return _within(_CONFIG_SECONDS, lambda: os.path.realpath(path)) or os.path.normpath(path)
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T | None:
-    """What ``call`` gives within this time; None when it fails or hangs (its thread is then left alone)."""
+    """Return the result of ``call`` within this time; None if it fails or hangs (its thread is then abandoned)."""
     found: list[T] = []
 
     def work() -> None:

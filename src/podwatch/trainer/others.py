@@ -1,7 +1,7 @@
-"""Processes beside our trainer that write, or may write, into its output_dir (promise 4).
+"""Processes beside our trainer that write, or may write, into its output_dir.
 
-``judge`` is pure; ``Others.look`` reads /proc and blocks. It is cheap: what a process has open is
-read when it used CPU since the last look, and now and then; of most processes of a pod only the stat line is.
+``judge`` is pure; ``Others.look`` reads /proc and blocks. It is cheap: the open files of a process are read only if it
+used CPU since the last look, and occasionally; of most processes only the stat line is read.
 """
 
 import os
@@ -19,7 +19,7 @@ from podwatch.trainer.roles import SHELLS, classify, program
 
 _READERS = ("eval", "lm_eval", "lm-eval", "vllm", "inference", "serve", "generate", "sample", "plot", "convert",
             "merge", "export", "predict", "test", "pytest")  # fmt: skip
-"""Programs and scripts whose name begins so read checkpoints."""
+"""Programs and scripts with a name that starts like this only read checkpoints."""
 _READING_FLAGS = frozenset(
     {"--help", "-h", "--version", "--dry-run", "--dry_run", "--eval-only", "--eval_only", "--evaluate", "--test-only",
      "--test_only", "--validate", "--predict", "--do_eval", "--do_predict"}
@@ -28,19 +28,19 @@ _COPIES = frozenset({"cp", "mv", "ln", "dd", "install", "unzip", "gzip", "pigz",
 _STARTERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed",
                        "accelerate.commands.launch"})  # fmt: skip
 _FILES = frozenset({".ckpt", ".pt", ".pth", ".bin", ".safetensors", ".distcp"})
-"""What a checkpoint that is one file ends with."""
+"""Suffixes of checkpoints that are one file."""
 READ_EVERY, YOUNG_SECONDS = 12, 120.0
-"""A process that used no CPU is read at each twelfth look, a young one at each: CPU is counted in hundredths of a
-second, and to open a file takes less. What saves a checkpoint uses more."""
+"""A process that used no CPU is read at every twelfth look, a young one at every look: CPU is counted in hundredths of
+a second, and opening a file takes less. Saving a checkpoint takes more."""
 _LAUNCHERS = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER})
 _ENGINES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What ``judge`` must know of our run. ``ours`` are the processes of our tree and its keeper, ``own`` is podwatch;
-    ``roots`` are the directories of step directories, ``users`` those whose trainers count: ours, and ``trainer.user``.
-    ``programs`` are what our tree runs (``program_of``)."""
+    """What ``judge`` needs to know of our run. ``ours`` are the processes of our tree and its keeper, ``own`` is
+    podwatch; ``roots`` are the directories of step directories, ``users`` those whose trainers count: ours, and
+    ``trainer.user``. ``programs`` are what our tree runs (``program_of``)."""
 
     output_dir: str
     roots: tuple[str, ...]
@@ -70,11 +70,11 @@ class Other:
     reason: str
     writes: bool
     sure: bool = True
-    """False: what it is started as tells, and a look later it may be gone: ask twice."""
+    """False: judged by its command alone, so it counts as writing only if the next look sees it, too."""
 
 
 def program_of(argv: tuple[str, ...] | list[str]) -> tuple[str, str]:
-    """What is run: the program, and the script or module that a launcher of others is given."""
+    """Return the program, and the script or module that it launches (empty if it is no launcher)."""
     name, arguments = program(argv)
     if name in _STARTERS:
         words = iter(arguments)
@@ -87,7 +87,7 @@ def program_of(argv: tuple[str, ...] | list[str]) -> tuple[str, str]:
 
 
 def names(argv: Iterable[str], cwd: str, output_dir: str) -> bool:
-    """Is output_dir itself (no path below it) a value in these arguments?"""
+    """Return whether output_dir itself (no path below it) is a value in these arguments."""
     for word in argv:
         value = word.rpartition("=")[2]
         path = os.path.normpath(os.path.join(cwd or "/", value))  # noqa: PTH118 - text, not the disk
@@ -97,7 +97,7 @@ def names(argv: Iterable[str], cwd: str, output_dir: str) -> bool:
 
 
 def reads_only(argv: tuple[str, ...]) -> bool:
-    """Evaluations, servers and conversions, by the name of what runs, or by a flag."""
+    """Return whether this is an evaluation, server or conversion, by the name of the program or by a flag."""
     if "--do_train" in argv:
         return False
     name, script = program_of(argv)
@@ -108,7 +108,7 @@ def reads_only(argv: tuple[str, ...]) -> bool:
 
 
 def in_checkpoint(path: str, roots: Iterable[str]) -> bool:
-    """Is this file part of a step: below ``root/step_40``, or ``root/step=40.ckpt`` itself?"""
+    """Return whether this file is part of a checkpoint: below ``root/step_40``, or ``root/step=40.ckpt`` itself."""
     for root in roots:
         if path.startswith(root.rstrip("/") + "/"):
             first, *rest = path[len(root.rstrip("/")) + 1 :].split("/")
@@ -118,8 +118,8 @@ def in_checkpoint(path: str, roots: Iterable[str]) -> bool:
 
 
 def judge(seen: Mapping[int, Seen], run: Run, looks: Mapping[int, Other | None] | None = None) -> tuple[Other, ...]:
-    """Everything beside ours that may write there, one per process tree. ``seen`` maps pids; ``looks`` are answers of
-    ``look_of`` that are known already."""
+    """Return everything beside our trainer that may write there, one per process tree. ``seen`` is by pid; ``looks``
+    are results of ``look_of`` that are known already."""
     found: dict[int, Other] = {}
     pids = {identity.pid for identity in run.ours}
     kin = run.ours | run.own
@@ -129,13 +129,13 @@ def judge(seen: Mapping[int, Seen], run: Run, looks: Mapping[int, Other | None] 
         if other is None or pid in above:
             continue  # a wrapper that started ours (`timeout 10h python train.py ...`) is no second trainer
         if one.group in pids or one.session in pids or _belongs(one.process, seen, kin):
-            continue  # also what was orphaned: a group and a session keep the number of the one of ours that led it
+            continue  # orphans, too: a group and a session keep the pid of our process that led them
         found[pid] = other
     return tuple(found[pid] for pid in sorted(found) if not _below_another(pid, seen, found))
 
 
 def look_of(one: Seen, run: Run) -> Other | None:
-    """What this process is, wherever it is in the tree."""
+    """Return what this process is, wherever it is in the tree; None if it does not write there."""
     process = one.process
     name, _ = program_of(process.argv)
     if tool(process) or starter(process) or name in _COPIES or name in SHELLS or not process.argv:
@@ -181,7 +181,7 @@ def _belongs(process: Process, seen: Mapping[int, Seen], ours: Collection[Proces
 
 
 def _below_another(pid: int, seen: Mapping[int, Seen], found: Mapping[int, Other]) -> bool:
-    """A worker of one that is found too and says at least as much."""
+    """Return whether a parent is in ``found``, too, with at least as strong a reason."""
     passed = {pid}
     parent = seen[pid].process.parent_pid
     while parent in seen and parent not in passed:
@@ -193,7 +193,7 @@ def _below_another(pid: int, seen: Mapping[int, Seen], found: Mapping[int, Other
 
 
 class Others:
-    """Looks again and again; keeps what it read of processes that have done nothing since."""
+    """Repeated looks; keeps the facts of processes that have been idle since."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -203,12 +203,13 @@ class Others:
         self._unsure: frozenset[ProcessIdentity] = frozenset()
 
     def knew(self, identity: ProcessIdentity) -> bool:
-        """Whether the look before the last one saw it."""
+        """Return whether the look before the last one saw it."""
         known = self._before.get(identity.pid)
         return known is not None and known.seen.process.identity == identity
 
     def look(self, run: Run, start_id: str = "") -> tuple[Other, ...]:
-        """Blocks. ``start_id``: what carries this marker in its environment is ours, wherever it hangs in the tree."""
+        """Return the processes that may write there. Blocks. ``start_id``: a process with this marker in its
+        environment is ours, wherever it is in the tree."""
         asked = (run.output_dir, run.roots, run.users, run.programs)
         kept = self._known if asked == self._asked else {}
         self._turn += 1
@@ -224,7 +225,7 @@ class Others:
             settled = status.start_ticks < young and (pid + self._turn) % READ_EVERY
             if before is not None and before.mark == mark and settled:
                 known[pid] = before
-            elif ours.get(pid) == status.start_ticks:  # known to be ours: what it has open says nothing here
+            elif ours.get(pid) == status.start_ticks:  # known to be ours: its open files do not matter here
                 known[pid] = _Known(mark, Seen(_bare(pid, status), -1, status.group, status.session), None)
             else:
                 seen = _read(pid, status, run.output_dir)
@@ -240,7 +241,7 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """``mark``: start, CPU used and parent; while these stay, so does the rest."""
+    """``mark``: start, CPU used and parent; while these stay the same, so does the rest."""
 
     mark: tuple[int, int, int]
     seen: Seen

@@ -1,4 +1,4 @@
-"""What podwatch knows of one process of the pod before it judges it; ``read`` reads it from /proc and blocks."""
+"""Facts about one process of the pod, before any judgement; ``read`` reads them from /proc and blocks."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ class Process:
     ``users`` are its real and effective user id, empty where unknown. ``exe`` is the program that the kernel runs,
     whatever argv says (empty where denied). ``tty`` is 0 without a controlling terminal; ``foreground`` is the process
     group that this terminal is given to. ``stdin`` is what descriptor 0 points at. ``cuda`` is None where it cannot be
-    read. ``writes`` are files of the run open for writing. ``names_run`` says in words how it names the run's
+    read. ``writes`` are files of the run open for writing. ``names_run`` says as text how it names the run's
     output directory or repeats its command. ``ours`` marks podwatch, its children, and trees of any keeper;
     ``above_us`` the ancestors of podwatch. ``age`` is in seconds.
     """
@@ -40,7 +40,7 @@ class Process:
     names_run: str = ""
     above_us: bool = False
     links: dict[int, str] = field(default_factory=dict, compare=False, repr=False)
-    """Descriptor -> what it points at, for whoever asks more of it."""
+    """Descriptor -> what it points at, for callers that need more."""
 
     @property
     def pid(self) -> int:
@@ -48,15 +48,15 @@ class Process:
 
     @property
     def launcher_like(self) -> bool:
-        """Its title or command is that of a known launcher or trainer, and its program can run one: a ``sleep`` that
-        calls itself torchrun is none."""
+        """Whether its title or command is that of a known launcher or trainer, and its program can run one: a ``sleep``
+        that calls itself torchrun does not count."""
         role = classify(self.name, self.argv)
         known = role in (ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessRole.ORCHESTRATOR)
         return known and runs_program(self.exe, self.argv)
 
 
 def read(pid: int) -> Process | None:
-    """The facts that tell whether ``pid`` is interactive and whose it is; None when it is gone, ended, or a kernel
+    """Return the facts that tell whether ``pid`` is interactive and whose it is; None if it is gone, ended, or a kernel
     thread. A process that is stuck in the kernel has its name as its command."""
     status = procfs.read_stat(pid)
     if status is None or status.state in "ZXx":

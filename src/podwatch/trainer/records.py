@@ -1,4 +1,4 @@
-"""What a keeper leaves on disk (keeper.py, "Files in DIRECTORY"), read by podwatch."""
+"""Read the files that a keeper writes (keeper.py, "Files in DIRECTORY")."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from podwatch.system.files import fsync_dir, read_small
 
 @dataclass(frozen=True, slots=True)
 class KeeperRecord:
-    """``record.json``: the trainer that was let go, and its keeper. ``directory`` is the keeper's."""
+    """``record.json``: the started trainer and its keeper. ``directory`` is the keeper's."""
 
     directory: Path
     run_id: str
@@ -25,12 +25,12 @@ class KeeperRecord:
 
     @property
     def executed(self) -> bool:
-        """The command was really executed (and not: the keeper died in between)."""
+        """Whether the command was executed; False if the keeper died before that."""
         return (self.directory / f"executed-{self.start_id}").exists()
 
 
 def read_record(directory: Path) -> KeeperRecord | None:
-    """None when there is none, or it cannot be understood."""
+    """Return the record; None if there is none, or it is malformed."""
     value = _read(directory / "record.json")
     if value is None:
         return None
@@ -55,7 +55,7 @@ def read_record(directory: Path) -> KeeperRecord | None:
 
 
 def read_exit(directory: Path, start_id: str) -> ExitStatus | None:
-    """How the launcher of this start ended, if its keeper recorded it."""
+    """Return how the launcher of this start ended; None if no keeper recorded it."""
     value = _read(directory / f"exit-{start_id}.json")
     if value is None:
         return None
@@ -68,25 +68,26 @@ def read_exit(directory: Path, start_id: str) -> ExitStatus | None:
 
 
 def read_end(directory: Path, start_id: str) -> float | None:
-    """Seconds since boot at which the launcher of this start ended; None where no keeper recorded it."""
+    """Return the seconds since boot at which the launcher of this start ended; None if no keeper recorded it."""
     at = (_read(directory / f"exit-{start_id}.json") or {}).get("at_boot")
     return at if isinstance(at, float) else None
 
 
 def read_result(directory: Path, start_id: str) -> dict[str, object] | None:
-    """The keeper's answer to a start, once there is one."""
+    """Return the keeper's answer to a start; None before there is one."""
     return _read(directory / f"result-{start_id}.json")
 
 
 def retire_record(directory: Path) -> None:
-    """Nobody needs this record any more: what it names has ended and was noted. A rename needs no space."""
+    """Move the record away after its trainer has ended and that was noted. A rename needs no space."""
     with contextlib.suppress(FileNotFoundError):
         (directory / "record.json").rename(directory / "record.last.json")
         fsync_dir(directory)
 
 
 def _read(path: Path) -> dict[str, object] | None:
-    """None when it is not there or no JSON. Raises OSError when it cannot be read: that says nothing about it."""
+    """Return the JSON object; None if the file is missing or malformed. Raises OSError if it cannot be read, which
+    proves nothing about the content."""
     try:
         value = json.loads(read_small(path))
     except (FileNotFoundError, ValueError):

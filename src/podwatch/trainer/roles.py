@@ -1,6 +1,6 @@
-"""What a process of the trainer's tree is for, from its name and command (facts/prime-rl.md sections 4 and 5).
+"""What a process of the trainer's tree is for, judged by its name and command.
 
-Only for showing and for "the engine is gone": a process is *ours* by descent, never by its name (promise 9).
+Used only for display and to notice that the engine is gone: a process is *ours* by descent, never by its name.
 """
 
 import re
@@ -30,7 +30,7 @@ _TITLES: tuple[tuple[str, ProcessRole], ...] = (
 _ENGINE = re.compile(r"\w+::(EngineCor|Worker|DPCoordinat)")
 _API = re.compile(r"\w+::APIServer")
 
-# Console scripts have the script's name as comm (facts/prime-rl.md section 5).
+# Console scripts have the script's name as comm.
 _PROGRAMS = {
     "rl": ProcessRole.LAUNCHER,
     "accelerate": ProcessRole.LAUNCHER,
@@ -60,13 +60,13 @@ _PYTHON = re.compile(r"python[\d.]*|pypy[\d.]*")
 
 
 def classify(name: str, command: Sequence[str] | str) -> ProcessRole:
-    """The role from the kernel's name (cut to 15 characters) and the command line. Titles win over programs."""
+    """Return the role, from the kernel's name (cut to 15 characters) and the command line. Titles win over programs."""
     return _classify(name, tuple(command.split() if isinstance(command, str) else command))
 
 
 @lru_cache(maxsize=1024)
 def _classify(name: str, argv: tuple[str, ...]) -> ProcessRole:
-    """Kept, because the same tree is asked about every two seconds."""
+    """Cached, because the same tree is classified every two seconds."""
     title = argv[0] if len(argv) == 1 else " ".join(argv)  # setproctitle replaces the whole command line
     for text in (title, name):
         for prefix, role in _TITLES:
@@ -84,8 +84,9 @@ class RolePatterns:
     """Roles by the operator's own patterns, for a layout that knows no process titles. The first role whose pattern
     matches the command line counts, before what podwatch recognises; where none matches, that stays.
 
-    Not asked: the launcher, whose end is judged as the run's, and shells, which have the whole script in their command
-    line. Else one of them would bear the role of what it started, and an end below it would be its own business.
+    Not applied to the launcher, whose end is judged as the run's, nor to shells, whose command line contains the whole
+    script. Otherwise these would get the role of a process that they started, and the end of that process would go
+    unnoticed.
     """
 
     def __init__(self, patterns: Mapping[ProcessRole, Sequence[str]]) -> None:
@@ -93,7 +94,7 @@ class RolePatterns:
         self._known: dict[str, ProcessRole | None] = {}
 
     def applied(self, tree: tuple[ProcessSample, ...], launcher: ProcessIdentity | None) -> tuple[ProcessSample, ...]:
-        """The same processes, with their roles. Pure but for what it remembers: the tree is asked every two seconds."""
+        """Return the same processes with their roles. Pure except for its cache: this runs every two seconds."""
         if not self._patterns:
             return tree
         if len(self._known) > _REMEMBERED:
@@ -118,7 +119,7 @@ SHELLS = frozenset({"sh", "bash", "dash", "zsh", "fish", "ksh", "ash"})
 
 
 def program(argv: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """What really runs, wrappers and interpreters taken off: (name, its arguments).
+    """Return what really runs, without wrappers and interpreters: (name, its arguments).
 
     ``uv run --no-sync rl @ x`` -> ("rl", ("@", "x")); ``python -m pkg.mod a`` -> ("pkg.mod", ("a",));
     ``/x/bin/python /x/bin/torchrun a`` -> ("torchrun", ("a",)).
@@ -128,9 +129,9 @@ def program(argv: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=1024)
 def _program(argv: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Kept, because each look asks several times about every process."""
+    """Cached, because each look needs it several times for every process."""
     rest = list(argv)
-    for _ in range(6):  # wrappers inside wrappers, but never for ever
+    for _ in range(6):  # nested wrappers, bounded
         if not rest:
             return "", ()
         name = _last(rest[0])
@@ -165,8 +166,8 @@ _LAUNCHES_SCRIPTS = frozenset(
 
 
 def script_of(argv: Sequence[str]) -> str:
-    """The script or module that this command runs in the end: ``eval.py`` of ``torchrun --nproc 2 eval.py``,
-    ``train.sh`` of ``bash train.sh``. The program's own name where it runs none; empty for a bare interpreter."""
+    """Return the script or module that this command finally runs: ``eval.py`` of ``torchrun --nproc 2 eval.py``,
+    ``train.sh`` of ``bash train.sh``. The program's own name if it runs none; empty for a bare interpreter."""
     name, arguments = program(argv)
     if name in SHELLS:
         return next((_last(word) for word in arguments if not word.startswith("-")), "")
@@ -180,7 +181,7 @@ def script_of(argv: Sequence[str]) -> str:
 
 
 def runs_program(exe: str, argv: Sequence[str]) -> bool:
-    """Whether what the kernel runs (``exe``, empty where unknown) can be what argv says. Launchers are Python programs,
+    """Return whether the executable (``exe``, empty if unknown) can be what argv says. Launchers are Python programs,
     or uv, or a program of that name; after ``setproctitle`` argv names no program at all."""
     base = _last(exe)
     if not base or _PYTHON.match(base) or base in ("uv", "uvx", "pixi", "conda", "micromamba", "env"):
@@ -197,14 +198,14 @@ _TRAINS = re.compile(r"train|(?:^|[^a-z])(?:sft|grpo|ppo|dpo|rlhf|rloo|kto|rl|fi
 
 
 def looks_like_reader(argv: Sequence[str]) -> bool:
-    """Whether the script's name says that it reads what training made: ``eval.py``, ``lm_eval``, ``sync_to_hf.py``. A
-    name that speaks of training, as in ``train_and_eval.py``, does not."""
+    """Return whether the script's name suggests that it reads what training wrote: ``eval.py``, ``lm_eval``,
+    ``sync_to_hf.py``. A name that suggests training, as in ``train_and_eval.py``, does not."""
     script = script_of(argv)
     return bool(_READS.search(script)) and not _TRAINS.search(script)
 
 
 def looks_like_trainer(argv: Sequence[str]) -> bool:
-    """Whether the script's name speaks of training: ``train.py``, ``sft``, ``train_and_eval.py``."""
+    """Return whether the script's name suggests training: ``train.py``, ``sft``, ``train_and_eval.py``."""
     return bool(_TRAINS.search(script_of(argv)))
 
 
@@ -217,7 +218,7 @@ PORT_FLAGS = ("--port", "--server.port", "--inference.server.port")
 
 
 def port_of(command: Sequence[str] | str) -> int | None:
-    """The port an inference server was told to listen on, where its command line says so."""
+    """Return the port in the command line of an inference server; None if there is none."""
     argv = command.split() if isinstance(command, str) else list(command)
     for n, word in enumerate(argv):
         flag, equals, value = word.partition("=")
@@ -229,7 +230,7 @@ def port_of(command: Sequence[str] | str) -> int | None:
 
 
 def is_router(command: Sequence[str] | str) -> bool:
-    """A router in front of engines, by its program."""
+    """Return whether it is a router in front of engines, by its program."""
     argv = command.split() if isinstance(command, str) else list(command)
     return program(argv)[0] in ("vllm-router", "vllm_router.launch_router", "sglang_router.launch_router")
 

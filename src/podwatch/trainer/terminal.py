@@ -1,7 +1,8 @@
-"""The terminal that a person started a trainer in, and when they last typed there (DESIGN section 2, "Supervise").
+"""The terminal in which an operator started a trainer, and when a key was last typed there (docs/detection.md, "An end
+that is left to its operator").
 
 Typing shows in the terminal's access time, which the kernel moves (in steps of 8 s) when a program reads from it. Its
-modification time says nothing: the trainer's own output moves that all night.
+modification time is useless: the trainer's own output changes it all the time.
 """
 
 import os
@@ -13,13 +14,14 @@ from podwatch.system import procfs
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """``device`` is its device number: a path that was given to another terminal meanwhile is not this one."""
+    """``device`` is its device number, because the path can be reused for another terminal."""
 
     path: str
     device: int
 
     def used_wall(self) -> float | None:
-        """Epoch second of the last key that was read; None when it is gone. Never blocks: no file system is asked."""
+        """Return the epoch second of the last key that was read; None if the terminal is gone. Never blocks: no file
+        system is asked."""
         try:
             found = os.stat(self.path)  # noqa: PTH116
         except OSError:
@@ -28,13 +30,13 @@ class Terminal:
 
 
 def device_of(number: int) -> int:
-    """``tty_nr`` of /proc/PID/stat as a device number: minor in bits 31-20 and 7-0, major in 15-8."""
+    """Return ``tty_nr`` of /proc/PID/stat as a device number: minor in bits 31-20 and 7-0, major in 15-8."""
     return os.makedev((number >> 8) & 0xFFF, (number & 0xFF) | ((number >> 12) & 0xFFF00))
 
 
 def terminal_of(pid: int) -> Terminal | None:
-    """Its controlling terminal; None where it has none (a service, a keeper's child, nohup with setsid), or where that
-    terminal cannot be seen from here."""
+    """Return the controlling terminal of ``pid``; None if it has none (a service, a keeper's child, nohup with setsid),
+    or if that terminal is not visible from here."""
     status = procfs.read_stat(pid)
     if status is None or status.tty == 0:
         return None

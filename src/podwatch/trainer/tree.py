@@ -1,4 +1,4 @@
-"""A process tree seen from outside, through /proc: for trainers we attached to and for keepers that do not answer."""
+"""A process tree seen from outside, through /proc: for attached trainers and for keepers that do not answer."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ _ENDED = frozenset("ZXx")
 
 
 def sample(pid: int) -> ProcessSample | None:
-    """One living process; None when it is gone or a zombie. ``cuda`` is None where /proc may not be read."""
+    """Return one living process; None if it is gone or a zombie. ``cuda`` is None if /proc cannot be read."""
     status = procfs.read_stat(pid)
     if status is None or status.state in _ENDED:
         return None
@@ -37,7 +37,7 @@ def sample(pid: int) -> ProcessSample | None:
 
 
 def marked(start_id: str) -> list[ProcessIdentity]:
-    """Living processes whose environment says they belong to this start, where it may be read. Costs a whole scan."""
+    """Return the living processes whose environment has the id of this start, as far as it can be read. Scans /proc."""
     found = []
     for pid in procfs.all_pids():
         if procfs.environment_value(pid, "PODWATCH_START_ID") == start_id:
@@ -48,7 +48,7 @@ def marked(start_id: str) -> list[ProcessIdentity]:
 
 
 def leads_session(launcher: ProcessIdentity) -> bool:
-    """Whether it opened a session of its own (``setsid``), which nobody can join from outside."""
+    """Return whether it opened a session of its own (``setsid``), which no outside process can join."""
     status = procfs.read_stat(launcher.pid)
     return status is not None and status.start_ticks == launcher.start_ticks and status.session == launcher.pid
 
@@ -56,12 +56,12 @@ def leads_session(launcher: ProcessIdentity) -> bool:
 def in_session(
     launcher: ProcessIdentity, ended: float | None = None, known: Container[ProcessIdentity] = ()
 ) -> list[ProcessIdentity]:
-    """Living processes of the session that ``launcher`` opened: its descendants by the kernel's rule, whatever they did
-    to their environment and wherever they were re-parented to. None once its number is another process's.
+    """Return the living processes of the session that ``launcher`` opened: its descendants by the kernel's rule,
+    whatever their environment and parent now are. Empty once the launcher's pid is another process's.
 
-    ``ended``: seconds since boot at which the launcher had ended, where that is known. A session's number is given to
-    nobody while a process of it lives; so if all of them began after that end, and none is ``known``, an unknown one
-    may have had the number and be gone as well: they are not taken for ours."""
+    ``ended``: seconds since boot at which the launcher had ended, if known. The kernel does not reuse a session's
+    number while a process of it lives; so if all of them started after that end, and none is ``known``, a process in
+    between may have had the number, and they do not count as ours."""
     if not from_here(launcher):
         return []
     leader = procfs.read_stat(launcher.pid)
@@ -82,13 +82,13 @@ def in_session(
 
 
 class LocalTree:
-    """Every descendant ever seen stays ours until it ends (DESIGN section 2, "Supervise"). Blocking: use a worker.
+    """A tree in which every descendant ever seen stays ours until it ends. Blocks: use a worker.
 
-    ``keeper`` is a living keeper: its descendants are ours, itself it is not. ``start_id`` adds what carries the
-    marker, ``own_session`` what is in the session that the launcher opened: orphans of a keeper that was killed.
-    ``ended`` tells when the launcher ended (seconds since boot), where that was recorded. ``spare`` gives the pids
-    among processes that are not the trainer's although they are below it: an operator's terminal. They are neither
-    listed nor signalled.
+    ``keeper`` is a living keeper: its descendants are ours, it is not. ``start_id`` adds the processes with that
+    marker, ``own_session`` those in the session that the launcher opened: orphans of a keeper that was killed.
+    ``ended`` returns when the launcher ended (seconds since boot), if that was recorded. ``spare`` returns the pids
+    among processes that are below the trainer and not part of it: an operator's terminal. They are neither listed nor
+    signalled.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class LocalTree:
         self._known: set[ProcessIdentity] = {launcher}
 
     def remember(self, identities: Iterable[ProcessIdentity]) -> None:
-        """These were seen in the tree by someone else (the keeper)."""
+        """Add processes that the keeper saw in the tree."""
         self._known.update(identities)
 
     def _ended(self) -> float | None:
-        """When the launcher had ended, as recorded, or as first missed here; None at that first look: who is in its
-        session then is taken for its own."""
+        """Return when the launcher ended: as recorded, or as first missed here. None at that first look: all processes
+        in its session then count as its own."""
         if (at := self._recorded_end()) is not None:
             return at
         before = self._missed_at
@@ -127,12 +127,12 @@ class LocalTree:
         return before
 
     def living(self, *, sweep: bool = False) -> tuple[ProcessSample, ...]:
-        """The launcher first (if it lives), then the rest by pid. ``sweep`` also looks for marker and session."""
+        """Return the launcher first (if it lives), then the rest by pid. ``sweep`` also searches marker and session."""
         if sweep and self._start_id:
             self._known.update(marked(self._start_id))
         if sweep and self._own_session:
             self._known.update(in_session(self._launcher, self._ended(), self._known))
-        # One change at a time, and none that takes another's back: a look that hung and was left behind may come back.
+        # Only single additions and removals: an abandoned look that hung can return and run at the same time.
         for identity in list(self._known):
             if not is_alive(identity):
                 self._known.discard(identity)
@@ -153,8 +153,8 @@ class LocalTree:
         return tuple(sorted(samples, key=lambda found: found.identity != self._launcher))
 
     def _spared(self, samples: Collection[ProcessSample], *, fresh: bool) -> frozenset[int]:
-        """Without ``fresh`` judged again only when a process came, went or became another program: this is asked every
-        two seconds."""
+        """Return the spared pids. Without ``fresh``, judge again only if a process came, went or became another
+        program: this runs every two seconds."""
         seen = frozenset((found.identity, found.parent_pid, found.command) for found in samples)
         if fresh or seen != self._seen:
             self._spares = self._judge([p.identity for p in samples])
@@ -162,7 +162,7 @@ class LocalTree:
         return self._spares
 
     def _judge(self, identities: Iterable[ProcessIdentity]) -> frozenset[int]:
-        """Who is spared. Of one that is stuck in the kernel nothing new can be known: it stays what it was."""
+        """Judge who is spared. A process that is stuck in the kernel keeps its last judgement."""
         facts = {identity.pid: read(identity.pid) for identity in identities}
         stuck = frozenset(pid for pid in facts if procfs.hangs(pid))
         judged = self._spare([found for pid, found in facts.items() if found is not None and pid not in stuck])
@@ -170,12 +170,13 @@ class LocalTree:
 
     @property
     def turned(self) -> bool:
-        """Whether the launcher became an operator's shell (``uv run rl; exec bash``), as last seen: training ended."""
+        """Whether the launcher was last seen to be an operator's shell (``uv run rl; exec bash``): training ended."""
         return self._launcher.pid in self._spares
 
     def signal(self, identities: Iterable[ProcessIdentity], number: int) -> int:
-        """Send by pidfd, ticks compared; how many got it. One that may not be signalled does not stop the others;
-        PermissionDenied is raised when none could be. What became interactive in the meantime gets nothing."""
+        """Send by pidfd after comparing the ticks; return how many got it. A process that cannot be signalled does not
+        stop the others; raises PermissionDenied if none could be. A process that became interactive meanwhile gets
+        nothing."""
         sent = 0
         denied: PermissionDenied | None = None
         targets = list(identities)

@@ -1,7 +1,7 @@
 """The trainer of a keeper whose records cannot be read: found by the keeper's own command line.
 
-Its state directory may be unreadable (its disk failed, its owner changed) while the trainer runs. It is then attached
-to like one that podwatch did not start, until the records can be read again.
+Its state directory may be unreadable (its disk failed, its owner changed) while the trainer runs. podwatch then
+attaches to it, as to a trainer that it did not start, until the records can be read again.
 """
 
 import os
@@ -17,8 +17,8 @@ _PROGRAMS = frozenset({"keeper.py", "keeper.pyc"})
 
 
 def kept_by(directory: Path) -> Candidate | None:
-    """What the keeper of this directory started, if that lives and the keeper is our user's. Blocks: reads all of
-    /proc once."""
+    """Return the trainer that the keeper of this directory started, if it lives and the keeper runs as our user.
+    Blocks: reads all of /proc once."""
     parents: dict[int, list[int]] = {}
     keepers = []
     for pid in procfs.all_pids():

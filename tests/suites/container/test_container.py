@@ -65,7 +65,7 @@ def test_pid_1_reaps_restarts_its_daemon_and_answers(container: Container) -> No
     container.wait(lambda: container.daemon not in (0, daemon), 30, "PID 1 starts the daemon again")
     container.wait(lambda: container.status().get("running"), 30, "the new daemon answers")
     assert container.wait_running() == trainer
-    assert "taken over" in container.status()["daemon"]["opening"]
+    assert "took over" in container.status()["daemon"]["opening"]
     container.wait(lambda: not zombies(container), 20, "no zombie stays")
     shown = container.podwatch("status")
     assert "pod-1" in shown
