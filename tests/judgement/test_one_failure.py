@@ -35,9 +35,7 @@ def death(kind: FindingKind = FindingKind.SILENT_DEATH, **more: object) -> Findi
     return finding(kind, verdict=Verdict.RESTART, confirmed=True, **more)
 
 
-ENGINE = death(
-    subject="gpu0", summary="the inference engine on GPU 0 died silently: its memory is gone (health agrees)"
-)
+ENGINE = death(subject="gpu0", summary="the inference engine on GPU 0 died silently: confirmed by health")
 
 
 @pytest.mark.parametrize(
