@@ -88,7 +88,9 @@ def test_a_command_that_has_saved_does_not_save_nothing() -> None:
 BUSY = SyncState(
     store_url="b2://bucket",
     ok=True,
-    pace=UploadPace(40, 3.9e6, 110e6, 46_400_000_000, 0.85, "raised", "a newer checkpoint waits for it", 100.0),
+    pace=UploadPace(
+        40, 3.9e6, 110e6, 46_400_000_000, 0.85, "raised", "a newer checkpoint is waiting for upload", 100.0
+    ),
     tally=Tally((Outcome.SKIPPED, Outcome.STORED)),
 )
 BEHIND = SyncState(
@@ -108,7 +110,7 @@ def test_an_upload_that_is_slow_because_the_cpu_is_busy() -> None:
         " are stored, 1 was skipped. podwatch has raised its priority and raises it again if that is not enough"
     )
     assert "leave more of the CPU free" in found.suggestion
-    assert "a newer checkpoint waits" in found.evidence[0].value
+    assert "a newer checkpoint is waiting for upload" in found.evidence[0].value
 
 
 def test_an_uplink_that_is_slower_than_the_saves() -> None:

@@ -22,7 +22,7 @@ def test_each_family_is_told_with_its_second_signal_and_over_when_it_is_over(rig
     for order in orders:
         pod.server(**order)
         pod.engines(0)
-        pod.found("silent-death", "health agrees")
+        pod.found("silent-death", "health)")
         pod.engines(60)
         pod.server()
         pod.well()

@@ -63,7 +63,7 @@ def test_a_hang_is_healed_once_a_second_signal_agrees(rig: Rig) -> None:
         rig.world.set_load(index, utilization=0)
     opened = daemon.wait_event("incident-opened", 30)
     assert opened["kind"] == "hang"
-    assert "gpu utilisation agrees" in opened["event"]
+    assert "confirmed by gpu utilisation" in opened["event"]
     daemon.wait_event("incident-closed", 30)
     assert rig.starts[1]["step"] >= 15
 

@@ -36,7 +36,7 @@ def test_a_server_that_nobody_configured_is_found_and_its_end_agrees(rig: Rig) -
     pod.daemon.wait_for(lambda: name in pod.armed, 40, "the server was found by its socket")
     pod.server(refuse=True)
     pod.engines(0)
-    pod.found("silent-death", "health agrees")
+    pod.found("silent-death", "health)")
 
 
 def test_what_kills_nothing_is_told_and_over_when_it_is_over(rig: Rig) -> None:

@@ -30,7 +30,7 @@ def test_a_death_a_broken_channel_and_a_preemption(rig: Rig, tmp_path: Path) -> 
     daemon.wait_for(lambda: len(heard(told)) >= 2, 10, "two notices")
     opened, closed = heard(told)
     assert (opened["change"], opened["topic"], opened["severity"]) == ("opened", "restarts", "critical")
-    assert opened["title"].startswith(f"{rig.run_id}: restarting: ")
+    assert opened["title"].startswith(f"{rig.run_id}: restarting training: ")
     assert (closed["change"], closed["key"]) == ("closed", opened["key"])
     assert "training continues" in closed["title"]
 
@@ -56,7 +56,7 @@ def test_wandb_has_a_run_of_its_own_and_the_daemon_none_of_it(rig: Rig) -> None:
     state = rig.root / "state" / rig.run_id / "wandb"
 
     def written() -> Path | None:
-        return next((p for p in state.rglob("*.wandb") if b"restarting: " in p.read_bytes()), None)
+        return next((p for p in state.rglob("*.wandb") if b"restarting training: " in p.read_bytes()), None)
 
     file = daemon.wait_for(written, 60, "the alert in the offline run")
     daemon.wait_for(lambda: b"podwatch/disk_used_ratio" in file.read_bytes(), 60, "a row of figures")

@@ -234,7 +234,7 @@ def test_the_status_explains_a_run_that_was_taken_back_for_a_day() -> None:
     first = branch_line(left, line, 90, has_store=True, wall=BACK + 10)
     assert first == (
         "the operator took training back from step 90 to step 40 at 15:46 UTC; steps 80 and 90 of the earlier branch"
-        " are on this pod; podwatch keeps step 90 until a new checkpoint of the present branch is verified in the"
+        " are on this pod; podwatch keeps step 90 until a new checkpoint of the current branch is verified in the"
         " store",
         "nothing; to return to the earlier branch: `podwatch restart --step 90`",
     )
@@ -245,7 +245,7 @@ def test_the_status_explains_a_run_that_was_taken_back_for_a_day() -> None:
     pruned = branch_line([own], line, None, has_store=True, wall=BACK + 600)
     assert pruned is not None
     assert pruned[1] == "nothing"
-    assert "no checkpoint of the earlier branch is on this pod any more" in pruned[0]
+    assert "no checkpoint of the earlier branch is left on this pod" in pruned[0]
     assert branch_line([own, *left], line, None, has_store=True, wall=BACK + SHOWN_SECONDS) is None
     assert branch_line(left, line, 90, has_store=False, wall=BACK + 9 * SHOWN_SECONDS) is not None, "it must stay"
 
@@ -264,4 +264,4 @@ def test_what_podwatch_or_an_older_podwatch_left_is_not_said_to_be_the_operators
         left, replace(line, parent_step=None, left_step=70, opened_wall=BACK), None, has_store=True, wall=BACK
     )
     assert anew is not None
-    assert "from the beginning at 15:46 UTC; it had come to step 70" in anew[0]
+    assert "from the beginning at 15:46 UTC, after it had reached step 70" in anew[0]

@@ -203,9 +203,9 @@ def test_an_operators_start_below_the_newest_checkpoint_is_told_once() -> None:
     night = Night().happens(EventName.LINEAGE_OPENED, Severity.WARNING, step=40, newest=90)
     (notice,) = night.lasts(3600).told
     assert (notice.topic, notice.change, notice.severity) == (Topic.RESTARTS, Change.HAPPENED, Severity.WARNING)
-    assert notice.title == "training was taken back to step 40"
+    assert notice.title == "an operator took training back to step 40"
     (notice,) = Night().happens(EventName.LINEAGE_OPENED, Severity.WARNING, step=None, newest=90).told
-    assert notice.title == "training was taken back to the beginning"
+    assert notice.title == "an operator took training back to the beginning"
 
 
 def test_saves_that_are_rejected_one_after_another_are_told_as_a_warning() -> None:

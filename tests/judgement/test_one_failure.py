@@ -35,9 +35,7 @@ def death(kind: FindingKind = FindingKind.SILENT_DEATH, **more: object) -> Findi
     return finding(kind, verdict=Verdict.RESTART, confirmed=True, **more)
 
 
-ENGINE = death(
-    subject="gpu0", summary="the inference engine on GPU 0 died silently: its memory is gone (health agrees)"
-)
+ENGINE = death(subject="gpu0", summary="the inference engine on GPU 0 died silently: confirmed by health")
 
 
 @pytest.mark.parametrize(
@@ -51,8 +49,8 @@ ENGINE = death(
          "The inference engine on GPU 0 died and the launcher did not notice. Restarting from step 320 (no step lost)",
          NOTHING),
         (Healing(ENGINE, 320, started=True),
-         "The inference engine on GPU 0 died and the launcher did not notice. Restarted from step 320; its first step"
-         " is not made yet", NOTHING),
+         "The inference engine on GPU 0 died and the launcher did not notice. Restarted from step 320; waiting for"
+         " the first step", NOTHING),
         (Healing(death(FindingKind.HANG, summary="no progress for 25 min"), None, True, 7, 300.0, retry_seconds=80.0),
          "No progress for 25 min. Restarting from the beginning in 80 s (7 steps lost, 5 min of training)", NOTHING),
         (Healing(ENGINE, 5, False, None, 16.0, paused=True),

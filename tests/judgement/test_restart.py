@@ -152,7 +152,7 @@ def test_a_programs_own_assertion_on_the_gpu_is_no_machine_fault() -> None:
 
 def test_the_reason_for_a_step_back_says_what_was_seen() -> None:
     first = fail(succeeded(RestartHistory(), 0.0, POLICY), 1.0, loaded=True)
-    assert "was loaded, and training ended again before a new step" in fail(first.history, 2.0, loaded=True).reason
+    assert "and failed again before a new step" in fail(first.history, 2.0, loaded=True).reason
 
 
 def test_stepping_back_stops_when_every_checkpoint_fails_alike() -> None:

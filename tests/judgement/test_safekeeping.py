@@ -124,4 +124,4 @@ def test_what_a_newer_save_has_overtaken_is_rejected_though_it_counts_as_being_w
     (told,) = safekeeping((), Kept(sets, steps_at_risk=12), at=9.0)
     assert (told.kind, told.severity) == (FindingKind.NOT_COMPLETE, WARNING)
     assert "the newest complete one is step 5, 12 steps would be lost if training died now" in told.summary
-    assert f"step 10: not written any more: {WHY}" in [f"{e.signal}: {e.value}" for e in told.evidence]
+    assert f"step 10: abandoned by the trainer: {WHY}" in [f"{e.signal}: {e.value}" for e in told.evidence]

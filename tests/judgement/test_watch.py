@@ -154,7 +154,7 @@ def test_one_engine_of_two_is_a_death_however_long_nobody_could_look() -> None:
     blind = unobserved(SensorState.BLIND, 0.0, "hangs")
     state, _ = run((replace(snap(120.0 + n, memory=EMPTY), trainer=blind) for n in range(0, 300, 2)), state)
     (finding,) = restarts(run((snap(420.0 + n, memory=EMPTY) for n in range(0, 4, 2)), state)[1])
-    assert "engine process agrees" in finding.summary
+    assert "confirmed by engine process" in finding.summary
 
 
 def test_memory_alone_only_warns() -> None:

@@ -45,13 +45,13 @@ def frozen(rig: Rig) -> None:
     finally:
         process.send_signal(signal.SIGCONT)
     told = wait_reason(daemon, "loop-stalled")
-    assert "saw nothing for 3" in told["summary"], told
+    assert "observed nothing for 3" in told["summary"], told
     with urllib.request.urlopen(live, timeout=30) as answer:
         assert answer.status == 200
     assert (rig.trainer_pid, len(rig.starts)) == (pid, 1)
     assert not any(e["podwatch_event"] == "incident-opened" for e in daemon.events())
     replayed = daemon.command("replay").stdout
-    assert "loop-stalled: podwatch saw nothing for 3" in replayed, replayed
+    assert "loop-stalled: podwatch observed nothing for 3" in replayed, replayed
     assert "would have restarted 0 times" in replayed, replayed
 
 

@@ -84,7 +84,7 @@ async def test_nice_is_raised_while_the_disk_waits_and_lowered_afterwards(b2: Wo
         assert changes(b2) == ["raised", "ordinary"]
         pace = syncer.state.pace
         assert pace.level == "ordinary"
-        assert "the disk needs the room" in pace.reason
+        assert "the disk needs the space" in pace.reason
         assert pace.rate is not None
         waits = False
         await until(lambda: has(syncer, 19), PATIENCE)
@@ -142,7 +142,7 @@ async def test_what_no_resume_needs_travels_at_the_lowest_whatever_the_last_uplo
     clock, said = ManualClock(), list[str]()
     children = Children(local.store_url)
     priority = Priority(clock, AsyncJournal(local.journal), children, lambda _name, text, *_, **__: said.append(text))
-    priority._standing = Standing(level=Level.ORDINARY, reason="a newer checkpoint waits for it")
+    priority._standing = Standing(level=Level.ORDINARY, reason="a newer checkpoint is waiting for upload")
     await priority.begin(urgent=False)
     assert (children.level, priority.pace.level, priority.pace.reason) == (Level.LOWEST, "lowest", "")
     priority.end(0, whole=True)
@@ -153,7 +153,7 @@ async def test_what_no_resume_needs_travels_at_the_lowest_whatever_the_last_uplo
     assert said == []
     await priority.begin(urgent=True)
     assert children.level is Level.LOWEST
-    assert said == ["the next upload runs at the lowest priority: nothing needed it for 120 s"]
+    assert said == ["the next upload runs at the lowest priority: not needed for 120 s"]
 
 
 async def test_what_the_line_delivered_is_kept_for_the_next_podwatch(local: World) -> None:

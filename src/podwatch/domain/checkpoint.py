@@ -1,4 +1,4 @@
-"""Checkpoint sets: all the parts of one step that must travel together."""
+"""Checkpoints: all parts of one step, which are uploaded, restored and deleted together."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,26 +7,26 @@ from enum import StrEnum
 class Completeness(StrEnum):
     COMPLETE = "complete"
     WRITING = "writing"
-    """Not whole yet and still changing, or whole but not quiet for the settle time."""
+    """Not whole yet and still changing, or whole but changed within the settle time."""
     INCOMPLETE = "incomplete"
-    """Something is missing and nothing changes any more: a save that was cut off."""
+    """A part is missing and nothing changes any more: an interrupted save."""
     DAMAGED = "damaged"
-    """Every piece is there and at least one is structurally broken."""
+    """Every file exists and at least one is structurally broken."""
 
 
 class HeldAs(StrEnum):
-    """Why a set is held back. Only the first kind may still be the newest of the line that is trained now."""
+    """Why a checkpoint is held back. Only one of the first kind can still be the newest of the current lineage."""
 
     TWO_WRITERS = "two-writers"
     IMPLAUSIBLE = "implausible"
-    """No training of this run can have written a step of this number."""
+    """No training of this run can have written a step with this number."""
     EARLIER_BRANCH = "earlier-branch"
     """Saved by a lineage that this run has left."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileEntry:
-    """One regular file of a set. ``path`` is POSIX, relative to the layout's root, never absolute, never ``..``."""
+    """One regular file of a checkpoint. ``path`` is POSIX, relative to the layout's root, without ``..``."""
 
     path: str
     part: str
@@ -39,7 +39,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SymlinkEntry:
-    """A symlink inside a set, with its target as text; relative and inside the set, or it is left out."""
+    """A symlink inside a checkpoint, with its target as text. Only relative links that stay inside are included."""
 
     path: str
     part: str
@@ -48,9 +48,9 @@ class SymlinkEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartState:
-    """One part of a set (``trainer``, ``orchestrator``, ``weights``, ``broadcast``, ``rollouts``...).
+    """One part of a checkpoint (``trainer``, ``orchestrator``, ``weights``, ``broadcast``, ``rollouts``...).
 
-    ``path`` is absolute. ``required`` parts are needed for a resume; the others are removed with the set but never
+    ``path`` is absolute. A resume needs the ``required`` parts; the others are deleted with the checkpoint but never
     make it incomplete.
     """
 
@@ -64,17 +64,17 @@ class PartState:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSet:
-    """What the catalogue knows of one step on this pod.
+    """The checkpoint of one step on this pod, as the catalogue knows it.
 
-    ``save_id`` identifies this very save (derived from paths, sizes, mtimes and the DCP save id): a step written
-    again after a rollback has another. It is empty until the set is complete. ``reason`` says why a set is not
-    complete. ``began_wall`` and ``changed_wall`` are the oldest and the newest mtime in epoch seconds. ``resumable``
-    means complete and all required parts present. ``held`` says why a complete set is held back: it is not published,
-    and not resumed from unless the operator names it; ``held_as`` is the kind of that reason.
+    ``save_id`` identifies this save (derived from paths, sizes, mtimes and the DCP save id): a step written again after
+    a rollback has another one. It is empty until the checkpoint is complete. ``reason``: why it is not complete.
+    ``began_wall`` and ``changed_wall``: the oldest and the newest mtime in epoch seconds. ``held``: why a complete
+    checkpoint is held back, that is, not published, and not resumed from unless the operator names it; ``held_as`` is
+    the kind of that reason.
 
-    ``settles_in``: the set is whole, and counts as complete after so many seconds if nothing changes; None for every
-    other set. ``unclear``: it could not be read or its structure is broken, so it may be what a run has left; it is
-    never passed over in silence.
+    ``settles_in``: the checkpoint is whole and counts as complete after this many seconds without a change; None for
+    every other one. ``unclear``: it could not be read or its structure is broken, so it may be the only checkpoint of
+    the run; podwatch always reports it.
     """
 
     step: int
@@ -90,8 +90,9 @@ class CheckpointSet:
     unclear: bool = False
     began_wall: float = 0.0
     overtaken: bool = False
-    """It is not whole, has not changed for the longest settle time, and a trainer that waits for its saves has begun a
-    newer one since: nothing will be added to it. Only reported; it counts as ``writing`` until its time is over."""
+    """It is not whole and has not changed for the longest settle time, and a trainer that saves synchronously has
+    started a newer one since: nothing will be added to it. Only reported; it counts as ``writing`` until its settle
+    time is over."""
     held: str = ""
     held_as: HeldAs | None = None
 
@@ -101,7 +102,7 @@ class CheckpointSet:
 
     @property
     def of_line(self) -> bool:
-        """May be of the line that is trained now: neither of an earlier branch, nor implausible."""
+        """Whether it can belong to the current lineage: neither of an earlier branch nor implausible."""
         return self.held_as not in (HeldAs.IMPLAUSIBLE, HeldAs.EARLIER_BRANCH)
 
     @property
@@ -111,11 +112,11 @@ class CheckpointSet:
 
 
 def newest_complete(sets: "tuple[CheckpointSet, ...] | list[CheckpointSet]") -> CheckpointSet | None:
-    """The complete set with the highest step that is not held back, or None."""
+    """The complete checkpoint with the highest step that is not held back, or None."""
     return max((s for s in sets if s.complete and not s.held), key=lambda s: s.step, default=None)
 
 
 def newest_whole(sets: "tuple[CheckpointSet, ...] | list[CheckpointSet]") -> CheckpointSet | None:
-    """The complete set with the highest step of the line that is trained now, held back or not, or None: what must stay
-    on the disk."""
+    """The complete checkpoint with the highest step of the current lineage, held back or not, or None. It must stay on
+    the disk."""
     return max((s for s in sets if s.complete and s.of_line), key=lambda s: s.step, default=None)

@@ -1,5 +1,5 @@
-"""Who holds a run in the store: pods, claims, the holder's sign of life, and what people want (DESIGN section 4, "Two
-pods, one run"; section 5). What is read from a store is never trusted: parsing refuses or leaves out."""
+"""Which pod holds a run in the store: pods, claims, the holder's heartbeat, and control.json (docs/two-pods.md). Data
+from a store is never trusted: parsing refuses or drops it."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ _CONTROL_KEYS = ("schema_version", "kind", "desired", "holder", "reason")
 
 
 class HolderState(StrEnum):
-    """``state`` in heartbeat.json. The last two say that nothing trains there any more: nobody need wait for it."""
+    """``state`` in heartbeat.json. PREEMPTED and RELEASED mean that the pod trains no more and no pod waits for it."""
 
     RUNNING = "running"
     RESTARTING = "restarting"
@@ -30,8 +30,8 @@ GONE = frozenset({HolderState.PREEMPTED, HolderState.RELEASED})
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """Who somebody is. ``writer_id`` is kept with podwatch's state; ``machine`` stays over a reboot, ``boot`` does not;
-    ``place`` stands for the output directory, whose lock admits one trainer on a machine."""
+    """The identity of a pod. ``writer_id`` is kept in podwatch's state directory; ``machine`` survives a reboot,
+    ``boot`` does not; ``place`` identifies the output directory, whose lock allows one trainer on a machine."""
 
     writer_id: str
     machine: str = ""
@@ -40,15 +40,15 @@ class Pod:
     host: str = ""
 
     def same_as(self, other: "Pod") -> bool:
-        """Certainly this very pod, so that what ``other`` said cannot come from a second living one: our own state on
-        our own machine (a machine has one boot at a time), or the same boot and place with the state lost."""
+        """Whether ``other`` is certainly this pod, so that its claims cannot come from a second living one: the same
+        state on the same machine (a machine has one boot at a time), or the same boot and place with the state lost."""
         if self.writer_id == other.writer_id:
             return other.machine in ("", self.machine)
         here = (self.machine, self.boot, self.place)
         return all(here) and here == (other.machine, other.boot, other.place)
 
     def called(self, name: str) -> bool:
-        """Whether a person who wrote ``name`` meant this pod."""
+        """Whether ``name`` (host name, writer id or machine id) names this pod."""
         return bool(name) and name in (self.host, self.writer_id, self.machine)
 
 
@@ -64,7 +64,7 @@ class Claim:
 
 
 def parse_claim_name(name: str) -> tuple[int, str] | None:
-    """(generation, nonce) of an object's name below ``claims/``; None for what is none of ours."""
+    """(generation, nonce) of an object's name below ``claims/``; None if it is no claim of podwatch's."""
     match = _CLAIM_NAME.match(name)
     return (int(match[1]), match[2]) if match else None
 
@@ -75,15 +75,14 @@ def claim_document(claim: Claim, pod: Pod, created_at: str) -> bytes:
 
 
 def claimant(data: bytes | None) -> tuple[Pod, str]:
-    """(who, nonce) of a claim's document; empty where it cannot be read."""
+    """(pod, nonce) of a claim's document; empty if it cannot be parsed."""
     document = _object(data)
     return _pod(document), _text(document, "nonce")
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A heartbeat as it was read. ``mark`` changes with every one that is written, also where nothing else in it could
-    be understood."""
+    """A heartbeat as read from the store. ``mark`` changes with every write, even if nothing else can be parsed."""
 
     mark: str
     pod: Pod
@@ -124,10 +123,10 @@ def sign_document(pod: Pod, claim: Claim, fields: Mapping[str, object]) -> bytes
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """``control.json``: written by people and the controller, only ever read by podwatch.
+    """``control.json``: written by operators and the controller; podwatch only reads it.
 
-    ``desired``: "running" or "stopped", for every pod of the run. ``holder``: the one pod that may hold the run (its
-    host name, writer id or machine id as heartbeat.json shows them); empty: whoever claims it. ``reason`` is shown.
+    ``desired``: "running" or "stopped", for every pod of the run. ``holder``: the only pod allowed to hold the run (its
+    host name, writer id or machine id as in heartbeat.json); empty: any pod that claims it. ``reason`` is shown.
     """
 
     desired: str = "running"
@@ -140,8 +139,8 @@ class Control:
 
 
 def parse_control(data: bytes | None, *, where: str = "control.json") -> Control:
-    """Absent is "whatever the pods decide". Raises IntegrityError that names what is wrong: a typing error in a wish
-    must not look like no wish."""
+    """Parse control.json; absent means that the pods decide. Raises IntegrityError that names the mistake, because a
+    typing error must not count as an absent file."""
     if data is None:
         return Control()
     try:
@@ -158,16 +157,20 @@ def parse_control(data: bytes | None, *, where: str = "control.json") -> Control
     if document.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
         raise IntegrityError("control.json has an unknown schema_version", where=where, fix=f"write {SCHEMA_VERSION}")
     if document.get("kind", "podwatch-control") != "podwatch-control":
-        raise IntegrityError("control.json is of another kind", where=where, fix="leave `kind` out")
+        raise IntegrityError("control.json has another `kind`", where=where, fix="remove `kind`")
     desired = document.get("desired", "running")
     if desired not in ("running", "stopped"):
         raise IntegrityError(
-            f"control.json wants {str(desired)[:40]!r}", where=where, fix='`desired` is "running" or "stopped"'
+            f"control.json has an invalid `desired` {str(desired)[:40]!r}",
+            where=where,
+            fix='write "running" or "stopped"',
         )
     texts = {key: document.get(key, "") for key in ("holder", "reason")}
     for key, value in texts.items():
         if not isinstance(value, str) or len(value) > 200 or deceives(value):
-            raise IntegrityError(f"`{key}` in control.json is no short plain text", where=where, fix="correct it")
+            raise IntegrityError(
+                f"invalid `{key}` in control.json", where=where, fix="write plain text of at most 200 characters"
+            )
     return Control(desired=desired, **texts)
 
 

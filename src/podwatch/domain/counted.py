@@ -2,5 +2,5 @@
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """``number`` and ``noun`` in singular or plural; ``plural`` for a noun that does not simply take an ``s``."""
+    """``number`` and ``noun`` in singular or plural. ``plural``: needed if it is not ``noun`` plus ``s``."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"

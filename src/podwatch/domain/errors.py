@@ -1,7 +1,6 @@
-"""One small tree of errors, each with the exit code it ends a command with.
+"""podwatch's exceptions, each with the exit code that it ends a command with.
 
-An error that reaches a person says three things: what is wrong, where, and what to do. ``PodwatchError`` makes the
-three explicit so that no raise site can forget one.
+An error message has three parts: what is wrong, where, and the fix. ``PodwatchError`` has a parameter for each.
 """
 
 from enum import IntEnum
@@ -10,7 +9,7 @@ from podwatch.domain.secrets import scrub
 
 
 class ExitCode(IntEnum):
-    """Process exit codes (DESIGN section 7). ``status`` uses 0-3; every other command the rest."""
+    """Process exit codes. ``status`` uses 0 to 3; every other command uses the rest."""
 
     OK = 0
     FAILED = 1
@@ -26,11 +25,10 @@ class ExitCode(IntEnum):
 
 
 class PodwatchError(Exception):
-    """Base of everything podwatch raises on purpose.
+    """Base class of podwatch's exceptions.
 
-    ``what`` is one clear line without a full stop; ``where`` names the file, key, URL or device; ``fix`` tells the
-    person what to do. ``str()`` joins them as ``what (where): fix``. They hold no secret: they are
-    scrubbed here.
+    ``what``: one line without a full stop. ``where``: the file, key, URL or device. ``fix``: the operator's remedy, as
+    an imperative. ``str()`` joins them as ``what (where): fix``. Secrets are removed from all three.
     """
 
     exit_code: ExitCode = ExitCode.FAILED
@@ -65,25 +63,25 @@ class HostError(PodwatchError):
 
 
 class PermissionDenied(HostError):  # noqa: N818 - reads better at the raise site than PermissionDeniedError
-    """The operating system said no."""
+    """The operating system denied the permission."""
 
     exit_code = ExitCode.PERMISSION
 
 
 class Busy(HostError):  # noqa: N818
-    """Someone else holds what is needed; trying again later can succeed."""
+    """Another process or pod holds the resource; a later attempt can succeed."""
 
     exit_code = ExitCode.TRY_AGAIN
 
 
 class GaveUp(PodwatchError):  # noqa: N818
-    """This machine needs a person, or the job needs another machine."""
+    """podwatch gave up: the operator must act, or the job needs another machine."""
 
     exit_code = ExitCode.GAVE_UP
 
 
 class RemoteError(PodwatchError):
-    """The object store or another remote service failed. ``transient`` says whether waiting can help."""
+    """The object store or another remote service failed. ``transient``: whether a later attempt can succeed."""
 
     exit_code = ExitCode.UNAVAILABLE
 
@@ -93,19 +91,19 @@ class RemoteError(PodwatchError):
 
 
 class IntegrityError(RemoteError):
-    """Bytes do not match their recorded size or hash. Never transient for the object concerned."""
+    """Data from the store is malformed or does not match its recorded size or hash. Never transient for that object."""
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix, transient=False)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether trying again cannot help until somebody changes something: a refused key, a cap, a missing bucket, a
-    wrong configuration. Damaged bytes concern one object and are no refusal."""
+    """Whether retries cannot succeed until an operator changes something: a refused key, a cap, a missing bucket, a
+    wrong configuration. An IntegrityError concerns one object and is no refusal."""
     if isinstance(error, IntegrityError):
         return False
     return isinstance(error, (ConfigurationError, PermissionDenied)) or not getattr(error, "transient", True)
 
 
 class InternalError(PodwatchError):
-    """A promise of our own code is broken; the text asks for a report."""
+    """A bug in podwatch; the text asks for a report."""

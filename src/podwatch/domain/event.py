@@ -1,4 +1,4 @@
-"""Events and incidents: what is told, and kept in the journal. The catalogue of names is docs/events.md."""
+"""Events and incidents, which podwatch reports and keeps in the journal. docs/events.md lists the names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -69,8 +69,8 @@ class EventName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. ``fields`` are JSON-safe scalars; ``id`` is the journal row (0 until stored).
-    Neither message nor fields hold a secret: they are scrubbed here."""
+    """One event. ``fields`` are JSON-safe scalars; ``id`` is the journal row (0 until stored). Secrets are removed from
+    message and fields here."""
 
     name: EventName
     wall: float
@@ -86,8 +86,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One failure of the run and what was done about it. ``resolution`` is empty while it is open.
-    Its text is scrubbed here."""
+    """One failure of the run and its resolution (empty while it is open). Secrets are removed from its text here."""
 
     id: int
     kind: str
@@ -96,7 +95,7 @@ class Incident:
     evidence: str = ""
     """The finding's evidence as JSON."""
     bundle: str = ""
-    """Directory with logs and tables captured at the moment of death; empty if none was kept."""
+    """Directory with logs and tables captured at the failure; empty if none was kept."""
     closed_wall: float | None = None
     resolution: str = ""
     resumed_step: int | None = None

@@ -1,4 +1,4 @@
-"""What judgement says about a snapshot, with the evidence a person can check."""
+"""Findings about a snapshot, with evidence that the operator can check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,23 +40,23 @@ class FindingKind(StrEnum):
     """No step number could be read since the resume, within the start-up patience."""
     CONFIG_STALE = "config-stale"
     RESTART_IMPOSSIBLE = "restart-impossible"
-    """A restart could not resume as trainer.command and trainer.resume_args are."""
+    """A restart could not resume with the present trainer.command and trainer.resume_args."""
     SAVES_NOTHING = "saves-nothing"
     """The command saves no checkpoints, or only at the end of training."""
     NOT_COMPLETE = "checkpoints-not-complete"
-    """Saves ended, and the completeness rule of the layout rejects two or more in a row."""
+    """The layout's completeness rule rejects two or more consecutive saves."""
     FOREIGN_CHECKPOINTS = "foreign-checkpoints"
     COMMAND_CHANGED = "command-changed"
     AMBIGUOUS_TRAINERS = "ambiguous-trainers"
     TWO_WRITERS = "two-writers"
-    """A second trainer writes into output_dir, or has: what was saved meanwhile is held back."""
+    """A second trainer writes or wrote into output_dir: podwatch holds back the checkpoints of that time."""
     EARLIER_BRANCH = "earlier-branch"
-    """Checkpoints of a branch that training has left are here; the newest of them is kept for now."""
+    """Checkpoints of a branch that training has left are on this pod; podwatch keeps the newest of them for now."""
     IMPLAUSIBLE_STEP = "implausible-step"
-    """A step directory whose number no training of this run can have reached: it is not used."""
+    """A step directory whose number no training of this run can have reached: podwatch does not use it."""
     UNGUARDED = "unguarded"
     KEEPER_LOST = "keeper-lost"
-    """The keeper of a trainer that podwatch started has ended, and the trainer lives."""
+    """The keeper of a trainer that podwatch started has ended, and the trainer still runs."""
     GPU_MIG = "gpu-mig"
     GPU_FAULT = "gpu-fault"
     """XID or uncorrected ECC errors."""
@@ -64,14 +64,14 @@ class FindingKind(StrEnum):
     FILES_LOW = "files-low"
     MEMORY_LOW = "memory-low"
     OUT_OF_MEMORY = "out-of-memory"
-    """The kernel killed a process of the run for memory."""
+    """The kernel killed a process of the run because memory ran out."""
     SHM_LOW = "shm-low"
     SWAPPING = "swapping"
     CHECKPOINT_OVERDUE = "checkpoint-overdue"
     LOG_RULE = "log-rule"
     TRAINING_HEALTH = "training-health"
     MEMORY_MAY_FALL = "memory-may-fall"
-    """Sleep mode: empty device memory says nothing here, so the silent-death verdict is off."""
+    """Sleep mode: empty device memory is no evidence, so the silent-death verdict is off."""
     CLOCK_JUMP = "clock-jump"
     CLOCK_WRONG = "clock-wrong"
     """This machine's clock is far from the store's."""
@@ -79,17 +79,17 @@ class FindingKind(StrEnum):
     LOOP_STALLED = "loop-stalled"
     PAUSED = "paused"
     SUPERSEDED = "superseded"
-    """Another pod holds the run, or people want it so: nothing trains here and nothing is published."""
+    """Another pod holds the run, or control.json says so: this pod neither trains nor publishes."""
     NOTIFY_FAILING = "notify-failing"
     DIRECTORY_REPLACED = "directory-replaced"
-    """A directory of the run, or podwatch's own beside it, is not the one that podwatch may work in."""
+    """A directory of the run, or podwatch's own beside it, was replaced: podwatch changes nothing in it."""
     STATE_UNAVAILABLE = "state-unavailable"
-    """The state database cannot be used: the journal is in memory, nothing is deleted or published."""
+    """The state database cannot be used: the journal is in memory, and podwatch deletes and publishes nothing."""
 
 
 class Verdict(StrEnum):
-    """What a finding asks for. Only RESTART ever kills, and only when ``confirmed``; STOP ends training cleanly after
-    its next save, where the owner asked for that ([training] stop)."""
+    """The action that a finding requests. Only RESTART kills, and only if ``confirmed``; STOP ends training cleanly
+    after its next save, if configured ([training] stop)."""
 
     NONE = "none"
     RESTART = "restart"
@@ -98,7 +98,7 @@ class Verdict(StrEnum):
 
 
 class Agreement(StrEnum):
-    """What one signal says. UNAVAILABLE never counts as agreement (promise 3)."""
+    """Whether a signal supports the finding. UNAVAILABLE (not observable) never counts as agreement."""
 
     AGREES = "agrees"
     DISAGREES = "disagrees"
@@ -107,7 +107,7 @@ class Agreement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One signal behind a finding: its name, its value in words, the window in seconds it was seen over."""
+    """One signal behind a finding: its name, its value in words, and the seconds over which it was observed."""
 
     signal: str
     value: str
@@ -120,8 +120,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One judgement. ``since`` is the monotonic second at which the condition began. Its text holds no secret: it is
-    scrubbed here, whoever makes it (promise 11)."""
+    """One finding. ``since``: the monotonic second at which the condition began. ``summary``: what happened and what
+    podwatch does; ``suggestion``: what the operator does. Secrets are removed from its text here."""
 
     kind: FindingKind
     severity: Severity
@@ -132,7 +132,7 @@ class Finding:
     confirmed: bool = False
     evidence: tuple[Evidence, ...] = ()
     subject: str = ""
-    """What it is about: ``gpu0``, ``step 40``; distinguishes findings of one kind."""
+    """The object concerned, such as ``gpu0`` or ``step 40``; distinguishes findings of one kind."""
 
     def __post_init__(self) -> None:
         for name in ("summary", "suggestion", "subject"):

@@ -1,4 +1,4 @@
-"""Intent before act (promise 10): what is about to be done is written down first and settled afterwards."""
+"""Intents: podwatch journals every action before it happens and settles the entry afterwards."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class IntentState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """One act. ``data`` is JSON-safe and holds all that finishing or undoing it needs."""
+    """One journaled action. ``data`` is JSON-safe and contains everything needed to finish or undo it."""
 
     id: int
     kind: IntentKind

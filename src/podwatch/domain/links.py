@@ -1,10 +1,10 @@
-"""Where the symbolic links of a manifest lead, resolved as the kernel will resolve them after a restore (promise 9).
+"""Checks the symbolic links of a manifest, resolved as the kernel will resolve them after a restore.
 
-Text alone does not tell: with ``a -> sub`` and ``b -> a/../../x`` each target looks harmless. So every link is resolved
-against the manifest's own files and links, segment by segment, through other links as well.
+A target's text is not enough: with ``a -> sub`` and ``b -> a/../../x`` each target looks harmless. So every link is
+resolved against the manifest's own files and links, segment by segment, through other links as well.
 
-A link may lead to any name inside its own part, also to one that the manifest does not know: that name is missing after
-the restore, and the link dangles. It may not go back (``..``) from such a name, because what it is cannot be known.
+A link is allowed to point to any name inside its own part, even to one that is not in the manifest: the link then
+dangles after the restore. ``..`` after such a name is refused, because it is not known whether it is a directory.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,16 +23,15 @@ _MOST_LINKS = 10_000
 
 
 def check_links(files: Iterable[ManifestFile], links: Sequence[ManifestSymlink]) -> None:
-    """Raises IntegrityError unless every link stays in its part when it is fully resolved, and nothing lies below a
-    link."""
+    """Raise IntegrityError unless every link, fully resolved, stays in its part and no entry is below a link."""
     if len(links) > _MOST_LINKS:
-        raise IntegrityError(f"manifest holds more than {_MOST_LINKS} links", where="symlinks")
+        raise IntegrityError(f"manifest contains more than {_MOST_LINKS} links", where="symlinks")
     for link, reason in _bad(files, links):
-        raise IntegrityError(f"manifest holds a link that {reason}", where=repr(link.path)[:120])
+        raise IntegrityError(f"manifest contains a link that {reason}", where=repr(link.path)[:120])
 
 
 def restorable(files: Sequence[ManifestFile], links: Sequence[ManifestSymlink]) -> tuple[ManifestSymlink, ...]:
-    """The links that ``check_links`` accepts together. One that is left out can change where another leads."""
+    """The links that ``check_links`` accepts together. Leaving one out can change the target of another."""
     left = tuple(links[:_MOST_LINKS])
     while bad := {link.path for link, _ in _bad(files, left)}:
         left = tuple(link for link in left if link.path not in bad)
@@ -52,17 +51,17 @@ def _bad(files: Iterable[ManifestFile], links: Sequence[ManifestSymlink]) -> Ite
 
 def _reason(link: ManifestSymlink, targets: dict[str, str], folders: set[str]) -> str:
     if link.path in folders:
-        return "other entries lie below"
+        return "has other entries below it"
     if not link.path.startswith(f"{link.part}/"):
-        return "lies outside its part"
+        return "is outside its part"
     target = link.target
     if not target or deceives(target) or "\\" in target or len(target) > _LONGEST:
-        return "has an impossible target"
+        return "has an invalid target"
     return _leaves(link.path, targets, folders)
 
 
 def _leaves(path: str, targets: dict[str, str], folders: set[str]) -> str:
-    """Why following this link would leave its part, or never end; empty if it stays."""
+    """Why this link leaves its part or never resolves; empty if it stays inside."""
     part, *here = path.split("/")[:-1]
     pending = targets[path].split("/")[::-1]
     if targets[path].startswith("/"):
@@ -80,7 +79,7 @@ def _leaves(path: str, targets: dict[str, str], folders: set[str]) -> str:
             if not here:
                 return "leads out of its checkpoint"
             if not known:
-                return "goes back from a name that the manifest does not hold as a directory"
+                return 'uses ".." after a name that is no directory in the manifest'
             here.pop()
             continue
         here.append(name)

@@ -1,29 +1,29 @@
-"""One place that says whether podwatch may delete, publish, restart or start from nothing now."""
+"""The guard that every deletion, publication, restart and fresh start asks first."""
 
 from collections.abc import Callable
 from enum import StrEnum
 
 
 class Mutation(StrEnum):
-    """What podwatch does to things that are not its own."""
+    """The kinds of change that podwatch makes outside its own files."""
 
     DELETE = "delete"
-    """Remove or move checkpoints and what else is in the trainer's directories."""
+    """Delete or move checkpoints and other files in the trainer's directories."""
     PUBLISH = "publish"
     """Upload, publish, and delete in the store."""
     RESTART = "restart"
-    """Stop or start training, and move to quarantine what is ahead of the step it starts from."""
+    """Stop or start training, and move checkpoints above the resume step to quarantine."""
     FRESH_START = "fresh-start"
     """Start training without a checkpoint, or leave newer checkpoints of an unknown run unused."""
 
 
 Source = Callable[[Mutation], str]
-"""Why this must not be done now; empty where this source has nothing against it. Called often, from any thread: it
-reads frozen values only."""
+"""Returns why the mutation is not allowed now; empty if this source allows it. Called often and from any thread, so it
+reads immutable values only."""
 
 
 class MutationGuard:
-    """Retention, sync and recovery ask it before they act; whoever knows an obstacle adds a source."""
+    """Retention, sync and recovery ask it before they act; each component that can block a mutation adds a source."""
 
     def __init__(self, *sources: Source) -> None:
         self._sources = list(sources)
@@ -32,5 +32,5 @@ class MutationGuard:
         self._sources.append(source)
 
     def blocked_reason(self, mutation: Mutation = Mutation.DELETE) -> str:
-        """The first reason against it; empty where it is allowed. Never blocks."""
+        """The first reason against ``mutation``; empty if it is allowed. Does not block the thread."""
         return next((reason for source in self._sources if (reason := source(mutation))), "")

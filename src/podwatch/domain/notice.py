@@ -1,4 +1,4 @@
-"""A notice: one thing worth telling somebody who does not look. The document is described in docs/notifications.md."""
+"""A notice: a message sent to the operator. docs/notifications.md describes the document."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ NOTICE_SCHEMA_VERSION = 1
 
 
 class Topic(StrEnum):
-    """What a notice is about; ``[notify] events`` chooses among these. Stable names."""
+    """The topic of a notice; ``[notify] events`` selects among these. Stable names."""
 
     FINDINGS = "findings"
-    """Findings that have no topic of their own below, and the end of podwatch by a failure of its own."""
+    """Findings without a topic of their own below, and the end of podwatch after an error of its own."""
     RESTARTS = "restarts"
     GAVE_UP = "gave-up"
     DISK = "disk"
@@ -34,10 +34,9 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """``key`` is the same for the opening, the reminders and the closing of one thing. ``wall`` is epoch seconds.
+    """``key`` is the same for the opening, the reminders and the closing of one condition. ``wall``: epoch seconds.
 
-    ``unsent`` is how many notices before this one were held back because there were too many. Its text is
-    scrubbed here.
+    ``unsent``: how many notices before this one the rate limit dropped. Secrets are removed from its text here.
     """
 
     topic: Topic

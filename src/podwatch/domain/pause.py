@@ -1,4 +1,4 @@
-"""Maintenance: podwatch watches and keeps checkpoints safe, but kills and starts nothing (DESIGN section 3)."""
+"""Maintenance: podwatch watches and backs up checkpoints, but neither stops nor starts training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Who asked for it, when and why; times are epoch seconds, because it outlives podwatch and a reboot.
+    """A pause: who requested it, when and why. Times are epoch seconds, because it survives podwatch and a reboot.
 
-    ``until`` is None where it lasts until `podwatch unpause`. ``held_by`` says, once it has expired, who holds the GPUs
-    and so makes it go on.
+    ``until``: None if it lasts until `podwatch unpause`. ``held_by``: the processes that hold the GPUs after the pause
+    expired, so that it continues.
     """
 
     since: float
@@ -23,8 +23,8 @@ class Pause:
 
     @classmethod
     def from_dict(cls, data: object) -> "Pause | None":
-        """What was kept; None for no pause. Anything unreadable is a pause without an end: whoever paused meant that
-        nothing is touched, and a person is told."""
+        """The recorded pause; None if there is none. An unreadable record counts as a pause without an end, which the
+        status shows: the operator who paused wanted podwatch to change nothing."""
         if not data:
             return None
         if not isinstance(data, Mapping):

@@ -1,19 +1,19 @@
-"""Processes: who they are, what they do, how they ended."""
+"""Processes: identity, role and exit status."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 TICKS_PER_SECOND = 100
-"""USER_HZ, in which the kernel tells times to programs: 100 on x86-64 and arm64 (proc(5), sysconf(3))."""
+"""USER_HZ, the unit of times in /proc: 100 on x86-64 and arm64 (proc(5), sysconf(3))."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessIdentity:
-    """A process that cannot be mistaken for another.
+    """The unique identity of a process.
 
     ``start_ticks`` is field 22 of ``/proc/PID/stat`` (clock ticks since boot): unlike ``psutil.create_time`` it does
-    not move with the wall clock (facts/systemd.md, "The keeper"). ``boot_id`` and ``pid_namespace`` (inode number)
-    make a record from before a reboot, or from another container, harmless.
+    not change with the wall clock. ``boot_id`` and ``pid_namespace`` (inode number) distinguish a record from before a
+    reboot or from another container.
     """
 
     pid: int
@@ -22,12 +22,12 @@ class ProcessIdentity:
     pid_namespace: int = 0
 
     def age(self, boottime: float) -> float:
-        """Seconds it had lived at this moment of CLOCK_BOOTTIME."""
+        """Seconds that it had lived at ``boottime`` (CLOCK_BOOTTIME)."""
         return max(0.0, boottime - self.start_ticks / TICKS_PER_SECOND)
 
 
 class ProcessRole(StrEnum):
-    """What a process of the trainer's tree is for, as far as its title or command tells."""
+    """The role of a process in the trainer's tree, as its title or command shows it."""
 
     LAUNCHER = "launcher"
     TRAINER = "trainer"
@@ -43,8 +43,8 @@ class ProcessRole(StrEnum):
 class ProcessSample:
     """One process of the trainer's tree at one moment.
 
-    ``cuda`` says whether it holds a CUDA context (``/dev/nvidia-uvm`` open); None where that cannot be read.
-    ``gpus`` are the minor numbers of ``/dev/nvidiaN`` it holds open. ``state`` is the letter of ``/proc/PID/stat``.
+    ``cuda``: whether it holds a CUDA context (``/dev/nvidia-uvm`` open); None if that cannot be read. ``gpus``: the
+    minor numbers of ``/dev/nvidiaN`` that it has open. ``state``: the state letter in ``/proc/PID/stat``.
     """
 
     identity: ProcessIdentity
@@ -59,7 +59,7 @@ class ProcessSample:
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """How a process ended. Exactly one of ``code`` and ``signal`` is set; both None means nobody could tell."""
+    """How a process ended. At most one of ``code`` and ``signal`` is set; both None means unknown."""
 
     code: int | None = None
     signal: int | None = None

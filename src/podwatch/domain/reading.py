@@ -1,6 +1,6 @@
-"""What a sensor answered, "could not observe" included.
+"""The readings of sensors, including "could not observe".
 
-Promise 3 rests on this type: a detector that gets anything but ``OK`` has no evidence, and silence never agrees.
+A detector that gets a state other than ``OK`` has no evidence, and a missing reading never confirms a verdict.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ V = TypeVar("V")
 
 
 class SensorState(StrEnum):
-    """How much a reading can be trusted."""
+    """Whether a reading was observed, or why not."""
 
     OK = "ok"
     """Observed within the sensor's deadline."""
     ABSENT = "absent"
-    """There is nothing to observe here: not configured, library or device not on this machine."""
+    """Nothing to observe: not configured, or the library or device is not on this machine."""
     DENIED = "denied"
-    """The operating system refused; the fix is in ``detail``."""
+    """The operating system denied access; the fix is in ``detail``."""
     BLIND = "blind"
-    """The sensor stopped answering within its deadline, or answers nonsense."""
+    """The sensor no longer answers within its deadline, or its answers are invalid."""
     PENDING = "pending"
     """Not observed yet since podwatch started."""
 
@@ -30,8 +30,8 @@ class SensorState(StrEnum):
 class Reading(Generic[T]):
     """One sensor's newest answer.
 
-    ``value`` is None unless ``state`` is OK. ``at`` is the monotonic second at which the value was observed (for a
-    reading that is not OK: at which the state was found). ``detail`` says why, in words a person can act on.
+    ``value`` is None unless ``state`` is OK. ``at``: the monotonic second at which the value (or, if it is not OK, the
+    state) was observed. ``detail``: the reason and, if there is one, the fix.
     """
 
     state: SensorState
@@ -45,10 +45,10 @@ class Reading(Generic[T]):
 
 
 def observed(value: V, at: float) -> Reading[V]:
-    """A reading that holds a value."""
+    """A reading with a value."""
     return Reading(SensorState.OK, at, value)
 
 
 def unobserved(state: SensorState, at: float, detail: str) -> "Reading[V]":
-    """A reading that holds no value, and why."""
+    """A reading without a value; ``detail`` is the reason."""
     return Reading(state, at, None, detail)

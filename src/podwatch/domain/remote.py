@@ -1,6 +1,6 @@
-"""What lies in the object store: key layout, manifest and pointer, with their JSON forms (DESIGN section 5).
+"""The objects in the store: key layout, manifest and pointer, with their JSON forms (docs/sync.md).
 
-Nothing read from a store is trusted: ``from_json`` checks every field and every path, and raises ``IntegrityError``.
+Data from a store is never trusted: ``from_bytes`` checks every field and every path, and raises ``IntegrityError``.
 """
 
 import hashlib
@@ -16,20 +16,20 @@ SCHEMA_VERSION = 1
 DEFAULT_PART_SIZE = 100_000_000
 """Bytes. B2's recommended part size; 47 GB are 470 parts, and a kill loses at most (connections x part)."""
 WRITER_TAG = "podwatch-writer"
-"""File-info key that marks every object of ours; nothing without it is ever changed or deleted."""
+"""File-info key that marks every object of podwatch; it never changes or deletes an object without it."""
 
 _RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _SAVE_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 _SHA1 = re.compile(r"^[0-9a-f]{40}\Z")
 _DECEIVING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _MOST_VALUES = 2_000_000
-"""Values in one document: over 100,000 files. Each takes up to 30 times its bytes in memory once it is parsed."""
+"""Values in one document: more than 100,000 files. A parsed value takes up to 30 times its bytes in memory."""
 _LARGEST = 2**63 - 1
-"""What a journal and a file system can hold."""
+"""The largest number that the journal and a file system can hold."""
 
 
 def valid_run_id(text: str) -> bool:
-    """Letters, digits, ``.``, ``_`` and ``-``, at most 128, so that it is one safe path segment everywhere."""
+    """Whether ``text`` is a safe path segment: letters, digits, ``.``, ``_`` and ``-``, at most 128 characters."""
     return bool(_RUN_ID.match(text)) and ".." not in text
 
 
@@ -63,7 +63,7 @@ class Keys:
 
     @property
     def archive(self) -> str:
-        """What was archived, and what is being removed for it."""
+        """The record of an archived run and of the deletions in progress."""
         return f"{self.root}/archive.json"
 
     def artefacts(self, kind: str) -> str:
@@ -80,7 +80,7 @@ class Keys:
         return self.save(step, save_id) + "manifest.json"
 
     def optional(self, step: int, save_id: str) -> str:
-        """What travelled with the set and no resume needs: a manifest of its own, which no pointer names."""
+        """The manifest of the optional parts of a save, which no resume needs and no pointer names."""
         return self.save(step, save_id) + "optional.json"
 
     def data(self, step: int, save_id: str, path: str) -> str:
@@ -90,8 +90,8 @@ class Keys:
 def check_relative_path(path: str) -> str:
     """Return ``path`` if it is safe to join below a directory, else raise IntegrityError.
 
-    Refused: empty, absolute, backslash, NUL and control characters, ``.``/``..``/empty segments (promise 9); what no
-    file system or store could hold; and what shows a reader another name than it is.
+    Refused: empty or absolute paths, backslashes, control characters, ``.``, ``..`` and empty segments, names that no
+    file system or store can hold, and names that display differently from what they are.
     """
     segments = path.split("/")
     if (
@@ -102,20 +102,20 @@ def check_relative_path(path: str) -> str:
         or any(s in ("", ".", "..") or len(s.encode("utf-8", "surrogatepass")) > 255 for s in segments)
         or len(path.encode("utf-8", "surrogatepass")) > 900
     ):
-        raise IntegrityError("unsafe path in a manifest", where=repr(path)[:120], fix="the object is not used")
+        raise IntegrityError("unsafe path in a manifest", where=repr(path)[:120], fix="podwatch ignores the object")
     return path
 
 
 def deceives(text: str) -> bool:
-    """Control characters (C1 too: a terminal obeys them), lone surrogates, line separators, and marks that turn the
-    direction of writing."""
+    """Whether ``text`` contains control characters (C1 too: terminals interpret them), lone surrogates, line separators
+    or characters that change the writing direction."""
     return _DECEIVING.search(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
     """One regular file. ``path`` is ``<part>/<path inside the part's directory>``; ``parts_sha1`` has one hash per
-    ``part_size`` bytes (one for a smaller file, none for an empty one). ``file_id`` pins the exact version where the
+    ``part_size`` bytes (one for a smaller file, none for an empty one). ``file_id`` names the exact version if the
     store has versions; otherwise it is empty."""
 
     path: str
@@ -137,7 +137,7 @@ class ManifestSymlink:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything that makes up one uploaded save. Immutable once written."""
+    """The content of one uploaded save. Never changed once written."""
 
     run_id: str
     lineage: str
@@ -158,7 +158,7 @@ class Manifest:
     schema_version: int = SCHEMA_VERSION
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON: sorted keys, so the same manifest always has the same SHA-1."""
+        """Canonical JSON with sorted keys, so that the same manifest always has the same SHA-1."""
         document: dict[str, Any] = {
             "schema_version": self.schema_version,
             "kind": "podwatch-manifest",
@@ -226,7 +226,7 @@ class Manifest:
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"manifest is malformed: {str(error)[:200]}", where=where) from error
         if not valid_run_id(manifest.run_id) or not _SAVE_ID.match(manifest.save_id):
-            raise IntegrityError("manifest names an impossible run or save", where=where)
+            raise IntegrityError("manifest has an invalid run_id or save_id", where=where)
         paths = [f.path for f in files] + [s.path for s in symlinks]
         if len(set(paths)) != len(paths):
             raise IntegrityError("manifest names a path twice", where=where)
@@ -242,9 +242,9 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """``latest.json``. ``step`` is None after a deliberate fresh start: the run exists, nothing is saved yet.
+    """``latest.json``. ``step`` is None after a deliberate fresh start, until the first save.
 
-    Readers take the highest (generation, seq) whose set is whole.
+    Readers use the highest (generation, seq) whose save is whole.
     """
 
     generation: int
@@ -325,7 +325,7 @@ class Pointer:
 
 
 def sha1_hex(data: bytes) -> str:
-    """SHA-1 as B2 uses it: a checksum against damage, not against an attacker (docs/security.md)."""
+    """SHA-1 as B2 uses it: it detects damage, not an attacker (docs/security.md)."""
     return hashlib.sha1(data, usedforsecurity=False).hexdigest()
 
 
@@ -352,7 +352,7 @@ def _canonical(document: Mapping[str, Any]) -> bytes:
 
 def _document(data: bytes, where: str, *, kind: str) -> dict[str, Any]:
     if data.count(b",") > _MOST_VALUES:
-        raise IntegrityError("holds more values than such a document can", where=where)
+        raise IntegrityError(f"the document has more than {_MOST_VALUES} values", where=where)
     try:
         doc = json.loads(data, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
@@ -362,18 +362,18 @@ def _document(data: bytes, where: str, *, kind: str) -> dict[str, Any]:
     version = doc.get("schema_version")
     if version != SCHEMA_VERSION:
         raise IntegrityError(
-            f"schema_version {version!r:.40} is not understood",
+            f"this podwatch does not support schema_version {version!r:.40}",
             where=where,
-            fix="use the podwatch that wrote it, or newer",
+            fix="use the version of podwatch that wrote it, or a newer one",
         )
     return doc
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Readers differ in which of two equal keys they take."""
+    """A dict of ``pairs``. Raises IntegrityError for a duplicate key, because JSON readers differ in which they use."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise IntegrityError("a key is there twice", fix="the document is not used")
+        raise IntegrityError("the document has a duplicate key", fix="podwatch ignores the document")
     return found
 
 

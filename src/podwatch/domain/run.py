@@ -1,4 +1,4 @@
-"""The run: which one it is, what is wanted of it, where its line of descent stands."""
+"""The run: its identity, its desired state and its lineage."""
 
 from dataclasses import dataclass, field
 
@@ -9,11 +9,12 @@ RECORD_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A line of training history (DESIGN section 2). A step back on purpose or a fresh start opens a new one.
+    """A branch of the training history. A step back on purpose or a fresh start opens a new one.
 
-    ``id`` is random; ``parent`` and ``parent_step`` say where it left the older line (empty and None for a fresh run).
-    ``left_step`` is the newest checkpoint of the line that an operator's own start left, ``opened_wall`` (epoch
-    seconds) when that start was made: for the status. None and 0 where podwatch opened it, or an older podwatch did.
+    ``id`` is random; ``parent`` and ``parent_step`` say where it left the older lineage (empty and None for a fresh
+    run). For the status: ``left_step`` is the newest checkpoint of the lineage that an operator's own start left, and
+    ``opened_wall`` (epoch seconds) the time of that start; None and 0 if podwatch opened the lineage, or an older
+    podwatch recorded it.
     """
 
     id: str
@@ -26,7 +27,7 @@ class Lineage:
 @dataclass(frozen=True, slots=True)
 class EarlierSave:
     """A checkpoint on this pod that ``lineage`` saved and that the run has left behind. ``changed_wall`` (epoch
-    seconds) and ``save_id`` (empty for one that was not complete) tell it from the same step saved again."""
+    seconds) and ``save_id`` (empty if it was not complete) distinguish it from the same step saved again."""
 
     step: int
     save_id: str
@@ -36,10 +37,10 @@ class EarlierSave:
 
 @dataclass(frozen=True, slots=True)
 class StartRecord:
-    """One start of the trainer, as recorded before it happened.
+    """One start of the trainer, recorded before it happens.
 
     ``config_digests`` maps the small files named in the command to their SHA-256; ``environment_names`` are names
-    only, never values (promise 11).
+    only, never values.
     """
 
     start_id: str
@@ -51,27 +52,26 @@ class StartRecord:
     environment_names: tuple[str, ...] = ()
     config_digests: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()
-    """``[trainer] command`` as it was configured then, each flag scrubbed together with its value; empty in a record of
-    an older podwatch."""
+    """``[trainer] command`` as configured at that time, without secrets; empty in a record of an older podwatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The one small file beside output_dir: enough to go on from when the container's own disk is gone."""
+    """The small file beside output_dir: enough to continue if the container's own disk is lost."""
 
     run_id: str
     lineage: Lineage
     desired: Desired = Desired.RUNNING
     last_start: StartRecord | None = None
     first_seen_wall: float = 0.0
-    """When podwatch first guarded this output_dir; sets older than this go only once they are in the store."""
+    """When podwatch first guarded this output_dir; older checkpoints are deleted only if they are in the store."""
     wandb: dict[str, str] = field(default_factory=dict)
     stop_above: int | None = None
-    """With ``desired`` stopped: training may go on until a complete set above this step is here (-1: any set)."""
+    """With ``desired`` stopped: training continues until a complete checkpoint above this step exists (-1: any)."""
     stop_of: str = ""
-    """The start that is still to be stopped, because it is stopped or finished; empty once it has ended."""
+    """The start that podwatch still has to stop, because the run is stopped or finished; empty once it has ended."""
     desired_wall: float = 0.0
-    """When ``desired`` changed last: a trainer that a person started later says what they want now."""
+    """When ``desired`` last changed: a trainer that an operator started later overrides it."""
     earlier: tuple[EarlierSave, ...] = ()
-    """Checkpoints on this pod that are not of the present lineage although they are here."""
+    """Checkpoints on this pod that do not belong to the current lineage."""
     schema_version: int = RECORD_SCHEMA_VERSION

@@ -1,18 +1,18 @@
-"""The one scrubber: takes secrets out of text before it is kept or shown (promise 11).
+"""The scrubber: removes secrets from text before podwatch stores or shows it (docs/secrets.md).
 
-Findings, evidence, events, incidents, notices and errors scrub their own text when they are created, so that no site
-that makes one can forget it. Two nets: values that podwatch *knows* (``register``, called where a secret is read), and
-shapes that look like a secret. A shape may take out something harmless; that is better than to keep a key.
+Findings, evidence, events, incidents, notices and errors scrub their own text when they are created, so that no caller
+can forget it. Two methods: values that podwatch *knows* (``register``, called where a secret is read), and patterns
+that look like a secret. A pattern can remove harmless text; that is better than showing a key.
 
 Covered, for known values of at least 8 characters: the value itself, percent-encoded, JSON-, repr- or shell-escaped,
-in hexadecimal, in base64 at any alignment, and split by line breaks (with indentation) or terminal colours, and the
-first or last 12 of at least 16 characters where a quotation was cut. For values
-that are not known: names (``api_key=...``, ``--x-token ...``, headers), URLs with a password, private key blocks and
-the key formats of the usual services. Not covered: an unknown secret under an ordinary name without a known format, and
-one that is encrypted, compressed, or split by other text.
+in hexadecimal, in base64 at any alignment, split by line breaks (with indentation) or terminal colours, and the first
+or last 12 of at least 16 characters where a quotation was cut. For unknown values: names (``api_key=...``,
+``--x-token ...``, headers), URLs with a password, private key blocks and the key formats of common services. Not
+covered: an unknown secret under an ordinary name without a known format, and one that is encrypted, compressed, or
+split by other text.
 
-Process-wide state: the known values only grow. Adding is atomic, and a reader that finds more values than it prepared
-for prepares again, so no lock is needed.
+Process-wide state: known values are only added. Adding is atomic, and a reader that finds new values prepares its
+patterns again, so no lock is needed.
 """
 
 import base64
@@ -26,11 +26,11 @@ from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 MASK: Final = "[removed]"
 MIN_SECRET: Final = 8
-"""Characters. A shorter value would be found inside ordinary words; beside a telling name it is removed anyway."""
+"""Characters. A shorter value would match inside ordinary words; it is removed only after a secret name."""
 _BLOCK = 1 << 15
-"""Characters: 20 ms."""
+"""Characters scrubbed at once: 20 ms."""
 _CACHED_TEXT = 512
-"""Characters. What is longer is scrubbed again each time: the cache stays below 1 MiB."""
+"""Characters. Longer texts are not cached, so that the cache stays below 1 MiB."""
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
@@ -50,8 +50,8 @@ _AFTER = frozenset({"value", "header", "base64", "b64", "plain", "text", "raw"})
 
 
 def name_strength(name: str) -> int:
-    """2: values under this name are secret; 1: they may be (``key``, ``token``); 0: no. Underscores, dots, dashes and
-    capitals separate words: ``wandb.api-key``, ``HF_TOKEN``, ``apiKey``; ``tokenizer`` and ``max_tokens`` are none."""
+    """2: values under this name are secret; 1: possibly (``key``, ``token``); 0: no. Underscores, dots, dashes and
+    capitals separate words: ``wandb.api-key``, ``HF_TOKEN``, ``apiKey``; ``tokenizer`` and ``max_tokens`` give 0."""
     words = [word.lower() for word in _WORDS.findall(name)]
     while words and (words[-1].isdigit() or words[-1] in _AFTER):
         words.pop()
@@ -83,19 +83,19 @@ _CHANGES = re.compile(r"(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
 
 
 def _nothing(value: str) -> bool:
-    """No secret under any name: a switch, a small number, a reference to a variable, a mask."""
+    """Whether it is never a secret: a switch, a small number, a reference to a variable, a mask."""
     return bool(_NOTHING.fullmatch(value) or _PLACEHOLDER.fullmatch(value))
 
 
 def _looks_random(value: str) -> bool:
-    """A stretch of ten letters and digits that change often: no word, no path, no word with a number."""
+    """Whether it contains ten or more mixed letters and digits, and is no word, path or word with a number."""
     if "/" in value or _IDENTIFIERS.fullmatch(value):
         return False
     return any(len(part) >= 10 and len(_CHANGES.findall(part)) >= 2 for part in re.split(r"[^A-Za-z0-9]", value))
 
 
 def _ordinary(value: str) -> bool:
-    """Would ruin messages if it were removed everywhere: a path, a URL, a number, a short word, dotted names."""
+    """Whether removing it everywhere would make messages unreadable: a path, URL, number, short word, dotted name."""
     shapes = (_PATH, _WORD, _IDENTIFIERS)
     return _nothing(value) or bool(_URL.match(value)) or any(shape.fullmatch(value) for shape in shapes)
 
@@ -104,11 +104,11 @@ def _ordinary(value: str) -> bool:
 
 _known: dict[str, None] = {}
 _prepared: tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]] = (0, (), (), ())
-"""How many known values this was made of; their forms as text, longest first; the raw ones; base64 cores."""
+"""(number of known values it was built from, their forms longest first, the raw values, base64 cores)."""
 
 
 def forget() -> None:
-    """Know no value any more: for tests, which share a process."""
+    """Drop all known values: for tests, which share a process."""
     global _prepared
     _known.clear()
     _prepared = (0, (), (), ())
@@ -116,8 +116,8 @@ def forget() -> None:
 
 
 def register(*values: str) -> None:
-    """These are secret wherever they occur from now on. Values shorter than 8 characters are ignored: found under a
-    telling name only. Of a value of several lines (a private key) each long line counts."""
+    """Add known secrets, which are removed from every text from now on. Values shorter than 8 characters are ignored
+    (they are removed only after a secret name). Of a value with several lines (a private key) each long line counts."""
     for value in values:
         for part in {value.strip(), *(line.strip() for line in value.splitlines() if len(line.strip()) >= 16)}:
             if len(part) >= MIN_SECRET and MASK not in part and part not in MASK:
@@ -125,8 +125,8 @@ def register(*values: str) -> None:
 
 
 def register_named(values: Mapping[str, str], *, all_of_it: bool = False) -> None:
-    """The secret ones among variables, by their names, and passwords in URLs. ``all_of_it``: they come from a file that
-    is there for secrets, so that a value that looks random is one under any name but that of an identifier."""
+    """Register the variables with secret names, and passwords in URLs. ``all_of_it``: the values come from a file for
+    secrets, so that a random-looking value is secret under any name except one that ends in ``_ID``."""
     register(*secret_values(values))
     for name, value in values.items():
         register(*url_secrets(value))
@@ -135,8 +135,8 @@ def register_named(values: Mapping[str, str], *, all_of_it: bool = False) -> Non
 
 
 def register_address(url: str) -> None:
-    """A notification address: most of them are keys. The whole, user and password, and every long word with a digit in
-    it, but for the host of a web address: a word without one would blank out ordinary text ("webhooks")."""
+    """Register a notification address, most of which contain keys: the whole URL, user and password, and every word
+    with a digit outside the host of a web address. Words without a digit are ordinary text ("webhooks")."""
     scheme, _, rest = url.partition("://")
     place, _, path = rest.partition("/")
     user, at, host = place.rpartition("@")
@@ -147,7 +147,7 @@ def register_address(url: str) -> None:
 
 
 def register_argv(argv: Sequence[str]) -> None:
-    """What stands behind a telling flag of a command."""
+    """Register the values of a command's secret flags."""
     for item, shown in zip(argv, scrub_argv(argv), strict=True):
         register(*url_secrets(item))
         if item == shown:
@@ -158,7 +158,7 @@ def register_argv(argv: Sequence[str]) -> None:
 
 
 def register_document(value: object, name: str = "") -> None:
-    """The secret ones in a configuration: strings under telling names, and passwords in URLs."""
+    """Register the secrets in a configuration: strings under secret names, and passwords in URLs."""
     match value:
         case str():
             register_named({name: value})
@@ -171,7 +171,7 @@ def register_document(value: object, name: str = "") -> None:
 
 
 def secret_values(environment: Mapping[str, str]) -> frozenset[str]:
-    """The values of an environment whose names say that they are secret, ordinary words and paths excepted."""
+    """The values of an environment that have secret names, except ordinary words and paths."""
     return frozenset(
         value
         for name, value in environment.items()
@@ -196,7 +196,7 @@ def url_secrets(url: str) -> frozenset[str]:
 
 
 def _forms(value: str) -> set[str]:
-    """The value as it is written inside other formats."""
+    """The value as it is written in other formats."""
     escaped, data = json.dumps(value)[1:-1], _bytes(value)
     forms = {
         value,
@@ -216,7 +216,7 @@ def _forms(value: str) -> set[str]:
 
 
 def _cores(value: str) -> set[str]:
-    """What base64 shows of the value at each of its three alignments, whatever stands before and after it."""
+    """The base64 text of the value at each of the three alignments, without the characters that its context changes."""
     data, cores = _bytes(value), set[str]()
     for offset, first in ((0, 0), (1, 2), (2, 3)):
         encoded = base64.b64encode(b"\0" * offset + data).decode()
@@ -226,7 +226,7 @@ def _cores(value: str) -> set[str]:
 
 
 def _bytes(value: str) -> bytes:
-    """An environment may hold bytes that are no text."""
+    """``value`` as bytes; an environment can contain bytes that are not valid text."""
     try:
         return value.encode("utf-8", "surrogateescape")
     except UnicodeError:
@@ -234,7 +234,7 @@ def _bytes(value: str) -> bytes:
 
 
 def _prepare() -> tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Everything to look for, made again when values were added."""
+    """Everything to search for; built again when values were added."""
     global _prepared
     if _prepared[0] != len(_known):
         _prepared = _made_of(tuple(_known))
@@ -275,8 +275,8 @@ def _without_known(text: str, forms: Sequence[str], raw: Sequence[str], cores: S
 
 
 _CUT_FROM, _CUT_SHOWN = 16, 12
-"""Characters: what is long is looked for by its first and its last ones, too. Many messages quote only so much of a
-line, and the cut may go through a secret."""
+"""Characters. Long values are also searched by their first and last characters: many messages quote only a part of a
+line, and the cut can be inside a secret."""
 
 
 def _without_cut(text: str, value: str) -> str:
@@ -302,14 +302,14 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/_\-]{4,}+={0,2}")
 
 
 def _without_encoded(text: str, core: str) -> str:
-    """The whole stretch of base64 around it: at its ends there are parts of the value, too."""
+    """Remove the whole base64 text around ``core``, because its ends contain parts of the value."""
     return _BASE64.sub(lambda found: MASK if core in found[0] else found[0], text)
 
 
 def _without_split(text: str, raw: Sequence[str], breaks: re.Pattern[str]) -> str:
-    """Known values with line breaks or colours inside: looked for without these, removed with them."""
+    """Remove known values with line breaks or colours inside."""
     pieces: list[tuple[int, int]] = []
-    """Where each stretch between two breaks begins: in the joined text, in the text."""
+    """The start of each piece between two breaks: (in the joined text, in the text)."""
     joined, at, length = [], 0, 0
     for found in breaks.finditer(text):
         pieces.append((length, at))
@@ -356,7 +356,7 @@ _SHAPES = re.compile(
     r"|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}(?:\.[A-Za-z0-9_\-]*)?"
     r"|[0-9]{8,10}:[A-Za-z0-9_\-]{35}(?![A-Za-z0-9_\-])"  # Telegram
     r"|AGE-SECRET-KEY-1[A-Z0-9]{50,}"
-    # W&B: exactly 40 hex digits, also with its newer prefix. A path, a commit or a digest that says so is none
+    # W&B: exactly 40 hex digits, also with its newer prefix, but no path, named commit or named digest
     r"|wandb_v1_[A-Za-z0-9_]{20,}"
     r"|(?<!/)(?<!commit )(?<!revision )(?<!revision=)(?<!sha1 )(?<!sha1=)(?<!sha1:)(?<!sha1: )"
     r"[0-9a-fA-F]{40}(?![0-9A-Za-z])"
@@ -384,7 +384,7 @@ _HEADER = re.compile(
 _SCHEME = re.compile(r"(?i)(?<![A-Za-z0-9])(?P<scheme>Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{8,}")
 _NAME = r"(?P<name>[A-Za-z0-9_.\-]++)"
 _VALUE = re.compile(r"(?<=\")(?:[^\"\\\n]|\\[^\"'\n])*+|(?<=')(?:[^'\\\n]|\\[^\"'\n])*+|[^\s,;&\"'}\])\\]++")
-# A name is taken whole or not at all: tried from each of its letters, a long one would cost minutes.
+# A name matches as a whole or not at all: matching from each of its letters would take minutes for a long one.
 _NAMED = re.compile(rf"(?<![A-Za-z0-9_.\-]){_NAME}\\*[\"']?\s*+(?:=>|:=|[=:])\s*+\\*[\"']?")
 _FLAG = re.compile(rf"(?<![A-Za-z0-9_.\-])(?=--?[A-Za-z]){_NAME}\s++(?!-)[\"']?")
 _CURL_USER = re.compile(r"(?P<flag>(?<!\S)(?:-u|--user|--proxy-user)[ =]+[\"']?)(?P<user>[^\s:\"'/]+:)[^\s\"']+")
@@ -394,7 +394,7 @@ _QUERY = re.compile(r"(?<=[?&;])(?P<name>[A-Za-z0-9_.\-]++)(?P<between>=)(?P<val
 
 
 def _hidden_in_text(name: str, value: str) -> bool:
-    """A flag or a variable is part of a command; ``key: value`` may be anything."""
+    """Like ``_hides`` for a flag or a variable; stricter for ``key: value``, which can be any text."""
     if name.startswith("-") or name.isupper():
         return _hides(name, value)
     strength = name_strength(name)
@@ -402,8 +402,8 @@ def _hidden_in_text(name: str, value: str) -> bool:
 
 
 def _without_values(text: str, before: re.Pattern[str], hidden: Callable[[str, str], bool]) -> str:
-    """What follows ``before`` (which ends where a value begins), where ``hidden(name, value)``. A value that stays may
-    hold a name and a value itself."""
+    """Mask each value after a match of ``before`` for which ``hidden(name, value)`` is true. A value that stays can
+    itself contain a name and a value."""
     kept, done, at = [], 0, 0
     while found := before.search(text, at):
         at = found.end()
@@ -419,7 +419,7 @@ def _queried(found: re.Match[str]) -> str:
 
 
 def _without_pem(text: str) -> str:
-    """Private keys, and the rest of one whose first lines were cut off."""
+    """Remove private keys, and the rest of one whose first lines were cut off."""
     text = _PEM.sub(MASK, text)
     ends = list(_PEM_END.finditer(text))
     for number, end in reversed(list(enumerate(ends))):
@@ -433,8 +433,8 @@ def _without_pem(text: str) -> str:
 
 
 def _without_shapes(text: str) -> str:
-    """In blocks of whole lines: one expression over a whole log would hold the interpreter, and the sensing loop. A
-    private key that is cut by this is known by either end."""
+    """In blocks of whole lines: one search over a whole log would block the interpreter, and the sensing loop. A
+    private key that a block boundary splits is recognized by either end."""
     if len(text) <= _BLOCK:
         return _block_without_shapes(text)
     blocks, at = [], 0
@@ -461,12 +461,12 @@ def _block_without_shapes(text: str) -> str:
     return _SHAPES.sub(MASK, text)
 
 
-# -- what is called ---------------------------------------------------------------------------------------------------
+# -- public functions -------------------------------------------------------------------------------------------------
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
-    """``text`` with everything that is, or looks like, a secret replaced by ``[removed]``. Idempotent. ``secrets`` are
-    removed beside what is registered."""
+    """``text`` with everything that is or looks like a secret replaced by ``[removed]``. Idempotent. ``secrets`` are
+    removed in addition to the registered ones."""
     count, forms, raw, cores = _prepare()
     given = frozenset(s for s in secrets if len(s) >= MIN_SECRET and s not in _known)
     if given:
@@ -479,8 +479,8 @@ def scrub(text: str, secrets: Iterable[str] = ()) -> str:
 
 @lru_cache(maxsize=512)
 def _scrubbed(text: str, count: int) -> str:
-    """``count`` of known values: what was scrubbed when fewer were known is scrubbed again. Most findings say the same
-    at each turn."""
+    """Cached, because most findings have the same text at each turn. ``count``, the number of known values, invalidates
+    the cache when a value is added."""
     _, forms, raw, cores = _prepare()
     clean = _without_shapes(_without_known(text, forms, raw, cores))
     return text if clean == text else clean
@@ -492,8 +492,8 @@ def _given(values: frozenset[str]) -> tuple[int, tuple[str, ...], tuple[str, ...
 
 
 def scrub_all(value: Any) -> Any:
-    """The same shape with every string scrubbed, keys included, and values under telling keys removed. What is not
-    plain data becomes its scrubbed text."""
+    """``value`` with every string scrubbed, keys included, and values under secret keys removed. Other objects become
+    their scrubbed text."""
     match value:
         case None | bool() | int() | float():
             return value
@@ -507,7 +507,7 @@ def scrub_all(value: Any) -> Any:
 
 
 def scrub_field(name: str, value: Any) -> Any:
-    """One value under its name."""
+    """``value`` scrubbed, or removed if ``name`` is a secret name."""
     if isinstance(value, str) and name_strength(name) == 2 and not _nothing(value):
         return MASK
     return scrub_all(value)
@@ -518,8 +518,8 @@ _USER_FLAGS = frozenset({"-u", "--user", "--proxy-user"})
 
 
 def scrub_argv(argv: Sequence[str], mask: str = MASK) -> tuple[str, ...]:
-    """A command as it may be shown: ``--x-key S``, ``--x-key=S``, ``KEY=S``, ``++wandb.key=S``, ``-u user:S``. The same
-    number of items. Never for a command that is executed or compared."""
+    """A command without its secrets, for display: ``--x-key S``, ``--x-key=S``, ``KEY=S``, ``++wandb.key=S``,
+    ``-u user:S``. The number of items stays the same. Never use it for a command that is executed or compared."""
     shown: list[str] = []
     before = ""
     for item in argv:
@@ -537,7 +537,7 @@ def scrub_argv(argv: Sequence[str], mask: str = MASK) -> tuple[str, ...]:
 
 
 def _hides(name: str, value: str) -> bool:
-    """Of a command rather too much than too little: it is only shown."""
+    """Whether to mask this value of a command. Rather too much than too little, because the command is only shown."""
     strength = name_strength(name)
     if not strength or _nothing(value):
         return False

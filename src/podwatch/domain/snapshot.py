@@ -1,4 +1,4 @@
-"""One frozen look at the pod: everything the judgement rooms may know about a moment."""
+"""One frozen snapshot of the pod: the complete input of judgement at one moment."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,9 +17,9 @@ class GpuState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One device by NVML index. ``utilization_percent`` and ``temperature_celsius`` are None where not supported.
+    """One device by NVML index. ``utilization_percent`` and ``temperature_celsius`` are None if not supported.
 
-    ``memory_used_bytes`` counts all processes of the host; NVML's own reserved memory is left out (memory info v2).
+    ``memory_used_bytes`` counts all processes of the host, without what the driver reserves (memory info v2).
     """
 
     index: int
@@ -32,19 +32,19 @@ class GpuSample:
     temperature_celsius: float | None = None
     detail: str = ""
     mig: bool = False
-    """Partitioned (Multi-Instance GPU): memory and use of the whole device say nothing about one instance."""
+    """Partitioned (Multi-Instance GPU): memory and use of the device do not show a single instance."""
     ecc_uncorrected: int | None = None
     """Uncorrected ECC errors since the driver was loaded (volatile counter)."""
     throttled: tuple[str, ...] = ()
-    """Why the clocks are held down now, where that is a fault: ``hw-thermal``, ``hw-power-brake``, ``sw-thermal``."""
+    """Why the clocks are throttled now, if that is a fault: ``hw-thermal``, ``hw-power-brake``, ``sw-thermal``."""
     minor: int | None = None
-    """N of its ``/dev/nvidiaN``, which is how /proc names it: not always the NVML index. None where not told."""
+    """N of its ``/dev/nvidiaN``, by which /proc names it: not always the NVML index. None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class XidEvent:
-    """A GPU fault the driver reported (NVML event ``nvmlEventTypeXidCriticalError``, or a kernel log line). ``at`` is
-    monotonic."""
+    """A GPU fault that the driver reported (NVML event ``nvmlEventTypeXidCriticalError``, or a kernel log line). ``at``
+    is monotonic."""
 
     gpu: int | None
     code: int
@@ -63,10 +63,10 @@ class FileUse:
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """The machine, and the container's share of it. Sizes in bytes; None where this machine does not tell.
+    """The machine, and the container's share of it. Sizes in bytes; None if this machine does not report it.
 
-    ``cgroup_*`` are those of the memory cgroup the trainer runs in; ``oom_kills`` is its ``oom_kill`` counter
-    (``memory.events``), which only grows. ``kernel_ooms`` counts OOM lines of the kernel log where readable.
+    ``cgroup_*``: the memory cgroup that the trainer runs in; ``oom_kills`` is its ``oom_kill`` counter
+    (``memory.events``), which only grows. ``kernel_ooms`` counts OOM lines of the kernel log, if readable.
     """
 
     memory_total_bytes: int
@@ -80,19 +80,19 @@ class HostSample:
     oom_kills: int | None = None
     kernel_ooms: int | None = None
     files: tuple[FileUse, ...] = ()
-    """The processes nearest to their limit, nearest first."""
+    """The processes closest to their limit, closest first."""
     files_unreadable: int = 0
-    """Processes of the tree whose open files may not be counted: nothing is known about these."""
+    """Processes of the tree whose open files podwatch has no permission to count."""
     xids: tuple[XidEvent, ...] = ()
     """Newest last, bounded."""
     xids_watched: bool = False
-    """Someone would have told us of an XID: else its absence proves nothing."""
+    """XIDs are being watched; otherwise their absence proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogMatch:
-    """One log rule's hits since the start of training. ``line`` is the newest hit, scrubbed and cut; ``count`` is how
-    often it was seen within the rule's window; ``first_at`` and ``last_at`` are monotonic."""
+    """The matches of one log rule since the start of training. ``line``: the newest match, scrubbed and shortened.
+    ``count``: matches within the rule's window. ``first_at`` and ``last_at`` are monotonic."""
 
     rule: str
     role: str
@@ -101,12 +101,12 @@ class LogMatch:
     last_at: float
     line: str = ""
     error: str = ""
-    """Why this rule is switched off (it took too long), else empty."""
+    """Why this rule is switched off (its pattern took too long), else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingMetrics:
-    """One step's figures, under our own names (``reward``, ``entropy``, ``kl``, ``grad_norm``, ``loss``)."""
+    """The figures of one step, under podwatch's names (``reward``, ``entropy``, ``kl``, ``grad_norm``, ``loss``)."""
 
     step: int
     at: float
@@ -116,13 +116,13 @@ class TrainingMetrics:
 
 
 class Supervision(StrEnum):
-    """How podwatch came to the trainer it watches."""
+    """How podwatch supervises the trainer."""
 
     NONE = "none"
     KEEPER = "keeper"
-    """Started by us (or a podwatch before us) under the keeper: exit status known."""
+    """Started by this or an earlier podwatch under the keeper: exit status known."""
     ATTACH = "attach"
-    """Started by someone else and taken over: exit status unknown."""
+    """Started by an operator or another program; podwatch attached to it: exit status unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +135,16 @@ class RequiredExit:
     status: ExitStatus
     seen_gone_at: float
     seen_for: float | None = None
-    """Seconds it had lived, by its own start time where that is known, until the look that missed it."""
+    """Seconds that it had lived (by its start time, if known) until the look that no longer showed it."""
     last_seen_at: float | None = None
-    """The last look that showed it alive (monotonic): it ended between the two, which can be minutes where the tree
-    could not be read in between. None in recordings of older versions."""
+    """The last look that showed it alive (monotonic). It ended between the two looks, which can be minutes apart if the
+    tree could not be read. None in recordings of older versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """A process of the tree that ended, with its status as its keeper or the kernel reported it. ``seen_at`` is
-    monotonic: when podwatch learned of it."""
+    """A process of the tree that ended, with the exit status that its keeper or the kernel reported. ``seen_at``: when
+    podwatch learned of it (monotonic)."""
 
     identity: ProcessIdentity
     role: ProcessRole
@@ -153,16 +153,16 @@ class ProcessEnd:
 
 
 ATTACHED_ID = "attach-"
-"""How the ids of starts begin that podwatch did not make."""
+"""Prefix of the ids of starts that podwatch did not make."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSample:
     """The trainer's process tree.
 
-    ``start_id`` changes with every start, which is how detectors know a restart boundary. ``alive`` is true while the
-    launcher lives. ``started_at`` is monotonic. ``exit`` is set once the launcher has ended.
-    ``descendants`` are all living processes of ours, launcher included.
+    ``start_id`` changes with every start, so that detectors recognize a restart. ``alive``: the launcher lives.
+    ``started_at`` is monotonic. ``exit`` is set once the launcher has ended. ``descendants``: all living processes of
+    the tree, including the launcher.
     """
 
     start_id: str = ""
@@ -176,25 +176,26 @@ class TrainerSample:
     finish_line: bool = False
     """The trainer printed its own finish line ("RL trainer finished!") after this start."""
     terminal_used_wall: float | None = None
-    """Epoch second at which somebody last typed in the terminal that an attached trainer was started in."""
+    """When an operator last typed in the terminal that an attached trainer was started in (epoch seconds)."""
     ends: tuple[ProcessEnd, ...] = ()
-    """The newest ends of which the exit status is known, oldest first. An end that is not in it is not known to be
-    any kind of end: most exit statuses only the parent process sees."""
+    """The newest ends with known exit status, oldest first. Most exit statuses are visible only to the parent process,
+    so the absence of an end proves nothing."""
 
     @property
     def by_hand(self) -> bool:
-        """Somebody else started it. One whose keeper was killed is ours all the same, only its exit status is lost."""
+        """Whether podwatch did not start it. False for one whose keeper was killed: podwatch started it, and only its
+        exit status is lost."""
         return self.supervision is Supervision.ATTACH and self.start_id.startswith(ATTACHED_ID)
 
     @property
     def keeper_lost(self) -> bool:
-        """podwatch started it, it lives, and its keeper has ended before it."""
+        """Whether podwatch started it and it still lives after its keeper ended."""
         return self.alive and self.supervision is Supervision.ATTACH and not self.by_hand
 
 
 @dataclass(frozen=True, slots=True)
 class DiskSample:
-    """One filesystem. ``capacity_bytes`` is the configured capacity where set, else what statvfs says."""
+    """One file system. ``capacity_bytes``: the configured capacity, or else that of statvfs."""
 
     path: str
     capacity_bytes: int
@@ -203,9 +204,9 @@ class DiskSample:
     inodes_total: int = 0
     inodes_free: int = 0
     role: str = ""
-    """What lies there: ``checkpoints`` (or empty), ``output``, ``temp``, ``state``, or the name of a part."""
+    """Its contents: ``checkpoints`` (or empty), ``output``, ``temp``, ``state``, or the name of a part."""
     device: int = 0
-    """st_dev: two roles that share one are one file system; 0 = unknown. Whether a rename works is never told by it."""
+    """st_dev: roles with the same value share a file system; 0 = unknown. It does not show whether a rename works."""
 
     @property
     def used_ratio(self) -> float:
@@ -218,18 +219,18 @@ class Health(StrEnum):
 
     OK = "ok"
     UNHEALTHY = "unhealthy"
-    """HTTP 5xx: vLLM knows that its engine is dead."""
+    """HTTP 5xx: vLLM reports that its engine is dead."""
     REFUSED = "refused"
-    """Nothing listens: the API server is gone."""
+    """Connection refused: the API server is gone."""
     TIMEOUT = "timeout"
 
 
 class Liveness(StrEnum):
-    """Answer of prime-rl's ``/liveness``: a no-op call through the engine (facts/prime-rl.md section 5)."""
+    """Answer of prime-rl's ``/liveness``: a no-op call through the engine."""
 
     OK = "ok"
     UNRESPONSIVE = "unresponsive"
-    """503: the engine did not take part within the server's own 30 s."""
+    """503: the engine did not answer within the server's own 30 s."""
     TIMEOUT = "timeout"
 
 
@@ -242,9 +243,9 @@ class ServerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InferenceSample:
-    """One inference server. Counters come from vLLM's ``/metrics``; None where not readable.
+    """One inference server. Counters come from vLLM's ``/metrics``; None if not readable.
 
-    Health 200 does not prove an engine that works (vllm#39863): that is why the counters are here.
+    Health 200 does not prove that the engine works (vllm#39863), hence the counters.
     """
 
     url: str
@@ -254,9 +255,9 @@ class InferenceSample:
     generation_tokens_total: float | None = None
     requests_waiting: float | None = None
     liveness: Liveness | None = None
-    """None where the server has no such route, or it was not asked."""
+    """None if the server has no such route, or was not asked."""
     asleep: bool | None = None
-    """vLLM's sleep mode (``/is_sleeping``): its memory is given back on purpose. None where it does not tell."""
+    """vLLM's sleep mode (``/is_sleeping``), which frees its memory on purpose. None if it does not report it."""
     kind: ServerKind = ServerKind.ENGINE
     discovered: bool = False
     """Found in the process tree, not configured."""
@@ -268,29 +269,29 @@ class ProgressSource(StrEnum):
     """``broadcasts/step_N/STABLE`` and the like."""
     CHECKPOINT = "checkpoint"
     HEARTBEAT = "heartbeat"
-    """A ping without a number; it can never outvote a numbered source."""
+    """A ping without a step number; a source with step numbers always takes precedence."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressSample:
-    """The newest sign of progress from one source. ``at`` is monotonic; ``step`` is None for an unnumbered ping."""
+    """The newest progress from one source. ``at`` is monotonic; ``step`` is None for a ping without a number."""
 
     source: ProgressSource
     role: str
     at: float
     step: int | None = None
     own: bool = False
-    """Read from the log that podwatch's keeper writes for this very start: no other process can have made it."""
+    """Read from the log that podwatch's keeper writes for this start: no other process can have made it."""
 
     @property
     def trained(self) -> bool:
-        """A numbered step of the trainer itself. The orchestrator numbers its batches up to two steps ahead, and goes
-        on numbering them while a trainer fails to load (facts/prime-rl.md section 1): they prove nothing."""
+        """Whether it is a step of the trainer itself. The orchestrator numbers its batches up to two steps ahead, and
+        continues while a trainer fails to load, so its numbers prove nothing."""
         return self.step is not None and self.role not in ("orchestrator", "inference")
 
 
 class Desired(StrEnum):
-    """What the owner wants of this run; durable (DESIGN section 2)."""
+    """The desired state of the run; durable."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -335,8 +336,8 @@ def _no_training() -> "Reading[tuple[TrainingMetrics, ...]]":
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMark:
-    """What the catalogue knows about saves at this turn, for detectors. ``newest_step`` is the newest complete set's,
-    ``newest_wall`` the epoch second its files were last written."""
+    """The newest complete checkpoint at this turn, for detectors. ``newest_wall``: when its files were last written
+    (epoch seconds)."""
 
     newest_step: int | None = None
     newest_wall: float | None = None
@@ -344,10 +345,10 @@ class CheckpointMark:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything known at one turn of the sensing loop.
+    """The state of the pod at one turn of the sensing loop.
 
-    ``at`` is the monotonic second of the turn, ``wall`` the epoch second for display. A reading keeps the time it was
-    really observed, so a stale one shows. ``saving`` is true while a checkpoint is being written.
+    ``at``: the monotonic second of the turn; ``wall``: the epoch second, for display. A reading keeps the time at which
+    it was observed, so that a stale one is visible. ``saving``: a checkpoint is being written.
     """
 
     at: float
@@ -365,30 +366,30 @@ class Snapshot:
     """Newest last, at most a few steps: detectors keep their own history."""
     checkpoint: CheckpointMark = CheckpointMark()
     disks: Reading[tuple[DiskSample, ...]] = field(default_factory=_no_disks)
-    """File systems beside ``disk``, one entry per role."""
+    """File systems other than ``disk``, one entry per role."""
     boot_at: float | None = None
-    """The same moment on CLOCK_BOOTTIME, which goes on during suspend; with ``at`` and ``wall`` it tells a suspend
-    from a jump of the wall clock."""
+    """The same moment on CLOCK_BOOTTIME, which also runs during suspend; with ``at`` and ``wall`` it distinguishes a
+    suspend from a jump of the wall clock."""
 
     @property
     def progress_of_start(self) -> tuple[ProgressSample, ...]:
-        """The signs of progress since the trainer was started; all of them where its start is not known."""
+        """The progress samples since the trainer was started; all of them if its start is unknown."""
         trainer = self.trainer.value
         begin = trainer.started_at if trainer is not None and trainer.started_at is not None else float("-inf")
         return tuple(s for s in self.progress.value or () if s.at >= begin)
 
     @property
     def newest_step(self) -> ProgressSample | None:
-        """The highest training step of this start, the later sign of two; None before the first.
+        """The highest training step of this start (of equal ones the latest sample); None before the first.
 
-        The one answer to "which step": status, metrics, heartbeat, W&B and the first line all take it from here. A
-        trainer that ended keeps its last step until the next start.
+        Status, metrics, heartbeat and W&B all use this step. A trainer that ended keeps its last step until the next
+        start.
         """
         trained = [s for s in self.progress_of_start if s.trained]
         return max(trained, key=lambda s: (s.step or 0, s.at), default=None)
 
     @property
     def steps_between_saves(self) -> bool:
-        """Whether anything but checkpoints has shown a step since the start. If not, nothing tells how many steps were
-        made since the newest checkpoint."""
+        """Whether a source other than checkpoints has shown a step since the start. If not, the number of steps since
+        the newest checkpoint is unknown."""
         return any(s.trained and s.source is not ProgressSource.CHECKPOINT for s in self.progress_of_start)

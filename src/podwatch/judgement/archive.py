@@ -1,7 +1,7 @@
-"""What may leave the store when a finished run is archived, and when an import may name a save as the newest.
+"""Which saves `runs archive` deletes from the store, and when `runs import` moves the pointer to an imported save.
 
-An archive is asked for by a person and made by whoever has the bucket, often without the journal of the pod that
-trained: so all is judged by what the store itself tells (DESIGN sections 4 and 5).
+An operator archives a run from any machine with access to the bucket, often without the journal of the pod that
+trained, so every decision rests on the store's contents alone (docs/runs.md).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,10 +12,10 @@ from itertools import pairwise
 from podwatch.domain.remote import Pointer
 
 ALIVE_SECONDS = 900.0
-"""A sign of life in the store younger than this: somebody guards the run. Fifteen heartbeats at their usual pace."""
+"""If a heartbeat or claim in the store is younger than this, a podwatch guards the run. Fifteen heartbeat intervals."""
 SUPERSEDED_SECONDS = 24 * 3600.0
-"""Whoever archives holds no generation of the run, and saves of another generation than one's own, like those that an
-older version of the pointer names, stay for a day: a pod may still be restoring from them (section 4 (e))."""
+"""A superseded save stays for a day: a pod may still be restoring from it, and the archiving operator holds no
+generation of the run."""
 IMPORT_LINEAGE = "import-"
 
 
@@ -26,8 +26,8 @@ class Keep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredSave:
-    """One save by its manifest. ``uploaded_wall`` is the store's time of the manifest; ``problem``: its manifest cannot
-    be understood; ``named``: the pointer names it."""
+    """One save in the store. ``uploaded_wall``: the store's upload time of the manifest (epoch seconds). ``problem``:
+    why its manifest cannot be read, else empty. ``named``: the pointer names it."""
 
     step: int
     save_id: str
@@ -40,7 +40,7 @@ class StoredSave:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``until`` is set where only time keeps it: epoch seconds from which it may go."""
+    """Whether ``save`` stays, and why. ``until`` (epoch seconds): when it can be deleted, if only its age keeps it."""
 
     save: StoredSave
     stays: bool
@@ -49,8 +49,8 @@ class Decision:
 
 
 def sign_of_life(walls: Iterable[float], now_wall: float) -> float | None:
-    """Seconds since the newest of these times (heartbeat, claims), if that is so short ago that somebody guards the
-    run. A time in the future counts as just now."""
+    """Seconds since the newest of ``walls`` (heartbeat and claims, epoch seconds) if it is younger than
+    ``ALIVE_SECONDS``, so that a podwatch guards the run; None otherwise. A time in the future counts as now."""
     age = now_wall - max(walls, default=-ALIVE_SECONDS)
     return max(0.0, age) if age < ALIVE_SECONDS else None
 
@@ -64,9 +64,9 @@ def plan_archive(
     pointer_wall: float,
     now_wall: float,
 ) -> tuple[Decision, ...]:
-    """A decision for each save, oldest first. ``pointer_wall``: when the pointer was written.
+    """Return a decision for each save, oldest first. ``pointer_wall``: when the pointer was written (epoch seconds).
 
-    A save counts as superseded when the next one was written, the last one when the pointer left it.
+    A save is superseded from the time the next one was written; the last one from the time the pointer left it.
     """
     ordered = sorted(saves, key=lambda s: (s.uploaded_wall, s.step, s.save_id))
     milestones = _milestones(ordered, keep_every) if keep is Keep.MILESTONES else frozenset[tuple[int, str]]()
@@ -75,7 +75,7 @@ def plan_archive(
         if save.named:
             decisions.append(Decision(save, True, "latest.json names it"))
         elif save.problem:
-            decisions.append(Decision(save, True, f"left alone: {save.problem}"))
+            decisions.append(Decision(save, True, f"kept because podwatch cannot judge it: {save.problem}"))
         elif save.step in pins:
             decisions.append(Decision(save, True, "pinned"))
         elif (save.step, save.save_id) in milestones:
@@ -86,16 +86,16 @@ def plan_archive(
             if now_wall < until:
                 decisions.append(Decision(save, True, "superseded less than a day ago", until))
             else:
-                decisions.append(Decision(save, False, "a newer save stays"))
+                decisions.append(Decision(save, False, "a newer save is kept"))
     return tuple(decisions)
 
 
 def _milestones(saves: Sequence[StoredSave], keep_every: int) -> frozenset[tuple[int, str]]:
-    """One save for every ``keep_every`` save intervals of steps.
+    """One save for every ``keep_every`` save intervals, counted in steps.
 
-    The numbers by which the daemon counts its milestones are in its journal only; steps tell the same, whether the
-    daemon has thinned the run already or not. The interval is the smallest distance between two saves. Of one stretch
-    the first save is taken, of the line that the pointer is on before any other.
+    The daemon counts milestones by ``seq``, which is only in its journal; steps give the same result, whether or not
+    retention has already deleted saves. The interval is the smallest distance between two saves. In each stretch the
+    first save is taken, preferring the lineage of the pointer.
     """
     steps = sorted({s.step for s in saves})
     if keep_every <= 0 or len(steps) < 2:
@@ -113,7 +113,7 @@ def _milestones(saves: Sequence[StoredSave], keep_every: int) -> frozenset[tuple
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """Whether an imported save becomes the newest; then under which numbers."""
+    """Whether the pointer moves to an imported save, and then its generation and seq."""
 
     moves: bool
     reason: str
@@ -122,16 +122,16 @@ class Placing:
 
 
 def place_import(current: Pointer | None, step: int, lineage: str, *, alive: bool) -> Placing:
-    """An import never takes the pointer from what podwatch saved itself: it only fills an empty place, or goes on from
-    an earlier import of the same backups."""
+    """Decide whether an import moves the pointer. It never replaces a save of podwatch's own: it sets the pointer of a
+    run that has none, or continues an earlier import of the same backups. ``alive``: a podwatch guards the run."""
     if alive:
-        return Placing(False, "the run is being guarded: its own podwatch moves the pointer")
+        return Placing(False, "a podwatch guards this run, and only that podwatch moves the pointer")
     if current is None:
-        return Placing(True, "the run had nothing of podwatch's yet", 1, 1)
+        return Placing(True, "the run had no pointer yet", 1, 1)
     if current.step is None:
-        return Placing(False, "the run was started afresh on purpose")
+        return Placing(False, "an operator started the run from the beginning")
     if current.lineage != lineage:
-        return Placing(False, f"latest.json names step {current.step}, which podwatch itself saved or took in before")
+        return Placing(False, f"latest.json names step {current.step}, which podwatch saved or imported before")
     if current.step >= step:
         return Placing(False, f"latest.json names step {current.step} already")
     return Placing(True, f"follows step {current.step} of the same import", current.generation, current.seq + 1)
@@ -140,8 +140,8 @@ def place_import(current: Pointer | None, step: int, lineage: str, *, alive: boo
 def stale_artefacts(
     found: Mapping[str, Sequence[tuple[str, float]]], now_wall: float, *, most: Mapping[str, int], seconds: float
 ) -> tuple[str, ...]:
-    """Keys of logs, incident bundles and configurations that may go: beyond the newest ``most`` of their kind, or older
-    than ``seconds``; the newest of each kind stays whatever its age. ``found`` maps a kind to (key, upload time)."""
+    """Keys of logs, incident bundles and configurations to delete: all but the newest ``most`` of each kind, and those
+    older than ``seconds``. The newest of each kind always stays. ``found`` maps a kind to (key, upload time)."""
     stale: list[str] = []
     for kind, objects in found.items():
         newest_first = sorted(objects, key=lambda pair: (-pair[1], pair[0]))

@@ -1,15 +1,15 @@
-"""Who may be the next trainer, of what was seen beside or after ours (DESIGN section 2, "Supervise"). Pure."""
+"""Which trainers, seen beside or after the trainer podwatch supervised, podwatch attaches to. Pure."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 SEEN_LATE: Final = 30.0
-"""Seconds that the end of a trainer may be noticed after it happened: its operator may have been quicker."""
+"""podwatch can notice the end of a trainer this much later than it happened, after its operator started the next."""
 
 
 class Sighting(Protocol):
-    """What is needed of a candidate. ``age`` in seconds; ``of_run``: it was seen at work in output_dir."""
+    """What this module needs of a candidate. ``age`` in seconds; ``of_run``: it was seen working in output_dir."""
 
     @property
     def start_id(self) -> str: ...
@@ -26,8 +26,9 @@ S = TypeVar("S", bound=Sighting)
 
 @dataclass(frozen=True, slots=True)
 class Sifted(Generic[S]):
-    """``successors`` may be attached to. ``rivals`` ran beside our trainer and work in its output_dir: never attached
-    to, and nothing is started beside them. ``pending`` may become a trainer."""
+    """``successors``: podwatch can attach to them. ``rivals`` ran at the same time as podwatch's trainer and work in
+    its output_dir: podwatch neither attaches to them nor starts training beside them. ``pending`` can become trainers.
+    """
 
     successors: tuple[S, ...] = ()
     rivals: tuple[S, ...] = ()
@@ -41,9 +42,10 @@ class Sifted(Generic[S]):
 def sift(
     candidates: Iterable[S], pending: Iterable[S], *, ended: float | None, wall: float, ignored: Collection[str] = ()
 ) -> Sifted[S]:
-    """``ended``: epoch second at which our last trainer ended (None: none is known); ``wall``: now. ``ignored`` are the
-    start ids of what an operator said is not this run's. What ran beside our trainer is never its successor; where it
-    only uses the GPUs, or only names the run, it is no concern of a start either."""
+    """Sort candidates. ``ended``: when podwatch's last trainer ended (None: unknown); ``wall``: now; epoch seconds.
+    ``ignored``: start ids that an operator declared not to be this run's. A process that ran at the same time as
+    podwatch's trainer is never its successor; if it only uses the GPUs or only names the run, it does not prevent a
+    start either."""
     seen = [c for c in candidates if c.start_id not in ignored]
     waiting = [c for c in pending if c.start_id not in ignored]
     beside = {c.start_id for c in (*seen, *waiting) if ended is not None and wall - c.age <= ended - SEEN_LATE}

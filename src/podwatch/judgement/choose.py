@@ -1,8 +1,8 @@
-"""Which step the trainer resumes from (promise 7; facts/prime-rl.md, "must therefore do" 1, 3, 4).
+"""Which step the trainer resumes from.
 
-Never "latest": a step of *this* run and its line of descent, complete by its layout's rule, not refused for having
-resumed wrongly or failed to load. When something is there but nothing may be used, the answer is "none" and a person
-is asked: a silent fresh start would throw a run away.
+Never "latest": a step of *this* run and lineage, complete by its layout's rule, and not refused because it resumed at
+the wrong step or failed to load. If checkpoints exist but none is usable, the answer is "none" and podwatch asks the
+operator: a silent fresh start would discard the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,10 +28,11 @@ class RemoteSave:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """``source`` says what to do: start from a local set, fetch from the store first, start fresh, or ask a person.
+    """``source``: resume from a local checkpoint, fetch one from the store first, start fresh, or (none) ask the
+    operator.
 
-    ``rejected`` lists every candidate that was looked at and not taken, newest first, with the reason. ``unowned``: a
-    complete checkpoint is among them that is not known to be of this run.
+    ``rejected`` lists every candidate that was not taken, newest first, with the reason. ``unowned``: one of them is a
+    complete checkpoint that is not known to belong to this run.
     """
 
     step: int | None
@@ -49,8 +50,7 @@ class _Candidates:
     rejected: list[tuple[int, str]] = field(default_factory=list)
     unowned: bool = False
     held_back: bool = False
-    """Something exists that is, or may be, what the run has left, and cannot be used: a fresh start would be an
-    operator's decision."""
+    """An unusable checkpoint exists that is or could be this run's: only the operator can decide on a fresh start."""
 
     def steps(self) -> list[int]:
         return sorted(self.local.keys() | self.remote.keys(), reverse=True)
@@ -69,14 +69,14 @@ def choose(
 ) -> Choice:
     """Choose the step to start from.
 
-    ``lineage`` is the run's current line (None on a pod that has no record: the line of the highest seq in the store
-    is followed). ``ancestry`` maps older lineages to the last step that still belongs to this line; the direct parent
-    is known from ``lineage``. ``refused`` are steps pinned away (resumed-wrong, failed loads) with the reason.
-    ``adopted`` is false when the sets on this pod belong to another run or to nobody knows whom. ``wanted`` is a step
-    that a person named: it must exist and be complete, and overrides ``refused`` and ``below``. ``below`` allows only
-    steps under it (a step back).
+    ``lineage``: the run's current lineage (None on a pod without a record: the lineage with the highest seq in the
+    store). ``ancestry`` maps older lineages to their last step that is part of the current one; the direct parent is
+    known from ``lineage``. ``refused``: steps that must not be used (resumed-wrong, failed loads), with the reason.
+    ``adopted`` is false if the checkpoints on this pod belong to another run or to an unknown one. ``wanted``: a step
+    that an operator named; it must exist and be complete, and overrides ``refused`` and ``below``. ``below`` allows
+    only lower steps (a step back).
 
-    Between a local set and a save of the same step the local one wins: it needs no download.
+    If a step is both local and in the store, the local checkpoint is used: it needs no download.
     """
     found = _sort_out(
         local,
@@ -92,35 +92,35 @@ def choose(
         if wanted not in steps:
             why = "; ".join(reason for step, reason in found.rejected if step == wanted) or "no such checkpoint"
             return Choice(
-                None, "none", "", f"step {wanted} was asked for: {why}", _newest_first(found.rejected), found.unowned
+                None, "none", "", f"cannot use step {wanted}: {why}", _newest_first(found.rejected), found.unowned
             )
-        overridden = f", although refused before: {refused[wanted]}" if refused and wanted in refused else ""
-        return _take(found, wanted, f"asked for by number{overridden}")
+        overridden = f", although podwatch refused it: {refused[wanted]}" if refused and wanted in refused else ""
+        return _take(found, wanted, f"requested by step number{overridden}")
     if steps:
         return _take(found, steps[0], "newest complete step of this run")
     rejected = _newest_first(found.rejected)
     if found.held_back:
         newest_step, why = rejected[0]
         return Choice(
-            None, "none", "", f"nothing may be resumed from (step {newest_step}: {why})", rejected, found.unowned
+            None, "none", "", f"no checkpoint can be resumed from (step {newest_step}: {why})", rejected, found.unowned
         )
-    return Choice(None, "fresh", "", "no complete checkpoint of this run, here or in the store", rejected)
+    return Choice(None, "fresh", "", "no complete checkpoint of this run on this pod or in the store", rejected)
 
 
 def other_world(saved: int | None, asked: int | None, *, counts_all: bool) -> str:
-    """Why a trainer that cannot reshard will not load a set that ``saved`` processes wrote into the ``asked`` ones that
-    the command starts; empty if it may, or one of the numbers is not known. Unless it ``counts_all``, ``saved`` are the
-    data-parallel ranks only: then the others must be a whole number of times as many."""
+    """Why a trainer that cannot reshard cannot load a checkpoint that ``saved`` processes wrote, if the command starts
+    ``asked`` processes; empty if it can, or if a number is unknown. Without ``counts_all``, ``saved`` counts only
+    data-parallel ranks, and ``asked`` must be a multiple of it."""
     if saved is None or asked is None or saved == asked or (not counts_all and asked % saved == 0):
         return ""
     whom = "processes" if counts_all else "data-parallel ranks"
-    return f"it was saved by {saved} {whom} and the command starts {asked} processes: this trainer cannot load that"
+    return f"{saved} {whom} saved it and the command starts {asked} processes: this trainer cannot load it"
 
 
 def _valid_until(
     lineage: Lineage | None, ancestry: Mapping[str, int], remote: Sequence[RemoteSave]
 ) -> dict[str, int | None]:
-    """Lineage id -> last step of it that belongs to this line (None: all of them)."""
+    """Lineage id -> its last step that is part of the current lineage (None: all of them)."""
     if lineage is None:
         newest = max(remote, key=lambda s: s.seq, default=None)
         return {newest.lineage: None} if newest is not None else {}
@@ -152,9 +152,12 @@ def _sort_out(
             continue
         if not adopted:
             found.unowned = True
-            why = "not known to be of this run; take it with --adopt-existing or set it aside with `podwatch clean`"
+            why = (
+                "not known to belong to this run; use it with `podwatch run --adopt-existing` or move it away with"
+                " `podwatch clean`"
+            )
         elif candidate.held and not named:
-            why = f"held back: {candidate.held}; name the step to use it"
+            why = f"held back: {candidate.held}; to use it, name the step"
         else:
             why = _why_not(step, refused, below)
         if why:
@@ -162,17 +165,17 @@ def _sort_out(
             found.held_back = True
         else:
             found.local[step] = candidate
-    # A kill cuts off one save. Several, with all their parts and none of them complete, are not understood.
+    # A kill interrupts one save. Several incomplete ones that have all their parts need an operator's judgement.
     found.held_back = found.held_back or (unfinished > 1 and not found.local)
     for save in remote:
         step = save.step
         last = valid.get(save.lineage, -1)
         if save.lineage not in valid:
-            # Left on purpose: it never holds a start back.
-            found.rejected.append((step, f"in the store, of a line that this run has left ({save.lineage})"))
+            # Left on purpose: it never prevents a fresh start.
+            found.rejected.append((step, f"in the store, of a lineage that this run has left ({save.lineage})"))
             continue
         if last is not None and step > last:
-            found.rejected.append((step, f"in the store, after step {last} where this run left that line"))
+            found.rejected.append((step, f"in the store, above step {last} where this run left that lineage"))
             continue
         if why := _why_not(step, refused, below) or _no_step(step, named=named):
             found.rejected.append((step, f"in the store: {why}"))
@@ -194,8 +197,8 @@ def awaited(
     wanted: int | None = None,
     below: int | None = None,
 ) -> CheckpointSet | None:
-    """The newest set that is whole, still settling, and would be chosen before every complete one: what a start waits
-    for instead of passing it over (promise 7). None where there is nothing to wait for."""
+    """The newest checkpoint that is whole but still settling and newer than every complete one, so that a start waits
+    for it; None if there is none."""
     if wanted is not None:
         usable = [s for s in local if s.step == wanted]
     else:
@@ -207,14 +210,14 @@ def awaited(
 
 
 def _no_step(step: int, *, named: bool) -> str:
-    return "no training makes so many steps" if step >= NO_TRAINING and not named else ""
+    return "the step number is impossibly high" if step >= NO_TRAINING and not named else ""
 
 
 def _why_not(step: int, refused: Mapping[int, str], below: int | None) -> str:
     if step in refused:
         return f"refused: {refused[step]}"
     if below is not None and step >= below:
-        return f"a step below {below} is needed"
+        return f"podwatch steps back to a step below {below}"
     return ""
 
 
@@ -223,7 +226,7 @@ def _take(found: _Candidates, step: int, reason: str) -> Choice:
     if step in found.local:
         return Choice(step, "local", found.local[step].save_id, reason, rejected)
     newest_local = max(found.local, default=None)
-    than = f"; the newest here is step {newest_local}" if newest_local is not None else "; none here"
+    than = f"; the newest on this pod is step {newest_local}" if newest_local is not None else "; none on this pod"
     return Choice(step, "store", found.remote[step].save_id, f"{reason}, in the store{than}", rejected)
 
 

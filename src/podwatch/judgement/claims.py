@@ -1,9 +1,9 @@
-"""Two pods, one run: who may train and publish (DESIGN section 4). Pure: what is known goes in, what to do comes out.
+"""Two pods, one run: which pod trains and publishes (docs/two-pods.md). Pure.
 
-A store without compare-and-swap cannot lock. It can order: claims are never overwritten, each says a generation, and
-of one generation the store's own upload time decides (a local store creates the name exclusively, so the first wins at
-once). A pod that comes to a run held by another watches that one's heartbeat first, and a holder makes sure that it
-still is one before it publishes.
+A store without compare-and-swap cannot lock, but it can order: claims are never overwritten, each names a generation,
+and within a generation the store's own upload time decides (a local store creates the name exclusively, so the first
+claim wins at once). A pod that finds the run held by another watches that pod's heartbeat first, and a holder confirms
+that it still holds the run before it publishes.
 """
 
 from collections.abc import Collection
@@ -14,21 +14,21 @@ from podwatch.domain.claims import GONE, Claim, Control, Pod, Sign
 from podwatch.domain.remote import Pointer
 
 CONFIRMED_SECONDS = 30.0
-"""A confirmation is good for so long, by a clock that goes on during suspend: the bytes of a pointer leave within it.
-Half of what DESIGN allows at most, which lets a claimant wait less."""
+"""How long a confirmation of ownership is valid, by a clock that runs during suspend: a pointer is sent within it."""
 PUT_SECONDS = 60.0
-"""A request whose answer takes longer is given up (stores/b2_http.py)."""
+"""Timeout of a request (stores/b2_http.py)."""
 CLAIM_WAIT_SECONDS = 100.0
 """From a claim to its decision: longer than a PUT's timeout plus 30 s, so that every rival claim is visible; and longer
-than confirmation plus PUT, so that the last pointer of a living former holder is there before the first of ours."""
+than confirmation plus PUT, so that the last pointer of a living former holder arrives before the first one of ours."""
 PATIENCE_SECONDS = 300.0
-"""A foreign heartbeat is watched for so long; it comes every minute, and B2 may be slow or away for a while."""
+"""How long another pod's heartbeat is watched. It is written every minute, and B2 can be slow or down for a while."""
 MOST_BETWEEN = 120.0
-"""Two looks at a heartbeat further apart than this (we were frozen, or the store away) prove nothing between them."""
+"""The time between two looks at a heartbeat counts only if it is shorter than this: with a longer one, this pod was
+frozen or the store was unreachable."""
 
 REFUSAL_SECONDS, REFUSALS = 60.0, 3
-"""A permanent refusal (key, cap, bucket) is confirmed by so many answers in a row over so long a time, each with the
-credentials read again. A bucket or key made a moment ago is known to all of B2's servers well within it."""
+"""A permanent refusal (key, cap, bucket) counts after this many consecutive answers over this time, each with the
+credentials read again. All of B2's servers know a new bucket or key well within this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class Timing:
     patience: float = PATIENCE_SECONDS
     claim_wait: float = CLAIM_WAIT_SECONDS
     poll: float = 20.0
-    """Seconds between two looks while watching: one cheap request each, three for every heartbeat."""
+    """Seconds between two looks while watching: one cheap request each, three looks per heartbeat interval."""
     refusal: float = REFUSAL_SECONDS
 
 
 class Act(StrEnum):
-    """What to do next. Stable: ``status`` shows it."""
+    """What to do next. The values are stable: ``status`` shows them."""
 
     ASK = "asking"
-    """The store has not answered: nothing is known for sure."""
+    """The store has not answered yet."""
     WATCH = "watching"
     CLAIM = "claiming"
     SETTLE = "settling"
@@ -52,14 +52,14 @@ class Act(StrEnum):
     REFUSE = "refused"
     SUPERSEDED = "superseded"
     ASIDE = "aside"
-    """A person has named another pod in control.json."""
+    """An operator named another pod in control.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Our own claim. ``won``: it was decided for us, now or (``recorded``) by an earlier podwatch on this pod.
-    ``waited`` seconds have passed since it was put, which took ``took`` seconds. ``at_once``: training did not wait
-    for it."""
+    """This pod's own claim. ``won``: it was decided for this pod, now or (``recorded``) by an earlier podwatch process
+    on it. ``waited``: seconds since the claim was written; ``took``: seconds that writing it took. ``at_once``:
+    training did not wait for the decision."""
 
     claim: Claim
     boot: str
@@ -72,7 +72,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What was seen of the heartbeat so far: unchanged for so many seconds during which the store answered."""
+    """What was seen of the heartbeat so far. ``unchanged``: seconds without a change while the store answered."""
 
     unchanged: float = 0.0
     changed: bool = False
@@ -81,10 +81,10 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Everything a decision rests on. ``answers``: the last look at the store was answered, so ``claims``, ``sign`` and
-    ``floor`` (the highest generation that pointer or heartbeat speak of) are of now. ``rival``: who put the winning
-    claim, where it is not ours. ``training``: a trainer of ours lives here. ``trained``: this pod has started training
-    for this run before. ``exclusive``: the store admits one claim per generation."""
+    """The input of a decision. ``answers``: the store answered the last look, so ``claims``, ``sign`` and ``floor``
+    (the highest generation in pointer and heartbeat) are current. ``rival``: the pod that wrote the winning claim, if
+    not this one. ``training``: a trainer of this run lives here. ``trained``: this pod started training for this run
+    before. ``exclusive``: the store admits one claim per generation."""
 
     me: Pod
     answers: bool
@@ -100,15 +100,15 @@ class Known:
     take_over: bool = False
     exclusive: bool = False
     lost: bool = False
-    """Superseded already: nothing but a new start of podwatch undoes that."""
+    """Already superseded: only a new start of podwatch resets this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``why_not`` says why no training may be started now (empty: it may); ``stop``: and what runs must end.
-    ``publish``: the store may be written. ``generation``: to claim, or the one that holds. ``wait``: seconds until the
-    next look. ``holder`` names the other pod. ``trains_in``: seconds until training may start here if the other pod
-    stays silent; None where that is not known."""
+    """``why_not``: why training must not start now (empty: it can start). ``stop``: running training must stop too.
+    ``publish``: this pod is allowed to write to the store. ``generation``: the one to claim, or the one held. ``wait``:
+    seconds until the next look. ``holder`` names the other pod. ``trains_in``: seconds until training can start here if
+    the other pod stays silent; None if unknown."""
 
     act: Act
     why_not: str = ""
@@ -123,15 +123,16 @@ class Decision:
 
 
 def winner(claims: Collection[Claim]) -> Claim | None:
-    """Of the highest generation the first by (upload time, file id); the nonce only makes the order total."""
+    """The claim that wins: of the highest generation, the first by (upload time, file id). The nonce only makes the
+    order total."""
     top = max((c.generation for c in claims), default=0)
     first = sorted((c.uploaded_wall, c.file_id, c.nonce, c) for c in claims if c.generation == top)
     return first[0][3] if first else None
 
 
 def watched(before: Watch, sign: Sign | None, seconds_since_last: float) -> Watch:
-    """One more answered look. Time counts only between two looks close enough to each other; once a heartbeat has
-    changed, the pod behind it lives."""
+    """Add one answered look. Time counts only between two looks at most ``MOST_BETWEEN`` apart; a heartbeat that
+    changed proves that its pod lives."""
     mark = sign.mark if sign is not None else "none"
     if before.mark == "":
         return Watch(0.0, False, mark)
@@ -142,10 +143,10 @@ def watched(before: Watch, sign: Sign | None, seconds_since_last: float) -> Watc
 
 
 def decide(known: Known, timing: Timing) -> Decision:
-    """What is to be done now, and what may be done meanwhile."""
+    """Decide what to do now, and whether this pod trains and publishes meanwhile."""
     decision = _decide(known, timing)
     if known.control.stopped and not decision.stop:
-        why = _because("control.json in the store says that training is to be stopped", known.control)
+        why = _because("control.json in the store orders training to stop", known.control)
         decision = replace(decision, why_not=why, stop=True)
     return decision
 
@@ -166,24 +167,24 @@ def _decide(known: Known, timing: Timing) -> Decision:
     listed = own is not None and any(_same(own.claim, c.generation, c.nonce) for c in known.claims)
     if own is not None and own.won and not listed and own.claim.generation >= top:
         return Decision(
-            Act.CLAIM, generation=top + 1, at_once=True, reason="our own claim is not in the store any more"
+            Act.CLAIM, generation=top + 1, at_once=True, reason="this pod's claim is no longer in the store"
         )
     claim = Decision(Act.CLAIM, generation=top + 1)
     here = replace(claim, at_once=True)
-    if known.take_over:  # before anything is lost: a trainer that lives here is the one to be kept
-        return replace(here, reason="taken over by hand")
+    if known.take_over:  # before the check for a lost claim: the operator keeps the trainer on this pod
+        return replace(here, reason="an operator took the run over for this pod")
     if own is not None and _was_holding(known, own):
         return _superseded(known, top)
     if first is None and known.sign is None and top == 0:
-        return replace(here, reason="nobody has held this run")
+        return replace(here, reason="no pod has held this run")
     holder, said = _holder(known, first), _last_word(known, first)
     if holder is not None and me.same_as(holder):
-        return replace(here, reason="this pod held it before")
+        return replace(here, reason="this pod held the run before")
     if said in GONE:
-        return replace(here, reason=f"{_name(holder)} has {said} it")
+        return replace(here, reason=f"pod {_name(holder)} reported {said}")
     who = _name(holder)
     if control.holder:
-        return replace(claim, why_not=_asking(who), reason="control.json gives it to this pod", holder=who)
+        return replace(claim, why_not=_asking(who), reason="control.json gives the run to this pod", holder=who)
     if known.watch.changed and known.training:
         return _superseded(known, top)
     if known.watch.changed:
@@ -191,74 +192,75 @@ def _decide(known: Known, timing: Timing) -> Decision:
         return Decision(Act.REFUSE, why, generation=top, wait=timing.poll, holder=who, reason=why)
     left = timing.patience - known.watch.unchanged
     if left > 0:
-        why = f"pod {who} may still train this run: its heartbeat is watched for {left:.0f} s more"
+        why = f"pod {who} holds this run: podwatch takes it over if its heartbeat does not change for {left:.0f} s more"
         wait, ready = min(timing.poll, max(left, 0.01)), left + timing.claim_wait
         return Decision(Act.WATCH, why, generation=top, wait=wait, holder=who, reason=why, trains_in=ready)
-    return replace(claim, why_not=_asking(who), reason=f"{who} showed no sign of life", holder=who)
+    return replace(claim, why_not=_asking(who), reason=f"the heartbeat of pod {who} did not change", holder=who)
 
 
 def locked_out(decision: Decision, refusals: int, seconds: float, timing: Timing) -> bool:
-    """May this pod not train, only because the store refuses it for good? ``refusals`` in a row came within
-    ``seconds``. The last recorded holder trains on without the store; any other pod would wait for ever."""
+    """Whether this pod cannot train only because the store refuses it permanently. ``refusals``: consecutive refusals
+    during the last ``seconds``. The last recorded holder continues without the store; any other pod would wait
+    forever."""
     confirmed = refusals >= REFUSALS and seconds >= timing.refusal
     return confirmed and decision.act is Act.ASK and bool(decision.why_not)
 
 
 def _ours(known: Known, own: Own, timing: Timing) -> Decision:
-    """Our claim is the first of the highest generation."""
+    """The decision if this pod's claim is the winning one."""
     generation = own.claim.generation
     if own.won:
         if own.boot != known.me.boot:
-            # A copy of this machine's disk may have been started elsewhere: a new claim tells the two apart.
-            return Decision(Act.CLAIM, generation=generation + 1, at_once=True, reason="this pod held it before")
+            # A copy of this machine's disk may run elsewhere: a new claim distinguishes the two.
+            return Decision(Act.CLAIM, generation=generation + 1, at_once=True, reason="this pod held the run before")
         return Decision(Act.HOLD, publish=True, generation=generation)
     if known.exclusive:
         return Decision(Act.HOLD, publish=True, generation=generation)
     if own.took > PUT_SECONDS + CONFIRMED_SECONDS:
-        # Others may have decided before it was to be seen.
-        why = "" if own.at_once else "the store took too long over a claim: it is made again"
+        # Other pods may have decided before this claim was visible.
+        why = "" if own.at_once else "the store took too long to accept this pod's claim: podwatch claims again"
         return Decision(Act.CLAIM, why, generation=generation + 1, at_once=own.at_once, reason="late claim")
     left = timing.claim_wait - own.waited
     if left > 0:
-        why = "" if own.at_once else f"this run has been claimed for this pod: decided in {left:.0f} s"
+        why = "" if own.at_once else f"podwatch claimed this run for this pod: the claim is decided in {left:.0f} s"
         return Decision(Act.SETTLE, why, generation=generation, wait=left, at_once=own.at_once, trains_in=left)
     return Decision(Act.HOLD, publish=True, generation=generation)
 
 
 def _was_holding(known: Known, own: Own) -> bool:
-    """Another claim came after ours; whether that ends something here, or we are a claimant like any other."""
+    """A later claim exists: True if this pod held the run and is superseded, False if it can claim again."""
     if not own.won or own.recorded:
-        # A claim of ours that the journal does not know of: podwatch ended before it was decided, or its answer was
-        # lost and another was made. In the boot in which ours was won, only what comes from this boot is ours.
+        # The later claim may be this pod's own and missing in the journal: podwatch ended before it was decided, or its
+        # answer was lost. If the recorded claim was won in this boot, only claims of this boot are this pod's.
         holder = _holder(known, winner(known.claims))
         this_pod = holder is not None and holder.writer_id == known.me.writer_id and known.me.same_as(holder)
         if this_pod and holder is not None and (holder.boot == known.me.boot or own.boot != known.me.boot):
             return False
     if own.recorded:
-        # Of an earlier podwatch: only a trainer that lives on is a second one, and not where the other has left.
+        # Won by an earlier podwatch process: superseded only if its trainer still lives and the other pod has not left.
         return known.training and _last_word(known, winner(known.claims)) not in GONE
     return own.won or (own.at_once and known.training)
 
 
 def _without_store(known: Known, timing: Timing) -> Decision:
-    """The last recorded holder trains on, without publishing; others wait, and so does whoever has seen another holder
-    before the store fell silent."""
+    """The store does not answer: the last recorded holder continues training without publishing. Other pods wait, and
+    so does a pod that saw another holder before the store stopped answering."""
     own = known.own
     ours = (own.won or own.at_once) if own is not None else known.trained
     may = known.take_over or (ours and not _saw_another(known))
-    why = "" if may else "the store could not be asked who holds this run: training waits for it"
+    why = "" if may else "the store does not answer, so podwatch does not know which pod holds this run: training waits"
     generation = own.claim.generation if own is not None else 0
     return Decision(Act.ASK, why, generation=generation, wait=timing.poll, reason="the store does not answer")
 
 
 def _saw_another(known: Known) -> bool:
-    """By what was answered last, another pod holds the run, and has not said that it left."""
+    """Whether the last answer of the store showed another pod that holds the run and has not left it."""
     first, sign, own = winner(known.claims), known.sign, known.own
     if first is None and sign is None:
         return False
     generation = first.generation if first is not None else sign.generation if sign is not None else 0
     if own is not None and (own.claim.generation > generation or (first and _same(own.claim, generation, first.nonce))):
-        return False  # the one seen was there before our claim
+        return False  # the holder seen is older than this pod's claim
     holder = _holder(known, first)
     here = holder is not None and known.me.same_as(holder)
     return not here and _last_word(known, first) not in GONE
@@ -271,7 +273,7 @@ def _superseded(known: Known, top: int) -> Decision:
 
 
 def _holder(known: Known, first: Claim | None) -> Pod | None:
-    """Whoever put the winning claim; without claims, whoever wrote the heartbeat."""
+    """The pod that wrote the winning claim; without claims, the pod that wrote the heartbeat."""
     sign = known.sign
     if first is None:
         return sign.pod if sign is not None else known.rival
@@ -281,7 +283,7 @@ def _holder(known: Known, first: Claim | None) -> Pod | None:
 
 
 def _last_word(known: Known, first: Claim | None) -> str:
-    """The state that the holder last told of; nothing where the heartbeat is not the holder's."""
+    """The state in the holder's last heartbeat; empty if the heartbeat is not the holder's."""
     sign = known.sign
     if sign is None or (first is not None and not _same(first, sign.generation, sign.nonce)):
         return ""
@@ -299,7 +301,7 @@ def _name(pod: Pod | None) -> str:
 
 
 def _asking(who: str) -> str:
-    return f"this run is being claimed after pod {who}"
+    return f"podwatch is claiming this run, which pod {who} held"
 
 
 def _because(text: str, control: Control) -> str:
@@ -308,7 +310,7 @@ def _because(text: str, control: Control) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PointerDecision:
-    """``ok`` is false when this writer must not publish; the numbers are then those of the pointer that won."""
+    """``ok`` false: this writer must not publish, and the numbers are those of the existing pointer."""
 
     ok: bool
     generation: int
@@ -317,16 +319,16 @@ class PointerDecision:
 
 
 def next_pointer(current: Pointer | None, *, writer_id: str, generation: int, own_seq: int = 0) -> PointerDecision:
-    """The numbers of the next pointer write, of a writer that has just confirmed that it holds ``generation``.
+    """Generation and seq of the next pointer of a writer that has just confirmed that it holds ``generation``.
 
-    ``current`` is the pointer as just read; None means the store answered that there is none. ``own_seq`` is the
-    highest seq this writer has published, as the journal remembers it: seq never goes back, also where the pointer was
-    deleted or set back, and counts on across generations, because retention orders saves by it.
+    ``current`` is the pointer as just read; None: the store has none. ``own_seq`` is the highest seq in this writer's
+    journal: seq never decreases, even if the pointer was deleted or replaced by an older one, and continues across
+    generations, because retention orders saves by it.
     """
     if current is None:
         return PointerDecision(True, generation, own_seq + 1)
     foreign = current.writer_id != writer_id
     if current.generation > generation or (foreign and current.generation == generation):
-        why = f"writer {current.writer_id} has published generation {current.generation}, this one holds {generation}"
+        why = f"writer {current.writer_id} published generation {current.generation}; this pod holds {generation}"
         return PointerDecision(False, current.generation, current.seq, why)
     return PointerDecision(True, generation, max(current.seq, own_seq) + 1)

@@ -1,11 +1,11 @@
-"""How the command that runs differs from the one that is configured, as lines for people. Pure."""
+"""The differences between the running command and the configured one, as lines to show. Pure."""
 
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 
 
 def grouped(argv: Sequence[str]) -> list[str]:
-    """Arguments as the operator reads them: a flag and its value are one (``--max-steps 99``)."""
+    """``argv`` with each flag and its value joined (``--max-steps 99``)."""
     found: list[str] = []
     for word in argv:
         last = found[-1] if found else ""
@@ -18,8 +18,8 @@ def grouped(argv: Sequence[str]) -> list[str]:
 
 
 def differences(running: Sequence[str], configured: Sequence[str], scrub: Callable[[str], str]) -> tuple[str, ...]:
-    """``- argument`` runs and is not configured, ``+ argument`` is configured and does not run; in their order. Secrets
-    are taken out of each argument together with its flag, and two secrets are not compared."""
+    """``- argument`` is only in the running command, ``+ argument`` only in the configured one; in their order.
+    ``scrub`` removes secrets from each argument with its flag, so two secrets are not compared."""
     ours = [scrub(group) for group in grouped(running)]
     theirs = [scrub(group) for group in grouped(configured)]
     lines: list[str] = []

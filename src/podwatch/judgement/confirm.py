@@ -1,7 +1,7 @@
-"""Did the trainer really go on where it was told to? (promise 7; DESIGN section 4)
+"""Whether the trainer really resumed from the step it was given.
 
-Only a *numbered* sign of the trainer's own progress, written after this start, counts. A heartbeat has no number, and
-the orchestrator's batches are numbered ahead of the trainer: neither confirms nor accuses.
+Only a *step number* of the trainer itself, written after this start, counts. A heartbeat has no number, and the
+orchestrator numbers its batches ahead of the trainer: neither is evidence for or against a correct resume.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from enum import StrEnum
 from podwatch.domain.snapshot import ProgressSample
 
 SAME_SIGHTING_SECONDS = 1.0
-"""No trainer repeats a step within this; a repeat in a file would be the same sighting."""
+"""The same step number within this time is the same sighting, read twice."""
 
 
 class ConfirmationState(StrEnum):
@@ -19,7 +19,7 @@ class ConfirmationState(StrEnum):
     CONFIRMED = "confirmed"
     RESUMED_WRONG = "resumed-wrong"
     UNCONFIRMED = "unconfirmed"
-    """Patience is over and no usable number was seen: no local deletion before the next save."""
+    """``patience`` ended without a usable number: podwatch deletes nothing locally before the next save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,13 @@ def confirm(
 ) -> Confirmation:
     """Judge a start.
 
-    ``resumed_from`` is the step that was passed (None: a fresh start, which any number confirms).
-    ``first_step_after`` is the lowest number a correct resume can show (``Layout.first_step_after``). ``samples`` are
-    all progress samples seen since the start, not only the newest of each source: the same sample given twice counts
-    once, because two *sightings* are two numbers or two times. ``started_at``, ``now`` and ``at`` of the samples are
-    monotonic seconds, ``patience`` is seconds.
+    ``resumed_from``: the step passed to the trainer (None: a fresh start, which any number confirms).
+    ``first_step_after``: the lowest number that a correct resume can show (``Layout.first_step_after``). ``samples``:
+    all progress samples since the start, not only the newest of each source; the same sample given twice counts once.
+    ``started_at``, ``now`` and ``at`` of the samples are monotonic seconds, ``patience`` is seconds.
 
-    A lower number must be seen twice, or by two sources: a single one can be a log line read again from an earlier
-    attempt. It is judged first, because a run that went back to an old step reaches the expected number in the end.
+    A lower number must be seen twice, or by two sources: a single one can be a log line of an earlier attempt that was
+    read again. It is judged first, because a run that resumed too low reaches the expected number later.
     """
     after = _distinct(s for s in samples if s.trained and s.at >= started_at)
     lowest = first_step_after if first_step_after is not None else resumed_from
@@ -64,7 +63,7 @@ def confirm(
 
 
 def _distinct(samples: Iterable[ProgressSample]) -> list[ProgressSample]:
-    """Oldest first, without repeats: ``at`` of a file's time may wobble when it is converted to monotonic seconds."""
+    """Oldest first, without repeats. ``at`` varies slightly when a file's time is converted to monotonic seconds."""
     kept: list[ProgressSample] = []
     for sample in sorted(samples, key=lambda s: (s.at, s.source, s.role)):
         same = (k for k in kept if (k.source, k.role, k.step) == (sample.source, sample.role, sample.step))

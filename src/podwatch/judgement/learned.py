@@ -1,4 +1,4 @@
-"""What is learned about a run and outlives a restart, of the trainer and of podwatch (kept in the journal)."""
+"""Values learned about a run; the journal keeps them across restarts of training and of podwatch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,26 +6,26 @@ from statistics import median
 from typing import Any
 
 STEPS_KEPT = 64
-"""Intervals the median is taken over: some hours of a run with 3-5 min steps, so it follows a changed batch size."""
+"""Intervals in the median: some hours of a run with steps of 3 to 5 min, so that it follows a changed batch size."""
 SAVES_KEPT = 16
 STARTS_KEPT = 8
-"""Start-ups and inference shares: one is seen per start, so these are the last few starts."""
+"""Start-ups and inference shares, one per start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """``step_seconds`` are seconds per step, ``gap_seconds`` seconds between two signs of progress (longer where only
-    checkpoints tell), ``save_seconds`` how long saves took, ``startups`` seconds from a start to its first step; all
-    newest last. ``seen`` names the signals that were healthy during start ``start_id``: a detector that was armed
-    stays armed when podwatch itself is restarted. ``about`` is the run it was learned from (see ``for_run``).
+    """``step_seconds``: seconds per step. ``gap_seconds``: seconds between two progress samples (longer if only
+    checkpoints show progress). ``save_seconds``: how long saves took. ``startups``: seconds from a start to its first
+    step. All newest last. ``seen`` names the signals that were healthy during start ``start_id``, so that a detector
+    stays armed when podwatch itself is restarted. ``about``: the run these were learned from (see ``for_run``).
     """
 
     gpu_baseline_bytes: tuple[tuple[int, int], ...] = ()
-    """By NVML index: the highest level this GPU held for long while training worked."""
+    """By NVML index: the highest sustained memory level while training worked."""
     gpu_windows: tuple[tuple[int, int], ...] = ()
-    """By NVML index: how many whole windows of healthy observations that rests on."""
+    """By NVML index: the number of complete windows of healthy observations behind the baseline."""
     gpu_shares: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """By NVML index, on a shared GPU: the engine's own bytes, one per start (or death) that showed them."""
+    """By NVML index, on a shared GPU: the engine's own bytes, one value per start or death that showed them."""
     step_seconds: tuple[float, ...] = ()
     gap_seconds: tuple[float, ...] = ()
     save_seconds: tuple[float, ...] = ()
@@ -33,15 +33,13 @@ class Learned:
     """Seconds from one complete save to the next."""
     startups: tuple[float, ...] = ()
     utilization_works: bool = False
-    """The GPUs of this run have been seen busy: a device that always says 0 % proves nothing."""
+    """The GPUs of this run have been seen busy: a device that always reports 0 % proves nothing."""
     idle_seconds: float = 0.0
-    """The longest time all GPUs of the run stood idle in a run that then went on by itself."""
+    """The longest time that all GPUs of the run were idle before it continued unaided."""
     start_id: str = ""
     seen: tuple[str, ...] = ()
     clean_exit_start_id: str = ""
-    """The newest start that ended with exit 0 and no known target; ``clean_exit_step`` is the highest step until
-    then.
-    """
+    """The newest start that ended with exit 0 and no known target. ``clean_exit_step``: the highest step until then."""
     clean_exit_step: int | None = None
     about: tuple[str, str] = ("", "")
     """(run_id and layout, GPUs configured)."""
@@ -125,10 +123,10 @@ class Learned:
         return replace(self, idle_seconds=seconds) if seconds > self.idle_seconds else self
 
     def for_run(self, run: str, gpus: str) -> "Learned":
-        """What of this still holds for ``run`` (run_id and layout) on ``gpus`` (as configured).
+        """The part that is valid for ``run`` (run_id and layout) on ``gpus`` (as configured).
 
-        Another run: nothing. Other GPUs: only how it ended, because times and sizes were those of other hardware.
-        Another lineage (a step-back, a fresh start) is the same program on the same machine, and keeps everything.
+        For another run: nothing. For other GPUs: only the clean exits, because times and sizes depend on the hardware.
+        Another lineage (a step back, a fresh start) is the same program on the same machine and keeps everything.
         """
         about = (run, gpus)
         if self.about in (about, ("", "")):
@@ -158,11 +156,11 @@ class Learned:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> "Learned":
-        """The inverse of ``to_dict``. Anything unreadable is forgotten: learning again only delays a verdict."""
+        """The inverse of ``to_dict``. Unreadable data is dropped: learning it again only delays a verdict."""
         try:
             exit_step = data.get("clean_exit_step")
             about = [str(part) for part in _rows(data.get("about"))]
-            # "startup_seconds" is how the first version kept the last start-up.
+            # The first version stored only the last start-up, as "startup_seconds".
             startups = data.get("startups", [s for s in [data.get("startup_seconds")] if s is not None])
             return cls(
                 gpu_baseline_bytes=tuple((int(i), int(b)) for i, b in _rows(data.get("gpu_baseline_bytes"))),
@@ -193,7 +191,7 @@ def _seconds(value: object, kept: int) -> tuple[float, ...]:
 
 
 def _rows(value: object) -> list[Any]:
-    """The caller converts each row and catches what does not fit."""
+    """``value`` as a list. Raises TypeError; the caller converts each row and catches errors."""
     if value is None:
         return []
     if not isinstance(value, list | tuple):

@@ -1,8 +1,7 @@
-"""Lines of training history: when an operator's own start opens a new one, and which checkpoints belong to the old one
-(DESIGN section 2, "Lineage"). Pure.
+"""Lineages: when an operator's own start opens a new one, and which checkpoints belong to the old one. Pure.
 
-A printed number opens nothing. What proves a start below the newest checkpoint is the resume step in its command or in
-a file that its command names, or a checkpoint that its processes saved below the newest one.
+A start below the newest checkpoint is proved by the resume step in its command, or in a file that its command names, or
+by a checkpoint that its processes saved below the newest one. A step number in a log is no proof.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,8 +14,9 @@ from podwatch.domain.run import EarlierSave, Lineage
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A start that left the present lineage. ``step`` is where (None: at the beginning). ``newest`` is the newest step
-    of the lineage that was left, ``why`` the proof in words, ``left`` the checkpoints here that stay behind."""
+    """A start that left the current lineage. ``step``: the step from which it continued (None: from the beginning).
+    ``newest``: the newest step of the lineage that was left. ``why``: the proof in words. ``left``: the checkpoints on
+    this pod that belong to the lineage that was left."""
 
     step: int | None
     newest: int
@@ -25,7 +25,7 @@ class Departure:
 
     @property
     def can_return(self) -> bool:
-        """The newest checkpoint of the lineage that was left is here, and was complete."""
+        """Whether the newest checkpoint of the lineage that was left is on this pod and was complete."""
         return any(one.step == self.newest and one.save_id for one in self.left)
 
 
@@ -38,12 +38,12 @@ def departure(
     named_by: str = "its command",
     stored: Iterable[int] = (),
 ) -> Departure | None:
-    """Has the start of ``began_wall`` (epoch seconds) left ``lineage``? Asked again it answers None, because what stays
-    behind is of the present lineage no more.
+    """Whether the start of ``began_wall`` (epoch seconds) left ``lineage``; None if not, or if it is already recorded
+    (the checkpoints left behind are then marked as an earlier branch).
 
-    ``sets`` are the run's checkpoints here, marked. ``resumed`` is the step that the start's command resumes from, None
-    where it names none; ``named_by`` is what names it, as the subject of a sentence. ``stored`` are the steps of this
-    lineage that were in the store before that start.
+    ``sets``: the run's marked checkpoints on this pod. ``resumed``: the step that the start's command resumes from,
+    None if it names none; ``named_by``: the place that names it, as the subject of a sentence. ``stored``: the steps of
+    this lineage that were in the store before that start.
     """
     line = [s for s in sets if s.of_line]
     before = [s for s in line if s.changed_wall < began_wall]
@@ -55,7 +55,7 @@ def departure(
         step: int | None = resumed
         why = f"{named_by} resumes from step {resumed}"
     else:
-        # Written by that start as a whole: an older checkpoint in which a file changed proves nothing.
+        # Only checkpoints that this start wrote completely: an older one in which a file changed proves nothing.
         made = [s.step for s in line if s.complete and not s.held and (s.began_wall or s.changed_wall) >= began_wall]
         first = min(made, default=newest)
         if first >= newest:
@@ -69,7 +69,7 @@ def departure(
 
 
 def is_earlier(found: CheckpointSet, earlier: Iterable[EarlierSave]) -> bool:
-    """Was this very checkpoint left behind? A step that was saved again since is of the line that saved it."""
+    """Whether this checkpoint was left behind. A step that was saved again belongs to the lineage that saved it."""
     return any(
         one.step == found.step
         and ((found.save_id != "" and found.save_id == one.save_id) or found.changed_wall <= one.changed_wall)
@@ -80,8 +80,9 @@ def is_earlier(found: CheckpointSet, earlier: Iterable[EarlierSave]) -> bool:
 def returned(
     sets: Sequence[CheckpointSet], lineage: Lineage, earlier: Sequence[EarlierSave], step: int
 ) -> tuple[str, tuple[EarlierSave, ...]]:
-    """A start from ``step`` that was left behind: (the lineage it belongs to, what is left behind from now on): the
-    other branches, and what this one wrote since it was opened. The lineage is empty where ``step`` was not left."""
+    """For a start from ``step`` of an earlier branch: (its lineage, the checkpoints left behind from now on), which are
+    those of the other branches and those that the current lineage wrote. The lineage is empty if ``step`` was not left
+    behind."""
     chosen = next((s for s in sets if s.step == step), None)
     home = next((one.lineage for one in earlier if chosen is not None and is_earlier(chosen, [one])), "")
     if not home:
@@ -95,8 +96,8 @@ def returned(
 
 
 def kept_step(sets: Sequence[CheckpointSet], lineage: Lineage, *, has_store: bool, stored: int | None) -> int | None:
-    """The newest checkpoint of an earlier branch, while it has to stay: until ``lineage`` has a checkpoint of its own
-    that is verified in the store (``stored``: its newest), or complete here where no store is configured."""
+    """The newest checkpoint of an earlier branch while podwatch protects it: until ``lineage`` has a checkpoint of its
+    own that is verified in the store (``stored``: its newest), or complete on this pod if no store is configured."""
     base = -1 if lineage.parent_step is None else lineage.parent_step
     newest = newest_complete(tuple(sets))
     own = stored if has_store else (newest.step if newest is not None else None)
@@ -106,16 +107,16 @@ def kept_step(sets: Sequence[CheckpointSet], lineage: Lineage, *, has_store: boo
 
 
 SHOWN_SECONDS = 24 * 3600.0
-"""So long the status explains why the steps went back: whoever looks the next morning has not seen it happen."""
+"""How long ``status`` explains why the step number decreased."""
 _LISTED = 5
 
 
 def branch_line(
     sets: Sequence[CheckpointSet], lineage: Lineage, kept: int | None, *, has_store: bool, wall: float
 ) -> tuple[str, str] | None:
-    """(what happened, what to do) for the status, while the newest checkpoint of an earlier branch has to stay
-    (``kept``, see ``kept_step``), and for a day after an operator's own start left it; None otherwise. ``wall``: now,
-    in epoch seconds."""
+    """(event, fix) for the status while podwatch protects the newest checkpoint of an earlier branch (``kept``, see
+    ``kept_step``), and for a day after an operator's own start left it; None otherwise. ``wall``: now, epoch seconds.
+    """
     at, left = lineage.parent_step, lineage.left_step
     recent = left is not None and 0 <= wall - lineage.opened_wall < SHOWN_SECONDS
     if kept is None and not recent:
@@ -126,20 +127,20 @@ def branch_line(
     if left is not None:
         when = _when(lineage.opened_wall, wall)
         says.append(
-            f"the operator started training from the beginning at {when}; it had come to step {left}"
+            f"the operator started training from the beginning at {when}, after it had reached step {left}"
             if at is None
             else f"the operator took training back from step {left} to step {at} at {when}"
         )
     if here:
         says.append(f"{_steps(here)} of the earlier branch {'is' if len(here) == 1 else 'are'} on this pod")
     elif left is not None:
-        says.append("no checkpoint of the earlier branch is on this pod any more")
+        says.append("no checkpoint of the earlier branch is left on this pod")
     if kept is not None:
-        says.append(f"podwatch keeps step {kept} until a new checkpoint of the present branch is {until}")
+        says.append(f"podwatch keeps step {kept} until a new checkpoint of the current branch is {until}")
     elif here:
         says.append(
-            "they are not protected any more: training overwrites a step that it saves again, and podwatch removes"
-            " them where the disk needs room"
+            "they are no longer protected: training overwrites a step when it saves it again, and podwatch deletes them"
+            " when the disk needs room"
         )
     fix = f"nothing; to return to the earlier branch: `podwatch restart --step {here[-1]}`" if here else "nothing"
     return "; ".join(says), fix

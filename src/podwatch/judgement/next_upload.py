@@ -1,7 +1,7 @@
-"""Which checkpoint is uploaded next: what was begun is finished (DESIGN, "Remote layout, upload, restore").
+"""Which checkpoint is uploaded next: an interrupted upload is finished first, if less is left of it (docs/sync.md).
 
-An upload ends early when podwatch is restarted or killed, or when the store fails. Starting over with the newest
-checkpoint each time would publish nothing as long as interruptions come faster than uploads.
+An upload is interrupted when podwatch restarts or is killed, or when the store fails. If podwatch then always started
+with the newest checkpoint, it would publish nothing as long as interruptions are more frequent than uploads.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -12,7 +12,7 @@ from podwatch.domain.checkpoint import CheckpointSet
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A complete checkpoint of the current lineage that is not in the store. ``left_bytes``: still to be sent."""
+    """A complete checkpoint of the current lineage that is not in the store. ``left_bytes``: bytes still to send."""
 
     step: int
     save_id: str
@@ -21,7 +21,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """An interrupted upload that will not be finished: its parts in the store are cancelled."""
+    """An interrupted upload that will not be finished: podwatch cancels its parts in the store."""
 
     step: int
     save_id: str
@@ -35,14 +35,14 @@ def sort_begun(
     void: Collection[tuple[int, str]],
     published: int,
 ) -> tuple[tuple[CheckpointSet, ...], tuple[GivenUp, ...]]:
-    """Of the interrupted uploads (step, save_id): the checkpoints that can still be finished, and what is given up.
-    The rest is left as it is until it was judged again. ``void``: their files changed; ``published``: the highest step
-    of this lineage in the store."""
+    """Sort the interrupted uploads (step, save_id) into the checkpoints that can still be finished and those given up.
+    Uploads in neither list are decided once their checkpoint was judged again. ``void``: their files changed;
+    ``published``: the highest step of this lineage in the store."""
     finish, given_up = [], []
     for step, save_id in begun:
         found = sets.get(step)
         if found is not None and not found.save_id:
-            continue  # it is not judged again yet
+            continue  # not judged again yet
         if found is None or found.save_id != save_id or (step, save_id) in void:
             given_up.append(GivenUp(step, save_id, "it was removed or saved again before it was in the store"))
         elif found.earlier:
@@ -55,11 +55,11 @@ def sort_begun(
 
 
 def next_upload(newest: Waiting | None, begun: Collection[Waiting]) -> Waiting | None:
-    """The one of which least is left; the newest where they are equal. ``newest`` is None where the newest checkpoint
-    is in the store or cannot be sent; then only what is newer than ``begun`` would be worth more, and there is none.
+    """The upload with the fewest bytes left; the newest if equal. ``newest`` is None if the newest checkpoint is in the
+    store or cannot be sent.
 
-    So a publication is never further away than one upload: an upload is left only for one that is shorter than what
-    was left of it.
+    So the next publication is never further away than one upload: podwatch leaves an upload only for one that needs
+    fewer bytes than were left of it.
     """
     candidates = [*begun, *((newest,) if newest is not None else ())]
     return min(candidates, key=lambda w: (w.left_bytes, -w.step), default=None)

@@ -1,8 +1,8 @@
-"""What is told to somebody who does not look, and when: a pure function of findings, events and what was told before.
+"""Which notices are sent and when: a pure function of findings, events and the notices sent before.
 
-A thing is told once when it begins and once when it is over; a critical one that lasts is told again at growing
-intervals. What shows only for moments is not told, and what comes back soon was never over. A death that podwatch
-heals is one thing: the incident is told, not each finding that led to it.
+One notice when a condition begins and one when it is over; reminders at growing intervals while a critical one lasts.
+A condition that shows only briefly sends none, and one that returns soon counts as never over. A failure that podwatch
+heals sends one notice for the incident instead of one for each finding that led to it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,29 +25,29 @@ _TOPICS = {
     FindingKind.SUPERSEDED: Topic.SUPERSEDED,
 }
 _ALWAYS_FROM_WARNING = frozenset({FindingKind.NOT_COMPLETE})
-"""A night's saves may all be lost before these are critical."""
+"""These send a notice as warnings: all saves of a night can be lost before they become critical."""
 _RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
 _INCIDENT = "incident"
 
 
 @dataclass(frozen=True, slots=True)
 class NoticePolicy:
-    """``remind_seconds`` 0: no reminders. Reasons for the defaults stand in config/settings.py."""
+    """``remind_seconds`` 0: no reminders. The reasons for the defaults are in config/settings.py."""
 
     topics: frozenset[Topic] = frozenset(Topic)
     min_severity: Severity = Severity.CRITICAL
     remind_seconds: float = HOUR
     per_hour: int = 20
     settle_seconds: float = 20.0
-    """A finding must be there this long: what podwatch mends at once is told as a restart, or needs no telling."""
+    """A finding must be open this long before a notice is sent: podwatch may fix it at once."""
     quiet_seconds: float = 60.0
-    """And gone this long before it is told to be over."""
+    """A finding must be gone this long before a notice reports its end."""
     remind_at_most_seconds: float = 24 * HOUR
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Something that was told and is not over. Monotonic seconds; ``gone`` is None while it is there."""
+    """A condition that was reported and is not over. Monotonic seconds; ``gone`` is None while it is present."""
 
     topic: Topic
     severity: Severity
@@ -60,8 +60,9 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class NoticeState:
-    """``seen``: when an untold finding first showed. ``sent``: when notices of the last hour went out, oldest first.
-    ``healing``: an incident was told and is not over."""
+    """``seen``: when each unreported finding first showed. ``sent``: when the notices of the last hour were sent,
+    oldest first. ``unsent``: number of notices that the rate limit dropped. ``healing``: an incident was reported
+    and is not over."""
 
     told: Mapping[str, Told] = field(default_factory=dict)
     seen: Mapping[str, float] = field(default_factory=dict)
@@ -78,7 +79,7 @@ def topic_of(finding: Finding) -> Topic:
 
 
 def on_turn(state: NoticeState, findings: Sequence[Finding], policy: NoticePolicy, *, at: float, wall: float) -> Result:
-    """One turn of the sensing loop; ``findings`` are all that are open. ``at`` monotonic, ``wall`` epoch seconds."""
+    """Notices after one turn. ``findings``: all open ones. ``at``: monotonic, ``wall``: epoch seconds."""
     book = _Book(state, policy, at, wall)
     now = {f.key: f for f in findings if _wanted(f, policy, healing=state.healing)}
     book.seen = {key: state.seen.get(key, at) for key in now}
@@ -98,17 +99,19 @@ def on_turn(state: NoticeState, findings: Sequence[Finding], policy: NoticePolic
 
 
 def on_event(state: NoticeState, event: Event, policy: NoticePolicy, *, at: float) -> Result:
-    """One event as it happens."""
+    """Notices for one event, as it happens."""
     book = _Book(state, policy, at, event.wall)
     match event.name:
         case EventName.INCIDENT_OPENED if "incident" in event.fields:
             kind = str(event.fields.get("kind") or "a failure")
             if event.fields.get("gave_up") and Topic.GAVE_UP in policy.topics:
-                return book.result()  # the next event says so, with the reason and what to do
+                return book.result()  # the next event reports it, with the reason and the fix
             book.healing = True
-            book.say(Topic.RESTARTS, Change.OPENED, Severity.CRITICAL, f"restarting: {kind}", event, key=_INCIDENT)
+            book.say(
+                Topic.RESTARTS, Change.OPENED, Severity.CRITICAL, f"restarting training: {kind}", event, key=_INCIDENT
+            )
         case EventName.INCIDENT_CLOSED | EventName.TRAINER_CONFIRMED:
-            # A restart that did not last is followed by the next; a stop by a person is no news to that person.
+            # A restart that failed is followed by the next; an operator who stopped the run needs no notice of it.
             if state.healing and (
                 event.name is EventName.TRAINER_CONFIRMED or event.fields.get("resumed_step") is not None
             ):
@@ -121,14 +124,14 @@ def on_event(state: NoticeState, event: Event, policy: NoticePolicy, *, at: floa
         case EventName.LINEAGE_OPENED if event.severity is Severity.WARNING:
             step = event.fields.get("step")
             where = "the beginning" if step is None else f"step {step}"
-            title = f"training was taken back to {where}"
+            title = f"an operator took training back to {where}"
             book.say(Topic.RESTARTS, Change.HAPPENED, Severity.WARNING, title, event)
         case EventName.TRAINER_FINISHED:
             book.say(Topic.FINISHED, Change.HAPPENED, Severity.INFO, "training is finished", event)
         case EventName.DAEMON_STOPPING if event.fields.get("preempted"):
-            book.say(Topic.PREEMPTED, Change.HAPPENED, Severity.CRITICAL, "this machine is taken away", event)
+            book.say(Topic.PREEMPTED, Change.HAPPENED, Severity.CRITICAL, "this machine is being preempted", event)
         case EventName.DAEMON_STOPPING if event.severity is Severity.CRITICAL:
-            book.say(Topic.FINDINGS, Change.HAPPENED, Severity.CRITICAL, "podwatch ends", event)
+            book.say(Topic.FINDINGS, Change.HAPPENED, Severity.CRITICAL, "podwatch is stopping", event)
     return book.result()
 
 
@@ -138,7 +141,7 @@ def _wanted(finding: Finding, policy: NoticePolicy, *, healing: bool) -> bool:
         least = min(least, _RANK[Severity.WARNING])
     if topic_of(finding) not in policy.topics or _RANK[finding.severity] < least:
         return False
-    # What is being healed is told as an incident. Where restarts are not told, this is how a death is heard of.
+    # A failure that podwatch heals is reported as an incident; if restarts are not reported, by its finding.
     led_to_it = finding.verdict is Verdict.RESTART and finding.confirmed
     return not (led_to_it and healing and Topic.RESTARTS in policy.topics)
 
@@ -152,7 +155,7 @@ def _text(finding: Finding) -> str:
 
 
 class _Book:
-    """The state being written; every notice passes ``_go``, which knows how many went out lately."""
+    """The state being built. Every notice passes ``_go``, which applies the rate limit."""
 
     def __init__(self, state: NoticeState, policy: NoticePolicy, at: float, wall: float) -> None:
         self.policy, self.at, self.wall = policy, at, wall
@@ -167,7 +170,7 @@ class _Book:
     def open(
         self, key: str, topic: Topic, severity: Severity, title: str, text: str, since: float | None = None
     ) -> None:
-        """Not noted as told where there is no room now: it is told as soon as there is, as reminders and ends are."""
+        """Report a condition. If the rate limit prevents it now, it is reported at a later turn."""
         if self._go(Notice(topic, Change.OPENED, severity, title, text, key, self.wall), count=False):
             began = self.seen.get(key, self.at) if since is None else since
             self.told[key] = Told(topic, severity, title, began, self.at)
@@ -190,9 +193,9 @@ class _Book:
         if self.at - gone < self.policy.quiet_seconds:
             self.told[key] = replace(told, gone=gone)
             return
-        text = f"it lasted {_span(max(0.0, gone - told.since))}"
+        text = f"lasted {_span(max(0.0, gone - told.since))}"
         over = Notice(told.topic, Change.CLOSED, Severity.INFO, f"over: {told.title}", text, key, self.wall)
-        if self._go(over, count=False):  # else it is told later, unless it has come back
+        if self._go(over, count=False):  # else at a later turn, unless the condition returned
             del self.told[key]
 
     def say(self, topic: Topic, change: Change, severity: Severity, title: str, event: Event, *, key: str = "") -> None:
@@ -201,7 +204,7 @@ class _Book:
             self._go(replace(notice, fields=dict(event.fields)))
 
     def _go(self, notice: Notice, *, count: bool = True) -> bool:
-        """Half of the hour's notices are kept for what is critical; a machine that is taken away is always told."""
+        """Send within the hourly limit. Half of it is reserved for critical notices; a preemption is always sent."""
         limit = self.policy.per_hour if notice.severity is Severity.CRITICAL else max(1, self.policy.per_hour // 2)
         if len(self.sent) >= limit and notice.topic is not Topic.PREEMPTED:
             self.unsent += count
@@ -219,11 +222,11 @@ def _span(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
-# -- what the next podwatch knows
+# -- handover to the next podwatch process
 
 
 def to_dict(state: NoticeState, *, at: float, wall: float) -> dict[str, Any]:
-    """As JSON, with ages in seconds: monotonic moments mean nothing to another process."""
+    """JSON-safe, with ages in seconds: monotonic times mean nothing to another process."""
     told = {
         key: [str(t.topic), str(t.severity), t.title, at - t.since, at - t.last, t.reminders]
         for key, t in state.told.items()
@@ -232,8 +235,8 @@ def to_dict(state: NoticeState, *, at: float, wall: float) -> dict[str, Any]:
 
 
 def from_dict(document: object, *, at: float, wall: float, patience: float = 300.0) -> NoticeState:
-    """What an earlier podwatch had told is not told again; what does not show within ``patience`` is over: a new one
-    needs time to see. Anything that cannot be read is as if nothing had been told."""
+    """The inverse of ``to_dict``: conditions that an earlier podwatch reported are not reported again, and those that
+    do not show within ``patience`` seconds are over. Unreadable data gives an empty state."""
     try:
         assert isinstance(document, dict)
         away = max(0.0, wall - float(document["wall"]))

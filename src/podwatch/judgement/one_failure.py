@@ -1,8 +1,8 @@
-"""One failure is one finding: its cause in plain words, what podwatch does, what it cost, what the operator must do.
+"""One finding per failure: its cause, what podwatch does, what it cost, what the operator must do.
 
-A death shows in many places: memory, health, processes, logs, steps. Each detector reports what it sees; an operator
-wants the failure once. ``fold`` keeps the finding that leads and puts the others into its evidence. Detectors and
-recovery work with the findings as they are; only status, events and notices use the folded ones.
+A death shows in many places: memory, health, processes, logs, steps. Each detector reports its own finding; the
+operator needs the failure once. ``fold`` keeps the leading finding and puts the others into its evidence. Detectors and
+recovery use the unfolded findings; only status, events and notices use the folded ones.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ DEATHS = (
     FindingKind.REQUIRED_CHILD_EXITED,
     FindingKind.HANG,
 )
-"""Training does not go on, worst explained last: an exit says more than memory, and memory more than silence."""
+"""Findings that mean training is down, best explanation first: an exit explains more than memory, memory more than a
+hang."""
 OPERATOR = (
     FindingKind.SUPERSEDED,
     FindingKind.GAVE_UP,
@@ -27,7 +28,7 @@ OPERATOR = (
     FindingKind.UNGUARDED,
     FindingKind.BLOCKED,
 )
-"""Training stays down until the operator does something: that leads, whatever the cause was."""
+"""Training stays down until the operator acts: these lead over the cause."""
 FOLLOWS = frozenset({*DEATHS, FindingKind.LOG_RULE, FindingKind.SENSOR_BLIND, FindingKind.NO_SECOND_SIGNAL})
 FOLLOWS_WHILE_HEALING = FOLLOWS | {
     FindingKind.SYNC_LAGGING,
@@ -36,19 +37,18 @@ FOLLOWS_WHILE_HEALING = FOLLOWS | {
     FindingKind.OUT_OF_MEMORY,
 }
 BEFORE_SECONDS = 120.0
-"""A log line or a blind sensor from so long before a death belongs to it: an engine that dies writes first, and memory
-must hold for some seconds."""
+"""A log line or a blind sensor up to this long before a death belongs to it: a dying engine logs first, and the memory
+verdict needs some seconds."""
 WAITED_SECONDS = 10.0
-"""A failure that is older than this when podwatch acts on it has cost time beside the steps: the operator's."""
+"""If a failure is older than this when podwatch acts on it, the downtime is reported too."""
 NOTHING = "nothing, podwatch restarts training"
 UNPAUSE = "`podwatch unpause` restarts training"
 
 
 @dataclass(frozen=True, slots=True)
 class Healing:
-    """A failure that podwatch acts upon. ``step`` is the one it resumes from; None where that is not known yet, or for
-    a ``fresh`` start. ``lost_*`` are None where they are not known. ``started``: the new trainer runs and has not shown
-    a step."""
+    """A failure that podwatch acts on. ``step``: the step it resumes from; None if not known yet, or for a ``fresh``
+    start. ``lost_*`` are None if unknown. ``started``: the new trainer runs and has not made a step yet."""
 
     cause: Finding
     step: int | None = None
@@ -58,15 +58,15 @@ class Healing:
     started: bool = False
     retry_seconds: float | None = None
     paused: bool = False
-    """Maintenance: podwatch acts when the operator ends it."""
+    """Maintenance: podwatch acts when the operator ends the pause."""
     launcher: str = ""
-    """What the launcher is called, where that is known: ``prime-rl``."""
+    """The launcher's name, such as ``prime-rl``; empty if unknown."""
     log: str = ""
-    """The line of a log that says why, with the log's name; empty where none does."""
+    """The log line that shows the reason, with the log's name; empty if there is none."""
     gave_up: bool = False
-    """podwatch does not restart training: the finding ``gave-up`` says why."""
+    """podwatch does not restart training; the finding ``gave-up`` gives the reason."""
     down_seconds: float | None = None
-    """Since the failure began."""
+    """Seconds since the failure began."""
 
 
 def plain(cause: Finding, launcher: str = "") -> str:
@@ -79,7 +79,7 @@ def plain(cause: Finding, launcher: str = "") -> str:
 
 
 def reported(healing: Healing) -> Finding:
-    """The one finding of a failure that podwatch heals; its key is the cause's."""
+    """The single finding for a failure that podwatch heals. It keeps the key of the cause."""
     source = " from the beginning" if healing.fresh else "" if healing.step is None else f" from step {healing.step}"
     lost = _lost(healing)
     down = healing.down_seconds
@@ -88,7 +88,7 @@ def reported(healing: Healing) -> Finding:
     if healing.gave_up:
         what = ""
     elif healing.started:
-        what = f"Restarted{source}{lost}; its first step is not made yet"
+        what = f"Restarted{source}{lost}; waiting for the first step"
     elif healing.paused:
         what = f"Training restarts{source}{lost} when the pause ends"
     elif healing.retry_seconds is not None:
@@ -117,7 +117,7 @@ def _lost(healing: Healing) -> str:
 
 
 def cost(steps: int | None, seconds: float | None, down: float | None) -> str:
-    """What a failure that is over has cost, as the end of a sentence; empty where nothing is known."""
+    """The cost of a failure that is over, as the end of a sentence; empty if unknown."""
     parts = [] if steps is None else ["no step lost" if steps == 0 else f"{counted(steps, 'step')} lost"]
     if steps and seconds is not None:
         parts[-1] += f" ({_span(seconds)} of training)"
@@ -130,8 +130,8 @@ def _span(seconds: float) -> str:
 
 
 def fold(findings: Sequence[Finding], healing: Finding | None = None) -> tuple[Finding, ...]:
-    """The same findings with each failure once. ``healing``: what podwatch acts upon now (``reported``). Pure; of two
-    findings with one key the later counts, as everywhere."""
+    """``findings`` with each failure once. ``healing``: the failure that podwatch acts on now (from ``reported``). Of
+    two findings with the same key the later counts. Pure."""
     merged = {f.key: f for f in findings}
     if healing is not None:
         merged[healing.key] = healing
@@ -154,7 +154,7 @@ def fold(findings: Sequence[Finding], healing: Finding | None = None) -> tuple[F
 
 
 def _worst(findings: Sequence[Finding]) -> Finding | None:
-    """The critical death that explains most: one that is acted upon, then by kind, then the oldest."""
+    """The critical death that explains most: confirmed ones first, then by kind, then the oldest."""
     deaths = [f for f in findings if f.kind in DEATHS and f.severity is Severity.CRITICAL]
     return min(deaths, key=lambda f: (not f.confirmed, DEATHS.index(f.kind), f.since, f.key), default=None)
 
@@ -162,12 +162,12 @@ def _worst(findings: Sequence[Finding]) -> Finding | None:
 def _follows(finding: Finding, cause: Finding, kinds: frozenset[FindingKind]) -> bool:
     if finding.kind not in kinds:
         return False
-    # A death of the same trainer is the same failure; other signs only where they came with it.
+    # Every death of this trainer is the same failure; other findings only if they came with it.
     return finding.kind in DEATHS or finding.since >= cause.since - BEFORE_SECONDS
 
 
 def _operator(findings: Sequence[Finding], cause: Finding) -> Finding | None:
-    """What holds the restart up and needs the operator."""
+    """The finding that blocks the restart until the operator acts, if any."""
     asking = [f for f in findings if f is not cause and f.kind in OPERATOR and f.severity is Severity.CRITICAL]
     return min(asking, key=lambda f: (OPERATOR.index(f.kind), f.since, f.key), default=None)
 

@@ -1,6 +1,6 @@
-"""Which saves carry what no resume needs: a layout's exports and ``[sync] extra`` (DESIGN section 5, "Optional parts").
+"""Which saves in the store get the parts that no resume needs: a layout's exports and ``[sync] extra`` (docs/sync.md).
 
-Only saves that are published already are asked about: what is optional comes after, and never holds up what is needed.
+Only published saves qualify: optional parts are uploaded afterwards and never delay required ones.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -35,8 +35,8 @@ class Occasion:
 def occasions(
     published: Iterable[StoredSave], here: Collection[SaveKey], *, when: str, keep_every: int, finished: bool
 ) -> tuple[Occasion, ...]:
-    """Newest first. ``here`` are the saves that are still complete on this pod; ``when`` is ``sync.optional_parts``:
-    "none" is about the exports only, so milestones and the final save carry extras all the same."""
+    """The saves that get optional parts, newest first. ``here``: saves still complete on this pod. ``when``:
+    ``sync.optional_parts``; "none" excludes only the exports, so milestones and the final save still get the extras."""
     saves = in_order(published)
     fixed = milestones(saves, keep_every)
     found = []
@@ -54,6 +54,6 @@ def occasions(
 
 
 def still_owed(parts: Iterable[str], kind: Kind, sent: Mapping[str, str]) -> tuple[str, ...]:
-    """``sent`` says at which occasion each part of the save was. At the end of the run all are looked at once more: the
-    export may have been written after the newest save was sent."""
+    """The ``parts`` still to send. ``sent`` maps each sent part to its occasion. At the end of the run every part is
+    checked once more: the export may have been written after the newest save was sent."""
     return tuple(p for p in parts if p not in sent or (kind is Kind.FINAL and sent[p] != kind))

@@ -1,5 +1,5 @@
-"""Which checkpoints on this pod belong to this run. What does not is neither chosen, uploaded nor published, until an
-operator adopts it (DESIGN section 2, "Which run")."""
+"""Which checkpoints on this pod belong to this run. Others are neither chosen nor uploaded nor published until an
+operator adopts them."""
 
 from dataclasses import dataclass, field
 
@@ -8,11 +8,11 @@ from podwatch.domain.checkpoint import CheckpointSet
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """``first_seen_wall`` (epoch seconds): podwatch guards this directory for the run since then. ``started_from``: the
-    step of the last start; everything above it was moved to quarantine then. ``fetched``: (step, save_id) of what came
-    from this run's store. ``adopted``: an operator took over what is here.
+    """``first_seen_wall`` (epoch seconds): since when podwatch guards this directory for the run. ``started_from``: the
+    step of the last start; everything above it was moved to quarantine then. ``fetched``: (step, save_id) fetched from
+    this run's store. ``adopted``: an operator adopted the checkpoints on this pod.
 
-    What podwatch published is no evidence: 772aae4 published sets that it refused to resume from.
+    That podwatch published a checkpoint is no evidence: 772aae4 published checkpoints that it refused to resume from.
     """
 
     first_seen_wall: float

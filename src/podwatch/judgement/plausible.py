@@ -1,8 +1,7 @@
-"""Which step directories no training of this run can have written (DESIGN section 2, "Lineage").
+"""Which step directories no training of this run can have written. Pure.
 
-A stray ``step_99999999999999999`` would be "the newest" for ever. Pure, and careful: to refuse a real checkpoint is as
-bad as to accept a stray one. So a step is implausible only where something that is known contradicts it; a checkpoint
-about which nothing is known is taken as it is.
+A stray ``step_99999999999999999`` would be "the newest" forever. Refusing a real checkpoint is as bad as accepting a
+stray one, so a step is implausible only if known facts contradict it; without any facts it is accepted.
 """
 
 from collections.abc import Sequence
@@ -11,24 +10,24 @@ from itertools import pairwise
 from typing import Final, Protocol
 
 NO_TRAINING: Final = 10**15
-"""No training counts this far: a million steps a second for 30 years. Counters of tokens or samples stay below it."""
+"""No training reaches this step: a million steps a second for 30 years. Token and sample counters stay below it."""
 FEW_SAVES: Final = 10
-"""A checkpoint may be so many of the largest save interval beyond what is known: podwatch may have been away, and
-trainers remove what lies between."""
+"""Allowed distance beyond the known steps, in largest save intervals: podwatch may have been stopped meanwhile, and
+trainers delete checkpoints in between."""
 FASTER: Final = 10.0
-"""A training may be so many times as fast as it was when its steps were measured."""
+"""Allowed speed-up against the measured step time."""
 CLUSTER: Final = 2
-"""So many known steps say how far this run is, where its speed is not known."""
+"""Number of known steps that show how far this run is, if its speed is unknown."""
 OUTLIER: Final = 1000
-"""A step so many times as high as all that is known belongs to another run."""
+"""A step this many times as high as all known ones belongs to another run."""
 OUTLIER_LEAST: Final = 100_000
-"""Below this, a few early checkpoints beside one late one are ordinary."""
+"""Below this step, a few early checkpoints beside one late one are normal."""
 ABOVE_TARGET: Final = 10
-"""The same for a step above the configured target."""
+"""The same factor for a step above the configured target."""
 
 
 class Saved(Protocol):
-    """What is needed of a checkpoint; ``domain.checkpoint.CheckpointSet`` is one."""
+    """The attributes of a checkpoint that this module needs; ``domain.checkpoint.CheckpointSet`` has them."""
 
     @property
     def step(self) -> int: ...
@@ -42,12 +41,12 @@ class Saved(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of how far this run can be.
+    """The known facts about how far this run can be.
 
-    ``target`` is the step at which training is done. ``trained`` is the highest step that our own trainer showed, in
-    its logs or its heartbeats, at ``trained_wall`` (epoch seconds); ``step_seconds`` is the median time of one step.
-    ``believed`` are (step, save_id) that an operator named, or that podwatch fetched from the store. ``doubted`` are
-    those that were found implausible before: that training has passed their number since does not make them its own.
+    ``target``: the step at which training is finished. ``trained``: the highest step that this run's trainer showed in
+    its logs or heartbeats, at ``trained_wall`` (epoch seconds). ``step_seconds``: the median step time. ``believed``:
+    (step, save_id) that an operator named or that podwatch fetched from the store. ``doubted``: those found implausible
+    before; they stay implausible when training passes their number.
     """
 
     target: int | None = None
@@ -59,8 +58,8 @@ class Evidence:
 
 
 def implausible(sets: Sequence[Saved], evidence: Evidence) -> dict[int, str]:
-    """Step -> why no training of this run can have written it. A step that the target, or the steps that were trained,
-    explain is never among them; nor is a checkpoint about which nothing at all is known."""
+    """Step -> why no training of this run can have written it. A step that the target or the trained steps explain is
+    never implausible, nor is a checkpoint about which nothing is known."""
     found: dict[int, str] = {}
     known: list[int] = []
     for one in sorted(sets, key=lambda s: s.step):
@@ -70,7 +69,7 @@ def implausible(sets: Sequence[Saved], evidence: Evidence) -> dict[int, str]:
         if named:
             why = ""
         elif key in evidence.doubted and one.save_id:
-            why = "it was found implausible before"
+            why = "podwatch found it implausible before"
         else:
             why = "" if trained else _why(one, known, evidence)
         if why:
@@ -81,30 +80,30 @@ def implausible(sets: Sequence[Saved], evidence: Evidence) -> dict[int, str]:
 
 
 def _why(one: Saved, known: Sequence[int], evidence: Evidence) -> str:
-    """``known`` are the complete checkpoints below that are believed, lowest first."""
+    """The contradiction, or empty. ``known``: the plausible complete checkpoints below, lowest first."""
     step, trained = one.step, evidence.trained
     if step >= NO_TRAINING:
-        return "no training makes so many steps"
+        return "the step number is impossibly high"
     if not known:
         return ""
     top = max(known[-1], -1 if trained is None else trained)
-    # A log that counts epochs, where checkpoints count steps, says nothing about checkpoints: one must be in its reach.
+    # A log that counts epochs is no evidence for checkpoints that count steps: one of them must be in its reach.
     counted = trained is not None and known[0] <= trained
     if counted and evidence.step_seconds:
         elapsed = max(0.0, one.changed_wall - evidence.trained_wall)
         reach = top + FEW_SAVES * _interval(known) + FASTER * elapsed / evidence.step_seconds
         if step > reach:
-            return f"training has reached step {top}"
+            return f"training has only reached step {top}"
     beyond = step > top + FEW_SAVES * _interval(known)
     below = evidence.target is not None and len(known) >= CLUSTER and known[-1] <= evidence.target
     if below and beyond and step > ABOVE_TARGET * (evidence.target or 0):
         return f"training ends at step {evidence.target}, and the other checkpoints reach step {known[-1]}"
     if len(known) + counted >= CLUSTER and step >= OUTLIER_LEAST and step > OUTLIER * max(top, 1):
-        return f"all else of this run is at step {top} or below"
+        return f"everything else of this run is at step {top} or below"
     return ""
 
 
 def _interval(known: Sequence[int]) -> int:
-    """The largest distance between two checkpoints; with one alone, from the start of training."""
+    """The largest distance between two checkpoints; for a single one, its distance from step 0."""
     gaps = [b - a for a, b in pairwise(known)]
     return max(*gaps, 1) if gaps else max(known[0], 1)

@@ -1,8 +1,8 @@
-"""What the next save needs, and when it comes: learned from the saves so far (DESIGN section 6).
+"""The size and time of the next save, predicted from the saves so far (docs/disk.md).
 
-Sets leave the disk while their sizes and times are still worth knowing, so every complete save is remembered on its
-own. Two figures come out: what is expected, and what must be reckoned with. Nothing that cannot be fetched back is
-given up for the second one.
+Checkpoints are deleted from the disk while their sizes and times are still useful, so every complete save is recorded
+separately. There are two predictions: the expected size and the worst case. podwatch deletes no checkpoint that is not
+in the store for the worst case.
 """
 
 from collections import Counter
@@ -16,27 +16,27 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.policy import DiskPolicy
 
 SAVES_KEPT = 32
-"""Three milestones at every tenth save, a day at the user's cadence."""
+"""Enough for three milestones at every tenth save."""
 SAME_KIND_SAVES = 3
-"""The biggest of the newest few of one kind: replay buffers grow and shrink a little from save to save."""
+"""The expected size is the maximum of this many newest saves of one kind: replay buffers vary a little in size."""
 SAME_SIZE = 1.25
-"""Sizes closer than this belong to one kind. An export adds a third or more to a set (16 to 31 GB in prime-rl), a
-model without its optimizer has a third of it."""
+"""Sizes within this factor are one kind. An export adds a third or more (16 to 31 GB in prime-rl); a model without its
+optimizer is a third of the size."""
 RECENT_SAVES = 12
-"""What kinds may come next is told from so many saves; more than a milestone at every tenth."""
+"""Saves from which the next kind is predicted; more than ten, so that every tenth save as milestone is included."""
 GAPS = 8
 MOST_SAVES = 3
-"""Room is never kept for more saves than this: a disk that must hold more is too small, and that is said instead."""
+"""podwatch keeps room for at most this many saves: a disk that must hold more is reported as too small."""
 REGULAR = 2.0
-"""A cadence is trusted when its longest recent gap is at most so many times its shortest. Else the next save may come
-at any moment."""
+"""The cadence is trusted if the longest recent gap is at most this many times the shortest. Otherwise the next save can
+come at any moment."""
 LEAST_GAPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save that was complete once. ``bytes`` is the most it was seen to take: what podwatch removed of it since
-    was written all the same. ``parts`` are the names of those that held anything."""
+    """One save that was complete. ``bytes``: its largest size seen, including what podwatch deleted of it since.
+    ``parts``: (name, bytes) of each part that was not empty."""
 
     step: int
     save_id: str
@@ -52,12 +52,12 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """The last saves, oldest first by the time they were written."""
+    """The last saves, oldest first by time of writing."""
 
     known: tuple[Save, ...] = ()
 
     def seeing(self, sets: Iterable[CheckpointSet]) -> "Saves":
-        """With what is complete now. The same object where that tells nothing new."""
+        """A copy that includes the checkpoints complete now; the same object if nothing is new."""
         known = {(s.step, s.save_id): s for s in self.known}
         whole = sorted((s for s in sets if s.complete and s.size_bytes > 0), key=lambda s: s.changed_wall)
         for found in whole[-SAVES_KEPT:]:
@@ -72,7 +72,7 @@ class Saves:
 
     @classmethod
     def from_list(cls, data: object) -> "Saves":
-        """The inverse of ``to_list``. Anything unreadable is forgotten: it is learned again from what lies there."""
+        """The inverse of ``to_list``. Unreadable data is dropped and learned again from the checkpoints on disk."""
         rows: Any = data
         try:
             saves = [
@@ -86,11 +86,11 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class NextSave:
-    """Without margin. ``bytes`` and ``files`` are those of one save of the kind that is expected, ``saves`` how many
-    may come before anything can be removed in between; the ``most_`` ones are what must be reckoned with.
+    """The prediction, without margin. ``bytes`` and ``files``: one save of the expected kind. ``saves``: how many saves
+    can come before podwatch can delete anything in between. The ``most_`` values are the worst case.
 
-    ``due_in``: seconds until the next save begins, as its cadence tells; None: it may begin at any moment. ``soon``:
-    what must go for it must go now.
+    ``due_in``: seconds until the next save begins, by its cadence; None: it can begin at any moment. ``soon``: podwatch
+    must make the room now.
     """
 
     bytes: int = 0
@@ -102,7 +102,7 @@ class NextSave:
     due_in: float | None = None
     soon: bool = True
     parts: tuple[tuple[str, int], ...] = ()
-    """The most each part took lately: parts may lie on file systems of their own."""
+    """The largest recent size of each part: parts can be on separate file systems."""
 
     @property
     def room(self) -> int:
@@ -124,8 +124,8 @@ class NextSave:
 def predict(
     saves: Saves, *, wall: float, policy: DiskPolicy, bytes_per_second: float = 0.0, save_seconds: float = 0.0
 ) -> NextSave:
-    """``bytes_per_second``: how fast removal was found to be, 0 if it was not; ``save_seconds``: how long a save
-    takes, because the cadence is one of ends and room is needed at the beginning. Pure."""
+    """Predict the next save. ``bytes_per_second``: measured deletion speed, 0 if unknown. ``save_seconds``: duration of
+    a save (the cadence is measured between ends of saves, and room is needed at the beginning). Pure."""
     known = saves.known
     if not known:
         return NextSave()
@@ -151,8 +151,8 @@ def predict(
 
 
 def kinds_of(saves: Sequence[Save]) -> tuple[tuple[tuple[str, ...], int], ...]:
-    """The kind of each: the names of its parts, and a number for its size among those with the same parts. A model
-    without an optimizer, or a milestone with an export, is another kind than what a resume is made from."""
+    """The kind of each save: the names of its parts, and a size class among saves with the same parts. A model without
+    optimizer, or a milestone with an export, is a different kind from a normal checkpoint."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for save in saves:
         groups.setdefault(save.names, []).append(save.bytes)
@@ -164,7 +164,7 @@ def kinds_of(saves: Sequence[Save]) -> tuple[tuple[tuple[str, ...], int], ...]:
 
 
 def next_kind(kinds: Sequence[tuple[tuple[str, ...], int]]) -> tuple[tuple[str, ...], int]:
-    """The usual kind; a rarer one where its own rhythm says that its turn has come."""
+    """The usual kind, or a rarer one if it is due by its own interval."""
     usual = max(Counter(kinds).items(), key=lambda item: (item[1], item[0]))[0]
     for kind in sorted(set(kinds) - {usual}, reverse=True):
         at = [n for n, k in enumerate(kinds) if k == kind]
@@ -174,13 +174,13 @@ def next_kind(kinds: Sequence[tuple[tuple[str, ...], int]]) -> tuple[tuple[str, 
 
 
 def save_gaps(saves: Sequence[Save]) -> tuple[float, ...]:
-    """Seconds from one save to the next, newest last. A lower step is another line of the run, and no rhythm."""
+    """Seconds from one save to the next, newest last. A lower step is another lineage and is left out."""
     return tuple(b.wall - a.wall for a, b in pairwise(saves) if b.step > a.step and b.wall > a.wall)[-GAPS:]
 
 
 def next_save_in(saves: Saves, wall: float) -> tuple[float | None, float | None]:
-    """(seconds until the next save is complete, seconds from one save to the next), both by the median of the last
-    ones. The first is None once it is overdue: an evaluation or a stop says nothing about when it comes."""
+    """(seconds until the next save is complete, seconds from one save to the next), by the median of the recent gaps.
+    The first is None when the save is overdue: after an evaluation or a stop its time is unknown."""
     gaps = save_gaps(saves.known)
     if not gaps:
         return None, None
@@ -190,24 +190,24 @@ def next_save_in(saves: Saves, wall: float) -> tuple[float | None, float | None]
 
 
 def steps_per_save(saves: Saves) -> int | None:
-    """Steps from one save to the next, by the median of the last ones."""
+    """Steps from one save to the next, by the median of the recent ones."""
     steps = [b.step - a.step for a, b in pairwise(saves.known) if b.step > a.step][-GAPS:]
     return int(median(steps)) if steps else None
 
 
 def _due_in(known: Sequence[Save], gaps: Sequence[float], wall: float, save_seconds: float) -> float | None:
-    """None where the rhythm is not known, not regular, or over already. Never later than the shortest gap says."""
+    """Seconds until the next save begins, by the shortest gap; None if the cadence is unknown, irregular or passed."""
     if len(gaps) < LEAST_GAPS or max(gaps) > REGULAR * min(gaps):
         return None
     passed = wall - known[-1].wall
-    if passed < 0:  # the clock was set back: nothing is known of the time since
+    if passed < 0:  # the wall clock was set back
         return None
     due = min(gaps) - save_seconds - passed
     return due if due > 0 else None
 
 
 def _at_once(gap: float | None, react: float) -> int:
-    """How many saves may come before podwatch has seen the first one and removed something."""
+    """How many saves can come before podwatch has seen the first one and deleted something."""
     if gap is None:
         return 1
     return min(MOST_SAVES, 1 + int(react / gap))
@@ -227,7 +227,7 @@ def _save(found: CheckpointSet) -> Save:
 
 
 def _more(before: Save, found: CheckpointSet) -> Save:
-    """An export that comes later belongs to the save; one that was removed since had to be written all the same."""
+    """``before`` with later parts added. Parts deleted since are kept, because the save had to write them."""
     now: Mapping[str, int] = {p.name: p.size_bytes for p in found.parts if p.size_bytes > 0}
     merged = dict(before.parts)
     for name, size in now.items():

@@ -1,7 +1,7 @@
-"""The last look at the pod, corrected by what podwatch itself has done since. Pure.
+"""The last snapshot, corrected by what podwatch itself has done since. Pure.
 
-The sensing loop looks every few seconds; recovery stops, starts and attaches between two looks. A status that takes the
-trainer from the older look and the headline from recovery contradicts itself: "attached" beside "is not running".
+The sensing loop takes a snapshot every few seconds; recovery stops, starts and attaches between two snapshots. Without
+this correction the status contradicts itself: "attached" (from recovery) beside "is not running" (from the snapshot).
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from podwatch.judgement.one_failure import DEATHS
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The trainer that recovery watches now. ``started_wall`` in epoch seconds. ``adopted``: it was found under a
-    keeper and may have ended; else podwatch has just started it, or attached to it, and it lived then."""
+    """The trainer that recovery watches now. ``started_wall``: epoch seconds. ``adopted``: podwatch found it under a
+    keeper, and it may have ended; otherwise podwatch has just started it or attached to it while it lived."""
 
     start_id: str
     supervision: Supervision
@@ -27,10 +27,10 @@ class Watched:
 
 
 def present(snapshot: Snapshot, watched: Watched | None, *, now: float, wall: float) -> tuple[Snapshot, bool]:
-    """``snapshot`` with the trainer that is watched now, and whether the trainer in it was another one.
+    """Return ``snapshot`` with the trainer that is watched now, and whether the trainer in it was replaced.
 
-    ``watched`` None: podwatch watches no trainer, so one that still lives in the snapshot was stopped since. ``now`` is
-    monotonic, ``wall`` epoch seconds of the same moment.
+    ``watched`` None: podwatch watches no trainer, so a living one in the snapshot was stopped since. ``now``
+    (monotonic) and ``wall`` (epoch seconds) are the same moment.
     """
     reading = snapshot.trainer
     sample = reading.value if reading.ok else None
@@ -42,7 +42,7 @@ def present(snapshot: Snapshot, watched: Watched | None, *, now: float, wall: fl
     if sample is not None and sample.start_id == watched.start_id:
         return snapshot, False
     if sample is None and reading.state is not SensorState.PENDING:
-        return snapshot, False  # it cannot be observed, and that is what is shown
+        return snapshot, False  # it cannot be observed, and the status shows that
     if watched.adopted:
         unknown: Reading[TrainerSample] = unobserved(SensorState.PENDING, now, "not observed yet")
         return replace(snapshot, trainer=unknown), True
@@ -57,10 +57,10 @@ def present(snapshot: Snapshot, watched: Watched | None, *, now: float, wall: fl
 
 
 def of_a_run_that_ends(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Without the deaths and what the logs said of them: a run that was stopped or has finished since may end."""
+    """``findings`` without deaths and log rules: the run was stopped or finished since, so its end is expected."""
     return tuple(f for f in findings if f.kind not in DEATHS and f.kind is not FindingKind.LOG_RULE)
 
 
 def of_this_trainer(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Without the deaths: they are of a trainer that is watched no more."""
+    """``findings`` without deaths: they belong to a trainer that is no longer watched."""
     return tuple(f for f in findings if f.kind not in DEATHS)

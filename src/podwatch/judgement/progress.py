@@ -1,4 +1,4 @@
-"""Signs of progress since the trainer was started, and the step time learned from them."""
+"""Progress since the trainer was started, and the step time learned from it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,14 +9,14 @@ from podwatch.domain.snapshot import ProgressSample, ProgressSource
 from podwatch.judgement.learned import Learned
 
 WATCHED_SECONDS = 120.0
-"""A start first seen this soon was watched from its beginning."""
+"""A start first seen within this time was watched from its beginning."""
 SAME_INSTANT_SECONDS = 0.05
-"""Two numbers this close are one write seen twice; nothing is learned from them."""
+"""Two step numbers this close are one write seen twice; nothing is learned from them."""
 
 SAVE_FLOOR_SECONDS = 3600.0
-"""A save may take this long before anything is learned: 47 GB onto a network volume at 15 MB/s take 52 minutes."""
+"""Time allowed for a save before any was measured: 47 GB onto a network volume at 15 MB/s take 52 minutes."""
 SAVE_K = 3.0
-"""And this many times the longest save that was seen to end. A save that hangs must not hide a hang for ever."""
+"""Time allowed for a save, as a multiple of the longest one seen. A save that hangs must not hide a hang forever."""
 
 _RANK = {ProgressSource.STEP_LINE: 0, ProgressSource.MARKER: 1, ProgressSource.CHECKPOINT: 2}
 
@@ -31,17 +31,17 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What was seen since ``started_at``. All times are monotonic seconds; ``step`` is the highest number seen."""
+    """Progress since ``started_at``. All times are monotonic seconds; ``step`` is the highest number seen."""
 
     started_at: float | None = None
     streams: tuple[Stream, ...] = ()
     step: int | None = None
     first_at: float | None = None
-    """When the first numbered sign of this start was seen."""
+    """When the first step number of this start was seen."""
     numbered_at: float | None = None
     ping_at: float | None = None
     saving_at: float | None = None
-    """Newest moment at which a checkpoint was being written, in a save that takes no longer than saves may."""
+    """Newest moment at which a checkpoint was being written, within the time allowed for a save."""
     saving_since: float | None = None
     """When the save in flight was first seen."""
     save_whole: bool = False
@@ -51,14 +51,14 @@ class Progress:
     watched: bool = False
     """This start was watched from its beginning, so the moment of its first step will be known."""
     lost_seconds: float = 0.0
-    """Of the time since the newest sign (or the start), so much fell into holes in which nobody looked: a pod that was
-    frozen made no step, and is not hung."""
+    """Seconds since the newest progress (or the start) in which podwatch observed nothing: a pod that was frozen made
+    no step and is not hung."""
     taken: tuple[ProgressSample, ...] | None = None
-    """The reading that was taken in last; the same one again says nothing new."""
+    """The newest reading already processed."""
 
     @property
     def newest_at(self) -> float | None:
-        """The newest sign. A ping counts only where no numbered source exists: anybody can send one."""
+        """The newest progress. A ping counts only if there is no numbered source, because any process can send one."""
         return self.numbered_at if self.numbered_at is not None else self.ping_at
 
     @property
@@ -67,7 +67,7 @@ class Progress:
 
     @property
     def active_at(self) -> float | None:
-        """The newest sign of progress or of a save in flight."""
+        """The newest progress or save in flight."""
         newest = self.numbered_at if self.numbered_at is not None else self.ping_at
         if newest is None:
             return None
@@ -77,19 +77,17 @@ class Progress:
 
     @property
     def awaited_since(self) -> float | None:
-        """Since when a first step is waited for."""
+        """Since when podwatch waits for the first step."""
         return None if self.started_at is None else self.started_at + self.lost_seconds
 
 
 def save_limit(learned: Learned) -> float:
-    """Seconds after which a save in flight excuses no silence any more."""
+    """Seconds after which a save in flight no longer explains missing progress."""
     return max(SAVE_FLOOR_SECONDS, SAVE_K * max(learned.save_seconds, default=0.0))
 
 
 def target_reached(progress: Progress, policies: Policies) -> bool:
-    """Has the last step been made? Trainers that count from 0 show ``max_steps - 1`` last (facts/prime-rl.md, version
-    table).
-    """
+    """Whether the last step has been made. Trainers that count from 0 show ``max_steps - 1`` last."""
     target = policies.detection.max_steps
     return target is not None and progress.step is not None and progress.step >= target - 1
 
@@ -102,7 +100,7 @@ def follow(
     saving: bool,
     learned: Learned,
 ) -> tuple[Progress, Learned]:
-    """Take one reading in. Samples from before the start, and numbers that do not change, are not progress."""
+    """Process one reading. Samples from before the start and unchanged step numbers are not progress."""
     if saving or progress.saving_since is not None or not progress.looked:
         progress, learned = _follow_save(progress, at, saving, learned)
     if not reading.ok or reading.value is None or reading.value is progress.taken:
@@ -134,7 +132,7 @@ def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple
     if not sample.trained or sample.step is None:
         return replace(progress, ping_at=max(progress.ping_at or sample.at, sample.at)), learned
     old = next((s for s in progress.streams if (s.source, s.role) == (sample.source, sample.role)), None)
-    # A lower number is taken too (a trainer that goes back by itself makes progress of its own kind).
+    # A lower number counts too: a trainer that went back to an older step still makes progress.
     if old is not None and (sample.step == old.step or sample.at <= old.at):
         return progress, learned
     new = Stream(sample.source, sample.role, sample.step, sample.at)
@@ -144,7 +142,7 @@ def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple
         if gap > SAME_INSTANT_SECONDS:
             learned = learned.with_interval(gap / (new.step - old.step), gap)
     if progress.first_at is None and progress.started_at is not None and progress.watched:
-        # A podwatch that came later finds some later step first, and learns nothing from that.
+        # A podwatch that started later sees a later step first and learns no start-up time from it.
         learned = learned.with_startup(sample.at - progress.started_at)
     return (
         replace(
@@ -159,6 +157,6 @@ def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple
 
 
 def _leads(stream: Stream, streams: Iterable[Stream]) -> bool:
-    """Intervals are learned from one stream only: the trainer's own, then step lines, markers, checkpoints."""
+    """Whether intervals are learned from this stream: the trainer's own, then step lines, markers, checkpoints."""
     best = min(streams, key=lambda s: (s.role != "trainer", _RANK.get(s.source, 9), s.role))
     return (best.source, best.role) == (stream.source, stream.role)

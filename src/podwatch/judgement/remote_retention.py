@@ -1,11 +1,11 @@
-"""Which saves may leave the store (DESIGN section 5, "Remote retention"; promise 2).
+"""Which saves podwatch deletes from the store (docs/sync.md).
 
 Saves are ordered by ``seq``, never by step: after a step back the newest save can have a lower step than an older one.
 
-Milestones must stay the same ones over time, although the list loses its removed members, and although seq numbers
-are also spent on pointer moves that save nothing. So a milestone is not "each tenth entry of the list" but **the
-first save at or after each multiple of keep_every in seq numbers**. It is fixed the moment it is published: later
-saves have higher numbers, and removing others never makes another one the first.
+Milestones must stay the same over time, although deleted saves leave the list, and although pointer moves without a
+save also use seq numbers. So a milestone is not "each tenth entry of the list" but **the first save at or after each
+multiple of keep_every in seq numbers**. It is fixed when it is published: later saves have higher numbers, and deleting
+others never makes another one the first.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -15,11 +15,12 @@ from typing import Protocol
 from podwatch.domain.policy import RemotePolicy
 
 FOREIGN_GENERATION_GRACE_SECONDS = 24 * 3600.0
-"""A save of another generation may belong to a pod that still restores from it (DESIGN section 4 (e))."""
+"""A pod may still be restoring from a save of another generation (docs/two-pods.md)."""
 
 
 class StoredSave(Protocol):
-    """What is needed of a published save; ``journal.records.PublishedSave`` is one. ``wall`` is its publishing time."""
+    """The attributes of a published save that this module needs; ``journal.records.PublishedSave`` has them. ``wall``:
+    publishing time (epoch seconds)."""
 
     @property
     def step(self) -> int: ...
@@ -52,12 +53,12 @@ def plan_remote(
     own_generation: int | None = None,
     kept: Collection[tuple[int, str]] = (),
 ) -> tuple[RemoteRemoval, ...]:
-    """Saves to remove, oldest first.
+    """Saves to delete, oldest first.
 
-    ``kept`` are (step, save_id) that must stay. So must: the newest save always, the last ``keep_last``, milestones,
-    pinned steps, every save that a pointer names, and any save superseded less than ``superseded_grace_seconds`` ago
-    (its successor's publishing time counts; a time in the future counts as just now, so a clock that was set back only
-    delays). With ``own_generation``, saves of another generation wait 24 h.
+    Never deleted: ``kept`` (step, save_id), the newest save, the last ``keep_last``, milestones, pinned steps, every
+    save that a pointer names, and any save superseded less than ``superseded_grace_seconds`` ago (by the publishing
+    time of its successor; a time in the future counts as now, so a clock that was set back only delays deletion). With
+    ``own_generation``, saves of another generation stay for 24 h.
     """
     saves = in_order(published)
     fixed = milestones(saves, policy.keep_every)
@@ -75,15 +76,15 @@ def plan_remote(
         if superseded_for < grace:
             continue
         newer = len(saves) - position - 1
-        removals.append(RemoteRemoval(save.step, save.save_id, f"{newer} newer saves are kept or safe in the store"))
+        removals.append(RemoteRemoval(save.step, save.save_id, f"{newer} newer saves are in the store"))
     return tuple(removals)
 
 
 def earlier_newest(
     published: Iterable[StoredSave], lineage: str, parent_step: int | None
 ) -> frozenset[tuple[int, str]]:
-    """(step, save_id) of the newest save of the line that was left for ``lineage`` at ``parent_step`` (None: at the
-    beginning), until ``lineage`` has a save of its own in the store."""
+    """(step, save_id) of the newest save of the lineage that was left for ``lineage`` at ``parent_step`` (None: at the
+    beginning); empty once ``lineage`` has a save of its own in the store."""
     saves = in_order(published)
     base = -1 if parent_step is None else parent_step
     if any(s.lineage == lineage and s.step > base for s in saves):
@@ -93,7 +94,7 @@ def earlier_newest(
 
 
 def in_order(published: Iterable[StoredSave]) -> list[StoredSave]:
-    """Each save once, with its newest record, by seq."""
+    """Each save once, with its newest record, ordered by seq."""
     newest_record: dict[tuple[int, str], StoredSave] = {}
     for save in published:
         key = (save.step, save.save_id)
@@ -103,7 +104,7 @@ def in_order(published: Iterable[StoredSave]) -> list[StoredSave]:
 
 
 def milestones(saves: Iterable[StoredSave], keep_every: int) -> frozenset[tuple[int, str]]:
-    """``saves`` in the order of their seq, each once."""
+    """(step, save_id) of the milestones. ``saves`` as ``in_order`` returns them."""
     if keep_every <= 0:
         return frozenset()
     first: dict[int, tuple[int, str]] = {}

@@ -1,30 +1,30 @@
-"""Start again, wait, step back, or give up (DESIGN section 4, "Failures are told apart"; promise 12).
+"""Whether podwatch restarts training after a failure: start, wait, step back to an older checkpoint, or give up.
 
-**Giving up needs a count and a time.** The worst bugs of mature restarters are false recoveries: one blip became 24
-recoveries in 19 hours, a healthy job was killed every 30 minutes, because a clock or a counter was not reset after a
-recovery (facts/peers.md, bottom line 5). So a run that has worked is given up only when, *in the current streak of
-failures*, at least ``budget_restarts`` failures were counted **and** ``budget_seconds`` have passed since the first
-of them. A count alone would give up after a five-minute storm at the store; a time alone would give up at the second
-death of a night. The count is taken over the streak and not over a sliding window: a start that needs 40 minutes to
-fail never fits five times into two hours and would be tried for ever, on a rented GPU. A streak ends by a *calm
-period*: steps were made over ``calm_seconds`` without a failure. It is measured from the first step to the newest
-step, not to the next failure, because a run that makes one step and hangs is seen to fail only after the hang
-detector's floor (25 min), which is nearly a calm period by itself.
+**Giving up needs a count and a time.** The worst bugs of mature restarters are false recoveries: a single fault became
+24 recoveries in 19 hours, or a healthy job was killed every 30 minutes, because a clock or a counter was not reset
+after a recovery. So podwatch gives up a run that has worked only when, *in the current streak of failures*, at least
+``budget_restarts`` failures were counted **and** ``budget_seconds`` have passed since the first of them. A count alone
+would give up after a five-minute outage of the store; a time alone would give up at the second death of a night. The
+count covers the streak instead of a sliding window: a start that needs 40 minutes to fail never fits five times into
+two hours and would be repeated forever, on a rented GPU. A streak ends with a *calm period*: steps were made over
+``calm_seconds`` without a failure. It is measured from the first step to the newest step, not to the next failure,
+because a run that makes one step and hangs counts as failed only after the hang detector's floor (25 min), which is
+nearly a calm period.
 
-**A command that never worked** is given up after ``never_worked_tries``: nothing says it can work. Only a proven failed
-load gives it one step back with tries of its own (a new pod whose newest checkpoint is damaged).
+**A command that never worked** is given up after ``never_worked_tries``. Only a proven failed load gives it one step
+back with its own tries (a new pod whose newest checkpoint is damaged).
 
-**A deterministic line** (unknown argument, validation error...) in the output of a start that made no step needs a
-person: at once. So does a command that cannot be executed, unless it has worked before: then its program may lie on a
-volume that comes back, and only count and time give up.
+**A deterministic error** (unknown argument, validation error...) in the output of a start that made no step needs the
+operator at once. So does a command that cannot be executed, unless it worked before: then its program may be on a
+volume that returns, and podwatch gives up by count and time only.
 
-**Step back** needs ``resume_attempts`` *proven* failed loads of the same step: the trainer had loaded (or its error
-names the checkpoint) and made no step. A start that never loaded says nothing about the checkpoint; nor does an
-inference engine that died, nor a machine that failed (CUDA error, XID, ECC, GPU lost, NCCL, no memory). When two
-different steps in one streak have been left like this, the checkpoints are not what is wrong, and stepping back stops.
+**A step back** needs ``resume_attempts`` *proven* failed loads of the same step: the trainer had loaded (or its error
+names the checkpoint) and made no step. A start that never loaded is no evidence against the checkpoint; nor is a dead
+inference engine or a machine fault (CUDA error, XID, ECC, GPU lost, NCCL, no memory). After two different steps in one
+streak failed like this, the checkpoints are not the cause, and podwatch does not step back further.
 
-After giving up, one try every ``retry_after_give_up_seconds``. Times are seconds of any one clock that the caller
-keeps to.
+After giving up, podwatch tries once every ``retry_after_give_up_seconds``. Times are seconds of one clock that the
+caller chooses.
 """
 
 import re
@@ -36,11 +36,11 @@ from podwatch.domain.finding import FindingKind
 from podwatch.domain.policy import RestartPolicy
 
 MAX_STEP_BACKS_PER_STREAK = 2
-"""A second damaged set can be chance (one bad write burst); a third failure in the same way is another cause."""
+"""Two damaged checkpoints can have one cause (a burst of bad writes); a third failed load has another cause."""
 JITTER_SHARE = 0.2
-"""A delay varies by this share up and down, so that pods that died together do not come back together."""
+"""A delay varies by this share up and down, so that pods that failed together do not restart together."""
 LOG_LINES_KEPT = 30
-"""Lines of the trainer's last output that a person is shown after giving up (DESIGN section 4)."""
+"""Lines of the trainer's last output that the operator sees after podwatch gave up."""
 
 _DETERMINISTIC: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), meaning)
@@ -60,7 +60,7 @@ _DETERMINISTIC: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 _MACHINE_FAULT: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), meaning)
     for pattern, meaning in (
-        # Not "device-side assert": that is an index out of range in the program, and fails in the same way anywhere.
+        # Not "device-side assert": an index out of range in the program fails in the same way on every machine.
         (r"CUDA (?:driver )?error: (?!device-side assert)|cudaError(?!Assert)", "a CUDA error"),
         (r"CUBLAS_STATUS_|CUDNN_STATUS_", "a CUDA error"),
         (r"an illegal memory access was encountered|unspecified launch failure", "a CUDA error"),
@@ -76,11 +76,11 @@ _LOAD_ERROR = re.compile(
     r"error|exception|corrupt|truncated|cannot|could not|fail|unexpected|missing key|size mismatch", re.IGNORECASE
 )
 MACHINE_FAULTS = frozenset({FindingKind.GPU_FAULT, FindingKind.GPU_LOST, FindingKind.OUT_OF_MEMORY})
-"""Findings that name the machine while a start runs."""
+"""Findings that show a machine fault while a start runs."""
 MACHINE_RULES = frozenset({"nccl", "cuda-out-of-memory"})
-"""Log rules that do. A rule for CUDA errors also matches a program's own assertion: the last lines tell them apart."""
+"""Log rules that show one. The rule for CUDA errors also matches a program's own assertion, so it is not among them."""
 _LOAD_FAILURE_KINDS = frozenset({FindingKind.TRAINER_EXITED, FindingKind.HANG, FindingKind.RESUMED_WRONG})
-"""Kinds of failure that can come from a checkpoint. An engine that died or a GPU that was lost cannot."""
+"""Kinds of failure that a checkpoint can cause. A dead engine or a lost GPU cannot."""
 
 
 class Action(StrEnum):
@@ -89,16 +89,16 @@ class Action(StrEnum):
     WAIT = "wait"
     """After ``delay_seconds``."""
     GIVE_UP = "give-up"
-    """A person is needed; one more try after ``delay_seconds`` unless that is 0 (never)."""
+    """The operator must act; one more try after ``delay_seconds`` unless that is 0 (never)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How one attempt ended. ``at`` is the moment of the failure.
+    """How one attempt ended. ``at``: the time of the failure.
 
     ``loaded``: the load was proven (GPU memory rose, or the checkpoint was read). ``made_step``: a new step was seen
     in this attempt. ``resumed_from``: the step it was started with, None for a fresh start. ``last_lines``: its last
-    output, oldest first. ``needs_person``: what stands in the way of executing the command at all; empty if it ran.
+    output, oldest first. ``needs_person``: why the command cannot be executed at all; empty if it ran.
     """
 
     kind: FindingKind
@@ -109,19 +109,19 @@ class Failure:
     last_lines: tuple[str, ...] = ()
     needs_person: str = ""
     machine_fault: str = ""
-    """What a sensor saw of the machine at that time (XID, ECC, GPU lost); empty if nothing."""
+    """The machine fault that a sensor saw at that time (XID, ECC, GPU lost); empty if none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartHistory:
-    """All that the decision remembers. ``to_dict``/``from_dict`` make it JSON-safe for the journal."""
+    """The state of the decision. ``to_dict`` and ``from_dict`` convert it for the journal."""
 
     ever_worked: bool = False
     """This command has made a step at least once."""
     streak_count: int = 0
     streak_started_at: float | None = None
     tries_without_step: int = 0
-    """Attempts in a row without a step of a command that never worked."""
+    """Consecutive attempts without a step, of a command that never worked."""
     failed_loads: tuple[tuple[int, int], ...] = ()
     """(step, proven failed loads) since the last step that was made."""
     step_backs: int = 0
@@ -149,7 +149,7 @@ class RestartHistory:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> "RestartHistory":
-        """The inverse of ``to_dict``; anything it cannot read becomes an empty history (that only delays giving up)."""
+        """The inverse of ``to_dict``. Unreadable data gives an empty history, which only delays giving up."""
         try:
             loads = data.get("failed_loads", [])
             if not isinstance(loads, list):
@@ -171,7 +171,7 @@ class RestartHistory:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``step_back``: the next start must come from a step below the one that failed."""
+    """``step_back``: the next start must use a step below the one that failed."""
 
     action: Action
     delay_seconds: float
@@ -181,7 +181,7 @@ class Decision:
 
 
 def succeeded(history: RestartHistory, at: float, policy: RestartPolicy) -> RestartHistory:
-    """A new step was made at ``at``. Call it for every new step; it is what ends a streak after a calm period."""
+    """Record a new step at ``at``. Call it for every new step; it ends a streak after a calm period."""
     since = history.working_since if history.working_since is not None else at
     if at - since >= policy.calm_seconds:
         return RestartHistory(ever_worked=True, working_since=since, last_step_at=at)
@@ -191,10 +191,9 @@ def succeeded(history: RestartHistory, at: float, policy: RestartPolicy) -> Rest
 
 
 def after_failure(history: RestartHistory, failure: Failure, policy: RestartPolicy, jitter: float) -> Decision:
-    """Decide what follows one failure. ``jitter`` is a random number from 0 to 1.
+    """Decide what to do after a failure. ``jitter`` is a random number from 0 to 1.
 
-    Not for: a stop that a person asked for, and ``blocked`` (GPU memory still held), which is not counted against the
-    budget.
+    Not for a stop by an operator, nor for ``blocked`` (GPU memory still held), which does not count against the budget.
     """
     if failure.made_step and history.last_step_at is None:
         history = succeeded(history, failure.at, policy)
@@ -219,7 +218,7 @@ def after_failure(history: RestartHistory, failure: Failure, policy: RestartPoli
         failure.kind is FindingKind.RESUMED_WRONG or loads.get(proven or 0, 0) >= policy.resume_attempts
     )
     if step_back:
-        # The older step is a new situation: it gets its own two tries.
+        # The older step gets its own tries.
         history = replace(history, step_backs=history.step_backs + 1, tries_without_step=0)
     return _decide(history, failure, policy, jitter, step_back)
 
@@ -234,15 +233,15 @@ def _decide(
         if failure.needs_person and not history.ever_worked:
             return _give_up(history, failure, policy, failure.needs_person, False)
     if history.gave_up:
-        return _give_up(history, failure, policy, "the try after giving up failed too", step_back)
+        return _give_up(history, failure, policy, "the attempt after giving up failed too", step_back)
     if not history.ever_worked and history.tries_without_step >= policy.never_worked_tries:
         tries = history.tries_without_step
-        return _give_up(history, failure, policy, f"the command never made a step in {tries} tries", step_back)
+        return _give_up(history, failure, policy, f"the training command made no step in {tries} attempts", step_back)
     started = failure.at if history.streak_started_at is None else history.streak_started_at
     lasting = failure.at - started
     if history.streak_count >= policy.budget_restarts and lasting >= policy.budget_seconds:
         calm = policy.calm_seconds / 60
-        reason = f"{history.streak_count} failures in {lasting / 3600:.1f} h without {calm:.0f} calm minutes"
+        reason = f"{history.streak_count} failures in {lasting / 3600:.1f} h, never {calm:.0f} minutes without one"
         return _give_up(history, failure, policy, reason, step_back)
     delay = _backoff(history.streak_count, policy, jitter)
     reason = f"failure {history.streak_count} of this streak"
@@ -259,7 +258,8 @@ def _give_up(
 
 
 def _backoff(count: int, policy: RestartPolicy, jitter: float) -> float:
-    """The first failure of a streak starts again at once: every waiting second is a GPU paid for nothing."""
+    """Seconds to wait before failure number ``count`` of a streak is retried; 0 for the first, because waiting costs
+    GPU time."""
     if count <= 1:
         return 0.0
     doubled = policy.backoff_min_seconds * 2.0 ** min(count - 2, 30)
@@ -284,14 +284,15 @@ def _proven_failed_load(failure: Failure) -> int | None:
 def _why_back(failure: Failure) -> str:
     step = failure.resumed_from
     if failure.kind is FindingKind.RESUMED_WRONG:
-        return f"the resume from step {step} did not continue that step"
+        return f"training did not continue from step {step}"
     if failure.loaded:
-        return f"step {step} was loaded, and training ended again before a new step"
+        return f"training loaded step {step} and failed again before a new step"
     return f"loading step {step} failed again"
 
 
 def fault_of_machine(failure: Failure) -> str:
-    """The machine's part in this failure, in words; empty if nothing shows one. It never blames a checkpoint."""
+    """The machine fault that this failure shows, in words; empty if none. Such a failure never counts against a
+    checkpoint."""
     if failure.machine_fault:
         return failure.machine_fault
     for line in reversed(failure.last_lines[-LOG_LINES_KEPT:]):
@@ -302,13 +303,13 @@ def fault_of_machine(failure: Failure) -> str:
 
 
 def names_checkpoint(lines: Iterable[str], step: int) -> bool:
-    """True if an error line names the checkpoint of ``step`` (``step_40``, ``checkpoint-40``...)."""
+    """Whether an error line names the checkpoint of ``step`` (``step_40``, ``checkpoint-40``...)."""
     name = re.compile(rf"(step|checkpoint)[_-]0*{step}(?!\d)", re.IGNORECASE)
     return any(name.search(line) and _LOAD_ERROR.search(line) for line in lines)
 
 
 def deterministic(lines: Iterable[str]) -> str:
-    """What a person has to mend, if the last lines of output say so; else empty."""
+    """The deterministic error that the operator must fix, if the last lines of output show one; else empty."""
     for line in reversed(list(lines)[-LOG_LINES_KEPT:]):
         for pattern, meaning in _DETERMINISTIC:
             if pattern.search(line):

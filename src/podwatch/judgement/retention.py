@@ -1,14 +1,14 @@
-"""What may leave the disk of the pod, in which order, and why everything else stays (DESIGN section 6; promise 2).
+"""What podwatch deletes from the pod's disk, in which order, and why it keeps everything else (docs/disk.md).
 
 Two triggers: usage above ``prune_above`` (down to ``prune_to``), and room: the next save, as big as the last ones
 times ``margin``, must fit before it comes (``prediction``), in bytes and in inodes. A percentage alone cannot protect:
-85 % of a 250 GB disk leaves 37 GB, less than one save (facts/peers.md section 1).
+85 % of a 250 GB disk leaves 37 GB, less than one save.
 
-Order: trash and expired quarantine; incomplete sets that nobody writes; old broadcasts and rollouts that belong to no
-set; parts that a resume does not need; complete sets in the store, oldest first. Only at the critical mark (the next
-save does not fit and nothing else can go): complete sets that are not in the store, oldest first, and at last even
-one being uploaded; and not before the next save is near, because until then an upload may still end. Never the newest
-complete set.
+Order: trash and expired quarantine; incomplete checkpoints that no process writes; old broadcasts and rollouts that
+belong to no checkpoint; parts that a resume does not need; complete checkpoints in the store, oldest first. Only at the
+critical threshold (the next save does not fit and nothing else can be deleted): complete checkpoints that are not in
+the store, oldest first, and last one that is being uploaded; and only when the next save is near, because an upload may
+complete until then. Never the newest complete checkpoint.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
 
 ROOM_HYSTERESIS = 0.05
-"""Once room is made, so much more of a save than must be: a log that grows would start the next removal else."""
+"""podwatch frees this much more of a save than needed, so that a growing log does not trigger the next deletion."""
 
 
 class RemovalKind(StrEnum):
@@ -41,29 +41,30 @@ class Trigger(StrEnum):
 
 
 class Protection(StrEnum):
-    """Why a step must not be touched."""
+    """Why podwatch must not delete a step."""
 
     UPLOADING = "uploading"
-    """May go at the critical mark if it is not the newest: its upload is stopped first."""
+    """Can be deleted at the critical threshold if it is not the newest; its upload is stopped first."""
     RESUME_SOURCE = "resume-source"
     RESTORING = "restoring"
     WRITING = "writing"
     EARLIER_BRANCH = "earlier-branch"
-    """Of a branch that training has left, which has no successor in the store yet: may go at the critical mark."""
+    """Of a branch that training has left and that has no successor in the store yet; can be deleted at the critical
+    threshold."""
     EARLIER_NEWEST = "newest-of-earlier-branch"
-    """The newest of those: stays."""
+    """The newest of those: never deleted."""
     UNCONFIRMED = "unconfirmed"
     """The last resume could not be confirmed by a step number."""
 
 
 YIELDING = frozenset({Protection.UPLOADING, Protection.EARLIER_BRANCH})
-"""What gives way at the critical mark."""
+"""Protections that end at the critical threshold."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineEntry:
-    """Something set aside. ``needed`` is true while it must stay: its new line has no verified set beyond it yet.
-    ``device`` is the file system it lies on, for counting only; 0: unknown."""
+    """One entry in quarantine. ``needed``: it must stay, because the current lineage has no verified checkpoint above
+    it yet. ``device``: its file system (st_dev), for counting only; 0: unknown."""
 
     path: str
     step: int
@@ -75,7 +76,7 @@ class QuarantineEntry:
 
 @dataclass(frozen=True, slots=True)
 class SpareEntry:
-    """A by-product of one step that belongs to no checkpoint: an old broadcast or rollouts. ``path`` is absolute."""
+    """A by-product of one step that belongs to no checkpoint: a broadcast or rollouts. ``path`` is absolute."""
 
     path: str
     step: int
@@ -85,7 +86,7 @@ class SpareEntry:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """``step`` is None for what is no checkpoint set; ``path`` is set for that and for a single part (absolute)."""
+    """One deletion. ``step`` is None if it is no checkpoint. ``path`` (absolute) is set then and for a single part."""
 
     kind: RemovalKind
     bytes: int
@@ -94,12 +95,13 @@ class Removal:
     path: str = ""
     part: str = ""
     files: int = 0
-    """Inodes that come free at least; 0 where they were not counted."""
+    """Inodes that this frees at least; 0 if not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """``unlock``: what would let it go, in words that follow "if step N were"; empty where nothing should."""
+    """``unlock``: the condition under which podwatch would delete it, in words that follow "if step N were"; empty if
+    there is none."""
 
     step: int
     reason: str
@@ -109,11 +111,11 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class RemovalInput:
-    """``next_save_bytes`` and ``next_save_files`` are what is expected to come before anything can be removed again,
-    ``most_bytes`` and ``most_files`` what must be reckoned with (0: the same). ``soon``: it may begin at any moment,
-    else in ``due_in`` seconds. ``stored`` are (step, save_id) whose manifest is published. ``first_seen_wall``: sets
-    last changed before podwatch first guarded this directory go only once they are in the store. ``trash_path`` is
-    what ``trash_bytes`` lie in."""
+    """``next_save_bytes`` and ``next_save_files``: expected before podwatch can delete anything again. ``most_bytes``
+    and ``most_files``: the worst case (0: the same). ``soon``: the save can begin at any moment, otherwise in
+    ``due_in`` seconds. ``stored``: (step, save_id) whose manifest is published. ``first_seen_wall``: checkpoints last
+    changed before podwatch first guarded this directory are deleted only when they are in the store. ``trash_path``:
+    the directory that holds ``trash_bytes``."""
 
     sets: Sequence[CheckpointSet]
     disk: DiskSample
@@ -128,7 +130,7 @@ class RemovalInput:
     trash_path: str = ""
     first_seen_wall: float = 0.0
     free_floor_bytes: int = 0
-    """Never plan for less free space than this, whatever the percentage says."""
+    """Always keep at least this much free space."""
     next_save_files: int = 0
     most_bytes: int = 0
     most_files: int = 0
@@ -138,12 +140,12 @@ class RemovalInput:
 
 @dataclass(frozen=True, slots=True)
 class RemovalPlan:
-    """``removals`` in the order in which they are to be done; ``kept`` every other set, newest first, with the reason.
+    """``removals``: deletions in their order. ``kept``: every other checkpoint, newest first, with the reason.
 
-    ``target_bytes`` is what has to come free, ``shortfall_bytes`` what is still missing of it after all removals.
-    ``critical``: the next save would not fit without taking sets that are not in the store, or does not fit at all.
-    ``waiting`` are such sets that go when the save is near. ``missing_bytes`` and ``missing_inodes``: what the next
-    save lacks even after all of that.
+    ``target_bytes``: bytes to free; ``shortfall_bytes``: bytes of it still missing after all ``removals``.
+    ``critical``: the next save does not fit unless podwatch deletes checkpoints that are not in the store, or not at
+    all. ``waiting``: such checkpoints, deleted only when the save is near. ``missing_bytes`` and ``missing_inodes``:
+    missing for the next save even after all of that.
     """
 
     removals: tuple[Removal, ...]
@@ -162,7 +164,7 @@ class RemovalPlan:
 
 
 def room_needed(sets: Sequence[CheckpointSet], next_save_bytes: int, margin: float) -> int:
-    """Free bytes the next save needs. What a save in flight has already written need not be free a second time."""
+    """Free bytes that the next save needs, minus what a save in flight has already written."""
     written = max((s.size_bytes for s in sets if s.completeness is Completeness.WRITING), default=0)
     return max(0, int(next_save_bytes * margin) - written)
 
@@ -174,8 +176,8 @@ def inodes_needed(sets: Sequence[CheckpointSet], next_save_files: int, margin: f
 
 @dataclass(frozen=True, slots=True)
 class _Pressure:
-    """Bytes and inodes that have to come free: ``room`` and ``inodes`` for the save that is expected, at any price;
-    the others for what it would be good to have room for."""
+    """Bytes and inodes to free. ``room`` and ``inodes``: for the expected save, even at the cost of checkpoints that
+    are not in the store. ``most_*``: for the worst case. ``usage``: for the usage threshold."""
 
     room: int
     most_room: int
@@ -207,7 +209,7 @@ def pressure_of(given: RemovalInput, policy: DiskPolicy) -> _Pressure:
     if disk.used_ratio > policy.prune_above:
         usage = disk.used_bytes - int(policy.prune_to * disk.capacity_bytes)
     inodes = most_inodes = 0
-    if disk.inodes_total > 0:  # some file systems make inodes as they need them, and tell 0
+    if disk.inodes_total > 0:  # some file systems create inodes on demand and report 0
         inodes = inodes_needed(sets, given.next_save_files, policy.margin) - disk.inodes_free
         most_files = max(given.most_files, given.next_save_files)
         most_inodes = inodes_needed(sets, most_files, policy.margin) - disk.inodes_free
@@ -222,10 +224,10 @@ def pressure_of(given: RemovalInput, policy: DiskPolicy) -> _Pressure:
 
 
 def plan_removal(given: RemovalInput, policy: DiskPolicy) -> RemovalPlan:
-    """Plan. Pure: the same input gives the same plan, and more pressure never keeps what less pressure removed."""
+    """Plan the deletions. Pure. More pressure never keeps a checkpoint that less pressure deletes."""
     pressure = pressure_of(given, policy)
     trigger = pressure.trigger
-    # Few inodes, but enough for the next save: take the first thing that may go, and look again.
+    # Few inodes, but enough for the next save: delete the first candidate, then plan again.
     target = 1 if trigger is Trigger.INODES and not pressure.most_inodes else pressure.target
     keep = _reasons_to_keep(given)
     removals: list[Removal] = []
@@ -244,7 +246,7 @@ def plan_removal(given: RemovalInput, policy: DiskPolicy) -> RemovalPlan:
                 break
             if given.soon:
                 freed += _add(removals, removal)
-            else:  # what its parts bring has been counted: they go now
+            else:  # bytes of its parts are already counted: they are deleted now
                 waiting.append(removal)
                 freed += removal.bytes - sum(p.bytes for p in _parts_of(removal, removals))
             inodes += removal.files
@@ -262,7 +264,7 @@ def plan_removal(given: RemovalInput, policy: DiskPolicy) -> RemovalPlan:
 
 
 def _add(removals: list[Removal], removal: Removal) -> int:
-    """Append; a whole set takes the place of its parts that were to go before. Returns the bytes this adds."""
+    """Append ``removal``; a whole checkpoint replaces the removals of its parts. Returns the additional bytes."""
     parts = _parts_of(removal, removals)
     for part in parts:
         removals.remove(part)
@@ -276,24 +278,24 @@ def _parts_of(whole: Removal, removals: Sequence[Removal]) -> list[Removal]:
 
 @dataclass(frozen=True, slots=True)
 class _Reason:
-    """Why a checkpoint stays; ``by_pin``: for nothing but the operator's pin."""
+    """Why a checkpoint stays; ``by_pin``: only because of the operator's pin."""
 
     text: str
     by_pin: bool = False
 
 
 def _reasons_to_keep(given: RemovalInput) -> dict[int, _Reason]:
-    """Step -> why it stays whatever the pressure; "uploading" is not among these."""
+    """Step -> why it stays regardless of the pressure. An upload alone is no such reason."""
     keep: dict[int, _Reason] = {}
     newest, whole = newest_complete(tuple(given.sets)), newest_whole(tuple(given.sets))
     for s in given.sets:
         protection = given.protected.get(s.step)
         if s.held_as is HeldAs.IMPLAUSIBLE:
-            keep[s.step] = _Reason(f"not this run's as far as is known: {s.held}")
+            keep[s.step] = _Reason(f"possibly not of this run: {s.held}")
         elif newest is not None and s.step == newest.step:
             keep[s.step] = _Reason("the newest complete checkpoint")
         elif whole is not None and s.step == whole.step:
-            keep[s.step] = _Reason("the newest complete checkpoint, although it is held back")
+            keep[s.step] = _Reason("the newest complete checkpoint (held back)")
         elif protection is not None and protection not in YIELDING:
             keep[s.step] = _Reason(f"protected: {protection}")
         elif s.step in given.pins:
@@ -302,16 +304,16 @@ def _reasons_to_keep(given: RemovalInput) -> dict[int, _Reason]:
             keep[s.step] = _Reason("being written")
         elif newest is not None and not s.complete and s.step > newest.step and s.changed_wall >= newest.changed_wall:
             # It may be the save in flight of a trainer that pauses for longer than the settle time.
-            keep[s.step] = _Reason("newer than the newest complete checkpoint: perhaps still being saved")
+            keep[s.step] = _Reason("newer than the newest complete checkpoint: possibly still being saved")
         elif newest is None:
-            keep[s.step] = _Reason("no complete checkpoint exists: nothing is thrown away")
+            keep[s.step] = _Reason("no complete checkpoint exists, so podwatch deletes none")
     return keep
 
 
 def _willing(given: RemovalInput, keep: Mapping[int, _Reason], steps_in_use: int) -> Iterable[Removal]:
-    """Everything that may go before the critical mark, in order."""
+    """Everything that can be deleted below the critical threshold, in order."""
     if given.trash_bytes > 0:
-        yield Removal(RemovalKind.TRASH, given.trash_bytes, "already thrown away", path=given.trash_path)
+        yield Removal(RemovalKind.TRASH, given.trash_bytes, "already in the trash", path=given.trash_path)
     for entry in sorted(given.quarantine, key=lambda e: (e.step, e.path)):
         if entry.expired and not entry.needed and entry.step not in given.pins:
             yield Removal(
@@ -331,7 +333,7 @@ def _willing(given: RemovalInput, keep: Mapping[int, _Reason], steps_in_use: int
     unused = _unused_below(given, steps_in_use)
     for spare in sorted(given.spares, key=lambda e: (e.step, e.path)):
         if _idle_spare(spare, given, unused, steps_in_use):
-            why = f"of step {spare.step}: belongs to no checkpoint, and training is past it"
+            why = f"of step {spare.step}: belongs to no checkpoint, and training no longer needs it"
             yield Removal(RemovalKind.SPARE, spare.bytes, why, path=spare.path)
     for s in free:
         if s.complete and s.step < unused and (_stored(s, given) or _ours_to_judge(s, given)):
@@ -344,15 +346,15 @@ def _willing(given: RemovalInput, keep: Mapping[int, _Reason], steps_in_use: int
             yield Removal(
                 RemovalKind.STORED_SET,
                 s.size_bytes,
-                "in the store, and a newer one is complete",
+                "in the store, and a newer checkpoint is complete",
                 s.step,
                 files=s.file_count,
             )
 
 
 def _idle_spare(spare: SpareEntry, given: RemovalInput, unused: int, steps_in_use: int) -> bool:
-    """Read by nobody any more. One from before podwatch's first start goes only once this run has saved under
-    podwatch's eyes, and not where a resume from an unstored set of those days would begin."""
+    """Whether no process reads it any more. A by-product from before podwatch's first start also needs a checkpoint
+    that this run saved since, and must not be one that a resume from an older unstored checkpoint would read."""
     if spare.step >= unused or spare.step in given.pins or any(s.step == spare.step for s in given.sets):
         return False
     if spare.changed_wall >= given.first_seen_wall:
@@ -365,7 +367,7 @@ def _idle_spare(spare: SpareEntry, given: RemovalInput, unused: int, steps_in_us
 
 
 def _unused_below(given: RemovalInput, steps_in_use: int) -> int:
-    """By-products of steps below this are read by nobody: not by what trains now, nor after a resume."""
+    """By-products of steps below this are not read by the running training nor after a resume."""
     newest = newest_complete(tuple(given.sets))
     if newest is None:
         return 0
@@ -374,14 +376,14 @@ def _unused_below(given: RemovalInput, steps_in_use: int) -> int:
 
 
 def _critical(given: RemovalInput, keep: Mapping[int, _Reason], gone: set[int | None]) -> Iterable[Removal]:
-    """Oldest first, but the one being uploaded last: where uploads take longer than two saves, it is always the oldest,
-    and nothing would ever reach the store (simulated: 1 set of 60 at 15 MB/s, 12 in this order)."""
+    """Oldest first, but the one being uploaded last: if uploads take longer than two saves, it is always the oldest,
+    and almost no checkpoint would reach the store (simulated: 1 of 60 at 15 MB/s, 12 with this order)."""
     for s in sorted(given.sets, key=lambda s: (given.protected.get(s.step) is Protection.UPLOADING, _age(s))):
         if not s.complete or s.step in keep or s.step in gone or not (_ours_to_judge(s, given) and _takes_room(s)):
             continue
         why = "not in the store" if given.has_store else "no store is configured"
         if given.protected.get(s.step) is Protection.UPLOADING:
-            why = "its upload is stopped"
+            why = "podwatch stops its upload"
         reason = f"the next save does not fit; {why}"
         yield Removal(RemovalKind.UNSTORED_SET, s.size_bytes, reason, s.step, files=s.file_count)
 
@@ -391,7 +393,7 @@ def _ours_to_judge(s: CheckpointSet, given: RemovalInput) -> bool:
 
 
 def _takes_room(s: CheckpointSet) -> bool:
-    """Nothing of it may lie on the file system that is planned for."""
+    """False if all of it is on another file system."""
     return s.size_bytes > 0 or s.file_count > 0
 
 
@@ -400,9 +402,8 @@ def _stored(s: CheckpointSet, given: RemovalInput) -> bool:
 
 
 def _age(s: CheckpointSet) -> int:
-    """Oldest first is lowest step first: mtimes change when a set is restored, and what was left behind is in
-    quarantine.
-    """
+    """Sort key, lowest step first: mtimes change when a checkpoint is restored, and higher steps of an earlier attempt
+    are in quarantine."""
     return s.step
 
 
@@ -419,7 +420,7 @@ def _kept(
         reason = keep[s.step].text if s.step in keep else _why_still_here(s, given)
         if s.step in later:
             when = "" if given.due_in is None else f", due in {max(0.0, given.due_in) / 60:.0f} min"
-            reason = f"{later[s.step].reason}: goes before the next save{when}, unless the store has it by then"
+            reason = f"{later[s.step].reason}: podwatch deletes it before the next save{when} unless it is stored"
         kept.append(Kept(s.step, reason, s.size_bytes - parts, _unlock(s, given, keep)))
     return tuple(kept)
 
@@ -437,9 +438,9 @@ def _why_still_here(s: CheckpointSet, given: RemovalInput) -> str:
     if protection is not None:
         return f"protected: {protection}"
     if s.complete and _stored(s, given):
-        return "in the store; no need to remove it yet"
+        return "in the store; no need to delete it yet"
     if not _ours_to_judge(s, given):
         return "older than podwatch's first start and not in the store"
     if not s.complete:
-        return "incomplete; no need to remove it yet"
+        return "incomplete; no need to delete it yet"
     return "not in the store" if given.has_store else "no store is configured, and the next save fits"

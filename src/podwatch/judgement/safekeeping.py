@@ -1,9 +1,9 @@
-"""Whether what training makes is kept: checkpoints that the completeness rule rejects one after another, and a run of
-which nothing is in the store while more and more of it is at risk.
+"""Findings about lost saves: consecutive checkpoints that the completeness rule rejects, and a run that has nothing in
+the store while more and more steps are at risk.
 
-One cause is one finding. Each source reports what it sees (``saves-nothing``, ``checkpoint-overdue``,
-``store-unavailable``, ``sync-lagging``); ``safekeeping`` keeps the one that says why, puts the others into its
-evidence, and raises it to critical where nothing of the run was ever stored.
+One finding per cause. Each source reports its own (``saves-nothing``, ``checkpoint-overdue``, ``store-unavailable``,
+``sync-lagging``); ``safekeeping`` keeps the one that gives the reason, puts the others into its evidence, and raises it
+to critical if nothing of the run was ever stored.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,20 +13,20 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 
 IN_A_ROW = 2
-"""Rejected checkpoints before it is a warning: a single one is what a kill in the middle of a save leaves behind."""
+"""Rejected checkpoints before a warning: a kill during a save leaves a single one."""
 FEW_SAVES = 3
-"""Checkpoints of which none is stored before that is critical: by then two were due that would have limited the loss,
-and a first upload that is only slow has had two intervals for itself."""
+"""Checkpoints of which none is stored before the finding is critical: a first upload that is only slow has then had two
+save intervals."""
 _LISTED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept of a run at this moment. ``sets`` are all on this pod, ``owns`` says which are this run's.
+    """The checkpoints of a run at this moment. ``sets``: all on this pod; ``owns``: whether one is this run's.
 
-    ``nothing_stored``: a store is configured, this pod may publish to it, and as far as podwatch knows nothing of this
-    run was ever stored. ``voided``: uploads in a row that were given up because their files changed. ``steps_at_risk``:
-    what a death now would cost; None where that is not known. ``content_read``: the store has said what it holds.
+    ``nothing_stored``: a store is configured, this pod publishes to it, and as far as podwatch knows nothing of this
+    run was ever stored. ``voided``: consecutive uploads given up because their files changed. ``steps_at_risk``: steps
+    that a failure now would lose; None if unknown. ``content_read``: podwatch has listed the store's contents.
     """
 
     sets: tuple[CheckpointSet, ...] = ()
@@ -38,9 +38,8 @@ class Kept:
 
 
 def rejected_in_a_row(sets: Sequence[CheckpointSet], owns: Callable[[CheckpointSet], bool]) -> list[CheckpointSet]:
-    """This run's newest checkpoints, by when they were written, back to the last complete one, the newest first. What
-    is still being written, or cannot be read, counts neither way; what a newer save has overtaken is not written any
-    more."""
+    """This run's checkpoints written since the last complete one, newest first. One that is still being written is left
+    out, unless a newer save has overtaken it."""
     found: list[CheckpointSet] = []
     for each in sorted(sets, key=lambda s: (s.changed_wall, s.step), reverse=True):
         if (each.completeness is Completeness.WRITING and not each.overtaken) or not owns(each):
@@ -52,8 +51,8 @@ def rejected_in_a_row(sets: Sequence[CheckpointSet], owns: Callable[[CheckpointS
 
 
 def safekeeping(findings: Sequence[Finding], kept: Kept, *, at: float) -> tuple[Finding, ...]:
-    """``findings`` with each cause once, and critical where it leaves the run without anything in the store. ``at`` is
-    monotonic. Pure."""
+    """``findings`` with each cause once, raised to critical if it leaves the run without anything in the store. ``at``
+    is monotonic. Pure."""
     found = list(findings)
     rejected = rejected_in_a_row(kept.sets, kept.owns)
     overdue = _first(found, FindingKind.CHECKPOINT_OVERDUE)
@@ -76,29 +75,29 @@ def safekeeping(findings: Sequence[Finding], kept: Kept, *, at: float) -> tuple[
     elif cause is None and len(unclear := [s for s in kept.sets if s.unclear and kept.owns(s)]) >= FEW_SAVES:
         newest = max(unclear, key=lambda s: s.step)
         why = f"podwatch cannot judge {len(unclear)} checkpoints; step {newest.step}: {newest.reason}"
-        found.append(_nothing_stored(f"{why}{_at_risk(kept)}", "make them readable for podwatch", at))
+        found.append(_nothing_stored(f"{why}{_at_risk(kept)}", "give podwatch permission to read them", at))
     return tuple(found)
 
 
 def _waiting(found: list[Finding], whole: Sequence[CheckpointSet], kept: Kept, at: float) -> None:
-    """Complete checkpoints wait for a store that took none of them."""
+    """Report complete checkpoints of which the store accepted none."""
     if len(whole) < FEW_SAVES:
         return
     nothing = "nothing of this run was ever stored" if kept.content_read else "none of them is in the store"
-    text = f"{len(whole)} complete checkpoints wait, {nothing}"
+    text = f"{len(whole)} complete checkpoints are waiting for upload, {nothing}"
     refused = _first(found, FindingKind.STORE_UNAVAILABLE)
     lagging = _first(found, FindingKind.SYNC_LAGGING)
     if refused is not None:
         worse = replace(refused, severity=Severity.CRITICAL, summary=f"{refused.summary}; {text}")
         _merge(found, worse, refused, *(() if lagging is None else (lagging,)))
     elif kept.voided >= FEW_SAVES and lagging is None:
-        why = f"{text}: {kept.voided} uploads in a row were given up, because files of the checkpoint changed meanwhile"
-        fix = "find out what changes or removes files of a checkpoint after it was saved (`podwatch checkpoints`)"
+        why = f"{text}: podwatch gave up {kept.voided} uploads in a row because files of the checkpoint changed"
+        fix = "find the program that changes or deletes files of saved checkpoints (`podwatch checkpoints`)"
         found.append(_nothing_stored(why, fix, at))
 
 
 def _not_complete(rejected: Sequence[CheckpointSet], kept: Kept, at: float) -> Finding:
-    oldest = rejected[-1]  # of the newest one the next look may say more
+    oldest = rejected[-1]  # the newest one may still change
     good = max((s.step for s in kept.sets if s.complete and not s.held and kept.owns(s)), default=None)
     back = "" if good is None else f"; the newest complete one is step {good}{_at_risk(kept)}"
     own_rule = oldest.layout == "custom"
@@ -111,10 +110,10 @@ def _not_complete(rejected: Sequence[CheckpointSet], kept: Kept, at: float) -> F
         FindingKind.NOT_COMPLETE,
         Severity.WARNING,
         f"the newest {len(rejected)} checkpoints ({_steps(rejected)}) are not complete by the rule of layout"
-        f" {oldest.layout!r}: none of them is stored or resumed from{back}; step {oldest.step}, {_where(oldest)}:"
-        f" {_why(oldest)}",
+        f" {oldest.layout!r}: podwatch neither stores them nor resumes from them{back}; step {oldest.step},"
+        f" {_where(oldest)}: {_why(oldest)}",
         at,
-        f"look in the trainer's log for saves that failed; if whole ones look like this, {where} (docs/layouts.md)",
+        f"check the trainer's log for failed saves; if these checkpoints are complete, {where} (docs/layouts.md)",
         evidence=tuple(
             Evidence(f"step {s.step}", f"{_state(s)}: {_why(s)}", Agreement.AGREES) for s in rejected[:_LISTED]
         ),
@@ -127,11 +126,11 @@ def _steps(sets: Sequence[CheckpointSet]) -> str:
 
 
 def _state(found: CheckpointSet) -> str:
-    return "not written any more" if found.overtaken else str(found.completeness)
+    return "abandoned by the trainer" if found.overtaken else str(found.completeness)
 
 
 def _where(found: CheckpointSet) -> str:
-    """The directory of the part that is not in order."""
+    """The directory of the incomplete part."""
     parts = sorted(found.parts, key=lambda p: (not (p.required and p.reason), not p.required))
     return parts[0].path if parts else "its directory"
 
@@ -154,7 +153,7 @@ def _first(findings: Sequence[Finding], kind: FindingKind) -> Finding | None:
 
 
 def _merge(found: list[Finding], leader: Finding, old: Finding, *absorbed: Finding) -> Finding:
-    """``leader`` takes the place of ``old``; what it absorbs is its evidence."""
+    """Replace ``old`` with ``leader`` and move ``absorbed`` into its evidence."""
     more = tuple(Evidence(f.key, f.summary, Agreement.AGREES) for f in absorbed)
     leader = replace(leader, evidence=(*leader.evidence, *more))
     gone = {id(f) for f in absorbed}

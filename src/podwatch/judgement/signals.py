@@ -1,10 +1,10 @@
-"""Signals that several detectors ask about: the processes of the tree, and the inference servers.
+"""Signals that several detectors use: the processes of the tree, and the inference servers.
 
-Followed once per turn, before the detectors; wiped at a restart boundary. ``seen`` of what was learned gets the names
-of those that were healthy, because only a signal that was healthy before can agree with a death (promise 3):
-``engine``, ``cuda0``, ``health``, ``health:URL``, ``tokens:URL``, ``liveness:URL``, ``progress``, ``sleep``. And once
-a step was made before our eyes ``settled``, with ``needs:engine`` and ``needs:inference`` where such a process was
-there: a server that a run starts later, for one evaluation, may end.
+Updated once per turn, before the detectors; reset when training restarts. ``Learned.seen`` collects the names of the
+healthy signals, because only a signal that was healthy before can agree with a death: ``engine``, ``cuda0``,
+``health``, ``health:URL``, ``tokens:URL``, ``liveness:URL``, ``progress``, ``sleep``. Once podwatch has seen a step,
+``settled`` is added, with ``needs:engine`` and ``needs:inference`` if such a process existed: the end of a server that
+the run starts later, for one evaluation, is normal.
 """
 
 from collections.abc import Container, Iterable
@@ -30,44 +30,44 @@ from podwatch.judgement.learned import Learned
 from podwatch.judgement.progress import Progress
 
 NEAR_SECONDS = 60.0
-"""An engine process that ended longer than this before the memory fell was another matter: it was replaced since, or
-was never one (a fork bears its parent's title until it execs)."""
+"""An engine process that ended longer than this before the memory fell is unrelated: it was replaced since, or was only
+a fork, which has its parent's name until it calls exec."""
 ENGINE_LOOKS_KEPT = 64
 LASTING_HOLDS = 4.0
-"""A process that lived for less than so many times ``hold`` (32 s) is no engine and no server whose end means
-anything: loading a model takes longer, and a fork bears its parent's title until it execs or ends."""
+"""The end of a process that lived for less than this many times ``hold`` (32 s) is no evidence: loading a model takes
+longer, and a fork has its parent's name until it calls exec or ends."""
 WINDOW_GAP_SECONDS = 30.0
-"""Observations further apart than this (or three intervals of the sensor) do not make one window."""
+"""Observations further apart than this (or three intervals of the sensor) do not form one window."""
 SETTLE_SECONDS = 60.0
-"""A step this long after the first look shows what training needs: by then servers and processes were found."""
+"""A step this long after the first look shows which processes training needs: by then all were found."""
 ENGINE_ROLES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
 ENDS_KEPT = 32
 LASTING_SECONDS = 32.0
-"""The same where nothing waits for ``hold``, however long that is."""
+"""The same as an absolute limit, for verdicts that do not wait for ``hold``."""
 DEAD = frozenset("ZXx")
-"""States of /proc/PID/stat of a process that has ended."""
+"""States in /proc/PID/stat of a process that has ended."""
 BORN_MARGIN_SECONDS = 2.0
-"""A process that replaces another may begin a little before a look misses the old one: one poll."""
+"""A replacement can start this long before a look notices the end of the old process: one poll."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What one look at the processes says. ``holders`` are ``cuda0`` for each inference GPU on which a process that
-    counts holds a CUDA context."""
+    """The result of one look at the processes. ``engines``: number of engine processes. ``holders``: a name such as
+    ``cuda0`` for each inference GPU on which a relevant process holds a CUDA context."""
 
     engines: int = 0
     youngest: ProcessIdentity | None = None
     """The engine process that was started last."""
     holders: tuple[str, ...] = ()
     trainer_gpus: frozenset[int] = frozenset()
-    """GPUs that others than the engine hold."""
+    """GPUs held by processes other than the engine's."""
     engine_gpus: frozenset[int] = frozenset()
     blind: bool = False
-    """Of some process nobody can tell whether it holds a context."""
+    """For at least one process podwatch cannot read whether it holds a CUDA context."""
     sleep_mode: bool = False
     """The engine was started with ``--enable-sleep-mode``, at any time of this start."""
     memory_share: float | None = None
-    """``--gpu-memory-utilization`` of the engine, where it is on the command line."""
+    """``--gpu-memory-utilization`` from the engine's command line; None if absent."""
 
 
 NO_TREE = Tree()
@@ -75,7 +75,7 @@ NO_TREE = Tree()
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One inference server through time. ``work`` says whether requests run or wait; None where it does not tell."""
+    """One inference server over time. ``work``: whether requests run or wait; None if it does not report that."""
 
     url: str
     kind: ServerKind = ServerKind.ENGINE
@@ -85,22 +85,22 @@ class Server:
     work: bool | None = None
     awake: bool = True
     flat: Held = NOT_HELD
-    """Requests run and no token comes."""
+    """Requests run and no token is generated."""
     sick: Held = NOT_HELD
-    """``/health`` was fine during this start, and is not."""
+    """``/health`` was ok during this start and is not now."""
     down: Held = NOT_HELD
     """The same, and it is refused or 5xx."""
     stuck: Held = NOT_HELD
-    """``/liveness`` was fine during this start, and is not."""
+    """``/liveness`` was ok during this start and fails now."""
     declared_at: float | None = None
-    """When it last answered 5xx, having been fine during this start: vLLM says so of its own engine. A server that is
-    asked to end closes its socket and answers nothing."""
+    """When it last answered 5xx after it was ok during this start: vLLM reports its own engine as dead. A server that
+    is being stopped closes its socket instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A process of the engine's roles that a look at ``at`` (monotonic) no longer showed alive, and the one before it
-    did. It had lived for ``LASTING_SECONDS``."""
+    """An engine or server process that lived for ``LASTING_SECONDS``, was alive at one look and gone at the next, at
+    ``at`` (monotonic)."""
 
     identity: ProcessIdentity
     role: ProcessRole
@@ -108,8 +108,8 @@ class Missed:
 
 
 class Seen(NamedTuple):
-    """``number`` engine processes at every look from ``first`` to ``last`` (monotonic seconds). ``before`` is how many
-    seconds the youngest of them had lived until then: podwatch may have come later than they."""
+    """``number`` engine processes at every look from ``first`` to ``last`` (monotonic seconds). ``before``: seconds
+    that the youngest had lived before ``first``, because podwatch may have started later."""
 
     first: float
     last: float
@@ -124,10 +124,11 @@ class Signals:
     looked_at: float = float("-inf")
     first_looked_at: float | None = None
     minors: tuple[tuple[int, int], ...] = ()
-    """(N of /dev/nvidiaN, NVML index) of each GPU; empty while NVML has not told all: then they are taken for equal."""
+    """(N of /dev/nvidiaN, NVML index) of each GPU. Empty until NVML has reported all; then both numbers count as equal.
+    """
     engines: tuple[Seen, ...] = ()
-    """Engine processes that were there at two looks running (or, at the first look, had lived long), newest last; a
-    hole in which nobody looked divides them."""
+    """Engine processes seen at two consecutive looks (or, at the first look, that had lived long), newest last. A gap
+    in the observation starts a new entry."""
     servers: tuple[Server, ...] = ()
     inference_at: float = float("-inf")
     rhythm: Rhythm = NO_RHYTHM
@@ -136,20 +137,20 @@ class Signals:
     """Engine and server processes that were seen to end, newest last."""
 
     def most_engines(self, since: float, least: float) -> int:
-        """How many engine processes there were around ``since``, when the memory fell, or after it; only those count
-        that were there for ``least`` seconds."""
+        """The number of engine processes around ``since``, when the memory fell, or later; only those that existed for
+        ``least`` seconds count."""
         begin = since - NEAR_SECONDS
         lasting = _lasting(self.engines, least)
         counts = [n for _, last, n in lasting if last >= begin]
         if not any(seen.first <= since and seen.last >= begin for seen in self.engines):
-            # Nobody could look just then.
+            # The tree could not be read at that time.
             newest = max((last for _, last, _ in lasting if last < since), default=None)
             counts += [n for _, last, n in lasting if last == newest]
         return max(counts, default=0)
 
     @property
     def tokens_at(self) -> float | None:
-        """When tokens were last seen to be made."""
+        """When a server was last seen to generate tokens (monotonic)."""
         return max((s.grew_at for s in self.servers if s.grew_at is not None), default=None)
 
 
@@ -158,13 +159,13 @@ NOBODY_SEEN = Seen(float("inf"), float("inf"), 0)
 
 
 def lasting_seconds(policy: DetectionPolicy) -> float:
-    """Seconds for which a process must have been seen to be an engine or a server that can be missed."""
+    """Seconds that an engine or server process must have lived for its end to be evidence."""
     return LASTING_HOLDS * policy.hold_seconds
 
 
 def _lasting(engines: tuple[Seen, ...], least: float) -> list[tuple[float, float, int]]:
-    """(from, until, n): the times with never fewer than n engine processes that had lived for ``least`` seconds at
-    their end. One that comes and goes beside others does not shorten theirs."""
+    """(from, until, n): the periods with at least n engine processes that had lived for ``least`` seconds at the end. A
+    short-lived one beside others does not shorten theirs."""
     found: list[tuple[float, float, int]] = []
     for n in {seen.number for seen in engines if seen.number}:
         begin: Seen | None = None
@@ -181,7 +182,7 @@ def _lasting(engines: tuple[Seen, ...], least: float) -> list[tuple[float, float
 def follow(
     signals: Signals, snapshot: Snapshot, progress: Progress, learned: Learned, policy: DetectionPolicy
 ) -> tuple[Signals, Learned]:
-    """One turn."""
+    """Update the signals for one turn."""
     reading = snapshot.trainer
     trainer = reading.value if reading.ok else None
     if not signals.minors and snapshot.gpus.ok and snapshot.gpus.value:
@@ -196,7 +197,7 @@ def follow(
         if "settled" not in learned.seen and _settled(signals, progress):
             there = {p.role for p in trainer.descendants} | {gone.role for gone in trainer.required_exits}
             learned = learned.saw("settled", *(f"needs:{role}" for role in there & ENGINE_ROLES))
-    elif trainer is not None and trainer.exit is not None:  # its launcher has ended; the rest may end after it
+    elif trainer is not None and trainer.exit is not None:  # its launcher has ended; other processes can end later
         ended = follow_endings(signals.endings, trainer.descendants, reading.at)
         signals = signals if ended is signals.endings else replace(signals, endings=ended)
     inference = snapshot.inference
@@ -204,7 +205,7 @@ def follow(
         if inference.at > signals.inference_at:
             signals, learned = _ask_servers(signals, inference.value, inference.at, learned)
     elif signals.rhythm is not NO_RHYTHM:
-        # Nobody could look: every window begins anew (promise 3).
+        # Not observed: every window restarts.
         kept = tuple(Server(s.url, s.kind, tokens=s.tokens, grew_at=s.grew_at) for s in signals.servers)
         signals = replace(signals, servers=kept, rhythm=NO_RHYTHM)
     if (progress.numbered_at is not None or progress.ping_at is not None) and "progress" not in learned.seen:
@@ -220,7 +221,7 @@ def _with_minors(signals: Signals, gpus: tuple[GpuSample, ...], policy: Detectio
 
 
 def devices(process: ProcessSample, minors: tuple[tuple[int, int], ...]) -> frozenset[int]:
-    """NVML indices of the GPUs that it holds open."""
+    """NVML indices of the GPUs that ``process`` has open."""
     if not minors or not process.gpus:
         return process.gpus
     return frozenset([index for minor, index in minors if minor in process.gpus])
@@ -232,23 +233,22 @@ def _settled(signals: Signals, progress: Progress) -> bool:
 
 
 def needs(role: ProcessRole, learned: Learned) -> bool:
-    """False: an engine or a server of which training made steps before there was one."""
+    """Whether training needs this role; False for an engine or server if training made steps before it existed."""
     return role not in ENGINE_ROLES or "settled" not in learned.seen or f"needs:{role}" in learned.seen
 
 
 def passing(gone: RequiredExit, living: Container[ProcessRole], policy: DetectionPolicy) -> bool:
-    """It was there for a moment only, beside one that still is."""
+    """Whether it lived only briefly, beside another process of its role that still lives."""
     return gone.role in living and gone.seen_for is not None and gone.seen_for < lasting_seconds(policy)
 
 
 def extra(sample: InferenceSample, seen: tuple[str, ...]) -> bool:
-    """A server that was found after training had made steps without it: that it makes tokens is a sign of life, that it
-    is gone says nothing."""
+    """Whether training made steps before this server was found: its tokens are evidence of work, its end is none."""
     return sample.discovered and "settled" in seen and f"health:{sample.url}" not in seen
 
 
 def boottime_of(snapshot: Snapshot, at: float) -> float | None:
-    """The same moment on CLOCK_BOOTTIME."""
+    """The monotonic time ``at`` on CLOCK_BOOTTIME; None if unknown."""
     return snapshot.boot_at - (snapshot.at - at) if snapshot.boot_at is not None else None
 
 
@@ -266,7 +266,7 @@ def _look_at_tree(
     )
     tree = signals.tree if same else summarise(descendants, policy, signals.minors)
     if signals.tree.sleep_mode and not tree.sleep_mode:
-        tree = replace(tree, sleep_mode=True)  # an engine that has ended was asleep perhaps
+        tree = replace(tree, sleep_mode=True)  # an engine that has ended may have been asleep
     lived = tree.youngest.age(boottime) if tree.youngest is not None and boottime is not None else 0.0
     if looked is not None:
         both = min(signals.tree.engines, tree.engines)
@@ -274,7 +274,7 @@ def _look_at_tree(
         both = tree.engines if lived >= lasting_seconds(policy) else 0
     kept = signals.engines
     if kept and kept[-1].number == both and at - kept[-1].last <= WINDOW_GAP_SECONDS:
-        newest = kept[-1]  # the same count again: only its end moves on
+        newest = kept[-1]  # the same count again: extend the entry
         kept = (*kept[:-1], Seen(newest.first, at, both, newest.before))
     else:
         kept = (*kept, Seen(at, at, both, lived))[-ENGINE_LOOKS_KEPT:]
@@ -289,7 +289,8 @@ def _look_at_tree(
 def _missed(
     signals: Signals, descendants: tuple[ProcessSample, ...], at: float, policy: DetectionPolicy, boottime: float | None
 ) -> tuple[Missed, ...]:
-    """After a hole nobody saw the end, and without the clock of the start times nobody knows how long it had lived."""
+    """Add the engine and server processes that ended since the last look. Unchanged after a gap in the observation
+    (the end was not seen) or without CLOCK_BOOTTIME (their age is unknown)."""
     if boottime is None or signals.looked is None or at - signals.looked_at > WINDOW_GAP_SECONDS:
         return signals.missed
     living = {p.identity for p in descendants if p.state not in DEAD}
@@ -308,9 +309,9 @@ def _missed(
 def successor(
     trainer: TrainerSample, since: float, at: float, boottime: float | None, margin: float = BORN_MARGIN_SECONDS
 ) -> ProcessSample | None:
-    """A living engine or server process that began after ``since``: the engine is being loaded again. ``at`` is the
-    monotonic second of the look, ``boottime`` the same moment on the clock of the start times; without it nothing is
-    known of anybody's age. It may have begun ``margin`` seconds before."""
+    """A living engine or server process that started after ``since`` (with a tolerance of ``margin`` seconds): the
+    engine is loading again. ``at``: monotonic second of the look; ``boottime``: the same moment on CLOCK_BOOTTIME, the
+    clock of process start times. Without it ages are unknown and the result is None."""
     if boottime is None:
         return None
     young = at - since + margin
@@ -323,7 +324,7 @@ def successor(
 def summarise(
     descendants: Iterable[ProcessSample], policy: DetectionPolicy, minors: tuple[tuple[int, int], ...] = ()
 ) -> Tree:
-    """One pass over the processes."""
+    """Summarise the processes of one look."""
     engines, holders, blind = 0, set(), False
     youngest: ProcessIdentity | None = None
     ours: set[int] = set()
@@ -353,7 +354,7 @@ def summarise(
 
 
 def _words(command: str, flag: str) -> Iterable[tuple[str, str]]:
-    """(value after ``=``, next word) of each place where the flag stands; vLLM takes ``_`` for ``-`` too."""
+    """(value after ``=``, next word) for each occurrence of the flag; vLLM accepts ``_`` for ``-``."""
     words = command.split()
     for n, word in enumerate(words):
         name, _, value = word.partition("=")

@@ -1,8 +1,8 @@
-"""What lies in the store and serves nobody (DESIGN section 5, "Remote retention").
+"""Unused objects in the store (docs/sync.md).
 
-Three kinds, each invisible to a restore and paid for by the byte: uploads in parts that nobody finished, versions that
-a later one has taken the place of, and saves whose manifest never came. Only what carries our mark is ever named, and
-only once it is old enough that no pod, frozen or slow, can still be at work on it.
+Three kinds, all invisible to a restore and billed by the byte: unfinished multipart uploads, superseded versions, and
+saves without a manifest. Only objects with podwatch's mark are returned, and only when they are so old that no pod,
+frozen or slow, can still be working on them.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 ABANDONED_SECONDS = 24 * 3600.0
-"""Another pod may have begun it: no upload of one set takes a day, and a frozen pod that wakes has lost its token by
-then (B2's tokens live 24 h)."""
+"""Another pod may have started it: no upload of one checkpoint takes a day, and a frozen pod that wakes later has lost
+its token (B2's tokens are valid for 24 h)."""
 SUPERSEDED_SECONDS = 24 * 3600.0
-"""An old version of the pointer still tells a reader what was newest; 24 h is also what protects the sets that any of
-its versions names (DESIGN section 4, two pods, (e))."""
+"""An old version of the pointer shows a reader the earlier newest save; the saves that any version of the pointer names
+are protected for 24 h too."""
 
 
 class Begun(Protocol):
@@ -59,9 +59,9 @@ class Leftover:
 def abandoned_uploads(
     unfinished: Iterable[Begun], live: Collection[str], now_wall: float, grace: float = ABANDONED_SECONDS
 ) -> tuple[Leftover, ...]:
-    """``live`` are ids of uploads that the journal still means to finish."""
+    """Uploads started at least ``grace`` seconds ago and not in ``live``, the ids that the journal plans to finish."""
     return tuple(
-        Leftover("upload", u.key, u.upload, "begun, and never finished")
+        Leftover("upload", u.key, u.upload, "started and never finished")
         for u in unfinished
         if u.ours and u.upload not in live and now_wall - u.started_wall >= grace
     )
@@ -72,8 +72,8 @@ def superseded_versions(
 ) -> tuple[Leftover, ...]:
     """Versions that are not the newest of their key and that no manifest or pointer in use names by id.
 
-    ``versions`` are all those below the run, newest first within a key. The age that counts is that of the version
-    which took its place. Stores without versions never have any.
+    ``versions``: all below the run, newest first within a key. The age that counts is that of the next newer version.
+    A store without versions has none.
     """
     found, newer = [], dict[str, Version]()
     for version in versions:
@@ -84,9 +84,7 @@ def superseded_versions(
             and version.file_id not in named
             and now_wall - successor.uploaded_wall >= grace
         ):
-            found.append(
-                Leftover("version", version.key, version.file_id, "a later version took its place", version.size)
-            )
+            found.append(Leftover("version", version.key, version.file_id, "replaced by a later version", version.size))
         newer[version.key] = version
     return tuple(found)
 
@@ -98,10 +96,10 @@ def orphaned_saves(
     now_wall: float,
     grace: float = ABANDONED_SECONDS,
 ) -> tuple[Leftover, ...]:
-    """Saves without a manifest that nobody has added to for a day.
+    """Saves without a manifest to which no object was added for ``grace`` seconds.
 
-    ``save_of`` maps an object's key to its save's prefix (``.../step_N/<save_id>/``), for keys that lie in one;
-    ``live`` are prefixes of saves being uploaded. A save with anything in it that is not ours is left alone.
+    ``save_of`` maps the key of an object in a save to the save's prefix (``.../step_N/<save_id>/``). ``live``: prefixes
+    of saves being uploaded. A save that contains an object without podwatch's mark is never returned.
     """
     saves: dict[str, list[Version]] = {}
     for version in versions:

@@ -1,7 +1,8 @@
-"""Two trainers that write into one output_dir mix their checkpoints: which saves are in doubt, and whose save it is.
+"""Two trainers that write into one output_dir mix their checkpoints: which checkpoints are in doubt, and which trainer
+made a progress sample. Pure.
 
-Pure. A span is a time in which a second writer was there, from its start (or the last look that did not see it) to the
-first look that does not see it any more: longer than the truth rather than shorter.
+A span is a period with a second writer, from its start (or the last look without it) to the first look without it
+again: rather too long than too short.
 """
 
 from collections.abc import Sequence
@@ -11,12 +12,12 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.snapshot import ProgressSample
 
 SPANS_KEPT = 32
-"""Older ones only concern checkpoints that were moved away, or decided about, long ago."""
+"""Older spans concern only checkpoints that were moved away or judged long ago."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``end`` is None while the other one is still there. ``who`` names it for people."""
+    """``end`` is None while the second writer is present. ``who`` names it in messages."""
 
     start: float
     end: float | None = None
@@ -27,7 +28,7 @@ class Span:
 
 
 def follow(spans: tuple[Span, ...], present_since: float | None, who: str, now: float) -> tuple[Span, ...]:
-    """After one look. ``present_since``: since when another one is there, None if none is."""
+    """The spans after one look. ``present_since``: since when a second writer is present; None if there is none."""
     last = spans[-1] if spans and spans[-1].end is None else None
     if present_since is None:
         return (*spans[:-1], replace(last, end=now)) if last is not None else spans
@@ -38,7 +39,7 @@ def follow(spans: tuple[Span, ...], present_since: float | None, who: str, now: 
 
 
 def why_held(found: CheckpointSet, spans: Sequence[Span]) -> str:
-    """Why this set is in doubt: it was written, in part or in whole, while two trainers were there. Empty if not."""
+    """Why this checkpoint is in doubt: at least part of it was written while two trainers ran. Empty if it is not."""
     began = found.began_wall or found.changed_wall
     met = next((s for s in spans if s.meets(began, found.changed_wall)), None)
     return f"written while a second trainer was running ({met.who})" if met is not None else ""
@@ -46,8 +47,8 @@ def why_held(found: CheckpointSet, spans: Sequence[Span]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is known of processes beside ours that may write into output_dir. ``looked_at``: the last look, ``spans``
-    when there were any; monotonic seconds. The default says that no other process can be there."""
+    """Other processes that may write into output_dir. ``looked_at``: the last look; ``spans``: when there were any;
+    monotonic seconds. The default means that no other process can exist."""
 
     looked_at: float = float("inf")
     spans: tuple[Span, ...] = ()
@@ -57,8 +58,8 @@ ALONE = Beside()
 
 
 def made_by_us(sample: ProgressSample, beside: Beside) -> bool | None:
-    """Is this sign of progress our own trainer's? What our own log says is; a file or another log only if no other
-    process was there when it was written. None: a look at the processes that is newer than the sample has to tell."""
+    """Whether podwatch's own trainer made this progress sample. True for the log that its keeper writes; for a file or
+    another log only if no other process existed at that time. None: unknown until the next look at the processes."""
     if sample.own:
         return True
     if any(span.meets(sample.at, sample.at) for span in beside.spans):

@@ -1,10 +1,10 @@
-"""Which share of a busy CPU the upload takes: the lowest while the backup keeps pace, more while it is behind.
+"""The CPU priority of the upload process: the lowest while the backup keeps pace, higher while it is behind.
 
-On a pod whose cores are all busy, an upload at the lowest priority hardly moves (268 MB in 76 s, measured; at ordinary
-priority 2 s). A higher priority helps only where the upload waits for a CPU, so both must hold: there is a need, and
-the child's threads wait for a CPU. A line that is slow is no reason to take CPU time from training.
+On a pod whose cores are all busy, an upload at the lowest priority makes little progress (measured: 268 MB in 76 s, at
+ordinary priority 2 s). A higher priority helps only if the upload waits for a CPU, so podwatch raises it only if there
+is a need and the child's threads wait for a CPU. A slow uplink is no reason to take CPU time from training.
 
-Pure. ``step`` is asked every few seconds while an upload runs; times are monotonic seconds, rates bytes per second.
+Pure. ``step`` is called every few seconds while an upload runs; times are monotonic seconds, rates bytes per second.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,57 +24,56 @@ class Level(IntEnum):
 
 
 class Need(StrEnum):
-    """Why the upload is behind. The texts are shown."""
+    """Why the upload is behind. The values are shown to the operator."""
 
     FIRST = "no checkpoint of this run is in the store yet"
-    SLOW = "it is slower than the line was before"
-    LATE = "it will not finish before the next save"
-    NEWER = "a newer checkpoint waits for it"
-    RISK = "the steps that are not in the store grow"
-    DISK = "the disk needs the room of checkpoints that are not in the store"
+    SLOW = "the upload is slower than the uplink was before"
+    LATE = "the upload will not finish before the next save"
+    NEWER = "a newer checkpoint is waiting for upload"
+    RISK = "more and more steps are not in the store"
+    DISK = "the disk needs the space of checkpoints that are not in the store"
 
 
 _UP_TO = {Need.FIRST: Level.RAISED, Need.SLOW: Level.RAISED}
-"""These cost nothing yet: 10 to 20 % of one core is a fair price for a backup that is only slow. Every other need
-justifies the priority of an ordinary process."""
+"""Needs that cost nothing yet justify only 10 to 20 % of one core. Every other need justifies ordinary priority."""
 _HEAVIEST = (Need.DISK, Need.NEWER, Need.LATE, Need.RISK, Need.SLOW, Need.FIRST)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds, and thresholds in pairs: the second one of a pair ends what the first one begins."""
+    """Seconds, and thresholds in pairs: the first of a pair starts a need, the second ends it."""
 
     look: float = 3.0
-    """Between two looks: long enough for a share of time that means something, and each costs some 0.3 ms."""
+    """Between two looks: long enough to measure a share of time; each costs about 0.3 ms."""
     settle: float = 6.0
-    """Between a change and the next raise: two looks that show what the change brought."""
+    """Between a change and the next raise: two looks that show its effect."""
     patience: float = 60.0
-    """Without a need for so long: one level down."""
+    """One level down after this time without a need."""
     patience_most: float = 3600.0
-    """Patience doubles each time a need comes back after a lowering, so that a pod that is always busy sees fewer and
-    fewer changes; at most this."""
+    """Patience doubles each time a need returns after a lowering, so that a pod that is always busy sees fewer changes;
+    at most this."""
     waits: float = 0.2
     waits_no_more: float = 0.05
     """Share of the time that the child's threads wait for a CPU."""
     slow: float = 0.5
     slow_no_more: float = 0.8
-    """Share of the rate that the line delivered before."""
+    """Share of the rate that the uplink delivered before."""
     late: float = 1.0
     late_no_more: float = 0.7
     """Time that the upload still takes, as a share of the time to the next save."""
     risk: float = 2.0
-    """Saves' worth of steps that are not in the store: one waits for its upload at any time, two do not."""
+    """Steps not in the store, in save intervals: one save waiting for its upload is normal, two are not."""
     report: float = 30.0
-    """A need and a busy CPU for so long are reported."""
+    """A need and a busy CPU are reported after this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is known at one moment of a running upload. None: not known, which is never a need.
+    """The state of a running upload at one moment. None: unknown, which is never a need.
 
     ``rate``: over the last looks; ``usual_rate``: the best of this upload and the ones before. ``cpu_wait``: how long
     the child's threads waited for a CPU since the last look, as a share of that time (0 to 1). ``steps_at_risk``: steps
-    that are not in the store. ``partly``: the last raise could not be carried out in full on the running child."""
+    that are not in the store. ``partly``: the last raise could not be applied in full to the running child."""
 
     at: float
     left_bytes: int = 0
@@ -92,28 +91,28 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is remembered from look to look, and from upload to upload."""
+    """The state kept between looks and between uploads."""
 
     level: Level = Level.LOWEST
     reason: str = ""
     """Why it is at this level; empty at the lowest."""
     changed_at: float = float("-inf")
     calm_since: float | None = None
-    """Since when nothing needs this level; None while something does."""
+    """Since when no need justifies this level; None while one does."""
     patience: float = 0.0
     """0: that of ``Timing``."""
     lowered_at: float | None = None
-    """The last lowering, if nothing was raised since."""
+    """The last lowering, if there was no raise since."""
     pressed_since: float | None = None
     """Since when there is a need and the CPU is the cause."""
     eased_since: float | None = None
     needs: tuple[Need, ...] = ()
-    """At the last look."""
+    """The needs at the last look."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``replace``: the running child cannot be given more, so that another one must take its place."""
+    """``replace``: the priority of the running child cannot be raised further, so a new child must replace it."""
 
     before: Level
     level: Level
@@ -128,8 +127,7 @@ class Judged:
 
 
 def needs_of(look: Look, timing: Timing, *, keep: bool = False) -> tuple[Need, ...]:
-    """Every need that there is now, the heaviest first. ``keep``: by the thresholds that end a need, instead of those
-    that begin it."""
+    """The current needs, most urgent first. ``keep``: by the thresholds that end a need, not those that start it."""
     found = set()
     if look.disk_waits:
         found.add(Need.DISK)
@@ -156,7 +154,7 @@ def highest(needs: tuple[Need, ...]) -> Level:
 
 
 def step(standing: Standing, look: Look, timing: Timing) -> Judged:
-    """The standing after this look, and what is to change on the child, if anything."""
+    """The standing after this look, and the change to apply to the child, if any."""
     needs = needs_of(look, timing)
     held = needs_of(look, timing, keep=True) if standing.level > Level.LOWEST else needs
     waits = look.cpu_wait is not None and look.cpu_wait >= timing.waits
@@ -174,12 +172,12 @@ def step(standing: Standing, look: Look, timing: Timing) -> Judged:
 
 
 def lower(standing: Standing, at: float, timing: Timing) -> Judged:
-    """One level down where nothing needed the present one for long enough."""
+    """One level down if no need justified the current one for long enough."""
     calm = standing.calm_since
     if standing.level is Level.LOWEST or calm is None or at - calm < _patience(standing, timing):
         return Judged(standing)
     level = Level(standing.level - 1)
-    reason = f"nothing needed it for {at - calm:.0f} s"
+    reason = f"not needed for {at - calm:.0f} s"
     now = replace(
         standing,
         level=level,
@@ -192,7 +190,7 @@ def lower(standing: Standing, at: float, timing: Timing) -> Judged:
 
 
 def begin(standing: Standing, at: float, timing: Timing) -> Judged:
-    """Before an upload: the time without one was calm. The first raise waits for the first looks."""
+    """The standing at the start of an upload; the time without an upload counts as calm."""
     now = replace(standing, changed_at=at, needs=())
     if standing.level is Level.LOWEST or standing.calm_since is None:
         return Judged(now)
@@ -202,17 +200,17 @@ def begin(standing: Standing, at: float, timing: Timing) -> Judged:
         return Judged(now)
     reason = "" if level is Level.LOWEST else standing.reason
     now = replace(now, level=level, reason=reason, calm_since=at, lowered_at=at)
-    return Judged(now, Change(standing.level, level, f"nothing needed it for {at - standing.calm_since:.0f} s"))
+    return Judged(now, Change(standing.level, level, f"not needed for {at - standing.calm_since:.0f} s"))
 
 
 def ended(standing: Standing, at: float) -> Standing:
-    """After an upload, where no other one waits. What follows counts as calm."""
+    """The standing after an upload if no other one is pending; the following time counts as calm."""
     calm = at if standing.calm_since is None else standing.calm_since
     return replace(standing, calm_since=calm, pressed_since=None, eased_since=None, needs=())
 
 
 def slow_because_of_cpu(standing: Standing, at: float, timing: Timing) -> bool:
-    """Is that so for long enough to report it?"""
+    """Whether the upload has been slow because of the CPU for long enough to report it."""
     return standing.pressed_since is not None and at - standing.pressed_since >= timing.report
 
 
@@ -235,7 +233,7 @@ def _raise(standing: Standing, look: Look, needs: tuple[Need, ...], most: Level,
         again = look.at - standing.lowered_at < timing.patience_most
         patience = min(2 * _patience(standing, timing), timing.patience_most) if again else 0.0
     share = 100 * (look.cpu_wait or 0.0)
-    reason = f"{needs[0]}; its threads wait for a CPU {share:.0f} % of the time"
+    reason = f"{needs[0]}; the upload's threads wait for a CPU {share:.0f} % of the time"
     now = replace(
         standing,
         level=level,

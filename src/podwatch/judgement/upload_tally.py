@@ -1,4 +1,4 @@
-"""What became of each checkpoint, and whether the uplink is slower than the saves. Pure."""
+"""Outcome of the upload of each checkpoint, and whether the uplink is slower than the saves. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,25 +9,25 @@ from typing import Any
 KEPT = 40
 """Two hours at a save every three minutes."""
 RECENT, SKIPPED_RECENTLY = 10, 2
-"""One skipped checkpoint is what a restart of podwatch or an outage leaves behind."""
+"""A single skipped checkpoint is normal after a restart of podwatch or an outage."""
 LEAST_SECONDS = 60.0
-"""An upload that takes less leaves less than a minute of training out of the store, however often a save comes."""
+"""Shorter uploads never count as behind: at most a minute of training is not in the store."""
 CAUGHT_UP = 5
-"""Checkpoints in a row without a skipped one: it is over."""
+"""The uplink has caught up after this many consecutive checkpoints without a skipped one."""
 
 
 class Outcome(StrEnum):
     STORED = "stored"
     SKIPPED = "skipped"
-    """A newer one was sent first."""
+    """A newer one was uploaded instead."""
     ABANDONED = "abandoned"
-    """Its upload was given up: its files changed or vanished, or the disk needed its room."""
+    """Its upload was given up: its files changed or were deleted, or the disk needed the space."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
     """The last checkpoints, oldest first. ``upload_seconds``: how long the last upload took; ``save_seconds``: from one
-    save to the next, as known then; ``starved``: that upload waited for a CPU rather than for the line."""
+    save to the next, as known then; ``starved``: that upload waited for a CPU rather than for the uplink."""
 
     outcomes: tuple[Outcome, ...] = ()
     upload_seconds: float | None = None
@@ -45,7 +45,7 @@ class Tally:
 
     @classmethod
     def from_list(cls, data: object) -> "Tally":
-        """The inverse of ``to_list``; anything unreadable is forgotten."""
+        """The inverse of ``to_list``; unreadable data gives an empty tally."""
         known: Any = data
         try:
             outcomes, upload, save, starved = known
@@ -60,8 +60,8 @@ class Tally:
 
 
 def uplink_behind(tally: Tally) -> bool:
-    """Are checkpoints skipped because the line is slower than the saves? Not where the upload waited for a CPU, and not
-    where uploads are quicker than saves: then an outage, a restart or ``sync.upload_gap`` has skipped them."""
+    """Whether checkpoints are skipped because the uplink is slower than the saves. False if the upload waited for a
+    CPU, or if uploads are faster than saves: then an outage, a restart or ``sync.upload_gap`` is the cause."""
     if tally.starved or tally.upload_seconds is None or tally.save_seconds is None:
         return False
     recent = tally.outcomes[-RECENT:]
@@ -70,7 +70,7 @@ def uplink_behind(tally: Tally) -> bool:
 
 
 def in_words(outcomes: Sequence[Outcome]) -> str:
-    """``26 of the last 40 checkpoints are stored, 14 were skipped``: numbers that add up."""
+    """``26 of the last 40 checkpoints are stored, 14 were skipped``."""
     counts = Counter(outcomes)
     text = f"{counts[Outcome.STORED]} of the last {len(outcomes)} checkpoints are stored, {counts[Outcome.SKIPPED]} "
     text += "was skipped" if counts[Outcome.SKIPPED] == 1 else "were skipped"
@@ -79,7 +79,7 @@ def in_words(outcomes: Sequence[Outcome]) -> str:
 
 
 def every(outcomes: Sequence[Outcome]) -> str:
-    """``every third``: how many checkpoints come for each one that is stored; empty where that says nothing."""
+    """``every third``: how many checkpoints there are for each stored one; empty if none or nearly all are stored."""
     stored = Counter(outcomes)[Outcome.STORED]
     if not stored:
         return ""

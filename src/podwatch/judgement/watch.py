@@ -1,6 +1,6 @@
 """All detectors, one turn at a time: state and snapshot in, state and findings out.
 
-A recorded night can be replayed through ``advance``: it reads no clock and remembers only what is in ``WatchState``.
+A recording can be replayed through ``advance``: it reads no clock and keeps all state in ``WatchState``.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ DETECTORS: tuple[Detector[Any], ...] = (
     training_health.DETECTOR,
     clocks.DETECTOR,
 )
-"""The registry. In this order, because a later one may use what an earlier one learned in the same turn."""
+"""The registry. The order matters: a later detector uses what an earlier one learned in the same turn."""
 
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
@@ -56,8 +56,8 @@ def _fresh() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class WatchState:
-    """Everything that is remembered. Only ``learned`` outlives a restart of podwatch; of ``states`` (by the detectors'
-    names) only those that say so outlive a restart of the trainer."""
+    """All state. Only ``learned`` survives a restart of podwatch. Of ``states`` (by detector name), those with
+    ``survives_restart`` survive a restart of the trainer."""
 
     learned: Learned = field(default_factory=Learned)
     start_id: str | None = None
@@ -66,17 +66,18 @@ class WatchState:
     states: Mapping[str, Any] = field(default_factory=_fresh)
 
     def of(self, detector: Detector[S]) -> S:
-        """What this detector remembers."""
+        """The state of this detector."""
         return cast("S", self.states[detector.name])
 
     @property
     def armed(self) -> tuple[str, ...]:
-        """What has been seen healthy during this start and is watched from now on: ``silent-death:gpu0``, ``hang``."""
+        """The signals that were healthy during this start, so that their failure counts: ``silent-death:gpu0``,
+        ``hang``."""
         return tuple(name for d in DETECTORS for name in d.armed(self.states[d.name], self.learned))
 
 
 def initial(policies: Policies, learned: Learned | None = None) -> WatchState:
-    """The state of a podwatch that has seen nothing yet. Baselines of GPUs no longer configured are dropped."""
+    """The state before the first turn. Baselines of GPUs that are no longer configured are dropped."""
     if learned is None:
         return WatchState()
     gpus = policies.detection.inference_gpus
@@ -91,7 +92,7 @@ def initial(policies: Policies, learned: Learned | None = None) -> WatchState:
 
 
 def second_signals(state: WatchState) -> tuple[str, ...]:
-    """Signals that were healthy during this start, so that their failure can confirm a death on this pod."""
+    """The corroborating signals that were healthy during this start, so that their failure can confirm a death."""
     seen = state.learned.seen
     found = ["engine-process"] if "engine" in seen else []
     found += ["cuda-context"] if any(name.startswith("cuda") for name in seen) else []
@@ -102,7 +103,7 @@ def second_signals(state: WatchState) -> tuple[str, ...]:
 
 
 def advance(state: WatchState, snapshot: Snapshot, policies: Policies) -> tuple[WatchState, tuple[Finding, ...]]:
-    """One turn of the sensing loop. Findings come worst first; the same condition keeps its ``key`` and ``since``."""
+    """Judge one turn of the sensing loop. Findings are worst first; a condition keeps its ``key`` and ``since``."""
     state = _after_hole(_at_boundary(state, snapshot), snapshot, policies)
     progress, learned = progress_of.follow(
         state.progress, snapshot.progress, at=snapshot.at, saving=snapshot.saving, learned=state.learned
@@ -119,7 +120,7 @@ def advance(state: WatchState, snapshot: Snapshot, policies: Policies) -> tuple[
         before = state.states[name]
         try:
             turn = detector.advance(before, look)
-        except Exception as error:  # one that fails must not take the others, and the guard, with it
+        except Exception as error:  # a failing detector must not stop the others, and the guard
             states[name] = before
             findings.append(_failed(name, error, snapshot.at))
             continue
@@ -135,8 +136,8 @@ def advance(state: WatchState, snapshot: Snapshot, policies: Policies) -> tuple[
 
 
 def confirming(state: WatchState, snapshot: Snapshot, policies: Policies) -> bool:
-    """Whether evidence of a death is incomplete at this turn (``state`` is after it) and a look in less than a poll may
-    complete it. Pure; false on every healthy turn."""
+    """Whether the evidence of a death is incomplete after this turn and a look before the next poll may complete it.
+    Pure; false on every healthy turn."""
     if not state.signals.missed and not state.of(silent_death.DETECTOR).fallen:
         return False
     trainer = snapshot.trainer.value if snapshot.trainer.ok else None
@@ -147,7 +148,7 @@ def confirming(state: WatchState, snapshot: Snapshot, policies: Policies) -> boo
 
 
 def _after_hole(state: WatchState, snapshot: Snapshot, policies: Policies) -> WatchState:
-    """Nobody looked, or the machine slept: windows begin anew, and the silence of that time proves nothing."""
+    """After a gap in the observation or a suspend, restart every window: missing progress there is no evidence."""
     lost = clocks.hole(state.of(clocks.DETECTOR), snapshot, policies.detection)
     if lost is None:
         return state
@@ -160,26 +161,26 @@ def _after_hole(state: WatchState, snapshot: Snapshot, policies: Policies) -> Wa
 
 
 def _failed(name: str, error: Exception, at: float) -> Finding:
-    """A fault of ours. Part of the guard is blind, so it must not look healthy (promise 6)."""
+    """A finding for a bug of podwatch: one detector is blind, and the status must show that."""
     what = f"{type(error).__name__}: {error}"
     return Finding(
         FindingKind.SENSOR_BLIND,
         Severity.CRITICAL,
         f"the {name} detector failed: {what}",
         at,
-        suggestion="this is a fault of podwatch: please report it; the other detectors go on",
+        suggestion="this is a bug in podwatch: please report it; the other detectors still work",
         evidence=(Evidence(f"{name} detector", what, Agreement.UNAVAILABLE),),
         subject=f"detector-{name}",
     )
 
 
 def _at_boundary(state: WatchState, snapshot: Snapshot) -> WatchState:
-    """Wipe detector state when another start is seen; what was learned stays (facts/peers.md, bottom line 5)."""
+    """Reset the detectors' state at a new start of training; learned values are kept."""
     trainer = snapshot.trainer.value if snapshot.trainer.ok else None
     if trainer is None or trainer.start_id == state.start_id:
         return state
     if not trainer.start_id and state.start_id is not None and not trainer.alive:
-        return state  # between two starts nothing is watched; the old state says what ended
+        return state  # between two starts: the old state still describes the end
     learned = state.learned
     if learned.start_id != trainer.start_id:
         learned = replace(learned, start_id=trainer.start_id, seen=())

@@ -1,8 +1,8 @@
-"""What an XID of the NVIDIA driver means for a training run, and what to do about it.
+"""The meaning of an NVIDIA driver XID for a training run, and the fix.
 
-After NVIDIA's own catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, "Resolution Bucket
-(Immediate Action)", columns A100 to GB200); its buckets are noted beside each group. Codes it calls unused are left
-out: an unknown one is told with its number.
+Source: NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, "Resolution Bucket (Immediate
+Action)", columns A100 to GB200); the buckets are noted at each group. Codes that it calls unused are left out: an
+unknown code is reported with its number.
 """
 
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from enum import StrEnum
 
 
 class XidAction(StrEnum):
-    """What helps."""
+    """The remedy."""
 
     NOTHING = "nothing"
     """For the record only (bucket IGNORE)."""
     APPLICATION = "application"
-    """The program, or the driver under it, did something wrong: it dies, the GPU is sound (RESTART_APP)."""
+    """A fault of the program, or of the driver below it: the program dies, the GPU is healthy (RESTART_APP)."""
     RESET = "reset"
-    """The GPU works no more, or not rightly, until it is reset (RESET_GPU)."""
+    """The GPU does not work correctly until it is reset (RESET_GPU)."""
     REBOOT = "reboot"
     """Only a reboot of the machine helps, on a rented pod another machine (RESTART_BM, RESTART_VM)."""
     HARDWARE = "hardware"
-    """A cable, a link or the board (CHECK_MECHANICALS, WORKFLOW_NVLINK*): whoever owns the machine has to look."""
+    """A cable, a link or the board (CHECK_MECHANICALS, WORKFLOW_NVLINK*): the owner of the machine must inspect it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ _APPLICATION = {
     85: "a copy engine exception",
     94: "an uncorrectable memory error, contained to one program",
 }
-# Bucket IGNORE too, but the channel is gone: the program that owned it fails (43, 44), or another XID says why (45).
+# Bucket IGNORE too, but the channel is gone: the program that owned it fails (43, 44), or another XID explains it (45).
 _ENDED = {
     43: "a program's work on the GPU was stopped because of its own fault",
     44: "a fault during a context switch",
@@ -67,7 +67,7 @@ _NOTHING = {
     66: "an illegal access by the driver",
     67: "an illegal access by the driver",
     92: "many single-bit ECC errors, all corrected",
-    93: "a store in the board is worn (not fatal)",
+    93: "the board's InfoROM storage is worn (not fatal)",
     106: "a test message",
     107: "a test message",
     108: "an NVLink translation error at the other end",
@@ -93,7 +93,7 @@ _RESET = {
     136: "a link could not be trained",
     140: "an unrecovered ECC error",
     143: "the GPU could not be initialised",
-    154: "the driver says that the GPU needs a recovery action",
+    154: "the driver reports that the GPU needs a recovery action",
     155: "an NVLink error",
     156: "a faulty resource is to be retired",
     158: "a fatal timeout of the GPU",
@@ -120,19 +120,20 @@ TABLE: dict[int, Xid] = {
 }
 
 _FIX = {
-    XidAction.NOTHING: "nothing to do now",
-    XidAction.APPLICATION: "the program that ran dies of it, the GPU is sound: see the trainer's log; if it comes back"
-    " on one GPU only, move to another machine",
+    XidAction.NOTHING: "nothing to do",
+    XidAction.APPLICATION: "the program fails and the GPU is healthy: check the trainer's log; if this repeats on one"
+    " GPU only, move to another machine",
     XidAction.RESET: "stop training and reset the GPU (`nvidia-smi --gpu-reset`), or reboot the pod; on a rented pod"
     " move to another machine",
-    XidAction.REBOOT: "a restart of training cannot help: reboot the pod or move to another machine",
-    XidAction.HARDWARE: "tell whoever owns the machine (NVLink, power, cables); on a rented pod move to another one",
+    XidAction.REBOOT: "restarting training cannot repair it: reboot the pod or move to another machine",
+    XidAction.HARDWARE: "report it to the provider of the machine (NVLink, power, cables); on a rented pod move to"
+    " another machine",
 }
 
 
 def meaning(code: int) -> Xid:
-    """What this code means; one the catalogue does not name counts as the program's affair, which is the mildest that
-    is still told."""
+    """The meaning of ``code``. One that is not in the catalogue counts as a program fault, the mildest class that is
+    still reported."""
     return TABLE.get(code, Xid(code, "not in NVIDIA's catalogue", XidAction.APPLICATION))
 
 

@@ -100,7 +100,7 @@ def test_more_steps_at_risk_than_three_configured_saves_would_have_kept(
     desk.step = (saved or 0) + steps
     assert not desk.run(1000.0), "never sooner than the floor"
     assert desk.run(100.0) is overdue
-    assert ("every 10 steps" in desk.told, f"{steps} steps were made" in desk.told) == (overdue, overdue)
+    assert ("every 10 steps" in desk.told, f"training made {steps} steps" in desk.told) == (overdue, overdue)
     desk.policies = POLICIES
     assert not desk.run(50.0), "without a known interval only time counts"
 

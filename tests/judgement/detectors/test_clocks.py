@@ -88,10 +88,10 @@ OF_OURS = {FindingKind.LOOP_STALLED, FindingKind.SUSPENDED, FindingKind.CLOCK_JU
 @pytest.mark.parametrize(
     ("turn", "kind", "words"),
     [
-        (snap(345.0), FindingKind.LOOP_STALLED, "saw nothing for 45 s"),
+        (snap(345.0), FindingKind.LOOP_STALLED, "observed nothing for 45 s"),
         (snap(302.0, wall=1e9 + 302 + 4000, boot=4302.0), FindingKind.SUSPENDED, "suspended for 4000 s"),
-        (snap(302.0, wall=1e9 + 302 + 3600), FindingKind.CLOCK_JUMP, "set forward by 3600 s"),
-        (snap(302.0, wall=1e9 + 302 - 3600), FindingKind.CLOCK_JUMP, "set back by 3600 s"),
+        (snap(302.0, wall=1e9 + 302 + 3600), FindingKind.CLOCK_JUMP, "jumped forward by 3600 s"),
+        (snap(302.0, wall=1e9 + 302 - 3600), FindingKind.CLOCK_JUMP, "jumped back by 3600 s"),
     ],
 )
 def test_each_is_told_for_a_while_and_then_no_more(turn: Snapshot, kind: FindingKind, words: str) -> None:

@@ -54,7 +54,7 @@ def test_an_end_by_the_kernel_for_memory_is_told_apart(status: ExitStatus, after
     found.trainer = {"alive": False, "exit": status, "descendants": ()}
     finding, _ = found.until_verdict(10)
     assert finding.kind is FindingKind.TRAINER_EXITED
-    assert ("killed by the kernel for memory" in finding.summary) is memory
+    assert ("killed by the kernel because memory ran out" in finding.summary) is memory
     assert any(e.signal == "out of memory" and e.agreement is Agreement.AGREES for e in finding.evidence) is memory
 
 
@@ -65,7 +65,7 @@ def test_an_old_oom_kill_explains_nothing() -> None:
     found.host = replace(MEMORY, oom_kills=3)
     found.quiet(120)
     found.trainer = {"alive": False, "exit": ExitStatus(signal=9), "descendants": ()}
-    assert "for memory" not in found.until_verdict(10)[0].summary
+    assert "memory ran out" not in found.until_verdict(10)[0].summary
 
 
 def test_a_child_killed_for_memory_is_told_so() -> None:
@@ -78,7 +78,7 @@ def test_a_child_killed_for_memory_is_told_so() -> None:
     found.run(20)
     (child,) = (f for f in found.findings if f.kind is FindingKind.REQUIRED_CHILD_EXITED)
     assert child.confirmed
-    assert "killed by the kernel for memory" in child.summary
+    assert "killed by the kernel because memory ran out" in child.summary
 
 
 def test_a_log_rule_is_shown_and_does_not_count() -> None:
@@ -125,7 +125,7 @@ def test_a_person_has_time_to_start_what_they_stopped(
     if low:
         first = next(f for f in found.run(4) if f.kind is FindingKind.TRAINER_EXITED)
         assert not first.confirmed
-        assert ("terminal was used lately" in first.suggestion) is (high > 800)
+        assert ("terminal was used recently" in first.suggestion) is (high > 800)
     finding, took = found.until_verdict(1000)
     assert finding.kind is FindingKind.TRAINER_EXITED
     assert low <= took <= high

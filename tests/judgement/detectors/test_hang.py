@@ -77,7 +77,7 @@ def test_the_gpus_of_others_do_not_keep_a_hang_hidden() -> None:
     stands(found)
     found.use[2] = 100.0
     finding, _ = found.until_verdict(2 * LIMIT)
-    assert "gpu utilisation agrees" in finding.summary
+    assert "confirmed by gpu utilisation" in finding.summary
 
 
 def test_the_tree_tells_the_trainers_gpus_where_the_configuration_does_not() -> None:
@@ -133,7 +133,7 @@ def test_one_of_two_servers_that_hangs_is_enough() -> None:
         found.inference[other] = stuck
         if kills(findings):
             break
-    assert "generation tokens agrees" in kills(found.findings)[0].summary
+    assert "confirmed by generation tokens" in kills(found.findings)[0].summary
     assert any(other in e.value for e in found.findings[0].evidence)
 
 
@@ -263,4 +263,4 @@ def test_one_start_of_five_hours_does_not_make_the_next_wait_for_fifteen() -> No
 def test_a_server_without_requests_neither_agrees_nor_disagrees() -> None:
     finding, _ = stands(world()).until_verdict(2 * LIMIT)
     (tokens,) = [e for e in finding.evidence if e.signal == "generation tokens"]
-    assert (tokens.value, tokens.agreement) == ("no request runs, so none are due", Agreement.UNAVAILABLE)
+    assert (tokens.value, tokens.agreement) == ("no request is running", Agreement.UNAVAILABLE)

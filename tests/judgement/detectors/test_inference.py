@@ -38,7 +38,7 @@ def test_a_dead_server_alone_only_warns_and_steps_decide() -> None:
     ]
     found.stepping = found.generating = False
     finding, took = found.until_verdict(700)
-    assert "steps agrees" in finding.summary
+    assert "confirmed by steps" in finding.summary
     assert took >= 590
 
 

@@ -292,7 +292,7 @@ def test_an_engine_that_is_replaced_is_no_death_while_the_new_one_loads() -> Non
     found.quiet(300.0)
     (said,) = [f for f in found.findings if f.kind is FindingKind.SILENT_DEATH and f.subject == "gpu0"]
     assert said.severity is Severity.WARNING
-    assert "is being loaded again" in said.summary
+    assert "is loading again" in said.summary
     finding, _ = found.until_verdict(1800.0)  # it never comes up: then the steps say so
     assert [e.agreement for e in finding.evidence if e.signal == "steps"] == [Agreement.AGREES]
 

@@ -100,7 +100,7 @@ def test_a_start_side_by_side_teaches_nothing_and_a_death_does() -> None:
     found.memory[0] = 30 * GIB
     found.engines = []
     finding, _ = death(found)
-    assert "40% of what it held" in finding.evidence[0].value
+    assert "40% of the memory in use" in finding.evidence[0].value
     found.run(60)
     assert found.state.learned.gpu_shares == ((0, (42 * GIB,)),), "one death is one observation"
 
@@ -222,4 +222,4 @@ def test_processes_name_gpus_by_another_number_than_nvml() -> None:
     found.engines, found.memory[0] = [], 0
     finding, took = found.until_verdict(30)
     assert took <= 15
-    assert "CUDA context on gpu0 agrees" in finding.summary
+    assert "confirmed by CUDA context on gpu0" in finding.summary

@@ -97,7 +97,7 @@ def test_a_flat_reward_is_a_plateau_and_a_moving_one_is_not() -> None:
     assert moving(desk, 40) == set()
     assert desk.see(10, reward=0.4) == set()
     assert desk.see(10, reward=0.4) == {"plateau"}
-    assert "the reward has not moved for 2" in desk.findings["plateau"].summary
+    assert "the reward has not changed for 2" in desk.findings["plateau"].summary
     assert moving(desk, 15) == set()
     assert Desk(TrainingPolicy(plateau_steps=None)).see(100, reward=0.4) == set()
 

@@ -1,1 +1,1 @@
-"""One file per family of detectors. Each takes its own small state and what was observed, and returns both anew."""
+"""One file per family of detectors. Each takes its own state and one look; it returns a new state and findings."""

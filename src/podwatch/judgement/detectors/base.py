@@ -1,8 +1,8 @@
-"""What a detector is. One file per family; ``judgement.watch`` holds the registry and turns them all.
+"""The interface of a detector. One file per family; ``judgement.watch`` holds the registry and runs all of them.
 
-A detector is pure: state and look in, state and findings out. It reads no clock; everything it remembers is in its
-state, which is wiped at a restart boundary unless it says otherwise. To add one: write the class, give the module a
-``DETECTOR``, name it in ``watch.DETECTORS``, and describe it in docs/detection.md (a test compares the two).
+A detector is pure: state and look in, state and findings out. It reads no clock. Everything it remembers is in its
+state, which is reset when training restarts, unless ``survives_restart`` is true. To add one: write the class, give the
+module a ``DETECTOR``, add it to ``watch.DETECTORS``, and describe it in docs/detection.md (a test compares the two).
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One turn as every detector sees it. ``progress``, ``signals`` and ``learned`` already hold this turn, ``learned``
-    also what the detectors before this one in the registry learned from it.
+    """The input of every detector for one turn. ``progress``, ``signals`` and ``learned`` already include this turn;
+    ``learned`` also includes what the detectors earlier in the registry learned from it.
 
-    ``trainer`` is the trainer's tree, where it could be observed. ``wanted``: training is to run (not stopped, not
-    finished). ``ending``: it is finishing or is being stopped, so its processes may go.
+    ``trainer``: the trainer's process tree, None if it could not be observed. ``wanted``: the desired state is
+    ``running``. ``ending``: training is finishing or being stopped, so the end of its processes is expected.
     """
 
     snapshot: Snapshot
@@ -38,15 +38,15 @@ class Look:
 
     @property
     def trains(self) -> bool:
-        """False while the run may end, and between two starts: an engine that is shut down writes the same lines as
-        one that dies (DESIGN section 3)."""
+        """False while training is stopped or ending, and between two starts: an engine that is shut down writes the
+        same log lines as one that dies (docs/detection.md)."""
         between = self.trainer is not None and not self.trainer.start_id
         return self.wanted and not self.ending and not between
 
 
 @dataclass(frozen=True, slots=True)
 class Turn(Generic[S]):
-    """What one turn of a detector gives back. ``learned`` is ``look.learned`` itself where nothing was learned."""
+    """The result of one turn of a detector. ``learned`` is ``look.learned`` itself if nothing was learned."""
 
     state: S
     learned: Learned
@@ -54,12 +54,12 @@ class Turn(Generic[S]):
 
 
 class Detector(Protocol[S]):
-    """One family. Every attribute is a constant of the class.
+    """One family of detectors. Every attribute is a constant of the class.
 
-    ``name`` is stable: it appears in ``status --json``. ``kinds`` are the findings it may make. ``needs`` are the
-    readings of the snapshot (its field names) without which it has no evidence; ``second`` the signals that may agree
-    with it, empty where its findings never ask for an act. ``survives_restart``: its state is about podwatch or the
-    machine, not about one start of the trainer.
+    ``name`` is stable: it appears in ``status --json``. ``kinds`` are the findings it can raise. ``needs`` are the
+    readings (field names of the snapshot) without which it has no evidence. ``second`` are its corroborating signals;
+    empty if its findings never request an action. ``survives_restart``: its state describes podwatch or the machine,
+    not one start of the trainer.
     """
 
     @property
@@ -80,10 +80,10 @@ class Detector(Protocol[S]):
     def initial(self) -> S: ...
 
     def armed(self, state: S, learned: Learned) -> tuple[str, ...]:
-        """What it watches from now on, having seen it healthy: ``silent-death:gpu0``, ``hang``. Empty where it needs
-        no arming."""
+        """The signals that were seen healthy, so that their failure counts from now on: ``silent-death:gpu0``,
+        ``hang``. Empty if the detector needs no arming."""
         ...
 
     def advance(self, state: S, look: Look) -> Turn[S]:
-        """One turn. Total: whatever the snapshot lacks, it gives an answer, and no verdict from what is missing."""
+        """Judge one turn. Never raises: a missing reading is no evidence and leads to no verdict."""
         ...

@@ -1,4 +1,4 @@
-"""Training makes steps, but no save has come for far longer than usual: a death now would cost more than it should."""
+"""Checkpoint overdue: training makes steps, but no save has completed for far longer than usual."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,16 @@ from podwatch.judgement.detectors.base import Look, Turn
 from podwatch.judgement.learned import Learned
 
 STEPPING_SECONDS = 1800.0
-"""A step this recent, or within three gaps between steps: training goes on. Standing still is another detector's."""
+"""A step this recent, or within three median gaps between steps, shows that training continues. A hang is judged by
+another detector."""
 LEAST_SAVES = 2
-"""Intervals before the usual one is known."""
+"""Save intervals that must be seen before their median counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverdueState:
-    """``step`` is the newest complete save's, ``at`` when it came (monotonic). ``whole``: that save was seen to come,
-    so the interval to the next one can be learned."""
+    """``step`` is the newest complete checkpoint's, ``at`` its time (monotonic seconds). ``whole``: podwatch saw that
+    save appear, so the interval to the next one can be learned."""
 
     step: int | None = None
     at: float | None = None
@@ -46,7 +47,7 @@ DETECTOR = CheckpointOverdueDetector()
 
 
 def _follow(state: OverdueState, snapshot: Snapshot, learned: Learned) -> tuple[OverdueState, Learned]:
-    """A higher step is a new save. A lower one is a step back or a removal, and says nothing about the rhythm."""
+    """A higher step is a new save. A lower one is a step back or a deletion and teaches nothing about the interval."""
     mark = snapshot.checkpoint
     if mark.newest_step is None or mark.newest_step == state.step:
         return state, learned
@@ -63,14 +64,14 @@ def _follow(state: OverdueState, snapshot: Snapshot, learned: Learned) -> tuple[
 def _judge(state: OverdueState, look: Look, learned: Learned) -> Finding | None:
     progress, snapshot, policy = look.progress, look.snapshot, look.policies.resources
     active, first = progress.numbered_at, progress.first_at
-    # Never in start-up, never for a trainer that stands still or is to end, never while one is being written.
+    # Never during start-up, for a trainer that makes no steps or is ending, or while a checkpoint is being written.
     if look.trainer is None or not look.trainer.alive or look.ending or active is None or first is None:
         return None
-    # A save from before this start is no promise of it: count from the first step.
+    # A save from before this start does not show that this start saves: count from the first step.
     since = first if state.at is None else max(first, state.at)
     waited = snapshot.at - since
     if waited <= policy.checkpoint_overdue_floor_seconds or active <= since:
-        return None  # the limit is never less, and medians take their time
+        return None  # the limit is never lower; skip computing the medians
     recent = max(STEPPING_SECONDS, 3.0 * (learned.median_gap_seconds or 0.0))
     if not snapshot.progress.ok or snapshot.saving or snapshot.at - active > recent:
         return None
@@ -79,34 +80,35 @@ def _judge(state: OverdueState, look: Look, learned: Learned) -> Finding | None:
     configured = policy.save_interval_steps
     steps = _steps_since(state, snapshot)
     if usual is None and (configured is None or steps is None or steps < policy.checkpoint_overdue_k * configured):
-        # Neither is this run's rhythm known nor are more steps at risk than a few saves would have kept: be patient.
-        # With the defaults that is 3 h, a price that no interval anybody would choose exceeds.
+        # The usual interval is unknown, and no more steps are at risk than a few saves would have kept: wait longer.
+        # With the defaults 3 h, which is longer than any sensible save interval.
         limit *= policy.checkpoint_overdue_k
     if waited <= limit:
         return None
     newest = (
-        "none has come in this start" if state.step is None or since == first else f"the newest is step {state.step}"
+        "none since this start of training" if state.step is None or since == first else f"newest: step {state.step}"
     )
-    rhythm = "its rhythm is not known" if configured is None else f"configured: every {configured} steps"
+    rhythm = "usual interval unknown" if configured is None else f"configured: every {configured} steps"
     if usual is not None:
         rhythm = f"usually every {usual / 60:.0f} minutes"
-    made = "steps are made" if steps is None else f"{steps} step{' was' if steps == 1 else 's were'} made"
+    made = "training makes steps" if steps is None else f"training made {steps} step{'' if steps == 1 else 's'}"
     return Finding(
         FindingKind.CHECKPOINT_OVERDUE,
         Severity.WARNING,
-        f"no checkpoint for {waited / 60:.0f} minutes while {made} ({rhythm}); {newest}",
+        f"no checkpoint was saved for {waited / 60:.0f} minutes while {made} ({rhythm}); {newest}. A failure now loses"
+        " these steps",
         since + limit,
-        suggestion="see whether saving is switched on in this start (prime-rl: --ckpt --ckpt.interval N), and whether"
+        suggestion="check that the training command saves checkpoints (prime-rl: --ckpt --ckpt.interval N) and whether"
         " the last save failed (`podwatch checkpoints`)",
         evidence=(
             Evidence("checkpoints", f"none for {waited:.0f} s (limit {limit:.0f} s)", Agreement.AGREES, waited),
-            Evidence("steps", f"the newest {snapshot.at - active:.0f} s ago", Agreement.AGREES),
+            Evidence("steps", f"newest {snapshot.at - active:.0f} s ago", Agreement.AGREES),
         ),
     )
 
 
 def _steps_since(state: OverdueState, snapshot: Snapshot) -> int | None:
-    """Steps that no checkpoint keeps; None while no training step was seen, or one below the newest checkpoint."""
+    """Steps since the newest checkpoint; None if no training step was seen, or one below the newest checkpoint."""
     newest = snapshot.newest_step
     if newest is None or newest.step is None or newest.step < (state.step or 0):
         return None

@@ -1,8 +1,8 @@
-"""podwatch's own sense of time: holes in what it saw, a suspended machine, a wall clock that jumps (promise 6).
+"""Gaps in podwatch's own observation: a stalled sensing loop, a suspended machine, a wall clock that jumps.
 
-Nothing here asks for an act. It is the reason why others do not: after a hole every window begins anew, because a pod
-that was frozen for an hour has made no step for an hour and is not hung (facts/peers.md, bottom line 5). Decisions are
-made on the monotonic clock, so a jump of the wall clock is only told.
+Nothing here requests an action. It prevents false verdicts of other detectors: after a gap every window restarts,
+because a pod that was frozen for an hour has made no step for an hour and is not hung. Decisions use the monotonic
+clock, so a jump of the wall clock is only reported.
 """
 
 from collections.abc import Iterable
@@ -17,15 +17,15 @@ from podwatch.judgement.detectors.window import NO_RHYTHM, NOT_HELD, Held, Rhyth
 from podwatch.judgement.learned import Learned
 
 STALL_TURNS = 5.0
-"""A pause counts as a hole when it is longer than so many usual turns, and never below the time after which a sensor
-that gives no answer is called blind: shorter ones the windows themselves see."""
+"""A pause counts as a stall if it is longer than this many median turns, and longer than the time after which a silent
+sensor counts as blind. The windows themselves detect shorter pauses."""
 TURNS_LEARNED = 3
 SUSPEND_SECONDS = 2.0
-"""CLOCK_BOOTTIME ran ahead of CLOCK_MONOTONIC by this much between two turns: the machine slept."""
+"""If CLOCK_BOOTTIME advances by this much more than CLOCK_MONOTONIC between two turns, the machine was suspended."""
 JUMP_SECONDS = 5.0
-"""NTP slews by 0.5 ms per second at most; this much between two turns was set."""
+"""NTP slews by at most 0.5 ms per second; a difference this large between two turns means that the clock was set."""
 TOLD_SECONDS = 600.0
-"""Such a moment stays in the findings this long: else it would be gone before anybody looks."""
+"""How long the finding stays after such an event, so that an operator sees it."""
 KEPT = 16
 STALL = FindingKind.LOOP_STALLED
 
@@ -34,7 +34,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened between two turns; ``at`` is the later one (monotonic), ``seconds`` how much."""
+    """A stall, suspend or clock jump between two turns. ``at``: the later turn (monotonic); ``seconds``: its size."""
 
     kind: FindingKind
     at: float
@@ -48,7 +48,7 @@ class ClocksState:
     boot: float | None = None
     rhythm: Rhythm = NO_RHYTHM
     moments: tuple[Moment, ...] = ()
-    """Of late, newest last."""
+    """Those of the last ``TOLD_SECONDS``, newest last."""
 
 
 class ClocksDetector:
@@ -72,8 +72,8 @@ class ClocksDetector:
         if moments:
             moments = tuple(m for m in moments if snapshot.at - m.at <= TOLD_SECONDS)
         later = state.at is None or snapshot.at > state.at
-        # One stall teaches nothing; one after the other is how slow this machine is now, and has to be its measure:
-        # else every turn would begin every window anew, and nothing would be found any more.
+        # A single stall is not learned. Consecutive stalls are the pace of a slow machine and are learned: otherwise
+        # every turn would restart every window, and nothing would ever be detected.
         usual = not new or (_stalled(new) and any(m.at == state.at for m in state.moments if m.kind is STALL))
         rhythm = state.rhythm.update(snapshot.at) if later and usual else Rhythm(snapshot.at, state.rhythm.gaps)
         state = ClocksState(snapshot.at, snapshot.wall, snapshot.boot_at, rhythm, moments)
@@ -84,7 +84,7 @@ DETECTOR = ClocksDetector()
 
 
 def happened(state: ClocksState, snapshot: Snapshot, policy: DetectionPolicy) -> tuple[Moment, ...]:
-    """What lies between the last turn and this one, if anything."""
+    """The stalls, suspends and clock jumps between the last turn and this one."""
     if state.at is None or snapshot.at <= state.at:
         return ()
     passed = snapshot.at - state.at
@@ -112,8 +112,8 @@ def _stalled(moments: tuple[Moment, ...]) -> bool:
 
 
 def hole(state: ClocksState, snapshot: Snapshot, policy: DetectionPolicy) -> float | None:
-    """Monotonic seconds before this turn in which nobody looked (0 for a suspend, which that clock does not count);
-    None where there is no hole."""
+    """Monotonic seconds before this turn in which podwatch observed nothing (0 for a suspend, which the monotonic clock
+    does not count); None if there is no gap."""
     found = happened(state, snapshot, policy)
     if not found:
         return None
@@ -124,7 +124,8 @@ def hole(state: ClocksState, snapshot: Snapshot, policy: DetectionPolicy) -> flo
 
 
 def begin_anew(state: S) -> S:
-    """The same state with every window empty: nobody saw what happened in the hole. What is no window stays."""
+    """Return ``state`` with every window (``Held``) reset, because nothing was observed during the gap. Everything else
+    in the state is kept."""
     if isinstance(state, Held):
         return NOT_HELD  # type: ignore[return-value]
     if isinstance(state, tuple):
@@ -153,17 +154,20 @@ def _finding(kind: FindingKind, moments: list[Moment]) -> Finding:
     often = f", {len(moments)} times within {TOLD_SECONDS / 60:.0f} min" if len(moments) > 1 else ""
     if kind is FindingKind.LOOP_STALLED:
         longest = max(m.seconds for m in moments)
-        summary = f"podwatch saw nothing for {longest:.0f} s{often}: its own loop stood still, or the pod was frozen"
-        fix = "every window has begun anew; if it comes again, the pod is short of CPU, or something stops podwatch"
+        summary = f"podwatch observed nothing for {longest:.0f} s{often}: its process was stalled or the pod was frozen"
+        fix = (
+            "podwatch restarted every observation window; if this repeats, check whether the pod is short of CPU"
+            " or something stops podwatch"
+        )
         evidence = Evidence("sensing loop", f"no turn for {last.seconds:.1f} s", Agreement.UNAVAILABLE, last.seconds)
         return Finding(kind, Severity.WARNING, summary, last.at, fix, evidence=(evidence,))
     if kind is FindingKind.SUSPENDED:
         summary = f"the machine was suspended for {sum(m.seconds for m in moments):.0f} s{often}"
-        fix = "every window has begun anew; connections of the run may have broken meanwhile"
+        fix = "podwatch restarted every observation window; check whether the run's network connections survived"
         evidence = Evidence("CLOCK_BOOTTIME", f"{last.seconds:.1f} s ahead", Agreement.UNAVAILABLE, last.seconds)
         return Finding(kind, Severity.WARNING, summary, last.at, fix, evidence=(evidence,))
     way = "forward" if last.seconds > 0 else "back"
-    summary = f"the wall clock was set {way} by {abs(last.seconds):.0f} s{often}"
-    fix = "podwatch judges by another clock; times in logs and of files before and after do not fit together"
+    summary = f"the wall clock jumped {way} by {abs(last.seconds):.0f} s{often}"
+    fix = "decisions use the monotonic clock and are not affected; log and file times before and after do not match"
     evidence = Evidence("wall clock", f"{last.seconds:+.1f} s", Agreement.UNAVAILABLE)
     return Finding(kind, Severity.INFO, summary, last.at, fix, evidence=(evidence,))

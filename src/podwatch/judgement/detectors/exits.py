@@ -1,6 +1,6 @@
-"""How the trainer ended, or one of its required children: judged from the first second (DESIGN section 3, "Exit").
+"""The end of the trainer, or of one of its required children: judged from the first second (docs/detection.md).
 
-The end of a process that was seen alive is positive evidence in itself. What is judged here is what it means.
+The end of a process that was seen alive is positive evidence. This module decides whether it is a finish or a failure.
 """
 
 from dataclasses import dataclass, replace
@@ -19,13 +19,13 @@ from podwatch.judgement.progress import target_reached
 from podwatch.judgement.signals import ENGINE_ROLES, extra, needs, passing
 
 OOM_NEAR_SECONDS = 60.0
-"""An OOM kill counted this near to an end explains it: the host is looked at every few seconds, an end is told 5 s
-after it (a replacement may come), and the kernel log can lag."""
+"""An OOM kill counted this close to an end explains it: the host is read every few seconds, an end is reported 5 s
+after it (a replacement may start), and the kernel log can lag."""
 ALONE_SECONDS = ONE_END_SECONDS + 5.0
-"""A trainer that ends alone, nobody knows how, may be the first role of a run that is being ended: each that follows
-does so within ONE_END_SECONDS, and is seen some seconds later. Until then podwatch reports and does not act."""
+"""A trainer that ends alone with unknown exit status may be the first role of a run that is being stopped: each other
+role follows within ONE_END_SECONDS and is seen some seconds later. Until then podwatch reports and does not act."""
 STARTED_LATER_SECONDS = 1.0
-"""Start times are known to a hundredth of a second, an end only to the look that missed it."""
+"""Tolerance: start times are exact to 0.01 s, the time of an end only to the interval between two looks."""
 GAP_SHARE_OF_HOLD = 0.75
 GIB = 1 << 30
 SIGKILL, SIGKILL_CODE = 9, 137
@@ -35,13 +35,13 @@ OUT_OF_MEMORY = "out of memory"
 @dataclass(frozen=True, slots=True)
 class ExitState:
     ended_at: float | None = None
-    """When the end of the launcher was first seen."""
+    """When the end of the launcher was first seen (monotonic)."""
     ooms: tuple[int | None, int | None] = (None, None)
-    """The kernel's counters as last read: of the run's cgroup, and of the kernel log."""
+    """OOM-kill counters as last read: of the run's cgroup, and of the kernel log."""
     oom_at: tuple[float, ...] = ()
-    """When one of them was seen to have grown."""
+    """When one of them was seen to grow (monotonic)."""
     trainer_gpus: frozenset[int] = frozenset()
-    """GPUs that the trainer has for itself, and of these the ``full`` ones: seen full during this start."""
+    """GPUs used by the trainer alone. ``full``: those of them that were seen full during this start."""
     full: frozenset[int] = frozenset()
     empty: Held = NOT_HELD
     """All of ``trainer_gpus`` below the floor."""
@@ -62,7 +62,7 @@ class ExitsDetector:
         return ()
 
     def advance(self, state: ExitState, look: Look) -> Turn[ExitState]:
-        """The answer for one end stays the same however often it is asked."""
+        """Judge one turn. Idempotent: the same end always gives the same finding."""
         host = look.snapshot.host
         if host.ok and host.value is not None:
             state = _follow_ooms(state, host.value, host.at)
@@ -80,7 +80,7 @@ class ExitsDetector:
             return Turn(state, look.learned)
         if state.ended_at is None:
             state = replace(state, ended_at=look.snapshot.trainer.at)
-        if not look.wanted:  # a run that is to be stopped, or is finished, may end
+        if not look.wanted:  # the desired state is stopped or finished: this end is expected
             return Turn(state, look.learned)
         finding, learned = _launcher(state, look, trainer, trainer.exit)
         return Turn(state, learned, (finding,) if finding is not None else ())
@@ -99,14 +99,14 @@ def _follow_ooms(state: ExitState, host: HostSample, at: float) -> ExitState:
 
 
 def _follow_memory(state: ExitState, look: Look) -> ExitState:
-    """The memory of the GPUs that the trainer has for itself. A look that fails begins the window again."""
+    """Track the memory of the GPUs that the trainer uses alone. A failed reading restarts the window."""
     reading, policy = look.snapshot.gpus, look.policies.detection
     if not reading.ok or reading.value is None:
         return state if state.rhythm is NO_RHYTHM else replace(state, empty=NOT_HELD, rhythm=NO_RHYTHM)
     if state.rhythm.last_at is not None and reading.at <= state.rhythm.last_at:
         return state
     own = state.trainer_gpus
-    if look.signals.tree.trainer_gpus or not own:  # who holds which GPU shows only while the trainer lives
+    if look.signals.tree.trainer_gpus or not own:  # GPU holders are visible only while the trainer lives
         own = (frozenset(policy.trainer_gpus) or run_gpus(look)) - frozenset(policy.inference_gpus)
     used = {
         g.index: g.memory_used_bytes
@@ -123,18 +123,18 @@ def _follow_memory(state: ExitState, look: Look) -> ExitState:
 
 
 def _for_memory(state: ExitState, status: ExitStatus, ended_at: float) -> Evidence | None:
-    """Did the kernel kill it for memory? Its counter grew around the end, and the end looks like SIGKILL, or nobody
-    knows how it ended (only its parent does)."""
+    """Evidence that the kernel's OOM killer ended the process: an OOM counter grew around the end, and the exit status
+    is SIGKILL or unknown (only the parent process learns it). None otherwise."""
     if status.known and status.signal != SIGKILL and status.code != SIGKILL_CODE:
         return None
     near = [at for at in state.oom_at if abs(at - ended_at) <= OOM_NEAR_SECONDS]
     if not near:
         return None
     apart = min(abs(at - ended_at) for at in near)
-    return Evidence(OUT_OF_MEMORY, f"the kernel counted an OOM kill {apart:.0f} s apart", Agreement.AGREES, apart)
+    return Evidence(OUT_OF_MEMORY, f"OOM kill counted within {apart:.0f} s of the end", Agreement.AGREES, apart)
 
 
-KILLED = ", killed by the kernel for memory"
+KILLED = ", killed by the kernel because memory ran out"
 
 
 def _launcher(
@@ -159,7 +159,7 @@ def _launcher(
         if target_reached(progress, look.policies):
             return _finished(f"the trainer ended with code 0 at its target ({step})", since, evidence), learned
         if snapshot.progress.state is SensorState.PENDING:
-            return None, learned  # the step is not known yet: a moment later it is
+            return None, learned  # the step is not known yet; judge at a later turn
         what = f"the trainer ended with code 0 {at}, below its target of {policy.max_steps}"
         return _failed(what, since, look, trainer, evidence), learned
     if snapshot.progress.state is SensorState.PENDING:
@@ -168,17 +168,17 @@ def _launcher(
     new_step = progress.step is not None and (
         learned.clean_exit_step is None or progress.step > learned.clean_exit_step
     )
-    # Over is what ends where it ended before; one short of it is a line that was lost. Far short of it is a crash.
+    # Finished: it ends at the same step again (one lower: a log line was lost). Far below that step: a crash.
     short = progress.step is not None and progress.step < (learned.clean_exit_step or 0) - 1
     if again and not new_step and not short:
-        what = "the trainer ended with code 0 again without a new step: nothing is left to do"
+        what = "the trainer ended with code 0 again without a new step: training is finished"
         return _finished(what, since, evidence), learned
     if learned.clean_exit_start_id != trainer.start_id:
         highest = max((s for s in (progress.step, learned.clean_exit_step) if s is not None), default=None)
         learned = replace(learned, clean_exit_start_id=trainer.start_id, clean_exit_step=highest)
-    what = f"the trainer ended with code 0 {at}; whether it was done is not known, so it is started once more"
+    what = f"the trainer ended with code 0 {at}; no target step is configured, so podwatch starts it once more"
     if again and short:
-        what = f"the trainer ended with code 0 at {step}, after it had come to step {learned.clean_exit_step} before"
+        what = f"the trainer ended with code 0 at {step}, although it reached step {learned.clean_exit_step} before"
     return _failed(what, since, look, trainer, evidence), learned
 
 
@@ -195,8 +195,8 @@ def _finished(what: str, since: float, evidence: list[Evidence]) -> Finding:
 
 
 def _still_training(look: Look, trainer: TrainerSample, since: float) -> Evidence | None:
-    """A trainer that podwatch did not start, or whose keeper was killed: its topmost process may have been a script
-    that ended, and training goes on below it. Then steps tell; without them nobody knows."""
+    """Evidence from the steps, where the topmost process of an attached trainer (or one whose keeper was killed) may
+    have been a script that ended while training continues below it. None if nothing of it lives."""
     if trainer.supervision is not Supervision.ATTACH:
         return None
     living = [
@@ -213,12 +213,12 @@ def _failed(
     evidence: list[Evidence],
     second: Evidence | None = None,
 ) -> Finding:
-    """``second`` has to agree where it is given."""
-    by_kernel = any(item.signal == OUT_OF_MEMORY for item in evidence)  # then no operator ended it
+    """If ``second`` is given, it has to agree before podwatch acts."""
+    by_kernel = any(item.signal == OUT_OF_MEMORY for item in evidence)  # not stopped by an operator
     wait = None if by_kernel else operator_wait(look.signals.endings, look.snapshot, trainer, since, trainer.exit)
     confirmed, suggestion = wait is None, announcement(wait) if wait is not None else ""
     if second is not None and second.agreement is not Agreement.AGREES:
-        confirmed, suggestion = False, "processes of it still train; podwatch acts when no more steps are made"
+        confirmed, suggestion = False, "some of its processes still train; podwatch acts when they make no more steps"
     return Finding(
         FindingKind.TRAINER_EXITED,
         Severity.CRITICAL,
@@ -232,8 +232,8 @@ def _failed(
 
 
 def _last_seen(trainer: TrainerSample, role: ProcessRole, ended_at: float) -> float:
-    """When a process of this role that is gone was seen alive last; ``ended_at`` where that is not known. A successor
-    is younger than this, and may be older than the look that missed the role: the tree cannot always be read."""
+    """When an ended process of this role was last seen alive; ``ended_at`` if unknown. A successor started after this
+    time, but possibly before the look that noticed the end: the tree cannot always be read."""
     seen = [e.last_seen_at for e in trainer.required_exits if e.role is role and e.last_seen_at is not None]
     return max(seen, default=ended_at)
 
@@ -246,15 +246,15 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
     living = {p.role for p in trainer.descendants}
     last_gone = dict(look.signals.endings.gone)
     for gone in trainer.required_exits:
-        # A role that lived again since is not missing since then, but since it went again.
+        # If a process of this role lived again since, count from its later end.
         ended_at = max(gone.seen_gone_at, last_gone.get(gone.role, gone.seen_gone_at))
         missing = look.snapshot.trainer.at - ended_at
         if gone.role not in policy.required_roles or missing <= policy.hold_seconds:
             continue
         if not needs(gone.role, look.learned):
-            continue  # of an evaluation, perhaps: training had made steps before there was one
+            continue  # possibly part of an evaluation: training made steps before this role existed
         if passing(gone, living, policy):
-            continue  # a fork, until it execs
+            continue  # a fork that has not called exec yet
         second = _second(state, look, trainer, gone)
         agrees = bool(also.agreeing(second))
         if (
@@ -262,9 +262,9 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
             and STEPS not in also.agreeing(second)
             and also.replaced(look, _last_seen(trainer, gone.role, ended_at))
         ):
-            continue  # it is being loaded again; its engine process comes later
+            continue  # a new server is loading; its engine process appears later
         if gone.role in living and not agrees:
-            continue  # replaced, or one of several, and everything works
+            continue  # replaced, or one of several, and no signal shows a failure
         dead = agrees and gone.role not in living
         memory = _for_memory(state, gone.status, gone.seen_gone_at)
         how = f"{gone.status.describe()}{KILLED if memory else ''}"
@@ -275,14 +275,16 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
         alone = _alone(gone, second, missing) if dead and memory is None and wait is None else None
         suggestion = announcement(wait) if wait is not None else ""
         if alone is not None:
-            suggestion = f"podwatch restarts training in {alone.seconds:.0f} s; {alone.why}"
+            suggestion = f"podwatch restarts training in {alone.seconds:.0f} s. {alone.why}"
         findings.append(
             Finding(
                 FindingKind.REQUIRED_CHILD_EXITED,
                 Severity.CRITICAL if dead else Severity.WARNING,
-                f"{_named(gone)} ended with {how} while the launcher lives",
+                f"{_named(gone)} ended with {how} while the launcher still runs",
                 gone.seen_gone_at,
-                suggestion=suggestion if dead else "no second signal agrees: not restarting; look at its log",
+                suggestion=suggestion
+                if dead
+                else "no corroborating signal, so podwatch does not restart training; check its log",
                 verdict=Verdict.RESTART if dead else Verdict.NONE,
                 confirmed=dead and wait is None and alone is None,
                 evidence=(
@@ -302,17 +304,17 @@ def _named(gone: RequiredExit) -> str:
 
 
 def _alone(gone: RequiredExit, second: tuple[Evidence, ...], missing: float) -> Wait | None:
-    """A trainer that ended alone is not acted upon while the others may still follow it, unless its status shows a
-    crash, or the steps have shown long since that nothing trains."""
+    """The remaining wait for a trainer that ended alone, while other roles may still follow it. None (act now) if its
+    exit status shows a crash, or if steps stopped long ago."""
     crashed = gone.status.known and not gone.status.clean and not looks_interrupted(gone.status)
     if gone.role is not ProcessRole.TRAINER or crashed or STEPS in also.agreeing(second) or missing > ALONE_SECONDS:
         return None
-    return Wait(ALONE_SECONDS - missing, "if you are ending the run: `podwatch stop-training`")
+    return Wait(ALONE_SECONDS - missing, "To stop training instead: `podwatch stop-training`")
 
 
 def _second(state: ExitState, look: Look, trainer: TrainerSample, gone: RequiredExit) -> tuple[Evidence, ...]:
-    """An engine's end shows in the server and in the memory, a trainer's in the memory of its own GPUs. The
-    orchestrator's shows in the steps alone, and only after some time: the steps that were under way still end."""
+    """The corroborating signals for the end of this role. Engine: server, memory, engine process, steps. Trainer:
+    memory of its own GPUs, steps. Orchestrator: steps only, and late, because steps in flight still complete."""
     steps = also.steps(look, gone.seen_gone_at)
     if gone.role is ProcessRole.TRAINER:
         return (_trainer_memory(state, look, trainer, gone), steps)
@@ -325,23 +327,23 @@ STEPS = "steps"
 
 
 def _trainer_memory(state: ExitState, look: Look, trainer: TrainerSample, gone: RequiredExit) -> Evidence:
-    """Are the GPUs empty that the trainer had for itself, and was nothing else started since it ended? A script that
-    trains in phases starts the next one; a launcher that only waits starts nothing."""
+    """Agrees if the trainer's own GPUs are empty and no process was started since its end: a script that trains in
+    phases starts the next phase, a launcher that only waits starts nothing."""
     name, policy = "trainer's gpu memory", look.policies.detection
     own, held = state.trainer_gpus, state.empty
     if not own:
-        return Evidence(name, "it has no GPU for itself, or that is not known", Agreement.UNAVAILABLE)
+        return Evidence(name, "the trainer has no GPU of its own, or podwatch does not know it", Agreement.UNAVAILABLE)
     if not look.snapshot.gpus.ok:
         return Evidence(name, look.snapshot.gpus.detail or "not observed", Agreement.UNAVAILABLE)
     if not state.full:
-        return Evidence(name, "never was full during this start", Agreement.UNAVAILABLE)
+        return Evidence(name, "never full during this start", Agreement.UNAVAILABLE)
     if held.since is None:
         return Evidence(name, "held", Agreement.DISAGREES)
     which = ", ".join(f"GPU {index}" for index in sorted(own))
     if held.samples < MIN_SAMPLES_EMPTY or held.seconds < policy.hold_seconds:
         return Evidence(name, f"{which} empty, not long enough", Agreement.UNAVAILABLE, held.seconds)
     if (later := _started_since(look, trainer, gone)) is None:
-        return Evidence(name, f"{which} empty; when processes were started is not known", Agreement.UNAVAILABLE)
+        return Evidence(name, f"{which} empty; process start times are unknown", Agreement.UNAVAILABLE)
     if later:
         return Evidence(name, f"{which} empty, but {later} was started since", Agreement.UNAVAILABLE, held.seconds)
     return Evidence(name, f"{which} empty", Agreement.AGREES, held.seconds)
@@ -351,8 +353,8 @@ MIN_SAMPLES_EMPTY = 3
 
 
 def _started_since(look: Look, trainer: TrainerSample, gone: RequiredExit) -> str | None:
-    """A process that the launcher, or what it runs, started after this end; None where nobody can tell. Workers that
-    the other roles start are their own business."""
+    """The name of a process that the launcher, or a script below it, started after this end; empty if there is none,
+    None if unknown. Workers started by the other roles do not count."""
     snapshot = look.snapshot
     if snapshot.boot_at is None:
         return None
@@ -369,7 +371,7 @@ def _health(look: Look) -> Evidence:
     reading = look.snapshot.inference
     if not reading.ok or not reading.value:
         return Evidence("health", reading.detail or "not observed", Agreement.UNAVAILABLE)
-    # Not "was healthy before": the process that would answer was seen alive and has ended, perhaps while it loaded.
+    # "Healthy before" is not required: the process that answers was seen alive and has ended, perhaps while it loaded.
     for sample in reading.value:
         if sample.health in (Health.REFUSED, Health.UNHEALTHY) and not extra(sample, look.learned.seen):
             return Evidence("health", f"{sample.health} at {sample.url}", Agreement.AGREES)
@@ -378,7 +380,7 @@ def _health(look: Look) -> Evidence:
 
 def _engine(look: Look, trainer: TrainerSample, role: ProcessRole) -> Evidence:
     if role is ProcessRole.ENGINE or "engine" not in look.learned.seen:
-        return Evidence("engine process", "says nothing more here", Agreement.UNAVAILABLE)
+        return Evidence("engine process", "adds no evidence here", Agreement.UNAVAILABLE)
     if any(p.role is ProcessRole.ENGINE for p in trainer.descendants):
         return Evidence("engine process", "alive", Agreement.DISAGREES)
     return Evidence("engine process", "gone", Agreement.AGREES)

@@ -1,4 +1,4 @@
-"""GPUs that the driver says are ill: XIDs, uncorrected ECC errors, clocks held down by heat or power. Warnings only."""
+"""GPU faults that the driver reports: XIDs, uncorrected ECC errors, clocks throttled by heat or power."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from podwatch.judgement.learned import Learned
 from podwatch.judgement.xid import XidAction
 
 SHOWN_SECONDS = 3600.0
-"""An XID of a program's own fault is old news after an hour."""
+"""How long an XID caused by a program is shown."""
 LASTING_SECONDS = 24 * 3600.0
-"""One that calls for a reset is not over by itself; a day is the longest that nobody looks."""
+"""How long one that needs a reset is shown: it does not end without one, and an operator looks at least daily."""
 RELEASE_SECONDS = 90.0
-"""Clocks must run freely for three looks at them before the warning goes."""
+"""Three readings of unthrottled clocks before the warning is cleared."""
 
 _WORDS = {
     "hw-thermal": "heat (hardware slowdown)",
-    "hw-power-brake": "the power brake (the supply asks for less)",
+    "hw-power-brake": "the power brake (requested by the power supply)",
     "sw-thermal": "heat",
     "hw-slowdown": "heat or power (hardware slowdown)",
 }
@@ -29,7 +29,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class GpuHealthState:
-    """By NVML index: the ECC counter as last seen, and (new errors, when the newest came)."""
+    """``ecc``: (NVML index, counter as last read). ``grown``: (NVML index, new errors, time of the newest)."""
 
     throttled: Latches = ()
     ecc: tuple[tuple[int, int], ...] = ()
@@ -71,7 +71,7 @@ DETECTOR = GpuHealthDetector()
 
 
 def _xids(events: tuple[XidEvent, ...], mine: set[int], at: float) -> Iterator[Finding]:
-    """One finding per GPU and code, since its first sight within the time it is shown."""
+    """One finding per GPU and code; ``since`` is its first occurrence within the time that it is shown."""
     newest: dict[tuple[int | None, int], tuple[float, float, int]] = {}
     for event in events:
         if mine and event.gpu is not None and event.gpu not in mine:
@@ -102,7 +102,7 @@ def _xids(events: tuple[XidEvent, ...], mine: set[int], at: float) -> Iterator[F
 
 
 def _quiet(state: GpuHealthState, gpus: list[GpuSample]) -> bool:
-    """The usual case: nothing is held down, nothing is remembered of it, and no error was counted."""
+    """True in the usual case: no throttling now or remembered, and no new ECC error."""
     if state.throttled or state.grown or state.taken_at is None:
         return False
     counted = dict(state.ecc)
@@ -121,7 +121,7 @@ def _take(state: GpuHealthState, gpus: list[GpuSample], at: float, policy: Resou
             continue
         before = ecc.get(gpu.index)
         ecc[gpu.index] = gpu.ecc_uncorrected
-        # What was there before we came, or begins anew with the driver, happened to somebody else.
+        # Errors from before podwatch started, or a counter reset by a driver reload, are not new errors of this run.
         if before is not None and gpu.ecc_uncorrected > before:
             grown[gpu.index] = (grown.get(gpu.index, (0, at))[0] + gpu.ecc_uncorrected - before, at)
     return GpuHealthState(
@@ -138,14 +138,15 @@ def _throttled(state: GpuHealthState, gpus: list[GpuSample], at: float) -> Itera
         latch = latches.get(f"gpu{gpu.index}", QUIET)
         if not latch.raised or latch.since is None:
             continue
-        why = " and ".join(_WORDS.get(reason, reason) for reason in gpu.throttled) or "a fault that comes and goes"
+        why = " and ".join(_WORDS.get(reason, reason) for reason in gpu.throttled) or "an intermittent fault"
         warm = f" ({gpu.temperature_celsius:.0f} degrees Celsius)" if gpu.temperature_celsius is not None else ""
         yield Finding(
             FindingKind.GPU_THROTTLED,
             Severity.WARNING,
-            f"the clocks of GPU {gpu.index} are held down by {why}, for {(at - latch.since) / 60:.0f} minutes{warm}",
+            f"GPU {gpu.index} has been throttled by {why} for {(at - latch.since) / 60:.0f} minutes{warm}, so training"
+            " is slower",
             latch.since,
-            suggestion="training is slower than it is paid for: tell whoever owns the machine, or move to another one",
+            suggestion="report it to the provider of the machine, or move to another machine",
             evidence=(
                 Evidence(f"gpu{gpu.index} clocks", ", ".join(gpu.throttled), Agreement.AGREES, at - latch.since),
             ),
@@ -159,7 +160,7 @@ def _ecc(state: GpuHealthState, at: float) -> Iterator[Finding]:
             yield Finding(
                 FindingKind.GPU_FAULT,
                 Severity.CRITICAL,
-                f"GPU {index} had {errors} uncorrected memory error{'s' if errors > 1 else ''} since podwatch watches",
+                f"GPU {index} had {errors} uncorrected memory error{'s' if errors > 1 else ''} since podwatch started",
                 when,
                 suggestion=xids.fix(XidAction.RESET),
                 evidence=(Evidence(f"gpu{index} ecc", f"{errors} uncorrected", Agreement.AGREES, at - when),),

@@ -1,7 +1,8 @@
-"""Hang: everything is there and nothing moves (DESIGN section 3, "Hang"); and a finished run that does not go away.
+"""Hang: all processes run, and training makes no progress; and finished runs whose processes do not exit
+(docs/detection.md).
 
 Long evaluations, saves and steps five times slower than the median are not hangs: the limit is max(floor, k x
-median), a save in flight moves the clock on, and silence of the step source alone never kills.
+median), a save in flight restarts the count, and a silent step source alone never leads to a restart.
 """
 
 from dataclasses import dataclass, replace
@@ -16,40 +17,39 @@ from podwatch.judgement.learned import Learned
 from podwatch.judgement.signals import WINDOW_GAP_SECONDS
 
 HEALTH_WINDOW_SHARE = 0.5
-"""Failing health has to hold for this share of the agreement window. An engine that is busy with a long weight update
-can miss several pings; five minutes of them is not that."""
+"""``/health`` has to fail for this share of the agreement window. An engine in a long weight update can miss several
+requests, but not for five minutes."""
 UPDATE_SECONDS = 2 * 720.0
-"""prime-rl waits this long for one weight update (facts/prime-rl.md section 4): requests stand, no token comes,
-``/liveness`` waits behind it, and it may go on. What it holds up agrees only beyond this, or beyond a shorter
-``floor``: who sets one knows the run's updates.
+"""prime-rl allows 720 s for one weight update. During it requests stall, no token is generated, ``/liveness`` is
+blocked, and training can continue afterwards. Signals that an update stalls agree only after this time, or after
+``floor`` if that is shorter: an operator who sets it knows the run's updates.
 """
 PROGRESS_FRESH_SECONDS = 120.0
-"""The step source must have been read this recently, or its silence is ours."""
+"""The step source must have been read this recently; otherwise the silence may be podwatch's own."""
 NO_WORK_FACTOR = 3.0
-"""Idle GPUs agree only after this many agreement windows where no request is known to be in flight: rollouts that
-wait for their tools leave every GPU idle for minutes, and nothing tells them from a stuck orchestrator but time."""
+"""If no request is known to be in flight, idle GPUs agree only after this many agreement windows: rollouts that wait
+for tools leave every GPU idle for minutes, and only time distinguishes them from a stuck orchestrator."""
 IDLE_K = 2.0
-"""And after this many times the longest idle time from which this run has gone on by itself ..."""
+"""Idle GPUs also agree only after this many times the longest idle time after which this run continued unaided ..."""
 IDLE_MOST_SECONDS = 2 * 3600.0
-"""... but never later than this: one pause by hand must not blind the detector for a day."""
+"""... but at most after this time: one manual pause must not blind the detector for a day."""
 LEAST_IDLE_SECONDS = 60.0
 STARTUP_MOST_SECONDS = 2 * 3600.0
-"""A cold cache adds minutes, a slow volume an hour; three times one start of five hours, in which a person mended
-something, would be fifteen."""
+"""Upper bound of the patience beyond the longest start-up. A cold cache adds minutes, a slow volume an hour; without
+this bound, one start of five hours during which an operator fixed something would allow fifteen."""
 STANDSTILL_SECONDS = 2 * 3600.0
-"""Nothing confirms it (GPUs that spin in a collective look like GPUs that work), and yet nothing moved for this long:
-told as critical. torch's own watchdog ends a collective after 10 minutes, with prime-rl's setting after an hour
-(facts/prime-rl.md section 4): by then it had its chance twice."""
+"""After this time without progress the finding is critical even without a corroborating signal (GPUs that spin in a
+collective look busy). torch's own watchdog ends a collective after 10 minutes, or an hour with prime-rl's setting."""
 BUSY_LINGER_FACTOR = 4.0
-"""A run at its target, its finish line not seen, whose GPUs still work (a last evaluation, an export, or a collective
-that spins) is given this many times the linger time."""
+"""If the target is reached, no finish line was seen and the GPUs still work (a last evaluation, an export, or a
+spinning collective), podwatch waits this many times the linger time."""
 EXPORT_GRACE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class HangState:
     idle: Held = NOT_HELD
-    """All GPUs of this run below the idle mark."""
+    """All GPUs of this run below ``idle_utilization_percent``."""
     rhythm: Rhythm = NO_RHYTHM
     blind: str = "not observed"
     """Why utilisation cannot be judged; empty when it can."""
@@ -76,7 +76,7 @@ class HangDetector:
         policy = look.policies.detection
         beyond = policy.max_steps is not None and progress.step is not None and progress.step >= policy.max_steps
         if trainer.finish_line or beyond:
-            # Strictly the target: one step below it, a trainer that counts from 1 still has its last step to make.
+            # Only at the target itself: one below it, a trainer that counts from 1 still has its last step to make.
             lingering = _lingering(state, look, trainer.finish_line)
             return Turn(state, learned, (lingering,) if lingering is not None else ())
         if snapshot.saving and progress.saving_at == snapshot.at:
@@ -100,17 +100,17 @@ def limit_seconds(learned: Learned, policy: DetectionPolicy) -> float:
 
 
 def patience_seconds(learned: Learned, policy: DetectionPolicy) -> float:
-    """Seconds from a start to its first step: the engine's own timeout, or several times the longest seen, but never
-    hours longer than that."""
+    """Seconds allowed from a start to its first step: the configured patience, or several times the longest start-up
+    seen, but at most ``STARTUP_MOST_SECONDS`` more than that."""
     longest = max(learned.startups, default=0.0)
     return max(policy.startup_patience_seconds, min(policy.startup_k * longest, longest + STARTUP_MOST_SECONDS))
 
 
 def run_gpus(look: Look) -> frozenset[int]:
-    """NVML indices of this run's GPUs; empty: nobody can tell, so all of the pod count.
+    """NVML indices of this run's GPUs; empty if unknown, and then all GPUs of the pod count.
 
-    Where only the inference GPUs are configured the tree tells the trainer's, but only if it names the engine's
-    correctly too: in a container the device numbers of /proc may be the host's.
+    If only the inference GPUs are configured, the trainer's are read from the process tree, but only if the tree also
+    shows the engine's GPUs correctly: in a container the device numbers in /proc can be the host's.
     """
     policy, tree = look.policies.detection, look.signals.tree
     inference = frozenset(policy.inference_gpus)
@@ -151,13 +151,13 @@ def _observe(state: HangState, look: Look) -> tuple[HangState, Learned]:
         if state.idle is NOT_HELD and not state.blind:
             return state, learned
         return HangState(NOT_HELD, Rhythm(reading.at, state.rhythm.gaps), ""), learned
-    # The sensor's rhythm is learned only while it matters.
+    # The sensor's interval is learned only while the GPUs are idle.
     rhythm = state.rhythm.update(reading.at) if state.idle is not NOT_HELD else Rhythm(reading.at, state.rhythm.gaps)
     return HangState(state.idle.update(True, reading.at, rhythm.max_gap(WINDOW_GAP_SECONDS)), rhythm, ""), learned
 
 
 def agree_window(policy: DetectionPolicy) -> float:
-    """Seconds that a server must stand still to agree with a hang."""
+    """Seconds that a server must show no activity to agree with a hang."""
     return max(policy.hang_agree_seconds, min(UPDATE_SECONDS, policy.hang_floor_seconds))
 
 
@@ -176,12 +176,12 @@ def _idle(state: HangState, look: Look) -> Evidence:
     if state.idle.since is None:
         return Evidence(name, "busy", Agreement.DISAGREES)
     if not look.learned.utilization_works:
-        return Evidence(name, "idle, and never seen otherwise", Agreement.UNAVAILABLE, state.idle.seconds)
-    # Tokens are counted less often than GPUs are looked at: the last ones show after the GPUs have gone idle.
+        return Evidence(name, "idle, and never seen busy", Agreement.UNAVAILABLE, state.idle.seconds)
+    # Token counts are read less often than GPUs: the last tokens show up after the GPUs became idle.
     made = look.signals.tokens_at
     idle = state.idle.seconds if made is None else min(state.idle.seconds, look.snapshot.at - made)
     if idle < min(LEAST_IDLE_SECONDS, state.idle.seconds):
-        return Evidence(name, "idle, but tokens are made", Agreement.DISAGREES, idle)
+        return Evidence(name, "idle, but tokens are generated", Agreement.DISAGREES, idle)
     window = idle_window(look)
     if idle >= window:
         return Evidence(name, "all idle", Agreement.AGREES, idle)
@@ -212,7 +212,7 @@ def _stalled(state: HangState, look: Look, active: float) -> Finding | None:
     second = _second(state, look)
     made = look.signals.tokens_at
     if quiet <= 2 * limit and not also.agreeing(second) and made is not None and snapshot.at - made < limit / 4:
-        return None  # an evaluation, or long rollouts: the engine works; worth a word only when it lasts
+        return None  # an evaluation or long rollouts: the engine works; reported only if it lasts
     first = Evidence("progress", f"none for {quiet:.0f} s (limit {limit:.0f} s)", Agreement.AGREES, quiet)
     what = f"no progress for {_span(quiet)} (limit {_span(limit)})"
     if progress.step is not None:
@@ -233,7 +233,7 @@ def _startup(state: HangState, look: Look) -> Finding | None:
     what = f"no first step {waited / 60:.0f} min after the start (patience {patience / 60:.0f} min)"
     second = _second(state, look)
     if not look.learned.gap_seconds:
-        # No step was ever seen on this run: perhaps podwatch cannot see them. Never a reason to kill.
+        # No step was ever seen in this run: podwatch may be unable to see them. Never a reason to kill.
         second = tuple(
             Evidence(e.signal, e.value, Agreement.UNAVAILABLE, e.window_seconds)
             if e.agreement is Agreement.AGREES
@@ -263,9 +263,11 @@ def _finding(
     return Finding(
         FindingKind.HANG,
         Severity.CRITICAL if confirmed or worse else Severity.WARNING,
-        f"{what}; {', '.join(agreeing)} agrees" if confirmed else f"{what}; no second signal agrees",
+        f"{what}; confirmed by {', '.join(agreeing)}" if confirmed else f"{what}; no corroborating signal",
         since,
-        suggestion="" if confirmed else "not restarting; look at the trainer's log, or `podwatch restart`",
+        suggestion=""
+        if confirmed
+        else "podwatch does not restart training; check the trainer's log, then run `podwatch restart` if it hangs",
         verdict=Verdict.RESTART if confirmed else Verdict.NONE,
         confirmed=confirmed,
         evidence=(first, *second, *also.logs(look, "hang")),
@@ -274,9 +276,8 @@ def _finding(
 
 
 def _lingering(state: HangState, look: Look, finish_line: bool) -> Finding | None:
-    """A run that is done and whose processes live on is billed by the hour (facts/peers.md section 1, prime-rl
-    #2229).
-    """
+    """A finding for a finished run whose processes still exist after ``finish_linger_seconds``: they keep the pod, and
+    its bill, alive (prime-rl #2229)."""
     progress, snapshot, policy = look.progress, look.snapshot, look.policies.detection
     quiet_since = progress.active_at if progress.active_at is not None else progress.started_at
     if quiet_since is None or snapshot.at - quiet_since < policy.finish_linger_seconds:
@@ -296,7 +297,7 @@ def _lingering(state: HangState, look: Look, finish_line: bool) -> Finding | Non
     return Finding(
         FindingKind.FINISHED,
         Severity.WARNING,
-        f"training is done ({done}) but its processes have lived on for {quiet / 60:.0f} min",
+        f"training is finished ({done}), but its processes still run after {quiet / 60:.0f} min",
         quiet_since,
         verdict=Verdict.FINISH,
         confirmed=True,

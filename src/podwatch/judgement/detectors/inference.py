@@ -1,7 +1,8 @@
-"""A dead inference server, by its own answers: for engines whose memory nobody can read, or one of several servers.
+"""Dead inference servers, judged by their HTTP answers: for engines whose GPU memory cannot be read, and for one of
+several servers.
 
-``/health`` that was 200 is refused or 503 without a break, or ``/liveness`` fails several times in a row. Neither
-kills alone: a server may be restarted by its own parent, and a long weight update holds ``/liveness`` up.
+``/health`` was 200 and is now refused or 5xx at every request, or ``/liveness`` fails several times in a row. Neither
+alone leads to a restart: a server can be restarted by its own parent, and a long weight update blocks ``/liveness``.
 """
 
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
@@ -14,7 +15,7 @@ from podwatch.judgement.learned import Learned
 from podwatch.judgement.signals import Server
 
 MIN_SAMPLES_DOWN = 2
-"""Two answers of a sensor that asks every 5 s; ``hold`` is the time they must span at the least."""
+"""Two answers of a sensor that asks every 5 s; they must span at least ``hold``."""
 
 
 class InferenceDetector:
@@ -25,7 +26,7 @@ class InferenceDetector:
     survives_restart = False
 
     def initial(self) -> None:
-        """What servers did lately is in the shared signals."""
+        """No state of its own: the recent answers of the servers are in the shared signals."""
 
     def armed(self, state: None, learned: Learned) -> tuple[str, ...]:
         return tuple(f"inference:{name.partition(':')[2]}" for name in learned.seen if name.startswith("health:"))
@@ -40,7 +41,7 @@ class InferenceDetector:
             if down.samples >= MIN_SAMPLES_DOWN and down.seconds >= look.policies.detection.hold_seconds:
                 findings.append(_judge(server, f"/health is {server.health}", down, look))
             elif stuck.seconds >= also.LIVENESS_WINDOW_SECONDS:
-                findings.append(_judge(server, "/liveness fails again and again", stuck, look))
+                findings.append(_judge(server, "/liveness fails repeatedly", stuck, look))
         return Turn(None, look.learned, tuple(findings))
 
 
@@ -51,12 +52,12 @@ def _judge(server: Server, what: str, held: Held, look: Look) -> Finding:
     assert held.since is not None
     assert look.trainer is not None
     first = Evidence(f"server {server.url}", what, Agreement.AGREES, held.seconds)
-    # Memory that stays away together with a server is the silent-death detector's; one empty look at it, while a weight
-    # update holds /liveness up, is nothing.
+    # GPU memory is not used here: the silent-death detector judges it, and a single reading of empty memory during a
+    # weight update that blocks /liveness proves nothing.
     second: tuple[Evidence, ...] = (also.engine(look, held.since),)
     if held is not server.stuck:
-        # A weight update that runs into its first timeout (720 s, facts/prime-rl.md section 4) holds up both /liveness
-        # and the steps, and goes on: the two together are the hang detector's, with its longer limit.
+        # A weight update that reaches its first timeout (720 s in prime-rl) blocks both /liveness and the steps, then
+        # continues: the hang detector judges the two together, with its longer limit.
         second = (*second, also.steps(look, held.since, needed=True))
     agreeing = also.agreeing(second)
     wait = operator_wait(look.signals.endings, look.snapshot, look.trainer, held.since) if agreeing else None
@@ -65,7 +66,7 @@ def _judge(server: Server, what: str, held: Held, look: Look) -> Finding:
     return Finding(
         FindingKind.SILENT_DEATH,
         Severity.CRITICAL if agreeing else Severity.WARNING,
-        f"{summary} ({', '.join(agreeing)} agrees)" if agreeing else f"{summary}; no second signal agrees",
+        f"{summary} (confirmed by {', '.join(agreeing)})" if agreeing else f"{summary}; no corroborating signal",
         held.since,
         suggestion=_suggestion(agreeing, wait),
         verdict=Verdict.RESTART if agreeing else Verdict.NONE,
@@ -78,4 +79,4 @@ def _judge(server: Server, what: str, held: Held, look: Look) -> Finding:
 def _suggestion(agreeing: list[str], wait: Wait | None) -> str:
     if wait is not None:
         return announcement(wait)
-    return "" if agreeing else "not restarting; look at the inference log"
+    return "" if agreeing else "podwatch does not restart training; check the inference log"

@@ -1,5 +1,4 @@
-"""Conditions that are told once and do not flap: raised after a time above one mark, cleared after a time below
-another."""
+"""Conditions with hysteresis: raised after a time above one threshold, cleared after a time below another."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,8 +6,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Latch:
-    """``since`` is when the condition began (monotonic), also while it is not raised yet; ``below_since`` when it was
-    first seen gone while raised."""
+    """``since``: when the condition began (monotonic), also before it is raised. ``below_since``: when a raised
+    condition was first seen below its clearing threshold."""
 
     since: float | None = None
     raised: bool = False
@@ -17,8 +16,9 @@ class Latch:
     def update(
         self, over: bool | None, at: float, *, hold: float = 0.0, gone: bool | None = None, release: float = 0.0
     ) -> "Latch":
-        """``over``: the condition holds now; ``gone``: it is well below its mark (None: simply not ``over``). Unknown
-        (``over`` is None) changes nothing that is raised, and begins a window that is not anew."""
+        """One observation. ``over``: the condition holds now. ``gone``: it is below the clearing threshold (None: same
+        as not ``over``). An unknown observation (``over`` is None) leaves a raised latch as it is and resets any
+        other. ``hold`` and ``release`` are seconds."""
         if over is None:
             return self if self.raised else QUIET
         if self.raised:
@@ -37,5 +37,5 @@ Latches = tuple[tuple[str, Latch], ...]
 
 
 def kept(latches: Mapping[str, Latch]) -> Latches:
-    """Those that remember something, as part of a state."""
+    """The latches that are not ``QUIET``, sorted, as part of a state."""
     return tuple(sorted((name, latch) for name, latch in latches.items() if latch != QUIET))

@@ -1,4 +1,4 @@
-"""Log rules that matched often enough, as findings. They support verdicts (``second.logs``) and never ask for one."""
+"""Findings for log rules that matched often enough. They support verdicts (``second.logs``) and never cause one."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from podwatch.judgement.learned import Learned
 
 @dataclass(frozen=True, slots=True)
 class LogRulesState:
-    """Rules that are raised, and since when. One stays raised until its window shows no hit any more."""
+    """The raised rules, with the time they were raised. A rule stays raised until its window contains no match."""
 
     raised: tuple[tuple[str, float], ...] = ()
 
@@ -82,7 +82,7 @@ def _off(rule: LogRule, match: LogMatch, at: float) -> Finding:
         Severity.WARNING,
         f"log rule {rule.name} is switched off: {match.error}",
         at,
-        suggestion="make its pattern simpler (no repeat inside a repeat, fewer .*), then reload",
+        suggestion="simplify its pattern (no nested repetition, fewer .*), then reload podwatch's configuration",
         evidence=(Evidence(f"log: {rule.name}", match.error, Agreement.UNAVAILABLE),),
         subject=rule.name,
     )

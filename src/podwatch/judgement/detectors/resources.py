@@ -1,6 +1,6 @@
-"""The machine's own limits, as warnings: disk, open files, memory, /dev/shm, swap. Nothing here restarts.
+"""Findings about the machine's limits: disk, open files, memory, /dev/shm, swap. They never request an action.
 
-What to do about the disk is ``judgement.retention``'s.
+``judgement.retention`` decides what to delete from a full disk.
 """
 
 from collections.abc import Iterator
@@ -15,20 +15,20 @@ from podwatch.judgement.learned import Learned
 
 GIB = 1 << 30
 HOLD_SECONDS = 15.0
-"""Two looks of the host sensor: one may fall into a burst that is over."""
+"""Two readings of the host sensor: a single one can be a short burst."""
 RELEASE_SECONDS = 60.0
 GAP = 0.05
-"""A warning is taken back this far below its mark."""
+"""A warning is cleared this far below its threshold."""
 CRITICAL_ABOVE = 0.98
-"""The next allocation, file or segment may fail."""
+"""Above this share the next allocation, file or segment can fail."""
 OOM_SHOWN_SECONDS = 3600.0
-"""What was killed does not come back; an hour is long enough to be read, and the journal keeps it."""
+"""How long an OOM kill is shown; the journal keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourcesState:
-    """``oom_kills`` and ``kernel_ooms`` are the counters as last seen; ``killed`` how many were seen to come, and the
-    time of the newest. ``swap_start`` is the swap used when ``start_id`` was first seen."""
+    """``oom_kills`` and ``kernel_ooms``: the counters as last read. ``killed``: OOM kills seen by podwatch, the newest
+    at ``killed_at``. ``swap_start``: swap in use when ``start_id`` was first seen."""
 
     latches: Latches = ()
     taken_at: float | None = None
@@ -74,7 +74,7 @@ DETECTOR = ResourcesDetector()
 
 
 def _ratios(host: HostSample) -> Iterator[tuple[str, float | None]]:
-    """What is used of each limit, 0 to 1; None where this machine does not tell."""
+    """The used share of each limit, 0 to 1; None if this machine does not report it."""
     yield "files", max((use.open_files / use.limit for use in host.files), default=None)
     total = host.memory_total_bytes
     yield "host", 1.0 - host.memory_available_bytes / total if total else None
@@ -92,7 +92,7 @@ def _marks(policy: ResourcePolicy) -> dict[str, float]:
 
 
 def _take(state: ResourcesState, host: HostSample, at: float, start_id: str, policy: ResourcePolicy) -> ResourcesState:
-    """One new answer of the host sensor."""
+    """Take one new reading of the host sensor."""
     latches = dict(state.latches)
     marks = _marks(policy)
     for name, ratio in _ratios(host):
@@ -126,14 +126,14 @@ def _shown(state: ResourcesState, at: float) -> bool:
 
 
 def _kills(state: ResourcesState, host: HostSample) -> tuple[int, str]:
-    """OOM kills since the last answer, and where. The container's own counter is the truth where there is one: the
-    kernel log also tells of others on the machine."""
+    """OOM kills since the last reading, and where. The cgroup's counter is preferred: the kernel log also contains
+    kills outside this run."""
     if host.oom_kills is not None:
         if state.oom_kills is None:
             return 0, ""
-        # A lower number is another group's counter (training was started anew): what it shows has happened in there.
+        # A lower number is the counter of a new cgroup (training was restarted): all its kills are new.
         grown = host.oom_kills - state.oom_kills
-        return (grown if grown >= 0 else host.oom_kills), "the trainer's memory group"
+        return (grown if grown >= 0 else host.oom_kills), "the trainer's cgroup"
     if host.kernel_ooms is not None and state.kernel_ooms is not None:
         return max(0, host.kernel_ooms - state.kernel_ooms), "this machine"
     return 0, ""
@@ -152,50 +152,53 @@ def _host(state: ResourcesState, host: HostSample, policy: ResourcePolicy, at: f
         yield _limit(
             FindingKind.FILES_LOW, "", found, at, marks["files"],
             f"{use.name} (pid {use.pid}) has {use.open_files} of {use.limit} files open",
-            "[trainer] nofile = 65536 raises the limit at the next start; a number that only grows is a leak",
+            "set [trainer] nofile = 65536 to raise the limit at the next start; if the number only grows, a process"
+            " leaks open files",
         )  # fmt: skip
     if (found := raised("host")) is not None:
         yield _limit(
             FindingKind.MEMORY_LOW, "host", found, at, marks["host"],
             f"the machine has {host.memory_available_bytes / GIB:.1f} of {host.memory_total_bytes / GIB:.0f} GiB of"
             " memory left",
-            "the kernel kills the biggest process next: fewer workers, smaller buffers, or a bigger pod",
+            "the kernel kills the biggest process when memory runs out: use fewer workers, smaller buffers, or a bigger"
+            " pod",
         )  # fmt: skip
     if (found := raised("container")) is not None and host.cgroup_limit_bytes and host.cgroup_used_bytes is not None:
         yield _limit(
             FindingKind.MEMORY_LOW, "container", found, at, marks["container"],
             f"the container uses {host.cgroup_used_bytes / GIB:.1f} of {host.cgroup_limit_bytes / GIB:.1f} GiB of"
-            " memory (page cache left out)",
-            "the kernel kills a process in it next: fewer workers, smaller buffers, or a bigger limit",
+            " memory (without page cache)",
+            "the kernel kills a process of the container at the limit: use fewer workers, smaller buffers, or a bigger"
+            " limit",
         )  # fmt: skip
     if (found := raised("shm")) is not None and host.shm_total_bytes and host.shm_used_bytes is not None:
         yield _limit(
             FindingKind.SHM_LOW, "", found, at, marks["shm"],
             f"/dev/shm is {found[1]:.0%} full ({host.shm_used_bytes / GIB:.1f} of {host.shm_total_bytes / GIB:.1f}"
             " GiB)",
-            "NCCL and vLLM die with a bus error when it is full: a bigger one (docker --shm-size), or remove what an"
-            " earlier start left (/dev/shm/vllm-*, /dev/shm/nccl-*)",
+            "NCCL and vLLM die with a bus error when it is full: enlarge it (docker --shm-size), or delete the files of"
+            " earlier starts (/dev/shm/vllm-*, /dev/shm/nccl-*)",
         )  # fmt: skip
     if (latch := latches.get("swap", QUIET)).raised and latch.since is not None and state.swap_start is not None:
         grown = (host.swap_used_bytes - state.swap_start) / GIB
         yield Finding(
             FindingKind.SWAPPING,
             Severity.WARNING,
-            f"the machine began to swap: {grown:.1f} GiB more than when training started",
+            f"the machine is swapping: {grown:.1f} GiB more swap in use than when training started",
             latch.since,
-            suggestion="steps become many times slower: memory is what lacks",
+            suggestion="swapping makes steps many times slower: use fewer workers, smaller buffers, or a bigger pod",
             evidence=(Evidence("swap", f"{host.swap_used_bytes / GIB:.1f} GiB", Agreement.AGREES, at - latch.since),),
         )
     if state.killed and state.killed_at is not None and _shown(state, at):
-        # Where the container counts, it was one of ours; of the whole machine's log nobody can tell.
+        # The cgroup's counter covers this run only; the machine's log covers every process.
         ours = host.oom_kills is not None
         yield Finding(
             FindingKind.OUT_OF_MEMORY,
             Severity.CRITICAL if ours else Severity.WARNING,
-            f"the kernel killed {state.killed} process{'es' if state.killed > 1 else ''} for memory in"
-            f" {state.killed_where}" + ("" if ours else "; whose, cannot be told here"),
+            f"the kernel killed {state.killed} process{'es' if state.killed > 1 else ''} because memory ran out in"
+            f" {state.killed_where}" + ("" if ours else "; podwatch cannot see whether of this run"),
             state.killed_at,
-            suggestion="a bigger pod, fewer workers, or less in /dev/shm; `dmesg` names the process, where readable",
+            suggestion="use a bigger pod, fewer workers, or less of /dev/shm; `dmesg` names the process, if readable",
             evidence=(Evidence("oom kills", str(state.killed), Agreement.AGREES, at - state.killed_at),),
         )
 
@@ -228,9 +231,10 @@ def _disk(snapshot: Snapshot, policy: DiskPolicy) -> tuple[Finding, ...]:
             Finding(
                 FindingKind.DISK_HIGH,
                 Severity.WARNING,
-                f"{disk.path} is {disk.used_ratio:.0%} full (prunes above {policy.prune_above:.0%})",
+                f"{disk.path} is {disk.used_ratio:.0%} full (podwatch deletes old checkpoints above"
+                f" {policy.prune_above:.0%})",
                 snapshot.disk.at,
-                suggestion="`podwatch prune --dry-run` says what can go",
+                suggestion="`podwatch prune --dry-run` shows what podwatch can delete",
                 evidence=(Evidence("disk", f"{disk.used_ratio:.3f} used", Agreement.AGREES),),
             )
         )
@@ -241,7 +245,7 @@ def _disk(snapshot: Snapshot, policy: DiskPolicy) -> tuple[Finding, ...]:
                 Severity.WARNING,
                 f"{disk.path} has {disk.inodes_free} of {disk.inodes_total} inodes left",
                 snapshot.disk.at,
-                suggestion="many small files: rollouts and broadcasts are the usual ones",
+                suggestion="delete small files that you do not need; rollouts and broadcasts are usually the most",
                 evidence=(Evidence("inodes", f"{disk.inodes_free} free", Agreement.AGREES),),
             )
         )

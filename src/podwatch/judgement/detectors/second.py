@@ -1,5 +1,5 @@
-"""Second signals: what else says that training is dead. Each can say that it cannot be observed, and then agrees with
-nothing (promise 3); each has to have been healthy during this start before its failure counts.
+"""Corroborating signals: further evidence that training is dead. A signal that cannot be observed is UNAVAILABLE and
+agrees with nothing; its failure counts only if it was healthy during this start.
 """
 
 from collections.abc import Iterable
@@ -27,33 +27,33 @@ from podwatch.judgement.signals import (
 )
 
 LOG = "log: "
-"""Evidence of a log rule begins with this: it may be shown beside a verdict, and never makes one."""
+"""Prefix of evidence from a log rule: shown with a verdict, never a reason for one."""
 LOG_FRESH_SECONDS = 900.0
 PROVEN_SECONDS = 2.5
-"""From the look that missed the engine to the one that proves its death. prime-rl's launcher ends its children one
-after another: the inference server first, and the moment that one has ended the orchestrator, which a SIGTERM ends at
-once (asyncio has no handler for it); then the trainer. So within a second of the server's end a run that is being ended
-has lost its orchestrator too, and a second later a look has missed it. With a look every 0.5 s these are five, and with
-a GPU poll of 2 s the verdict still comes within 5 s."""
+"""Least time from the look that missed the engine to the verdict. prime-rl's launcher stops its children one after
+another: the inference server, right after it the orchestrator, which SIGTERM ends at once (asyncio has no handler for
+it), then the trainer. So a run that is being stopped loses its orchestrator within a second of the server, and a look
+notices that a second later. With a look every 0.5 s this makes five looks, and with a GPU poll of 2 s the verdict still
+comes within 5 s."""
 REFUSED_SECONDS = 4.5
-"""The same where no server was heard to answer 503: a server that an operator, or a program that starts it again, asked
-to end looks like this one. So long a replacement has to appear: nearly as long as in ``required-child-exited``."""
+"""The same if no server answered 503: a server that an operator or a supervisor stopped in order to restart it looks
+the same. A replacement has this long to appear, nearly as long as in ``required-child-exited``."""
 ENGINE_DEAD = "engine-dead"
 """The shipped log rule that matches vLLM's ``EngineDeadError``."""
 SEEN_TO_END = "engine seen to end"
 LIVENESS_WINDOW_SECONDS = 150.0
-"""prime-rl's ``/liveness`` gives up after 30 s and is asked every 30 s: three failures in a row at the least. It may
-queue behind a weight update (facts/prime-rl.md section 5), which three of them outlast only if it hangs."""
+"""prime-rl's ``/liveness`` times out after 30 s and is requested every 30 s: at least three failures in a row. It can
+queue behind a weight update; three failures in a row mean that the update hangs."""
 GIB = 1 << 30
 
 
 def agreeing(evidence: Iterable[Evidence]) -> list[str]:
-    """The signals that make a verdict: those that agree, log rules left out."""
+    """The names of the signals that agree, without log rules."""
     return [e.signal for e in evidence if e.agreement is Agreement.AGREES and not e.signal.startswith(LOG)]
 
 
 def cuda(look: Look, index: int) -> Evidence:
-    """Does a process of the tree hold a CUDA context on this GPU? On a shared GPU only the engine's are asked."""
+    """Agrees if no process of the tree holds a CUDA context on this GPU. On a shared GPU only the engine's count."""
     name = f"CUDA context on gpu{index}"
     trainer = look.trainer
     if trainer is None:
@@ -66,13 +66,13 @@ def cuda(look: Look, index: int) -> Evidence:
         return Evidence(name, "never seen on this pod", Agreement.UNAVAILABLE)
     unreadable = sum(1 for p in asked if p.cuda is None)
     if unreadable:
-        return Evidence(name, f"{counted(unreadable, 'process', 'processes')} cannot be read", Agreement.UNAVAILABLE)
-    return Evidence(name, "none any more", Agreement.AGREES)
+        return Evidence(name, f"cannot read {counted(unreadable, 'process', 'processes')}", Agreement.UNAVAILABLE)
+    return Evidence(name, "gone", Agreement.AGREES)
 
 
 def replaced(look: Look, since: float) -> str:
-    """The engine or server process that was started after ``since`` and lives, by its name; empty where there is none.
-    While it loads its model, empty memory and a refused ``/health`` are what a reload looks like."""
+    """Name and pid of a living engine or server process that was started after ``since``; empty if there is none. Empty
+    memory and a refused ``/health`` are normal while it loads its model."""
     trainer, at = look.trainer, look.snapshot.trainer.at
     if trainer is None:
         return ""
@@ -82,13 +82,13 @@ def replaced(look: Look, since: float) -> str:
 
 
 def seen_to_end(look: Look, below: Held) -> Evidence | None:
-    """The evidence that needs no window: this engine's end was seen, in the tree or in its own log; its memory is gone
-    (``below``) and its server refuses or says 5xx, both at a look after that; and ``PROVEN_SECONDS`` later launcher,
-    orchestrator and trainer live, and nothing speaks of a signal. None while any of it is missing: then memory has to
-    stay away for ``hold``.
+    """Complete evidence of an engine's death, which does not need the ``hold`` window; None while any of it is missing.
 
-    A server that refuses proves less than one that answers 503: one that was asked to end closes its socket first. So
-    where no 503 was seen, the process of the server has to be gone too, and ``REFUSED_SECONDS`` begin with its end.
+    Required: the engine's end was seen in the tree or in its own log; at a later look its memory is gone (``below``)
+    and its server refuses or answers 5xx; ``PROVEN_SECONDS`` later launcher, orchestrator and trainer live, and nothing
+    shows a signal such as SIGINT. A refusing server proves less than a 503, because a server that is being stopped
+    closes its socket first: without a 503 the server's process must be gone too, and ``REFUSED_SECONDS`` count from its
+    end.
     """
     snapshot, trainer, signals = look.snapshot, look.trainer, look.signals
     fell = below.since
@@ -112,12 +112,12 @@ def seen_to_end(look: Look, below: Held) -> Evidence | None:
         return None
     if replaced(look, first) or perhaps_intended(signals.endings, snapshot, trainer, since):
         return None
-    how = f"process {engines[-1].identity.pid} ended" if engines else "vLLM says so in its log"
-    return Evidence(SEEN_TO_END, f"{how}; launcher and trainer live", Agreement.AGREES, at - since)
+    how = f"process {engines[-1].identity.pid} ended" if engines else "reported in vLLM's log"
+    return Evidence(SEEN_TO_END, f"{how}; launcher and trainer still run", Agreement.AGREES, at - since)
 
 
 def dead_in_log(look: Look, since: float) -> bool:
-    """Whether the inference server's own log says that its engine died, around ``since`` or after it."""
+    """Whether the inference server's own log reports the death of its engine around ``since`` or later."""
     reading = look.snapshot.logs
     return reading.ok and any(
         match.rule == ENGINE_DEAD
@@ -129,8 +129,8 @@ def dead_in_log(look: Look, since: float) -> bool:
 
 
 def engine(look: Look, since: float) -> Evidence:
-    """Are all engine processes there that were there around ``since``? An inference server that ended counts too. One
-    that was started since then is loading: it may have no engine process yet."""
+    """Agrees if an engine process (or inference server) that lived around ``since`` has ended. Unavailable while a
+    newer server is loading: it may not have an engine process yet."""
     name = "engine process"
     trainer, policy = look.trainer, look.policies.detection
     if trainer is None:
@@ -157,14 +157,14 @@ def engine(look: Look, since: float) -> Evidence:
 
 
 def health(look: Look) -> Evidence:
-    """Is ``/health`` of any server refused or 5xx, having been 200 during this start? A timeout says nothing about a
-    death, and a router that answers says nothing about the engines behind it."""
+    """Agrees if ``/health`` of any server is refused or 5xx after a 200 during this start. A timeout is no evidence of
+    a death, and the answer of a router is no evidence about the engines behind it."""
     reading = look.snapshot.inference
     if not reading.ok or not reading.value:
         return Evidence("health", reading.detail or "not observed", Agreement.UNAVAILABLE)
     armed = [s for s in reading.value if f"health:{s.url}" in look.learned.seen]
     if not armed:
-        return Evidence("health", "never was healthy during this start", Agreement.UNAVAILABLE)
+        return Evidence("health", "never healthy during this start", Agreement.UNAVAILABLE)
     for sample in armed:
         if sample.health in (Health.REFUSED, Health.UNHEALTHY):
             status = f" ({sample.http_status})" if sample.http_status else ""
@@ -172,14 +172,14 @@ def health(look: Look) -> Evidence:
             return Evidence("health", f"{sample.health}{status} at {sample.url}", Agreement.AGREES, window)
     engines = [s for s in armed if s.kind is ServerKind.ENGINE]
     if not engines:
-        return Evidence("health", "only a router answers: it does not know its engines", Agreement.UNAVAILABLE)
+        return Evidence("health", "only a router answers, which does not check its engines", Agreement.UNAVAILABLE)
     if all(s.health is Health.OK for s in engines):
         return Evidence("health", "ok", Agreement.DISAGREES)
     return Evidence("health", "timeout", Agreement.UNAVAILABLE)
 
 
 def liveness(look: Look, window: float = LIVENESS_WINDOW_SECONDS) -> Evidence:
-    """Has an engine failed prime-rl's ``/liveness`` for ``window`` seconds without a break, having passed it before?"""
+    """Agrees if an engine that passed prime-rl's ``/liveness`` before has failed it for ``window`` seconds."""
     stuck = _longest(look.signals.servers, "stuck")
     if not look.snapshot.inference.ok or stuck is None:
         return Evidence("liveness", "not observed", Agreement.UNAVAILABLE)
@@ -194,32 +194,34 @@ def liveness(look: Look, window: float = LIVENESS_WINDOW_SECONDS) -> Evidence:
 
 
 def tokens(look: Look, window: float) -> Evidence:
-    """Do requests run in a server for ``window`` seconds without one new token?"""
+    """Agrees if a server has had running requests and no new token for ``window`` seconds."""
     flat = _longest(look.signals.servers, "flat")
     if not look.snapshot.inference.ok or flat is None or not any(s.tokens is not None for s in look.signals.servers):
         return Evidence("generation tokens", "not reported", Agreement.UNAVAILABLE)
     server, held = flat
     if held.since is None and not any(s.work for s in look.signals.servers):
-        return Evidence("generation tokens", "no request runs, so none are due", Agreement.UNAVAILABLE)
+        return Evidence("generation tokens", "no request is running", Agreement.UNAVAILABLE)
     return _window("generation tokens", f"flat while requests run at {server.url}", "increasing", held, window)
 
 
 def sick(look: Look, window: float) -> Evidence:
-    """Is ``/health`` of a server anything but 200 for ``window`` seconds, timeouts included?"""
+    """Agrees if ``/health`` of a server has not been 200 for ``window`` seconds, timeouts included."""
     found = _longest(look.signals.servers, "sick")
     if not look.snapshot.inference.ok or found is None:
         return Evidence("health", look.snapshot.inference.detail or "not observed", Agreement.UNAVAILABLE)
     if not any(f"health:{s.url}" in look.learned.seen for s in look.signals.servers):
-        return Evidence("health", "never was healthy during this start", Agreement.UNAVAILABLE)
+        return Evidence("health", "never healthy during this start", Agreement.UNAVAILABLE)
     server, held = found
     return _window("health", f"failing at {server.url}", "ok", held, window)
 
 
 def steps(look: Look, since: float, *, needed: bool = False) -> Evidence:
-    """No step for longer than ``no_step_limit`` since then. A step in flight may still end after the engine died, so
-    one step since only says "too early"; tokens made within the limit say that the engine works. Silence before
-    ``since`` is no consequence of it: a long step was under way. And steps that came when every one in flight had ended
-    say for good that training goes on without what is gone, unless it is known to be ``needed``."""
+    """Agrees if no step was made for longer than ``no_step_limit`` after ``since``.
+
+    Time before ``since`` does not count: a long step may have been in flight. A step in flight can complete after the
+    engine died, so a single step only makes the signal unavailable. Disagrees if tokens were generated within the
+    limit, or if steps were made after every step in flight had completed: training continues without the missing
+    process, unless that process is ``needed``."""
     progress, snapshot = look.progress, look.snapshot
     active = progress.active_at
     if not snapshot.progress.ok or active is None:
@@ -230,19 +232,18 @@ def steps(look: Look, since: float, *, needed: bool = False) -> Evidence:
     if made is not None and made > max(since, snapshot.at - limit):
         return Evidence("steps", "tokens were generated since", Agreement.DISAGREES, snapshot.at - made)
     if not needed and progress.newest_at is not None and progress.newest_at > since + limit:
-        return Evidence("steps", "were made long after", Agreement.DISAGREES, progress.newest_at - since)
+        return Evidence("steps", "training made steps long after", Agreement.DISAGREES, progress.newest_at - since)
     if quiet > limit:
         return Evidence("steps", f"none for {quiet:.0f} s (limit {limit:.0f} s)", Agreement.AGREES, quiet)
     quiet = snapshot.at - active
     if active > since + look.policies.detection.hold_seconds:
         return Evidence("steps", f"a step or a save {quiet:.0f} s ago", Agreement.DISAGREES, quiet)
-    return Evidence("steps", f"none for {quiet:.0f} s, too early to tell", Agreement.UNAVAILABLE, quiet)
+    return Evidence("steps", f"none for {quiet:.0f} s, too early to judge", Agreement.UNAVAILABLE, quiet)
 
 
 def no_step_limit(learned: Learned, policy: DetectionPolicy) -> float:
-    """Seconds without a step that agree with a death. ``gap`` and not ``step``: where only checkpoints tell, signs
-    are rare. Before the first gap is known steps may be of any length: then as long as a hang takes at the least.
-    """
+    """Seconds without a step that agree with a death. Uses the gap between progress samples, not the step time: if only
+    checkpoints show progress, samples are rare. Before the first gap is known it is at least the hang floor."""
     gap = learned.median_gap_seconds
     if gap is None:
         return max(policy.no_step_confirm_floor_seconds, policy.hang_floor_seconds)
@@ -250,7 +251,7 @@ def no_step_limit(learned: Learned, policy: DetectionPolicy) -> float:
 
 
 def memory(look: Look) -> Evidence:
-    """Is an inference GPU of its own empty right now, having been full during this start?"""
+    """Agrees if a dedicated inference GPU that was full during this start is empty now."""
     policy, gpus = look.policies.detection, look.snapshot.gpus
     own = [i for i in policy.inference_gpus if i not in policy.shared_gpus]
     samples = {g.index: g for g in gpus.value or ()} if gpus.ok else {}
@@ -261,18 +262,18 @@ def memory(look: Look) -> Evidence:
     low = min(values)
     if low < policy.memory_floor_bytes:
         if not any(f"gpu{g.index}" in look.learned.seen for g in good if g.memory_used_bytes == low):
-            return Evidence("gpu memory", "never was full during this start", Agreement.UNAVAILABLE)
+            return Evidence("gpu memory", "never full during this start", Agreement.UNAVAILABLE)
         if memory_may_fall(look):
-            return Evidence("gpu memory", "empty, as sleep mode makes it", Agreement.UNAVAILABLE)
+            return Evidence("gpu memory", "empty, possibly by sleep mode", Agreement.UNAVAILABLE)
         return Evidence("gpu memory", f"{low / GIB:.2f} GiB", Agreement.AGREES)
     return Evidence("gpu memory", f"{low / GIB:.2f} GiB held", Agreement.DISAGREES)
 
 
 def memory_may_fall(look: Look) -> str:
-    """Why empty device memory says nothing here, or an empty string."""
+    """Why empty device memory is no evidence in this run; empty if it is evidence."""
     policy = look.policies.detection
     if policy.memory_may_fall:
-        return 'by configuration ([inference] sleep = "yes")'
+        return 'configured with [inference] sleep = "yes"'
     if not policy.sleep_auto:
         return ""
     if look.signals.tree.sleep_mode:
@@ -281,7 +282,7 @@ def memory_may_fall(look: Look) -> str:
 
 
 def logs(look: Look, detector: str) -> tuple[Evidence, ...]:
-    """Log rules that support this verdict. Shown, never counted."""
+    """Matches of log rules that support this verdict: shown with it, not counted for it."""
     reading = look.snapshot.logs
     if not reading.ok or not reading.value:
         return ()
@@ -302,7 +303,7 @@ def logs(look: Look, detector: str) -> tuple[Evidence, ...]:
 
 
 def _longest(servers: tuple[Server, ...], name: str) -> tuple[Server, Held] | None:
-    """The server whose window is the longest: one of several that hangs is enough."""
+    """The server with the longest window: one hanging server of several is enough."""
     found: tuple[Server, Held] | None = None
     for server in servers:
         held: Held = getattr(server, name)

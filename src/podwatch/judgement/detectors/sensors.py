@@ -1,6 +1,4 @@
-"""What podwatch itself cannot see, and devices that are gone (promises 3 and 6). Warnings only: nothing here
-restarts.
-"""
+"""Sensors that cannot observe, GPUs that cannot be read or are lost. Findings only: nothing here requests an action."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,16 +13,16 @@ from podwatch.judgement.detectors.base import Look, Turn
 from podwatch.judgement.learned import Learned
 
 STALE_FACTOR = {"gpus": 1.0, "trainer": 1.0, "disk": 10.0, "inference": 4.0, "progress": 4.0, "host": 4.0}
-"""An answer older than ``blind_after`` times this is no answer: slow sensors are asked less often."""
+"""A reading older than ``blind_after`` times this factor counts as missing: slow sensors are read less often."""
 SECOND_SIGNAL_AFTER_SECONDS = 60.0
-"""From the first minute on a person is told that nothing could confirm a death (DESIGN section 3)."""
+"""After this time podwatch reports that no corroborating signal can be observed on this pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class SensorsState:
     watching_since: float | None = None
     troubled: tuple[tuple[str, float], ...] = ()
-    """Sensor -> since when it gives no answer."""
+    """(sensor, monotonic time since which it gives no reading)."""
 
 
 class SensorsDetector:
@@ -66,7 +64,7 @@ def advance(
 
 
 def _all_fresh(snapshot: Snapshot, within: float) -> bool:
-    """The usual case, at the price of five comparisons."""
+    """True in the usual case: every reading is good and recent. Cheap, because it runs at every turn."""
     oldest, ok = snapshot.at - within, SensorState.OK
     return (
         snapshot.gpus.state is ok
@@ -89,7 +87,7 @@ def _look_closer(
     policy: DetectionPolicy,
     findings: list[Finding],
 ) -> tuple[tuple[str, float], ...]:
-    """Since when each sensor gives no answer; adds to ``findings``."""
+    """Return since when each sensor gives no reading; appends to ``findings``."""
     since = dict(troubled)
     for name, reading in _readings(snapshot):
         trouble = _trouble(name, reading, snapshot.at, policy)
@@ -106,7 +104,7 @@ def _look_closer(
             Finding(
                 FindingKind.SENSOR_BLIND,
                 Severity.WARNING,
-                f"the {name} sensor sees nothing: {trouble}",
+                f"the {name} sensor cannot observe: {trouble}",
                 begun,
                 suggestion=reading.detail,
                 evidence=(Evidence(name, str(reading.state), Agreement.UNAVAILABLE, lasting),),
@@ -131,11 +129,11 @@ def _trouble(name: str, reading: Reading[Any], at: float, policy: DetectionPolic
     if reading.state is SensorState.OK:
         age = at - reading.at
         if age > policy.blind_after_seconds * STALE_FACTOR[name]:
-            return f"its newest answer is {age:.0f} s old"
+            return f"its newest reading is {age:.0f} s old"
         return ""
     if reading.state is SensorState.ABSENT:
-        # Only where something was expected: no URL and no step source are choices; no NVML is not.
-        return reading.detail or "not there" if name == "gpus" and policy.inference_gpus else ""
+        # Only missing NVML is a problem: an unset URL or step source is the operator's choice.
+        return reading.detail or "not available" if name == "gpus" and policy.inference_gpus else ""
     return reading.detail or str(reading.state)
 
 
@@ -152,9 +150,9 @@ def _devices(snapshot: Snapshot, policy: DetectionPolicy) -> list[Finding]:
                 Finding(
                     FindingKind.GPU_LOST,
                     Severity.CRITICAL,
-                    f"GPU {gpu.index} fell off the bus",
+                    f"GPU {gpu.index} fell off the bus: the driver cannot reach it",
                     snapshot.gpus.at,
-                    suggestion="a restart cannot help: reboot the pod or move to another machine",
+                    suggestion="restarting training cannot repair it: reboot the pod or move to another machine",
                     evidence=(Evidence(f"gpu{gpu.index}", gpu.detail or "lost", Agreement.AGREES),),
                     subject=f"gpu{gpu.index}",
                 )
@@ -171,9 +169,9 @@ def _unreadable(index: int, why: str, at: float) -> Finding:
     return Finding(
         FindingKind.SENSOR_BLIND,
         Severity.WARNING,
-        f"the memory of GPU {index} cannot be read: {why}",
+        f"podwatch cannot read the memory of GPU {index} ({why}), so it cannot detect a silent death there by memory",
         at,
-        suggestion="check [gpu] inference against `nvidia-smi -L`; silent death cannot be seen there",
+        suggestion="compare [gpu] inference with `nvidia-smi -L`",
         evidence=(Evidence(f"gpu{index} memory", why, Agreement.UNAVAILABLE),),
         subject=f"gpu{index}",
     )
@@ -201,11 +199,11 @@ def _no_second_signal(
     return Finding(
         FindingKind.NO_SECOND_SIGNAL,
         Severity.WARNING,
-        "no second signal can be observed: a silent death would be seen but not acted on",
+        "podwatch can observe no corroborating signal: it would report a silent death but not restart training",
         watching_since,
-        suggestion="set the inference URL, or let podwatch read the trainer's processes (same user or root)",
+        suggestion="set [inference] urls, or run podwatch as the trainer's user or as root",
         evidence=(
-            Evidence("processes", "not readable or not recognised", Agreement.UNAVAILABLE),
+            Evidence("processes", "not readable or not recognized", Agreement.UNAVAILABLE),
             Evidence("health", snapshot.inference.detail or "not configured", Agreement.UNAVAILABLE),
             Evidence("steps", snapshot.progress.detail or "none seen", Agreement.UNAVAILABLE),
         ),

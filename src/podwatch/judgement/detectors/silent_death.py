@@ -1,8 +1,8 @@
-"""Silent death of the inference engine: its GPU is empty and nobody says a word (DESIGN section 3, promise 3).
+"""Silent death of the inference engine: its GPU memory is gone, and no process reports an error (docs/detection.md).
 
-vLLM's API server ends with code 0 when its engine dies, and the launcher ignores a 0 (facts/prime-rl.md section 4):
-device memory is what tells. Memory alone never kills; one other signal has to agree, and a signal that cannot be
-observed agrees with nothing. Each GPU is judged by itself: of a tensor-parallel engine one gone is all gone.
+vLLM's API server ends with code 0 when its engine dies, and the launcher ignores code 0, so device memory is the
+evidence. Memory alone never leads to a restart: a corroborating signal has to agree, and one that cannot be observed
+agrees with nothing. Each GPU is judged separately: if one GPU of a tensor-parallel engine is empty, the engine is dead.
 """
 
 from collections.abc import Mapping
@@ -20,27 +20,24 @@ from podwatch.judgement.endings import announcement, operator_wait
 from podwatch.judgement.learned import Learned
 
 BASELINE_POLLS = 5
-"""Observations at or above ``baseline_min_bytes`` before a baseline stands (10 s at the default poll)."""
+"""Observations at or above ``baseline_min_bytes`` before a baseline is valid (10 s at the default poll)."""
 BASELINE_WINDOW = 15
-"""The baseline is the highest median over this many observations: a spike shorter than half of it (15 s) leaves no
-trace.
-"""
+"""The baseline is the highest median over this many observations: spikes shorter than half of it (15 s) are ignored."""
 MIN_SAMPLES_BELOW = 3
-"""However short ``hold`` is, two observations could be one blink."""
+"""Least observations below the floor, however short ``hold`` is: two could be a transient."""
 GAP_SHARE_OF_HOLD = 0.75
-"""Three polls of 2 s against a hold of 8 s: a hole longer than this is no observation of the window."""
+"""Longest gap between observations within the window: three polls of 2 s for a hold of 8 s."""
 RELOAD_SECONDS = 300.0
-"""A podwatch that never saw this memory there takes an engine process that is younger than this for one that loads."""
+"""If podwatch never saw this GPU's memory in use, it assumes that an engine process younger than this is loading."""
 CONFIRM_SECONDS = 10.0
-"""After the end of an engine was seen podwatch looks more often, for so long at the most: as long as ``hold`` and the
-time until the first look. An idle daemon never does."""
+"""How long podwatch polls faster after it saw an engine end: ``hold`` plus the time until the first look."""
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class GpuWatch:
-    """One inference GPU. ``level`` is what it held of late (the median of ``recent``), ``baseline_bytes`` the highest
-    level; ``drop`` the fall that is a death on a shared GPU, and ``drop_from`` where that number comes from."""
+    """One inference GPU. ``level``: recent memory in use (the median of ``recent``). ``baseline_bytes``: the highest
+    level. ``drop``: the fall that counts as a death on a shared GPU; ``drop_from``: the source of that number."""
 
     index: int
     recent: tuple[int, ...] = ()
@@ -52,8 +49,8 @@ class GpuWatch:
     """The newest observation; below zero before the first."""
     fell_at: float | None = None
     up_at: float | None = None
-    """While the memory is away, also over a hole: when the last look before saw it there. None where it is there, or
-    this podwatch never saw it."""
+    """While memory is gone, also across a gap: when it was last seen in use. None if it is in use, or was never seen in
+    use by this podwatch."""
     rise: Rise = NO_RISE
     drop: int = 0
     drop_from: str = ""
@@ -65,10 +62,10 @@ class SilentDeathState:
     rhythm: Rhythm = NO_RHYTHM
     mig: tuple[int, ...] = ()
     since: float | None = None
-    """When memory was first found to say nothing (sleep mode, MIG)."""
+    """When memory was first found to be no evidence (sleep mode, MIG)."""
     looks: int = 0
     told: tuple[int, ...] = ()
-    """GPUs whose death this start has taught the engine's share already."""
+    """GPUs whose engine share was already learned from a death in this start."""
 
     @property
     def fallen(self) -> bool:
@@ -121,8 +118,8 @@ DETECTOR = SilentDeathDetector()
 
 
 def confirming(state: SilentDeathState, look: Look) -> bool:
-    """Whether the evidence of a death has begun that needs no window, so that looking more often for a moment brings
-    the verdict sooner. Never for longer than ``CONFIRM_SECONDS`` after the end of one engine process."""
+    """Whether podwatch should poll faster now, because the evidence of ``second.seen_to_end`` is accumulating. True for
+    at most ``CONFIRM_SECONDS`` after the end of one engine process."""
     trainer, at = look.trainer, look.snapshot.at
     if trainer is None or not trainer.alive or look.ending or trainer.supervision is not Supervision.KEEPER:
         return False
@@ -140,7 +137,7 @@ def _follow_memory(state: SilentDeathState, look: Look) -> tuple[SilentDeathStat
     if not reading.ok or reading.value is None:
         if state.rhythm is NO_RHYTHM:
             return state, learned
-        # Blind or pending: no evidence, and every window has a hole.
+        # Blind or pending: no evidence, and every window is interrupted.
         seen = state.rhythm.last_at
         holed = tuple(
             replace(w, below=NOT_HELD, fell_at=None, up_at=w.up_at if w.below is not NOT_HELD else w.up_at or seen)
@@ -160,7 +157,7 @@ def _follow_memory(state: SilentDeathState, look: Look) -> tuple[SilentDeathStat
         if sample is not None and sample.mig:
             mig.append(index)
         if sample is None or sample.state is not GpuState.OK or sample.mig or sample.memory_used_bytes is None:
-            # Lost, missing, or a partition of it: no evidence, and the window has a hole.
+            # Lost, missing or partitioned: no evidence, and the window is interrupted.
             watches.append(watch if watch.below is NOT_HELD else replace(watch, below=NOT_HELD, fell_at=None))
             continue
         before = state.rhythm.last_at if watch.value >= 0 else None
@@ -190,7 +187,7 @@ def _observe(
         and len(watch.recent) == BASELINE_WINDOW
         and memory == watch.value == watch.recent[0]
     ):
-        return watch, learned  # what goes in equals what goes out: nothing changes
+        return watch, learned  # the oldest value equals the new one: the median does not change
     rise, drop, drop_from = watch.rise, watch.drop, watch.drop_from
     below = memory < policy.memory_floor_bytes
     if shared:
@@ -217,7 +214,7 @@ def _observe(
         level = sorted(recent)[len(recent) // 2]
         baseline = max(baseline, level)
         if not armed and ("progress" in learned.seen or "health" in learned.seen):
-            # Memory may be full long before the engine works: armed only once something else was healthy too.
+            # Memory can be full long before the engine works: armed only after another signal was healthy too.
             learned = learned.saw(name)
         if baseline != watch.baseline_bytes:
             learned = learned.with_baseline(index, baseline)
@@ -237,7 +234,7 @@ def _judge(
     before = watch.level or watch.baseline_bytes or learned.baseline(index) or 0
     value = f"{watch.value / GIB:.2f} GiB, was {before / GIB:.2f} GiB"
     if shared and watch.value >= policy.memory_floor_bytes:
-        value += f"; a fall of {watch.drop / GIB:.2f} GiB is the engine's ({watch.drop_from})"
+        value += f"; a fall of {watch.drop / GIB:.2f} GiB counts as the engine's death ({watch.drop_from})"
     memory = Evidence(f"gpu{index} memory", value, Agreement.AGREES, watch.below.seconds)
     since = watch.fell_at if watch.fell_at is not None else look.snapshot.at
     engine, steps = also.engine(look, since), also.steps(look, since)
@@ -249,21 +246,22 @@ def _judge(
     if not agreeing:
         works = engine.agreement is Agreement.DISAGREES and steps.agreement is Agreement.DISAGREES
         if shared and works:
-            # Someone else gave memory back and the engine works on: this is the level from now on.
+            # Another process freed memory and the engine still works: this is the new level.
             fresh = replace(watch, recent=(), level=watch.value, below=NOT_HELD, fell_at=None)
             return replace(state, gpus=tuple(fresh if w is watch else w for w in state.gpus)), learned, None
         return state, learned, _warning(index, since, (memory, *second, *also.logs(look, "silent-death")))
     if shared and index not in state.told and engine.agreement is Agreement.AGREES and before > watch.value:
-        # Nothing shows the engine's share better than its death.
+        # The engine's death shows its exact share.
         learned = learned.with_share(index, before - watch.value)
         state = replace(state, told=(*state.told, index))
     assert look.trainer is not None
     wait = operator_wait(look.signals.endings, look.snapshot, look.trainer, since)
-    how = "died silently: its memory is gone" if wait is None else "ended: its memory is gone"
+    how = "died silently" if wait is None else "ended"
+    fell = f"memory in use fell from {before / GIB:.1f} to {watch.value / GIB:.1f} GiB"
     finding = Finding(
         FindingKind.SILENT_DEATH,
         Severity.CRITICAL,
-        f"the inference engine on GPU {index} {how} ({', '.join(agreeing)} agrees)",
+        f"the inference engine on GPU {index} {how}: {fell} (confirmed by {', '.join(agreeing)})",
         since,
         suggestion="" if wait is None else announcement(wait),
         verdict=Verdict.RESTART,
@@ -278,10 +276,10 @@ def _reloading(index: int, since: float, new: str, evidence: tuple[Evidence, ...
     return Finding(
         FindingKind.SILENT_DEATH,
         Severity.WARNING,
-        f"memory of GPU {index} is gone and {new} was started since: the inference engine is being loaded again",
+        f"GPU {index} lost the inference engine's memory, and {new} was started since: the inference engine is loading"
+        " again",
         since,
-        suggestion="podwatch does not restart training while the new engine loads; it does when no step is made for"
-        " long enough",
+        suggestion="podwatch waits while the new engine loads, and restarts training if no step is made for too long",
         evidence=evidence,
         subject=f"gpu{index}",
     )
@@ -291,9 +289,10 @@ def _warning(index: int, since: float, evidence: tuple[Evidence, ...]) -> Findin
     return Finding(
         FindingKind.SILENT_DEATH,
         Severity.WARNING,
-        f"memory of GPU {index} is gone, but no second signal agrees: not restarting",
+        f"GPU {index} lost the inference engine's memory, but no corroborating signal confirms a death: podwatch does"
+        " not restart training",
         since,
-        suggestion="look at the inference log; with [inference] urls set, the server is asked for its health, too",
+        suggestion="check the inference log; set [inference] urls so that podwatch also checks the server's /health",
         evidence=evidence,
         subject=f"gpu{index}",
     )
@@ -306,9 +305,10 @@ def _said(asleep: str, since: float) -> list[Finding]:
         Finding(
             FindingKind.MEMORY_MAY_FALL,
             Severity.INFO,
-            f"memory of the inference GPUs may fall on purpose: {asleep}; a silent death is not judged by memory",
+            f"sleep mode can free the memory of the inference GPUs ({asleep}), so podwatch does not detect a silent"
+            " death by memory",
             since,
-            suggestion='the other signals go on; [inference] sleep = "no" judges by memory all the same',
+            suggestion='the other signals still count; to judge by memory anyway, set [inference] sleep = "no"',
             evidence=(Evidence("sleep mode", asleep, Agreement.UNAVAILABLE),),
         )
     ]
@@ -318,10 +318,10 @@ def _mig(index: int, since: float) -> Finding:
     return Finding(
         FindingKind.GPU_MIG,
         Severity.WARNING,
-        f"GPU {index} is partitioned (MIG): its memory says nothing about one instance, so a silent death cannot be"
-        " seen there by memory",
+        f"GPU {index} is partitioned (MIG), and its memory does not show a single instance: podwatch cannot detect a"
+        " silent death there by memory",
         since,
-        suggestion="not supported: set [inference] urls so that the engine's health is watched instead",
+        suggestion="set [inference] urls so that podwatch checks the engine's /health instead",
         evidence=(Evidence(f"gpu{index} memory", "MIG is on", Agreement.UNAVAILABLE),),
         subject=f"gpu{index}",
     )

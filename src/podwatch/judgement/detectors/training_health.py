@@ -1,5 +1,5 @@
-"""Is the training itself sick? From its own figures, step by step. Warnings; with ``[training] stop`` a clean stop
-after the next save, which keeps what was learned and stops the bill.
+"""Unhealthy training, judged by its own figures (loss, entropy, KL, gradient norm, reward) at each step. Findings only;
+with ``[training] stop`` podwatch stops training cleanly after the next save.
 """
 
 import math
@@ -15,15 +15,16 @@ from podwatch.judgement.learned import Learned
 
 NAMES = ("reward", "entropy", "kl", "grad_norm", "loss")
 REWARDS_KEPT = 500
-"""The longest plateau that can be asked for."""
+"""The longest plateau that can be configured, in steps."""
 TWO_SIGMA = 2.0
-"""Standard errors within which two means count as equal: one window in twenty of pure noise looks like a trend."""
+"""Standard errors within which two means count as equal: pure noise looks like a trend once in 20 windows."""
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """Sick steps in a row: how many, since when, and the newest value."""
+    """Consecutive unhealthy steps: how many, since when (monotonic), the newest value, and whether a finding was
+    raised (``told``)."""
 
     count: int = 0
     since: float = 0.0
@@ -33,14 +34,15 @@ class Streak:
 
 @dataclass(frozen=True, slots=True)
 class TrainingHealthState:
-    """By rule name. ``steps`` is the newest step taken of each figure: rows of one step come apart."""
+    """``streaks`` by rule name. ``steps``: the newest step taken of each figure, because the figures of one step can
+    arrive in separate rows."""
 
     streaks: tuple[tuple[str, Streak], ...] = ()
     steps: tuple[tuple[str, int], ...] = ()
     rewards: tuple[float, ...] = ()
     flat_since: float | None = None
     flat_steps: int = 0
-    """Steps without improvement: the window, and every step since it was flat first."""
+    """Steps without improvement: the window plus every step since it was first flat."""
     taken: tuple[TrainingMetrics, ...] = ()
 
 
@@ -73,36 +75,36 @@ DETECTOR = TrainingHealthDetector()
 
 
 def _rules(policy: TrainingPolicy) -> dict[str, tuple[str, Callable[[float], bool], str, str]]:
-    """Rule -> (figure, sick?, what it means, what to do)."""
+    """Rule -> (figure, predicate for an unhealthy value, meaning, fix)."""
     rules: dict[str, tuple[str, Callable[[float], bool], str, str]] = {
         "loss": (
-            "loss", lambda v: not math.isfinite(v), "the loss is not a number",
-            "nothing is learned any more: go back to a checkpoint from before, with a lower learning rate",
+            "loss", lambda v: not math.isfinite(v), "the loss is not a finite number, so training learns nothing",
+            "restart from an earlier checkpoint with a lower learning rate",
         ),
     }  # fmt: skip
     low, kl, norm = policy.entropy_below, policy.kl_above, policy.grad_norm_above
     if low is not None:
         rules["entropy"] = (
             "entropy", lambda v: v < low or math.isnan(v),
-            f"entropy below {low:g}: the policy explores nothing any more",
-            "a higher temperature or an entropy bonus, from a checkpoint before it fell",
+            f"the entropy is below {low:g}: the policy no longer explores",
+            "restart from a checkpoint before the fall with a higher temperature or an entropy bonus",
         )  # fmt: skip
     if kl is not None:
         rules["kl"] = (
             "kl", lambda v: v > kl or math.isnan(v),
-            f"KL above {kl:g}: the policy has left the one that makes its data",
-            "a lower learning rate, or fewer steps off policy; with prime-rl, trainer and engine may disagree",
+            f"KL is above {kl:g}: the policy is far from the policy that generates its data",
+            "lower the learning rate or the number of off-policy steps; with prime-rl, compare trainer and engine",
         )  # fmt: skip
     if norm is not None:
         rules["grad-norm"] = (
             "grad_norm", lambda v: v > norm or math.isnan(v), f"the gradient norm is above {norm:g}",
-            "a lower learning rate or stricter clipping",
+            "lower the learning rate or clip the gradient more strictly",
         )  # fmt: skip
     return rules
 
 
 def _take(state: TrainingHealthState, metrics: TrainingMetrics, policy: TrainingPolicy) -> TrainingHealthState:
-    """One step's figures, each once. A step number that falls (a trainer that goes back) begins anew."""
+    """Take the figures of one step, each once."""
     steps, streaks = dict(state.steps), dict(state.streaks)
     values = dict(metrics.values)
     fresh = {name: v for name, v in values.items() if name in NAMES and metrics.step > steps.get(name, -1)}
@@ -140,9 +142,9 @@ def _take(state: TrainingHealthState, metrics: TrainingMetrics, policy: Training
 
 
 def _flat(rewards: tuple[float, ...], change: float) -> bool:
-    """Do the older and the newer half have the same mean, to ``change`` of the largest reward among them, and to what
-    their own scatter explains (two standard errors)? Halves and not ends, because single rewards are noise. A reward
-    that falls or rises slowly and steadily is no plateau."""
+    """Whether the means of the older and the newer half differ by no more than ``change`` times the largest reward, and
+    by no more than two standard errors. Halves instead of ends, because single rewards are noisy. A slow, steady rise
+    or fall is no plateau."""
     half = len(rewards) // 2
     if not half:
         return False
@@ -162,9 +164,9 @@ def _findings(state: TrainingHealthState, policy: TrainingPolicy, at: float, sto
             yield _finding(rule, summary, fix, streak.since, at, f"{streak.value:.4g}", stop)
     if state.flat_since is not None and state.rewards:
         mean = sum(state.rewards) / len(state.rewards)
-        summary = f"the reward has not moved for {state.flat_steps} steps (mean {mean:.4g})"
+        summary = f"the reward has not changed for {state.flat_steps} steps (mean {mean:.4g})"
         stop = stop and state.flat_steps >= policy.plateau_stop_steps
-        fix = "it may have learned what these tasks can teach: harder tasks, or an end"
+        fix = "if these tasks are learned, use harder tasks or stop training"
         yield _finding("plateau", summary, fix, state.flat_since, at, f"{mean:.4g}", stop)
 
 
@@ -174,7 +176,7 @@ def _finding(rule: str, summary: str, fix: str, since: float, at: float, value: 
         Severity.WARNING,
         summary,
         since,
-        suggestion=f"training is stopped after its next save ([training] stop); {fix}" if stop else fix,
+        suggestion=f"podwatch stops training after its next save ([training] stop); {fix}" if stop else fix,
         verdict=Verdict.STOP if stop else Verdict.NONE,
         confirmed=stop,
         evidence=(Evidence(rule, value, Agreement.AGREES, max(0.0, at - since)),),

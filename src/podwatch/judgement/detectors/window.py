@@ -1,4 +1,4 @@
-"""Windows of observation: how long has something been seen without a gap?"""
+"""Observation windows: for how long has a condition been observed without a gap?"""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,17 @@ GAPS_KEPT = 9
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A condition seen true at every one of ``samples`` observations from ``since`` to ``last_at`` (monotonic
-    seconds).
-    """
+    """A condition that was true at each of ``samples`` observations from ``since`` to ``last_at`` (monotonic)."""
 
     since: float | None = None
     samples: int = 0
     last_at: float | None = None
 
     def update(self, condition: bool | None, at: float, max_gap: float) -> "Held":
-        """Take one observation in. None means "could not observe": never evidence, so the window begins anew.
+        """Add one observation. None means "could not observe", which is no evidence and resets the window.
 
-        The same observation given twice (``at`` not newer) changes nothing. A hole longer than ``max_gap`` seconds
-        begins the window anew: nobody saw what happened in it.
+        The same observation given twice (``at`` not newer) changes nothing. A gap longer than ``max_gap`` seconds
+        restarts the window at this observation.
         """
         if not condition:
             return NOT_HELD
@@ -44,7 +42,7 @@ NOT_HELD = Held()
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """How often a sensor answers, learned from its own readings."""
+    """The interval between a sensor's readings, learned from the readings."""
 
     last_at: float | None = None
     gaps: tuple[float, ...] = ()
@@ -57,7 +55,7 @@ class Rhythm:
         return Rhythm(at, (*self.gaps, at - self.last_at)[-GAPS_KEPT:])
 
     def max_gap(self, least: float) -> float:
-        """Three times the usual interval, but never below ``least`` seconds."""
+        """Three times the median interval, at least ``least`` seconds."""
         if not self.gaps:
             return least
         return max(least, 3.0 * sorted(self.gaps)[len(self.gaps) // 2])
