@@ -300,7 +300,7 @@ def _prove(stage: Stage) -> None:
     result.add(
         "pruned",
         True,
-        f"{pruned} removals, {sets_gone} are complete checkpoints; disk at most {watching.worst_used_ratio:.0%} full",
+        f"{pruned} removals ({sets_gone} complete checkpoints); disk at most {watching.worst_used_ratio:.0%} full",
     )
 
 

@@ -264,7 +264,7 @@ class StepDirs:
         )
 
     def _checkpoint(self, step: int) -> Path:
-        """The step directory itself, where the first part lies."""
+        """The step directory itself, which contains the first part."""
         part = self._rules.parts[0]
         inside = self.part_dir(part.name, step)
         return inside.parents[len(Path(part.below).parts) - 1] if part.below else inside
