@@ -1,12 +1,12 @@
-# podwatch on top of a trainer's image, in an environment of its own (never in the trainer's site-packages):
+# Adds podwatch to a trainer's image, in its own environment (never in the trainer's site-packages):
 #     docker build -t my-run --build-arg BASE=<the trainer's image> .
-# Every package is installed in the version and with the hash of config/*.lock (`make lock` renews them): the same source
-# gives the same image. An image whose Python is not 3.11 to 3.13 gets one from uv, which is not in those files.
-# As PID 1 it reaps, passes a preemption's SIGTERM on in time, and restarts its own daemon if that should die.
+# Every package has the version and the hash of config/*.lock (`make lock` updates them): the same source gives the
+# same image. If the image has no Python 3.11 to 3.13, uv installs one, which these files do not lock.
+# As PID 1 podwatch reaps processes, handles the SIGTERM of a preemption in time, and restarts its daemon if that dies.
 ARG BASE=python:3.12-slim-bookworm
 FROM ${BASE}
 
-# Some trainer images run as a user of their own; installing needs root, running does not.
+# Some trainer images run as another user; installing needs root, running does not.
 USER root
 COPY pyproject.toml README.md LICENSE /tmp/podwatch/
 COPY src /tmp/podwatch/src
@@ -30,11 +30,11 @@ RUN set -eu; \
     rm -rf /tmp/podwatch; \
     podwatch --version
 
-# Put the state on a volume if you have one; the run itself can be rebuilt from the store.
+# Put the state on a volume if you have one. Checkpoints can be restored from the store without it.
 VOLUME ["/var/lib/podwatch"]
 EXPOSE 9477
-# Unhealthy only when podwatch itself is gone or blind (3). Some engines restart an unhealthy container, and that would
-# end the very training that podwatch is bringing back (2) or merely warns about (1).
+# Unhealthy only when podwatch does not run or cannot see (3). Some engines restart an unhealthy container, which would
+# end the training that podwatch is restarting (2) or warns about (1).
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD podwatch status --plugin || [ $? -ne 3 ]
 ENTRYPOINT ["podwatch"]
 CMD ["run"]

@@ -1,8 +1,8 @@
 """The writers behind ``make-golden-checkpoints``: each lets a real library save a tiny model, as a training loop would.
 
 Run as ``python golden_writers.py NAME OUT`` inside a virtual environment that has the library. A writer that takes two
-ranks starts them itself. Model sizes are a few kilobytes: what counts is which files come, in which order, in which
-format. Values are seeded, so a second run changes ids and times only.
+ranks starts them itself. Models are a few kilobytes: only the files, their order and their format matter. Values are
+seeded, so a second run changes only ids and times.
 """
 
 import json
@@ -81,7 +81,7 @@ def _gpt2():
 
 
 class _App:
-    """What a training loop hands to DCP: model and optimizer by torch's own helper, and its progress."""
+    """The state that a training loop saves by DCP: model and optimizer by torch's own helper, and its progress."""
 
     def __init__(self, model, optimizer, progress):
         self.model, self.optimizer, self.progress = model, optimizer, progress
@@ -113,7 +113,7 @@ def _dcp(out: Path) -> None:
 
 
 def prime_rl(out: Path) -> None:
-    """Orders of prime-rl's ``orchestrator/ckpt.py`` and ``trainer/ckpt.py``, by the torch calls they make."""
+    """Make the torch calls of prime-rl's ``orchestrator/ckpt.py`` and ``trainer/ckpt.py``, in their order."""
     _on_ranks(_prime_rl, out)
 
 
@@ -150,7 +150,7 @@ def _prime_rl(out: Path) -> None:
 
 
 def torch_files(out: Path) -> None:
-    """Single files in every form ``torch.save`` has, and safetensors by the version this environment has."""
+    """Single files in every form of ``torch.save``, and safetensors by the version of this environment."""
     import torch
 
     torch.manual_seed(0)
@@ -458,7 +458,7 @@ def _megatron(out: Path) -> None:
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.dist_checkpointing import ShardedTensor
 
-    # It asks for a device that is not here; nothing of what it writes depends on the answers.
+    # It queries a device that does not exist; the files do not depend on the answers.
     torch.cuda.synchronize, torch.cuda.current_device = lambda *_: None, lambda: "cpu"
     _join()
     parallel_state.initialize_model_parallel(1, 1)

@@ -1,7 +1,7 @@
-"""The inference server: an API process in front of the engine core, with vLLM's way of dying.
+"""The inference server: an API process in front of the engine core, which dies like vLLM.
 
-When the engine core dies, the server answers 503 for a moment and then returns normally, exit code 0: exactly what
-vLLM does (facts: vLLM ``entrypoints/launcher.py``), and what nobody notices.
+When the engine core dies, the server answers 503 for a moment and then returns normally, exit code 0, exactly as vLLM
+does (vLLM ``entrypoints/launcher.py``), so that the launcher does not notice.
 """
 
 import argparse
@@ -33,7 +33,7 @@ class Engine:
         self.ready = bool(self.process.stdout.readline())
 
     def ask(self, request: dict) -> dict:
-        if not self.ready:  # nobody but wait_ready may read the engine's first line
+        if not self.ready:  # only wait_ready may read the engine's first line
             raise RuntimeError("the engine is starting")
         with self.lock:
             self.running += 1

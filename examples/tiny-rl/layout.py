@@ -1,4 +1,4 @@
-"""Where prime-rl puts its files, in both of its layouts. No torch here: the launcher must start fast.
+"""The paths of prime-rl's files, in both of its layouts. No torch import: the launcher must start fast.
 
 Layout A (prime-rl v0.2 to v0.8.0): two checkpoint trees, steps count from 0, checkpoint N = "N steps are done, step N
 is next", and it is written at the top of step N.

@@ -1,4 +1,5 @@
-"""The orchestrator: has the inference server play with the newest policy and ships the rollouts to the trainer."""
+"""The orchestrator: requests rollouts with the newest policy from the inference server and sends them to the
+trainer."""
 
 import argparse
 import base64
@@ -13,7 +14,7 @@ from layout import Layout, write_whole
 
 
 def ask(port: int, request: dict) -> dict:
-    """Like the orchestrator of prime-rl's early 2026: log and try again, for ever. This is why a silent death hangs."""
+    """As in prime-rl's orchestrator of early 2026: log and retry, forever. So training hangs after a silent death."""
     while True:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         try:

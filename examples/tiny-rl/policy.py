@@ -1,4 +1,4 @@
-"""The policy and its little world: a 5 x 5 grid, walk to the goal, REINFORCE.
+"""The policy and its environment: a 5 x 5 grid, walk to the goal, REINFORCE.
 
 Everything random is a function of (seed, step) and the weights, so a run that was interrupted and resumed must end in
 the same weights, bit for bit, as one that was not.

@@ -1,7 +1,7 @@
-"""The launcher: starts inference, orchestrator and trainer, and supervises them just as prime-rl's ``rl`` does.
+"""The launcher: starts inference, orchestrator and trainer, and supervises them as prime-rl's ``rl`` does.
 
-It looks at return codes that are not 0 only, and ends when orchestrator AND trainer have ended: an inference server
-that returns with 0 is not noticed. That is the hole podwatch closes.
+It reacts only to return codes other than 0, and ends when orchestrator AND trainer have ended: it does not notice an
+inference server that returns 0. podwatch does.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--ckpt.resume-step", dest="resume_a", type=int, help="layout A")
     parser.add_argument("--resume.step", dest="resume_b", type=int, help="layout B")
     parser.add_argument("--trainer.heartbeat.url", dest="heartbeat_url", default="")
-    parser.add_argument("--step-time", type=float, default=0.0, help="least seconds per step")
+    parser.add_argument("--step-time", type=float, default=0.0, help="minimum seconds per step")
     parser.add_argument("--save-time", type=float, default=0.0, help="extra seconds per save")
     return parser.parse_args(argv)
 

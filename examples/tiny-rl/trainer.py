@@ -90,7 +90,7 @@ def main() -> None:
 
     def save(step: int) -> None:
         print(f"Saving checkpoint at step {step}", flush=True)
-        if args.save_time:  # a large model spends its time here; prime-rl blocks training meanwhile
+        if args.save_time:  # simulates a large model; prime-rl blocks training during a save
             target = layout.trainer_checkpoint(step)
             target.mkdir(parents=True, exist_ok=True)
             (target / "__0_0.distcp").touch()

@@ -230,7 +230,7 @@ def test_by_products_do_not_change_the_save(out: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "reason"),
     [
-        ("checkpoints/step_5/trainer/__0_0.distcp", "says"),
+        ("checkpoints/step_5/trainer/__0_0.distcp", "requires"),
         ("checkpoints/step_5/trainer/.metadata", ".metadata is damaged"),
         ("run_default/checkpoints/step_5/orchestrator/progress.pt", "progress.pt"),
         ("run_default/broadcasts/step_5/model.safetensors", "model.safetensors"),

@@ -63,11 +63,11 @@ def test_a_flipped_bit_and_a_lost_file_are_named(megatron: tuple[Catalogue, Path
     os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
     found = compare_own(catalogue.contents(STEP))
     assert found is not None
-    assert found.problems == (f"checkpoint/{shard.name} differs from what was saved, as {INTEGRITY} says",)
+    assert found.problems == (f"checkpoint/{shard.name} differs from the hash in {INTEGRITY}",)
     shard.unlink()
     found = compare_own(catalogue.contents(STEP))
     assert found is not None
-    assert found.problems == (f"checkpoint/{shard.name} is missing here, {INTEGRITY} names it",)
+    assert found.problems == (f"checkpoint/{shard.name} is missing on this pod, but {INTEGRITY} lists it",)
 
 
 def test_names_that_lead_out_are_not_followed(megatron: tuple[Catalogue, Path], tmp_path: Path) -> None:

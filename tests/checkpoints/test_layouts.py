@@ -357,7 +357,7 @@ def test_hf_state_must_name_this_step_and_no_unfinished_mark(out: Path) -> None:
     assert not hf_verdict(out)[0]
     (directory / "checkpoint-is-incomplete.txt").unlink()
     (directory / "trainer_state.json").write_text(json.dumps({"global_step": 6}))
-    assert "says step 6, not 5" in hf_verdict(out)[1]
+    assert "contains step 6, not 5" in hf_verdict(out)[1]
     (directory / "trainer_state.json").write_text('{"global_step": ')
     assert "cannot be parsed" in hf_verdict(out)[1]
     (directory / "trainer_state.json").write_text("[]")
@@ -473,7 +473,7 @@ def test_custom_with_a_dcp_directory(out: Path) -> None:
 
 def test_custom_resume_must_be_told(out: Path) -> None:
     layout = custom(out)
-    with pytest.raises(ConfigurationError, match="how its trainer resumes"):
+    with pytest.raises(ConfigurationError, match="how a trainer with a custom layout resumes"):
         resume(layout, ("./train.sh",))
     assert resume(layout, ("./train.sh",), override="none") == ("./train.sh",)
     assert resume(layout, ("./train.sh", "--from-step={step}")) == ("./train.sh", "--from-step=10")

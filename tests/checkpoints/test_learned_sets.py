@@ -42,14 +42,14 @@ def test_sizes_may_vary_a_little_or_grow() -> None:
     assert lacking(saved(15, 10 * MIB - 50_000), known) == ""
     assert lacking(saved(15, 20 * MIB), known) == ""
     reason = lacking(saved(15, 9 * MIB), known)
-    assert f"{9 * MIB} bytes, in step 10 it was {10 * MIB}" in reason
+    assert f"{9 * MIB} bytes, in step 10 it had {10 * MIB}" in reason
 
 
 def test_small_files_must_only_not_be_empty() -> None:
     known = (saved(5), saved(10))
     shorter = FileSet(15, saved(15).files | {"checkpoint/info.json": 40})
     assert lacking(shorter, known) == ""
-    assert "info.json is 0 bytes" in lacking(FileSet(15, saved(15).files | {"checkpoint/info.json": 0}), known)
+    assert "info.json has 0 bytes" in lacking(FileSet(15, saved(15).files | {"checkpoint/info.json": 0}), known)
 
 
 def test_a_rank_with_the_number_of_the_step_is_no_step() -> None:

@@ -80,7 +80,7 @@ def test_any_file_of_a_complete_set_that_is_lost_is_damage(
         lacking = pod.settle()
         assert not lacking.complete, file
         assert (lacking.completeness, lacking.unclear) == (Completeness.DAMAGED, True), lacking.reason
-        assert f"was complete, and {file.name} is gone" in lacking.reason
+        assert f"was complete, but now {file.name} is gone" in lacking.reason
         file.write_bytes(content)
         os.utime(file, ns=(status.st_mtime_ns, status.st_mtime_ns))
         assert pod.settle().complete, "put back as it was"
@@ -100,7 +100,7 @@ def test_three_of_seven_files_gone_names_one_and_counts_the_others(out: Path) ->
     pod.settle()
     for number in (1, 2, 5):
         (out / "ckpt_10" / f"rank_{number}.dat").unlink()
-    assert pod.settle().reason == "was complete, and rank_1.dat is gone (and 2 more)"
+    assert pod.settle().reason == "was complete, but now rank_1.dat is gone (and 2 more)"
 
 
 @pytest.mark.parametrize("restarted", [False, True])

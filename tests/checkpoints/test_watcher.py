@@ -107,7 +107,7 @@ def test_a_dead_observer_is_replaced_and_said(tmp_path: Path, bell: Bell, watch:
     until(lambda: not watcher.alive)
     watcher.refresh()
     assert watcher.alive
-    assert "was started again" in lines[0]
+    assert "was restarted" in lines[0]
     (tmp_path / "x").touch()
     assert bell.heard()
 
@@ -129,7 +129,7 @@ def test_no_inotify_is_a_warning(
     watcher.refresh()
     assert not watcher.alive
     assert len(lines) == 1
-    assert "found by rescans alone" in lines[0]
+    assert "by rescans alone" in lines[0]
 
 
 def test_wake_that_fails_and_stop_twice(tmp_path: Path) -> None:

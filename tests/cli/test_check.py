@@ -147,12 +147,14 @@ def test_the_resume_command_is_tried_before_the_night(tmp_path: Path) -> None:
     refused = level(start.layout(prime, sets_of(prime)), "resume")
     assert "prime-rl version" in refused["warn"], "no checkpoint: not sure yet"
     with_one = level(start._resume(prime, make_layout(prime), 10))
-    assert "from step 10: cannot tell" in with_one["fail"], "a preset that refuses is known now, not at the restart"
+    assert "from step 10: podwatch cannot determine" in with_one["fail"], (
+        "a preset that refuses is known now, not at the restart"
+    )
     given = made(tmp_path, trainer={"resume_args": ["--ckpt.resume-step", "{step}"]})
     assert "--ckpt.resume-step 1" in level(start.layout(given, sets_of(given)), "resume")["ok"]
     assert "named in the configuration" in level(start.layout(settings, sets_of(settings)), "layout")["ok"]
     unknown = made(tmp_path, trainer={"layout": "auto", "command": ["./mine"], "output_dir": tmp_path / "nothing"})
-    texts = [x.text for x in doctor.examine(unknown) if x.level == "fail" and "recognises" in x.text]
+    texts = [x.text for x in doctor.examine(unknown) if x.level == "fail" and "recognizes" in x.text]
     assert len(texts) == 1, "said once, though several checks need the layout"
 
 

@@ -87,7 +87,10 @@ def branched(machine):
 def test_an_earlier_branch_is_known_without_a_daemon(machine, branched):
     _, config, _ = branched
     marks, newest, problems = held_back(machine, config)
-    assert marks == {100: "", **dict.fromkeys((110, 120), "it is of an earlier branch, which training has left")}
+    assert marks == {
+        100: "",
+        **dict.fromkeys((110, 120), "it belongs to an earlier branch of this run, which training has left"),
+    }
     assert (newest, problems) == ([100], [])
     assert "earlier branch" in machine.podwatch("checkpoints", "-c", config).stdout
 

@@ -332,6 +332,6 @@ def test_without_file_events_the_rescans_find_the_saves_and_it_is_said(rig: Rig)
     daemon.start()
     warned = daemon.wait_event("config-warning", 20)["event"]
     assert "file events are not available" in warned
-    assert "found by rescans alone" in warned
+    assert "by rescans alone" in warned
     daemon.wait_event("checkpoint-complete", 30)
     assert sum("file events" in e["event"] for e in daemon.events()) == 1, "said once"

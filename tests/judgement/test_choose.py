@@ -76,7 +76,7 @@ def test_a_step_asked_for_must_be_there_and_whole() -> None:
 
 
 def settling(step: int, seconds: float = 9.0) -> CheckpointSet:
-    reason = "whole; must stay unchanged for 15 s"
+    reason = "all files present: complete after 15 s without a change"
     return CheckpointSet(step, "hf", Completeness.WRITING, (), 100, 3, float(step), "", reason, seconds)
 
 

@@ -74,7 +74,7 @@ def test_a_library_that_ends_its_process_is_named_and_tried_again(
     error = refused(trial)
     assert error.state is SensorState.BLIND
     stage = "while loading" if where == "loading" else "in nvmlInit"
-    assert f"libnvidia-ml.so.1 ended its process {stage} ({words})" in str(error)
+    assert f"libnvidia-ml.so.1 ended its child process {stage} ({words})" in str(error)
     assert "tries again within 60 s" in str(error)
     getattr(outside, where)("")
     trial.check()
@@ -186,7 +186,7 @@ def test_a_library_that_is_none(
 def test_no_interpreter_and_no_process_are_blind(outside: NvmlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = TrialLoad(wait=PATIENT, deadline=PATIENT)
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    assert "cannot be started (No such file or directory)" in str(refused(trial))
+    assert "(No such file or directory)" in str(refused(trial))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert "could not run (exit status 1)" in str(refused(trial))
 

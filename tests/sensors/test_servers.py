@@ -109,7 +109,7 @@ async def test_what_nobody_may_read_is_said(process: Process) -> None:
     found = finder(tree(process.seen("PRIME-RL::Inference")), nobody_may_read)
     await found.look()
     assert found.latest().servers == ()
-    assert "cannot be read" in found.latest().detail
+    assert "cannot read the sockets" in found.latest().detail
     await found.stop()
 
 

@@ -179,7 +179,7 @@ async def test_the_endpoint(tmp_path: Path, endpoint: tuple[str, dict[str, int]]
 async def test_an_endpoint_that_is_not_there_says_so(tmp_path: Path) -> None:
     sensor = TrainingSensor(SystemClock(), tmp_path, metrics_url="http://127.0.0.1:9", poll=0.02)
     await sensor.start()
-    await until(lambda: "cannot be asked" in sensor.latest().detail)
+    await until(lambda: "cannot connect" in sensor.latest().detail)
     await sensor.stop()
 
 

@@ -75,13 +75,13 @@ def test_a_changed_byte_is_found(tmp_path: Path, change: bytes) -> None:
     (tmp_path / KEYS.data(5, "s1", "trainer/a.bin")).write_bytes(change)
     proof = prove_store(tmp_path, KEYS)
     assert any("a.bin" in problem for problem in proof.problems)
-    assert "latest.json names a set that is not whole" in proof.problems
+    assert "latest.json names an incomplete checkpoint" in proof.problems
 
 
 def test_a_pointer_to_nothing_is_found(tmp_path: Path) -> None:
     publish(tmp_path, 5)
     raw = Pointer.from_bytes((tmp_path / KEYS.latest).read_bytes())
     (tmp_path / KEYS.latest).write_bytes(replace(raw, step=10).to_bytes())
-    assert prove_store(tmp_path, KEYS).problems == ("latest.json names step 10, which has no whole manifest",)
+    assert prove_store(tmp_path, KEYS).problems == ("latest.json names step 10, which has no complete manifest",)
     (tmp_path / KEYS.manifest(5, "s1")).unlink()
     assert prove_store(tmp_path, KEYS).problems != ()

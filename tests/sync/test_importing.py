@@ -194,7 +194,7 @@ def test_a_step_directory_under_another_name(local: World) -> None:
     found = fits(local.store(), maker("hf"))
     assert whole(found[30]).layout == "hf"
     assert "model-00002-of-00002.safetensors is missing" in str(found[60])
-    assert "says step 30, not 90" in str(found[90])
+    assert "contains step 30, not 90" in str(found[90])
 
 
 def test_damage_shows_in_heads_and_tails_of_large_files(world: World) -> None:

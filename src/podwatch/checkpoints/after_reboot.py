@@ -1,9 +1,8 @@
-"""Which sets outlived a reboot, and were they looked at since?
+"""Which checkpoints are from before a reboot, and whether they were checked since.
 
-Most trainers never sync what they write: after a power loss a file can have its full size and lack its data, which is
-only seen by a deeper look (facts/checkpoints.md, end of section 4). So a set that was saved in an earlier boot of this
-machine is suspect until it passed one. What passed is kept in the journal; a check after the reboot read the disk, so
-it need not be repeated at the next.
+Most trainers never fsync what they write: after a power loss a file can have its full size and lack its data, which
+only a deeper check sees. So a checkpoint that was saved in an earlier boot of this machine is suspect until it passed
+one. The journal keeps which ones passed; a check after a reboot read the disk, so it is not repeated after the next.
 """
 
 from collections.abc import Collection
@@ -14,7 +13,7 @@ KEY = "checkpoints.boots"
 
 
 class Memory(Protocol):
-    """What outlives podwatch: the journal, or nothing."""
+    """State that outlives podwatch: the journal, or nothing."""
 
     def learned(self, key: str, default: Any = None) -> Any: ...
 
@@ -32,7 +31,7 @@ class NoMemory:
 
 
 class Recalling:
-    """Remembers what was, learns nothing new: a journal opened for reading."""
+    """Returns what was saved and saves nothing: a journal opened for reading."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -45,7 +44,8 @@ class Recalling:
 
 
 def boot_wall() -> float:
-    """When this machine was started, in epoch seconds; 0 where /proc does not say (then nothing is suspect by age)."""
+    """When this machine was started, in epoch seconds; 0 where /proc does not show it (then nothing is suspect by
+    age)."""
     try:
         for line in Path("/proc/stat").read_text().splitlines():
             if line.startswith("btime "):
@@ -58,8 +58,9 @@ def boot_wall() -> float:
 class Boots:
     """``boot_id`` and ``started`` (epoch seconds) are those of the running kernel.
 
-    Known saves are of three kinds: ``seen`` whole in this boot, seen whole ``before`` it, and ``checked`` after some
-    reboot. ``sparse`` are those that had unwritten ranges when they were first found whole: there they mean nothing.
+    Known saves are of three kinds: ``seen`` complete in this boot, seen complete ``before`` it, and ``checked`` after a
+    reboot. ``sparse`` are those that had unwritten ranges when they were first found complete: for them such ranges
+    prove nothing.
     """
 
     def __init__(self, memory: Memory, boot_id: str, started: float) -> None:
@@ -74,11 +75,12 @@ class Boots:
         self._dirty = False
 
     def knows(self, save_id: str) -> bool:
-        """Was this very save found complete by an earlier podwatch, in whichever boot?"""
+        """Whether an earlier podwatch found this save complete, in any boot."""
         return save_id in self._seen or save_id in self._before or save_id in self._checked
 
     def suspect(self, save_id: str, changed_wall: float) -> bool:
-        """Was it saved before this boot, and not looked at deeper since? ``changed_wall``: its newest ctime."""
+        """Whether it was saved before this boot and not checked more deeply since. ``changed_wall``: its newest
+        ctime."""
         if save_id in self._checked or save_id in self._seen:
             return False
         return save_id in self._before or changed_wall < self._started
@@ -87,7 +89,7 @@ class Boots:
         return save_id in self._sparse
 
     def passed(self, save_id: str, *, deeper: bool, sparse: bool) -> None:
-        """It was found complete; ``deeper`` after being suspect."""
+        """Record that it was found complete; ``deeper``: by the check of a suspect checkpoint."""
         target = self._checked if deeper else self._seen
         if save_id not in target:
             target.add(save_id)
@@ -98,11 +100,11 @@ class Boots:
             self._dirty = True
 
     def save(self, present: Collection[str]) -> None:
-        """Write down what is new; saves that are not ``present`` any more are forgotten then."""
+        """Save what is new, and forget saves that are not ``present`` any more."""
         if not self._dirty:
             return
         here = set(present)
-        # Sets that are still to be checked have no save_id among the complete ones yet: ``before`` is kept as it is.
+        # Checkpoints that are not checked yet have no save_id among the complete ones: ``before`` is kept as it is.
         self._seen &= here
         self._checked &= here
         self._sparse &= here | self._before

@@ -1,7 +1,6 @@
-"""What this pod's kernel and filesystem can tell about files being written.
+"""What this pod's kernel and filesystem can report about files that are being written.
 
-Found out by trying, once, on a scratch file of our own (facts/checkpoints.md sections 5 and 7: sandboxes and FUSE lack
-one or the other).
+Tried once on a scratch file of podwatch's own: sandboxes and FUSE lack some of it.
 """
 
 import contextlib
@@ -22,17 +21,17 @@ _HOLE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """``None`` means that it could not be tried. ``filesystem`` is empty where nobody says."""
+    """``None`` means that it could not be tried. ``filesystem`` is empty where unknown."""
 
     filesystem: str = ""
     slow: bool = False
-    """Sizes and times show late there: every quiet time is doubled and leases are not used."""
+    """Sizes and times become visible late: every settle time is doubled and leases are not used."""
     holes: bool | None = None
-    """Ranges that were never written can be seen (SEEK_HOLE)."""
+    """The filesystem reports ranges that were never written (SEEK_HOLE)."""
     leases: bool | None = None
-    """The kernel says whether a file is open for writing."""
+    """The kernel reports whether a file is open for writing."""
     inotify: bool | None = None
-    """Events can be had. Without them checkpoints are found by rescans alone."""
+    """File events work. Without them podwatch finds checkpoints by rescans alone."""
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -45,8 +44,8 @@ class Capabilities:
 
 
 def probe(directory: Path, tree: PinnedTree | None = None) -> Capabilities:
-    """Try in ``directory`` (ours, on the checkpoints' filesystem). Blocks; never raises OSError; leaves nothing.
-    ``tree`` reaches it where another user could exchange it meanwhile."""
+    """Probe in ``directory`` (podwatch's own, on the checkpoints' filesystem). Blocks; never raises OSError; leaves no
+    files. Pass ``tree`` where another user could replace the directory meanwhile."""
     kind = kind_of(directory)
     slow, inotify = is_slow(kind), _inotify()
     try:
@@ -68,7 +67,7 @@ def probe(directory: Path, tree: PinnedTree | None = None) -> Capabilities:
 
 
 def _holes(fd: int) -> bool | None:
-    """A file that is nothing but a hole must be seen as one, and one that is written to its end must not."""
+    """Whether a file that is one hole is reported as such, and a fully written one is not."""
     try:
         os.ftruncate(fd, _HOLE)
         if os.lseek(fd, 0, os.SEEK_HOLE) >= _HOLE:
@@ -81,7 +80,7 @@ def _holes(fd: int) -> bool | None:
 
 
 def _leases(fd: int, path: Path) -> bool | None:
-    """Our own descriptor is open for writing: that must be seen, and its end too."""
+    """Whether the kernel reports that podwatch's own descriptor is open for writing, and that it is closed."""
     while_open, _ = held_open([path])
     if while_open is not Held.YES:
         return False if while_open is Held.NO else None
@@ -95,7 +94,7 @@ def _leases(fd: int, path: Path) -> bool | None:
 
 
 def _inotify() -> bool | None:
-    """An instance can be had (they are counted per user, and a container cannot raise the limit)."""
+    """Whether an inotify instance is available (they are counted per user, and a container cannot raise the limit)."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         fd = libc.inotify_init1(os.O_CLOEXEC)

@@ -1,8 +1,8 @@
-"""What checkpoint sets this pod has, and which of them can be trusted.
+"""Which checkpoints this pod has, and which of them can be trusted.
 
-A rescan is the truth; events only make it come sooner. It costs what changed, not what exists: while nothing changed
-and nothing is being written, only the directories and two telltale files of each set are looked at, and no directory is
-listed. What a single set is worth is judged in ``settling``; here is what looks at all of them.
+A rescan is the truth; events only trigger it earlier. Its cost depends on what changed, not on what exists: while
+nothing changed and nothing is being written, it reads only the times of the directories and of two files of each
+checkpoint, and lists no directory. ``settling`` judges a single checkpoint; this module handles all of them.
 """
 
 import threading
@@ -30,24 +30,23 @@ from podwatch.system.clock import Clock
 from podwatch.system.pinned import PinnedTree
 
 _NEWEST = 4
-"""When anything changed, the newest sets are looked at file by file: they are the ones being written or rewritten."""
+"""When anything changed, so many of the newest checkpoints are read file by file: these are written or rewritten."""
 _TURN = 8
-"""So many older sets are looked at file by file then, in turn."""
+"""So many older checkpoints are then read file by file, in turn."""
 LOOK_AROUND = 600.0
-"""Seconds. So often the directories are listed even if nothing seems to have changed: a safety net, as the sweep of the
-store is."""
+"""Seconds between two full listings even if nothing seems to have changed: a safety net."""
 _FRESH_NS = 2_000_000_000
-"""A directory changed this recently may change again without showing it: file systems round times."""
+"""Seconds. A directory that changed this recently can change again with the same time: file systems round times."""
 _PENDING_LIMIT = 2 * 3600.0
-"""Seconds. The orchestrator saves up to two steps before the trainer; no step takes an hour."""
+"""Seconds. The orchestrator saves up to two steps before the trainer, and no step takes an hour."""
 _CHANGED = "changed since it was found complete"
 
 
 @dataclass(frozen=True, slots=True)
 class SetContents:
-    """One set with its files. ``files`` and ``symlinks`` are what travels to the store: no by-products, no temporary
-    files, no leftovers of an earlier save; ``parts`` is everything that lies there. ``FileEntry.path`` is relative to
-    the part's directory. ``set.complete`` is true only if the files are still those of the complete set."""
+    """One checkpoint with its files. ``files`` and ``symlinks`` are uploaded to the store: no by-products, no temporary
+    files, no leftovers of an earlier save; ``parts`` has everything that is there. ``FileEntry.path`` is relative to
+    the part's directory. ``set.complete`` is true only if the files are still those of the complete checkpoint."""
 
     set: CheckpointSet
     files: tuple[FileEntry, ...]
@@ -57,17 +56,18 @@ class SetContents:
 
 
 class Catalogue:
-    """All sets of one layout. ``settle``, ``settle_tracker`` and ``settle_weak`` are seconds of quiet for a commit
-    marker, for a file written last or a tracker (as ``settle`` if not given), and for nothing; all double on network
-    filesystems, which show changes late.
+    """All checkpoints of one layout. ``settle``, ``settle_tracker`` and ``settle_weak`` are settle times in seconds:
+    with a commit marker, with a file written last or a tracker (default: ``settle``), and without any marker; all are
+    doubled on network filesystems, which show changes late.
 
-    ``memory`` keeps learned file sets and what passed after a reboot, for one run; ``whose`` names its trainer's
-    command: the file sets of another one are forgotten. ``boots`` judges what outlived a reboot (None: nothing is
-    suspect), except what is ``stored``: (step, save_id). ``leases``: ask the kernel who writes, where a layout has no
-    marker. ``held_back`` knows the sets that are held back; the sets given out say so. ``tree``: the pinned
-    directories; where one of them was replaced, nothing in it is a checkpoint.
+    ``memory`` keeps the learned file sets and the checks after reboots of one run; ``whose`` identifies its trainer's
+    command: file sets of another command are forgotten. ``boots`` judges checkpoints from before a reboot (None: none
+    is suspect), except those in ``stored``: (step, save_id). ``leases``: ask the kernel who writes, where a layout has
+    no marker. ``held_back`` marks checkpoints that are held back. ``tree``: the pinned directories; where one of them
+    was replaced, nothing in it is a checkpoint.
 
-    ``rescan``, ``contents``, ``verify`` and ``inspect`` block and belong into a worker thread; the properties never do.
+    ``rescan``, ``contents``, ``verify`` and ``inspect`` block: call them in a worker thread. The properties never
+    block.
     """
 
     def __init__(
@@ -131,33 +131,34 @@ class Catalogue:
 
     @property
     def saving(self) -> bool:
-        """A required part of some step was being written at the last rescan."""
+        """Whether a required part of any step was being written at the last rescan."""
         return self._saving
 
     @property
     def problem(self) -> str:
-        """Why the last rescan could not see everything; empty if it could. The sets are then those seen before."""
+        """The reason why the last rescan could not read everything; empty if it could. ``sets`` is then that of the
+        rescan before."""
         return self._problem
 
     @property
     def linked(self) -> tuple[Path, ...]:
-        """Symbolic links where step directories belong. What lies behind them is not listed, used or removed."""
+        """Symbolic links in the place of step directories. podwatch does not list, use or remove what they point to."""
         return self._linked
 
     @property
     def out_of_reach(self) -> frozenset[int]:
-        """Steps that seem to lie behind them."""
+        """Steps that seem to be behind these links."""
         return self._out_of_reach
 
     def watch_dirs(self) -> tuple[Path, ...]:
-        """Where events are worth listening to now: the layout's roots and the steps that are not settled."""
+        """Directories to watch for events now: the layout's roots and the steps that are not settled."""
         return (*self._layout.watch_roots(), *self._open)
 
     def rescan(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]:
-        """Look at everything that may have changed. Never raises for what happens on disk meanwhile.
+        """Read everything that can have changed. Never raises for changes on disk meanwhile.
 
-        ``writers_ended``: every process that could write here was seen to end. On a local filesystem a whole set then
-        counts after two equal looks, without a settle time.
+        ``writers_ended``: every process that could write here was seen to end. On a local filesystem a checkpoint is
+        then complete after two equal scans, without a settle time.
         """
         with self._lock:
             if self._nothing_new():
@@ -195,7 +196,7 @@ class Catalogue:
             return self.sets
 
     def contents(self, step: int) -> SetContents:
-        """Everything of one step as it is now. HostError if there is no such step."""
+        """All files of one step as they are now. HostError if there is no such step."""
         found = tuple(scan_part(p, self._roots_known).found for p in self._parts_of(step))
         with self._lock:
             known = self._known.get(step)
@@ -220,9 +221,9 @@ class Catalogue:
             return inspect(found, self._judge(step, found))
 
     def verify(self, step: int) -> tuple[str, ...]:
-        """What speaks against a start from this set, from each of its files anew: what ``inspect`` finds broken, and
-        that it is no longer the save that was found complete: the next rescan then begins with it from the start.
-        HostError: there is no such step."""
+        """Reasons not to start from this checkpoint, with all its files read again: damage that ``inspect`` finds, and
+        that it is no longer the save that was found complete (the next rescan then judges it again). HostError: there
+        is no such step."""
         found = [scan_part(p, self._roots_known).found for p in self._parts_of(step)]
         with isolated.session():
             judgement = self._judge(step, found)
@@ -239,7 +240,7 @@ class Catalogue:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _nothing_new(self) -> bool:
-        """Is all as it was at the last listing, and settled? Looks at telltales only, lists no directory."""
+        """Whether everything is as at the last listing, and settled. Reads only the guards, lists no directory."""
         if self._listed is None or self._clock.monotonic() - self._listed >= LOOK_AROUND:
             return False
         if any(stamp(path) != (mtime_ns, inode) for path, mtime_ns, inode in self._roots):
@@ -247,7 +248,7 @@ class Catalogue:
         return all(known.as_before() for known in self._known.values())
 
     def _believe_nothing(self, problem: str) -> tuple[CheckpointSet, ...]:
-        """What was listed stays listed, as nothing that may be used or removed."""
+        """The checkpoints stay listed, but podwatch neither uses nor removes them."""
         self._problem, self._listed = problem, None
         for known in self._known.values():
             known.set = replace(known.set, completeness=Completeness.WRITING, save_id="", reason=problem)
@@ -261,7 +262,7 @@ class Catalogue:
             parts = steps.get(step)
         except OSError as error:
             raise HostError(
-                f"the checkpoints cannot be read: {error.strerror}",
+                f"cannot read the checkpoints: {error.strerror}",
                 where=str(error.filename or self._layout.output_dir),
                 fix="check that the disk is mounted and readable",
             ) from error
@@ -269,7 +270,7 @@ class Catalogue:
             raise HostError(
                 f"there is no checkpoint of step {step}",
                 where=str(self._layout.output_dir),
-                fix="podwatch checkpoints lists those there are",
+                fix="`podwatch checkpoints` lists the checkpoints",
             )
         return parts
 
@@ -288,7 +289,8 @@ class Catalogue:
         return self._settling.judge(step, found, known.was if known is not None else "")
 
     def _name_states(self) -> None:
-        """What depends on the other sets: a set ahead of the newest complete one may still be in the making."""
+        """Set the states that depend on other checkpoints: one ahead of the newest complete one can still be being
+        written."""
         newest = newest_complete(self._held_back.mark([k.set for k in self._known.values()]))
         limit = self._windows.longest(slow=self._settling.slow) * CUT_OFF_FACTOR
         for step, known in self._known.items():
@@ -310,8 +312,8 @@ class Catalogue:
         )
 
     def _overtaken(self, found: CheckpointSet, judgement: Judgement) -> bool:
-        """Whether a part that it lacks was begun for a newer save since it changed last, by a trainer that waits for
-        each save: then that part is not finished any more, and the set never whole."""
+        """Whether a trainer that waits for each save has started the missing part of a newer save since this one last
+        changed: then the missing part never comes, and the checkpoint is never complete."""
         missing = {p.name for p in found.parts if p.required and not p.complete}
         if not self._layout.saves_block or judgement.pending:
             return False
@@ -322,7 +324,7 @@ class Catalogue:
         )
 
     def _remember(self) -> None:
-        """To the journal, once per rescan. What was refused before and is the rule now is looked at again."""
+        """Save to the journal, once per rescan. Checkpoints refused by a rule that no longer holds are judged again."""
         for step in self._expected.save():
             if step in self._known:
                 self._known[step].settled = False

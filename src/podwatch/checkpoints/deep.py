@@ -1,8 +1,8 @@
-"""Compare a set on this pod, byte for byte, with the hashes that were taken when it was uploaded, or with those that
-the trainer took itself: Megatron's ``integrity.json`` (``--verify-integrity``, facts/checkpoints.md 1).
+"""Compares a checkpoint on this pod, byte for byte, with the hashes taken at its upload, or with the trainer's own
+hashes: Megatron's ``integrity.json`` (``--verify-integrity``).
 
-The only check that sees flipped bits and lost pages (facts/checkpoints.md section 4). It reads everything: 45 to 60 s
-of one core for 47 GB. What was read leaves the page cache again, so that the trainer's own stays.
+The only check that sees flipped bits and lost pages. It reads everything: 45 to 60 s of one core for 47 GB. It drops
+what it read from the page cache, so that the trainer's files stay cached.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """``problems``: every file that differs, and where first."""
+    """``problems``: every file that differs, and the first place."""
 
     problems: tuple[str, ...]
     files: int
@@ -34,7 +34,7 @@ class Compared:
 
 
 def compare(contents: SetContents, manifest: Manifest, progress: Callable[[int], None] = lambda _n: None) -> Compared:
-    """``progress`` gets the bytes read since its last call. Blocks for as long as reading takes; no OSError."""
+    """``progress`` gets the bytes read since its last call. Blocks while reading; never raises OSError."""
     roots = {p.part.name: Path(p.part.path) for p in contents.parts}
     here = {f"{f.part}/{f.path}": f for f in contents.files}
     problems: list[str] = []
@@ -42,9 +42,9 @@ def compare(contents: SetContents, manifest: Manifest, progress: Callable[[int],
     for file in manifest.files:
         found = here.pop(file.path, None)
         if found is None or file.part not in roots:
-            problems.append(f"{file.path} is missing here")
+            problems.append(f"{file.path} is missing on this pod")
         elif found.size != file.size:
-            problems.append(f"{file.path} is {found.size} bytes, the manifest says {file.size}")
+            problems.append(f"{file.path} has {found.size} bytes, the manifest records {file.size}")
         else:
             problem = _differs(roots[file.part], file, manifest.part_size, progress)
             read += file.size
@@ -70,7 +70,7 @@ def _differs(root: Path, file: ManifestFile, part_size: int, progress: Callable[
                 progress(len(data))
             os.posix_fadvise(fd, begin, part_size, os.POSIX_FADV_DONTNEED)
             if left:
-                return "became shorter while it was read"
+                return "became shorter while podwatch read it"
             if digest.hexdigest() != expected:
                 return f"differs from what was uploaded, within bytes {begin} to {min(begin + part_size, file.size)}"
     except OSError as error:
@@ -81,7 +81,7 @@ def _differs(root: Path, file: ManifestFile, part_size: int, progress: Callable[
 
 
 def compare_own(contents: SetContents, progress: Callable[[int], None] = lambda _n: None) -> Compared | None:
-    """With the sums the trainer took when it saved; None if it took none. As ``compare`` else."""
+    """Compare with the hashes that the trainer took when it saved; None if it took none. Otherwise as ``compare``."""
     problems: list[str] = []
     files = read = 0
     found = False
@@ -96,7 +96,7 @@ def compare_own(contents: SetContents, progress: Callable[[int], None] = lambda 
                 path = posixpath.join(posixpath.dirname(listing), name)
                 files += 1
                 if path not in here:
-                    problems.append(f"{part.part.name}/{path} is missing here, {INTEGRITY} names it")
+                    problems.append(f"{part.part.name}/{path} is missing on this pod, but {INTEGRITY} lists it")
                     continue
                 read += here[path].size
                 if problem := _summed(Path(part.part.path), path, expected, progress):
@@ -105,7 +105,7 @@ def compare_own(contents: SetContents, progress: Callable[[int], None] = lambda 
 
 
 def _sums(path: Path) -> Mapping[str, str] | None:
-    """Name -> SHA-256; None if it is not of this form. What is no JSON at all the structural check finds."""
+    """Name -> SHA-256; None if the file has another form. The structural check reports invalid JSON."""
     try:
         document = json.loads(read_file(path, _INTEGRITY_LIMIT))
     except (OSError, ValueError, RecursionError):
@@ -133,7 +133,7 @@ def _summed(root: Path, path: str, expected: str, progress: Callable[[int], None
         return f"cannot be read: {error.strerror}"
     finally:
         os.close(fd)
-    return "" if digest.hexdigest() == expected.lower() else f"differs from what was saved, as {INTEGRITY} says"
+    return "" if digest.hexdigest() == expected.lower() else f"differs from the hash in {INTEGRITY}"
 
 
 def _open(root: Path, path: str) -> int:

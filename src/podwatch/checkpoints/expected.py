@@ -1,4 +1,4 @@
-"""The learned file sets of one run, between the pure rule (``learned_sets``) and the journal."""
+"""The learned file sets of one run: connects the pure rule (``learned_sets``) and the journal."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ Own = Sequence[tuple[PartFiles, FileEntry]]
 
 
 class Expected:
-    """``whose`` names the layout and the trainer's command: when it changes, all is forgotten."""
+    """``whose`` identifies the layout and the trainer's command: when it changes, all is forgotten."""
 
     def __init__(self, memory: Memory, whose: Callable[[], str]) -> None:
         self._memory, self._whose = memory, whose
@@ -26,8 +26,8 @@ class Expected:
         self._dirty = False
 
     def lacks(self, step: int, own: Own, *, settled: bool) -> str:
-        """What this set lacks compared with earlier saves. ``settled``: it has been quiet so long that nothing comes
-        any more; two such sets in a row that agree with each other are what the trainer saves now."""
+        """What this checkpoint lacks compared with earlier saves. ``settled``: it has not changed for so long that no
+        more files are expected; two such checkpoints in a row that agree become the new rule."""
         self._load()
         new = _file_set(step, own)
         reason = learned_sets.lacking(new, self._sets)
@@ -43,14 +43,14 @@ class Expected:
         return ""
 
     def note(self, step: int, own: Own) -> None:
-        """This set is complete."""
+        """Record the files of a complete checkpoint."""
         self._load()
         sets = learned_sets.remember(self._sets, _file_set(step, own))
         self._dirty = self._dirty or sets != self._sets
         self._sets = sets
 
     def save(self) -> tuple[int, ...]:
-        """Write down what is new. Returns the steps that were refused by a rule that holds no longer."""
+        """Save what is new. Returns the steps that were refused by a rule that no longer holds."""
         again, self._again = tuple(self._again), []
         if self._dirty:
             self._memory.learn(KEY, learned_sets.to_plain(self._sets, self._for or ""))
@@ -73,5 +73,5 @@ def _file_set(step: int, own: Own) -> FileSet:
 
 
 def command_digest(command: Sequence[str]) -> str:
-    """Names a trainer's command: another one may save other files."""
+    """A digest that identifies a trainer's command: another command can save other files."""
     return hashlib.sha256("\0".join(command).encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""On which filesystem does a path lie, and do changes show late there?"""
+"""The filesystem of a path, and whether changes become visible late there."""
 
 import os
 from collections.abc import Iterable
@@ -9,9 +9,9 @@ _known: dict[int, str] = {}
 
 
 def slow_to_show(paths: Iterable[Path], *, mountinfo: Path = Path("/proc/self/mountinfo")) -> bool:
-    """True if any of ``paths`` (or its nearest existing parent) lies on a network or FUSE filesystem.
+    """True if any of ``paths`` (or its nearest existing parent) is on a network or FUSE filesystem.
 
-    Their clients cache sizes and mtimes for seconds (facts/checkpoints.md section 5). Remembered per device.
+    Their clients cache sizes and mtimes for seconds. The answer is cached per device.
     """
     return any(is_slow(kind_of(p, mountinfo=mountinfo)) for p in paths)
 
@@ -21,7 +21,7 @@ def is_slow(kind: str) -> bool:
 
 
 def kind_of(path: Path, *, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
-    """``ext4``, ``overlay``, ``nfs4``... of ``path`` or its nearest existing parent; empty if nobody says."""
+    """``ext4``, ``overlay``, ``nfs4``... of ``path`` or its nearest existing parent; empty if unknown."""
     for candidate in (path, *path.parents):
         try:
             device = candidate.stat().st_dev

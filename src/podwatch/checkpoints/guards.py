@@ -1,8 +1,9 @@
-"""What is looked at of a settled set, so that nothing else of it needs to be: each of its directories, and per required
-part its first shard and its newest file.
+"""The guard of a settled checkpoint: the few files whose times show whether anything changed. These are each of its
+directories, and per required part the first shard and the newest file.
 
-Names that come or go touch a directory; a trainer that rewrites a set in place touches its first shard at once. What is
-kept of each set is one number and a shape that it shares with all others: a thousand sets must cost nothing.
+A name that appears or disappears changes a directory; a trainer that rewrites a checkpoint in place changes its first
+shard at once. A guard is one number and a shape shared with all other checkpoints, so that a thousand checkpoints cost
+almost nothing.
 """
 
 import os
@@ -21,14 +22,14 @@ Shape = tuple[Place, ...]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """``stamp`` is made of the mtimes and inodes of all places, absent ones included."""
+    """``stamp`` is a hash of the mtimes and inodes of all places, including absent ones."""
 
     shape: Shape
     stamp: int
 
 
 def guard_of(scans: Sequence[Scan], rests_on: Sequence[str] = ()) -> Guard:
-    """The guard of a set as it was scanned. ``rests_on``: files outside of it that were looked at as well; they are
+    """The guard of a checkpoint as it was scanned. ``rests_on``: files outside of it that the rule read; they are
     stamped as they are now."""
     places: list[Place] = []
     stamps: list[int] = []
@@ -56,7 +57,7 @@ def guard_of(scans: Sequence[Scan], rests_on: Sequence[str] = ()) -> Guard:
 
 
 def holds(guard: Guard, roots: Sequence[str]) -> bool:
-    """Is everything as it was? ``roots`` are the directories of the parts, in their order. Never raises OSError."""
+    """Whether everything is unchanged. ``roots`` are the directories of the parts, in order. Never raises OSError."""
     stamps: list[int] = []
     for number, inside in guard.shape:
         if number == ELSEWHERE:
@@ -67,7 +68,7 @@ def holds(guard: Guard, roots: Sequence[str]) -> bool:
 
 
 def stamp(path: str) -> tuple[int, int]:
-    """(mtime in ns, inode); zeros for what is not there or may not be looked at."""
+    """(mtime in ns, inode); zeros for a file that is absent or cannot be read."""
     try:
         status = os.lstat(path)
     except OSError:

@@ -13,10 +13,10 @@ from podwatch.judgement.two_writers import Span, why_held
 
 
 class HeldBack:
-    """What is in doubt, and what the operator has decided about. Read in any thread; set by one.
+    """Which checkpoints are in doubt, and the operator's decisions. Read in any thread; set by one.
 
     ``spans`` are in epoch seconds. ``released`` are (step, save_id) that the operator asked for by name. ``evidence``
-    says how far this run can be; ``earlier`` are the checkpoints that the run has left behind.
+    limits how far this run can be; ``earlier`` are the checkpoints of abandoned branches.
     """
 
     def __init__(self, spans: Iterable[Span] = (), released: Iterable[tuple[int, str]] = ()) -> None:
@@ -25,10 +25,10 @@ class HeldBack:
         self.evidence = Evidence()
         self.earlier: tuple[EarlierSave, ...] = ()
         self.version = 0
-        """Grows with each change: whoever keeps marked sets marks them again."""
+        """Grows with each change: a caller that keeps marked checkpoints then marks them again."""
 
     def update(self, spans: tuple[Span, ...]) -> bool:
-        """True if this changed anything."""
+        """Set the spans. Returns whether this changed anything."""
         if spans == self.spans:
             return False
         self.spans = spans
@@ -50,7 +50,8 @@ class HeldBack:
         self.version += 1
 
     def mark(self, sets: Sequence[CheckpointSet]) -> tuple[CheckpointSet, ...]:
-        """The same sets, with ``held`` where one is held back. Whether a step is plausible depends on all of them."""
+        """The same checkpoints, with ``held`` where one is held back. Whether a step is plausible depends on all of
+        them."""
         evidence = replace(self.evidence, believed=self.evidence.believed | self.released)
         odd = implausible(sets, evidence)
         return tuple(self._marked(found, odd.get(found.step, "")) for found in sets)
@@ -59,7 +60,7 @@ class HeldBack:
         if odd:
             return replace(found, held=f"its step number is implausible: {odd}", held_as=HeldAs.IMPLAUSIBLE)
         if self.earlier and is_earlier(found, self.earlier):
-            why = "it is of an earlier branch, which training has left"
+            why = "it belongs to an earlier branch of this run, which training has left"
             return replace(found, held=why, held_as=HeldAs.EARLIER_BRANCH)
         if not self.spans or not found.complete or (found.step, found.save_id) in self.released:
             return found

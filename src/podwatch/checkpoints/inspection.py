@@ -1,8 +1,8 @@
-"""The structural check of one whole set, and what it cannot see (facts/checkpoints.md section 4).
+"""The structural check of one checkpoint, and its limits.
 
-Header and tail of each file, every record inside DCP shards. It finds what is missing, truncated or never written. It
-cannot find flipped bits, swapped or single lost pages inside tensor data, nor whether an old-format pickle has its end:
-hashes taken while uploading do that.
+Reads header and tail of each file, and every record inside DCP shards. It finds files that are missing, truncated or
+never written. It cannot find flipped bits, swapped or single lost pages inside tensor data, nor a truncated pickle of
+the old format: the hashes taken during upload do that.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from podwatch.checkpoints.structure.files import can_check, check_file
 from podwatch.checkpoints.structure.holes import has_hole
 
 BLIND = (
-    "structure does not show flipped bits or lost pages inside tensor data; `podwatch checkpoints verify --deep` "
-    "compares every byte with the hashes taken at upload"
+    "the structural check does not find flipped bits or lost pages inside tensor data; "
+    "`podwatch checkpoints verify --deep` compares every byte with the hashes taken at upload"
 )
 HOLE_FROM = 64 * 1024
-"""Bytes. Smaller files are one block or few, and their format's own check sees more."""
+"""Bytes. Smaller files have few blocks, and the check of their format sees more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """``problems``: it is broken. ``notes``: suspicious or unknown, and no proof of anything."""
+    """``problems``: damage. ``notes``: suspicious or unknown, but no proof of damage."""
 
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     files: int = 0
-    """Files whose structure was checked."""
+    """Number of files whose structure was checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Odd:
 
 
 def find_odd(found: Sequence[PartFiles], judgement: Judgement) -> Odd:
-    """Looks into each file a resume needs, once per save. Files that vanish meanwhile are passed over."""
+    """Examine each file that a resume needs, once per save. Files that vanish meanwhile are skipped."""
     hole = legacy = ""
     for part, file in own_files(found, judgement):
         path = Path(part.part.path) / file.path
@@ -57,7 +57,7 @@ def find_odd(found: Sequence[PartFiles], judgement: Judgement) -> Odd:
 
 
 def inspect(found: Sequence[PartFiles], judgement: Judgement) -> Inspection:
-    """Check every file of a set that travels or is needed. Blocks; never raises OSError."""
+    """Check every file of a checkpoint that is uploaded or needed for a resume. Blocks; never raises OSError."""
     problems = [] if judgement.whole else [judgement.reason]
     notes: list[str] = []
     leftovers = frozenset(judgement.leftovers)
@@ -84,7 +84,7 @@ def inspect(found: Sequence[PartFiles], judgement: Judgement) -> Inspection:
             except OSError as error:
                 problems.append(f"{name}: {file.path} cannot be read: {error.strerror}")
     if unknown:
-        notes.append(f"{unknown} files are of kinds that have no structure to check")
+        notes.append(f"{unknown} files have a format without a structure that podwatch can check")
     return Inspection(tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)), checked)
 
 
@@ -95,5 +95,5 @@ def _oddities(part: str, name: str, path: Path, size: int) -> list[str]:
             f"{part}: {name} has ranges that were never written: preallocated and not filled, or a sparse copy"
         )
     if torch_zip.is_torch_name(path.name) and torch_zip.is_legacy(path):
-        found.append(f"{part}: {name} is of the old torch format: whether its end is there shows only in its size")
+        found.append(f"{part}: {name} has the old torch format: only its size shows whether it is truncated")
     return found

@@ -1,7 +1,7 @@
-"""What files a save of this run has, learned from the last complete ones (facts/checkpoints.md section 2.5).
+"""The files that a save of this run must have, learned from the last complete checkpoints.
 
-For trainers that say nothing when a save is over, and for files whose end cannot be seen (the old torch format): a
-save is whole only when it has every file the last two had, about as large. Pure: data in, data out.
+For trainers without a marker for the end of a save, and for files whose truncation cannot be seen (the old torch
+format): a save is complete only when it has every file that the last two had, about as large. Pure: data in, data out.
 """
 
 import re
@@ -10,20 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 KEPT = 2
-"""Complete sets. A file that only one of them has (an export, a best model) is not asked for."""
+"""Number of complete checkpoints compared. A file that only one of them has (an export, a best model) is not
+required."""
 TOLERANCE = 0.01
-"""A file may be this much smaller: buffers and states of data loaders vary a little."""
+"""A file can be this much smaller: buffers and states of data loaders vary a little."""
 SMALL = 64 * 1024
-"""Bytes. Below it a file holds text and counters, whose lengths mean nothing; it must only not be empty."""
+"""Bytes. Smaller files hold text and counters of varying length; they only must not be empty."""
 _PLACES = 5
-"""A path that has the step's number in more places than this is not looked at further."""
+"""Maximum occurrences of the step number in a path that are considered."""
 MOST_FILES = 20_000
-"""More are not learned: a save of so many files is not something to keep in a journal."""
+"""Maximum number of files that are learned: more are too many for the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileSet:
-    """The files of one complete set: ``<part>/<path>`` -> bytes."""
+    """The files of one complete checkpoint: ``<part>/<path>`` -> bytes."""
 
     step: int
     files: Mapping[str, int]
@@ -31,7 +32,7 @@ class FileSet:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One file that a save must have: ``path`` as the set of ``step`` has it, at least ``size`` bytes or so."""
+    """One file that a save must have: ``path`` as in the checkpoint of ``step``, with about ``size`` bytes or more."""
 
     path: str
     step: int
@@ -39,8 +40,8 @@ class Asked:
 
 
 def counterpart(path: str, step: int, files: Mapping[str, int], other: int) -> str | None:
-    """The file of the set of ``other`` that corresponds to ``path`` of the set of ``step``: the same path, or the one
-    with the step number replaced, in some places or in all: a number in a name may just as well be a rank
+    """The file of checkpoint ``other`` that corresponds to ``path`` of checkpoint ``step``: the same path, or the one
+    with the step number replaced in some or all places, because a number in a name can also be a rank
     (``checkpoint_0/random_states_0.pkl``)."""
     if path in files:
         return path
@@ -60,7 +61,7 @@ def _number(step: int, width: int, zeros: str) -> str:
 
 
 def asked(known: Sequence[FileSet]) -> tuple[Asked, ...]:
-    """What the newest of ``known`` has and the one before it has too, each with the smaller of its sizes."""
+    """The files that both the newest of ``known`` and the one before it have, each with the smaller of its sizes."""
     if not known:
         return ()
     newest, before = known[-1], known[-2] if len(known) > 1 else None
@@ -73,9 +74,10 @@ def asked(known: Sequence[FileSet]) -> tuple[Asked, ...]:
 
 
 def lacking(new: FileSet, known: Sequence[FileSet]) -> str:
-    """What ``new`` lacks compared with the sets saved before it; empty if nothing.
+    """What ``new`` lacks compared with the checkpoints saved before it; empty if nothing.
 
-    Sets of later steps (podwatch was restarted and looks at an old one) are asked for names only: buffers grow.
+    Against checkpoints of later steps (podwatch was restarted and reads an old one) only names are compared: buffers
+    grow.
     """
     before = [k for k in known if k.step < new.step]
     others = before or [k for k in known if k.step > new.step]
@@ -88,11 +90,11 @@ def lacking(new: FileSet, known: Sequence[FileSet]) -> str:
             smaller.append((path, new.files[path], want))
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        return f"{missing[0].path} of step {missing[0].step} has no counterpart here{more}"
+        return f"{missing[0].path} of step {missing[0].step} has no counterpart in this checkpoint{more}"
     if smaller:
         path, size, want = smaller[0]
         more = f", and {len(smaller) - 1} more are too small" if len(smaller) > 1 else ""
-        return f"{path} is {size} bytes, in step {want.step} it was {want.size}{more}"
+        return f"{path} has {size} bytes, in step {want.step} it had {want.size}{more}"
     return ""
 
 
@@ -101,8 +103,8 @@ def _too_small(size: int, want: int) -> bool:
 
 
 def agree(one: FileSet, other: FileSet) -> bool:
-    """Do both have the same files, about as large? Two saves that agree with each other are not both cut off: the
-    trainer saves something else now."""
+    """Whether both have the same files, about as large. Two saves that agree are not both interrupted: the trainer now
+    saves other files."""
     if len(one.files) != len(other.files):
         return False
     for path, size in one.files.items():
@@ -113,19 +115,19 @@ def agree(one: FileSet, other: FileSet) -> bool:
 
 
 def remember(known: Sequence[FileSet], new: FileSet) -> tuple[FileSet, ...]:
-    """With ``new`` as the latest; the one before it stays."""
+    """The list with ``new`` added as the latest; the one before it stays."""
     if len(new.files) > MOST_FILES:
         return tuple(known)
     return (*(k for k in known if k.step != new.step), new)[-KEPT:]
 
 
 def to_plain(known: Sequence[FileSet], whose: str) -> dict[str, Any]:
-    """For the journal. ``whose`` names run, layout and line of descent: another one's sets say nothing."""
+    """JSON form for the journal. ``whose`` identifies run, layout and lineage."""
     return {"whose": whose, "sets": [{"step": k.step, "files": dict(k.files)} for k in known]}
 
 
 def from_plain(data: object, whose: str) -> tuple[FileSet, ...]:
-    """The inverse. Anything unreadable, or somebody else's, is forgotten: learning again only costs a save."""
+    """The inverse. Entries that are invalid or not of ``whose`` are dropped: learning again only costs a save."""
     try:
         if not isinstance(data, dict) or data["whose"] != whose:
             return ()

@@ -1,9 +1,9 @@
-"""Ask by read leases whether files are open for writing. Runs as a script of its own: ``python -I -S lease_helper.py``,
-a JSON list of paths on its input, one JSON object as its answer.
+"""Checks by read leases whether files are open for writing. Runs as a script: ``python -I -S lease_helper.py``, reads a
+JSON list of paths from stdin and writes one JSON object.
 
 A lease is held for the few microseconds between two system calls of this single thread, one file at a time. While it is
-held the trainer's open for writing waits, so this must never live in a process that can be stopped or that has other
-threads; an alarm ends it even if nobody kills it. Standard library only, no import of podwatch.
+held, the trainer's open for writing waits, so this must never run in a process that can be stopped or that has other
+threads; an alarm ends it even if podwatch does not kill it. Standard library only, no import of podwatch.
 """
 
 import errno
@@ -15,13 +15,14 @@ import stat
 import sys
 
 SECONDS = 1
-"""The alarm: far above the work of 256 files, far below the 45 s after which the kernel breaks a lease itself."""
+"""Seconds until the alarm: far more than 256 files need, far less than the 45 s after which the kernel breaks a
+lease."""
 
 
 def ask(path: str) -> str:
-    """``no``, ``yes`` or ``unknown`` for one file. A file that vanished is held by nobody."""
+    """``no``, ``yes`` or ``unknown`` for one file. ``no`` for a file that vanished."""
     try:
-        # A path only, first: what is no file must not be opened (a FIFO's writer would be let through).
+        # First without opening it: only a regular file must be opened (opening a FIFO would release its writer).
         place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return "no"
@@ -39,7 +40,7 @@ def ask(path: str) -> str:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
-        # EAGAIN also where the file system gives no leases to us (NFS without a delegation): such are never asked.
+        # EAGAIN also where the file system gives no leases (NFS without a delegation): those are never checked.
         return "yes" if error.errno == errno.EAGAIN else "unknown"
     finally:
         os.close(fd)
@@ -47,7 +48,7 @@ def ask(path: str) -> str:
 
 
 def main() -> None:
-    signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel's word that somebody wants in: we are leaving anyway
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # another process opens the file: the lease ends anyway
     signal.alarm(SECONDS)
     unknown = ""
     for path in json.load(sys.stdin):

@@ -1,6 +1,6 @@
-"""Which files each complete set consisted of: one that is gone or smaller later is damage, in every layout.
+"""Records the files of each complete checkpoint: a file that is gone or smaller later is damage, in every layout.
 
-A layout's rule asks for what its trainer always writes. It cannot know that a set had seven files and not four.
+A layout's rule requires what its trainer always writes. It cannot know that a checkpoint had seven files and not four.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ from podwatch.checkpoints.layouts.base import PartFiles
 from podwatch.domain.checkpoint import FileEntry
 
 KEY = "checkpoints.ledger"
-"""Journal key: {step: {"part/path": [size, mtime_ns]}} of the sets that were complete."""
+"""Journal key: {step: {"part/path": [size, mtime_ns]}} of the checkpoints that were complete."""
 KEPT = 32
-"""Sets, the highest steps: what a resume or a publication can still name. Older ones only wait to be removed."""
+"""Number of checkpoints kept, the highest steps: those that a resume or a publication can still use."""
 
 Files = Mapping[str, tuple[int, int]]
 Own = Sequence[tuple[PartFiles, FileEntry]]
 
 
 class Ledger:
-    """Loaded with the first question, written by ``save``."""
+    """Loaded at the first use, written by ``save``."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -29,9 +29,9 @@ class Ledger:
         self._dirty = False
 
     def lost(self, step: int, own: Own) -> str:
-        """What the complete set of this step had and lacks now, in words; empty where nothing is lost.
+        """What the complete checkpoint of this step had and lacks now, in words; empty where nothing is lost.
 
-        Another save of the same step is no loss: of that no file is as it was.
+        Another save of the same step is no loss: all its files differ.
         """
         before = self._load().get(step)
         if not before:
@@ -44,11 +44,11 @@ class Ledger:
         for names, what in ((gone, "is gone"), (smaller, "is smaller than it was")):
             if names:
                 more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-                return f"was complete, and {PurePosixPath(names[0]).name} {what}{more}"
+                return f"was complete, but now {PurePosixPath(names[0]).name} {what}{more}"
         return ""
 
     def note(self, step: int, own: Own) -> None:
-        """The set is complete as it is now."""
+        """Record that the checkpoint is complete as it is now."""
         sets, files = self._load(), _files(own)
         if sets.get(step) != files:
             sets[step] = files
@@ -57,7 +57,7 @@ class Ledger:
             self._dirty = True
 
     def save(self, there: Sequence[int]) -> None:
-        """Write down what is new, of the steps that are ``there``."""
+        """Save what is new, for the steps that are ``there``."""
         sets = self._load()
         for step in set(sets) - set(there):
             del sets[step]
@@ -77,7 +77,7 @@ def _files(own: Own) -> Files:
 
 
 def _from_plain(kept: Any) -> dict[int, Files]:
-    """What cannot be read is forgotten: then only the layout's rule judges."""
+    """The inverse of the saved form. Invalid entries are dropped: then only the layout's rule judges."""
     try:
         return {
             int(step): {str(name): (int(size), int(mtime)) for name, (size, mtime) in files.items()}

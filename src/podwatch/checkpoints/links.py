@@ -1,4 +1,4 @@
-"""Steps that a symlink beside them names: a person's ``best -> step_40`` means that step 40 is wanted."""
+"""Steps that a symlink beside them names: an operator's ``best -> step_40`` pins step 40."""
 
 import os
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from podwatch.checkpoints.layouts.base import Layout
 
 
 def linked_steps(layout: Layout) -> Mapping[int, str]:
-    """step -> what names it. Links directly in the layout's roots and in the output directory count. Blocks; what
-    vanishes meanwhile, dangles or leads elsewhere names nothing."""
+    """Step -> the link that names it. Links directly in the layout's roots and in the output directory count. Blocks;
+    links that vanish meanwhile, dangle or lead elsewhere are ignored."""
     targets: dict[str, str] = {}
     for root in dict.fromkeys((*layout.watch_roots(), layout.output_dir)):
         try:
@@ -24,7 +24,7 @@ def linked_steps(layout: Layout) -> Mapping[int, str]:
     found: dict[int, str] = {}
     for step in layout.steps():
         for path in layout.step_paths(step):
-            # the link may name the step, or something in it
+            # the link can name the step, or something in it
             real = Path(os.path.realpath(path))
             for target, name in targets.items():
                 if Path(target) == real or real in Path(target).parents:

@@ -1,9 +1,10 @@
-"""How long must a set have been left alone before it is believed, and does anybody still hold it open?
+"""Settle times: how long a checkpoint must be unchanged before it counts as complete, and whether a process has it
+open.
 
-Windows by the strength of the layout's marker, doubled where changes show late (facts/checkpoints.md section 5). Read
-leases ask the kernel itself; they are off unless configured, because the holder of a lease can delay the trainer's own
-open (facts/systemd.md, "Other traps"): a short-lived helper of its own takes one lease at a time and gives it back at
-once, so that neither our interpreter nor a stopped daemon can ever sit on one.
+The settle time depends on the layout's marker and is doubled where changes become visible late. Read leases ask the
+kernel itself; they are off unless configured, because the holder of a lease can delay the trainer's open: a short-lived
+helper process takes one lease at a time and releases it at once, so that neither a slow interpreter nor a stopped
+daemon can hold one.
 """
 
 import json
@@ -21,14 +22,14 @@ from podwatch.checkpoints.layouts.base import Marker
 SLOW_FACTOR = 2
 """Network and FUSE clients cache sizes and mtimes for seconds."""
 LEASE_DEADLINE = 2.0
-"""Seconds for the helper as a whole: it starts in 20 ms and needs microseconds per file. Then it is killed."""
+"""Seconds after which the helper is killed: it starts in 20 ms and needs microseconds per file."""
 _BATCH = 256
-"""Files per helper: few enough that a huge set is given up soon when somebody is found writing."""
+"""Files per helper: few enough that a huge checkpoint is left soon when a writer is found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Seconds of quiet: with a commit marker, with a file written last or a tracker, and with nothing."""
+    """Settle times in seconds: with a commit marker, with a file written last or a tracker, and without any."""
 
     settle: float
     tracker: float
@@ -49,10 +50,10 @@ class Held(StrEnum):
 
 
 def held_open(paths: Iterable[Path]) -> tuple[Held, str]:
-    """Does anybody on this kernel hold one of ``paths`` open for writing (or mapped)? With the path if so.
+    """Whether a process on this kernel has one of ``paths`` open for writing (or mapped), and that path.
 
-    UNKNOWN where the kernel or the file system does not tell: not our file and no CAP_LEASE, no leases here. Blocks, a
-    deadline bounds it.
+    UNKNOWN where the kernel or the file system does not report it: another user's file without CAP_LEASE, or no leases.
+    Blocks, at most until a deadline.
     """
     names = [str(p) for p in paths]
     for start in range(0, len(names), _BATCH):
@@ -85,7 +86,7 @@ def _ask(names: list[str]) -> tuple[Held, str]:
         try:
             child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
-            pass  # stuck in the kernel: reaped later
+            pass  # hangs in the kernel: reaped later
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
                 pipe.close()

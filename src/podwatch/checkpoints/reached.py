@@ -1,7 +1,7 @@
-"""How a checkpoint is reached: from its configured root down, no segment may be a symbolic link (promise 9).
+"""The path to a checkpoint: from its configured root down, no segment may be a symbolic link (promise 9).
 
-What lies behind a link can be another user's, or another run's. Whoever keeps checkpoints on another volume by a link
-configures that volume as ``trainer.checkpoint_dir`` instead.
+The target of a link can belong to another user or another run. To keep checkpoints on another volume, configure that
+volume as ``trainer.checkpoint_dir`` instead of linking it.
 """
 
 import os
@@ -14,8 +14,8 @@ from podwatch.system.pinned import PinnedTree, RootReplaced
 
 
 def first_link(path: Path, roots: Sequence[Path]) -> Path | None:
-    """The first symbolic link on the way from the innermost root to ``path``, which counts as well. None also where
-    ``path`` lies in no root, or is not there."""
+    """The first symbolic link on the way from the innermost root to ``path``, including ``path``. None also where
+    ``path`` is in no root or does not exist."""
     inside = [root for root in roots if root in path.parents]
     if not inside:
         return None
@@ -33,7 +33,7 @@ def first_link(path: Path, roots: Sequence[Path]) -> Path | None:
 def without_linked(
     layout: Layout, roots: Sequence[Path], steps: Mapping[int, tuple[PartDir, ...]]
 ) -> tuple[Mapping[int, tuple[PartDir, ...]], tuple[Path, ...], frozenset[int]]:
-    """``steps`` without those of which a required part lies behind a link; all links; and the steps left out."""
+    """``steps`` without those that have a required part behind a link; all links; and the steps left out."""
     links = tuple(dict.fromkeys(x for x in (first_link(r, roots) for r in layout.watch_roots()) if x is not None))
     if not links:
         return steps, (), frozenset()
@@ -46,7 +46,7 @@ def _under(path: Path, link: Path) -> bool:
 
 
 def replaced(tree: PinnedTree | None) -> str:
-    """Why the configured directories are not those that were pinned; empty if they are, or do not exist yet."""
+    """The reason why the configured directories are not the pinned ones; empty if they are, or do not exist yet."""
     for root in tree.roots if tree is not None else ():
         try:
             with tree.directory(root):  # type: ignore[union-attr]

@@ -1,11 +1,12 @@
-"""How many processes wrote a set, looked up when it is about to be resumed from."""
+"""The number of processes that wrote a checkpoint, read before a resume from it."""
 
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.scan import scan_part
 
 
 def saved_by(layout: Layout, step: int) -> int | None:
-    """As the layout's rule finds it in the set; None: not known, or the set is not there or not readable. Blocks."""
+    """The world size that the layout's rule finds in the checkpoint; None: not known, absent or not readable.
+    Blocks."""
     try:
         parts = layout.steps().get(step)
     except OSError:

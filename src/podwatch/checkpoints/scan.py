@@ -1,4 +1,4 @@
-"""Look at one part directory: its files, its harmless symlinks, and when it last changed. Follows no symlink."""
+"""Scans one part directory: its files, its harmless symlinks, and when it last changed. Follows no symlink."""
 
 import os
 import posixpath
@@ -13,19 +13,19 @@ from podwatch.checkpoints.reached import first_link
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 
 _MAX_DEPTH = 32
-"""No trainer nests so deep; a set is not called seen whole beyond it."""
+"""Maximum depth. No trainer nests deeper; a scan that reaches it is incomplete."""
 _TEMPORARY = re.compile(r"^\.tmp\w{6}$|\.tmp$")
-"""safetensors 0.8 leaves ``.tmpXXXXXX`` files of full size behind when killed (facts/checkpoints.md section 0.8)."""
+"""safetensors 0.8 leaves ``.tmpXXXXXX`` files of full size behind when killed."""
 _BESIDE = re.compile(r"^\.nfs[0-9a-f]{16,}$|^events\.out\.tfevents\.")
-"""Never part of a save: what NFS keeps of a removed file that somebody has open, and TensorBoard's logs, which grow for
-as long as training goes on: a set that they lie in would never be quiet."""
+"""Never part of a save: files that NFS keeps while a removed file is still open, and TensorBoard's logs, which grow as
+long as training runs: a checkpoint that contains them would never settle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """``directories`` are (path, mtime_ns, inode) of every directory looked at: while these stay the same no entry
-    came, went or was renamed. ``changed_ns`` is the newest ctime, which copies cannot set back. ``error``: not
-    everything could be seen."""
+    """``directories`` are (path, mtime_ns, inode) of every scanned directory: while these stay the same, no entry was
+    added, removed or renamed. ``changed_ns`` is the newest ctime, which copies cannot set back. ``error``: not
+    everything could be read."""
 
     found: PartFiles
     directories: tuple[tuple[str, int, int], ...] = ()
@@ -34,19 +34,20 @@ class Scan:
 
 
 def is_temporary(path: str) -> bool:
-    """A writer's half-done file: it shows that something is going on, and never belongs to a set."""
+    """Whether this is a writer's unfinished file: it shows that a save is under way, and never belongs to a
+    checkpoint."""
     return _TEMPORARY.search(posixpath.basename(path)) is not None
 
 
 def scan_part(part: PartDir, roots: Sequence[Path] = ()) -> Scan:
     """Read one part's tree. A directory that is absent, vanishes or is a symlink gives ``present=False``; so does one
-    that is reached from its root through a link, and if the part is required that is an error."""
+    behind a link, which for a required part is also an error."""
     link = first_link(part.path.parent, roots)
     if link is not None:
         why = f"{part.name}: {link} is a symbolic link" if part.required else ""
         return Scan(PartFiles(part, present=False), error=why)
     try:
-        # A directory shared by many steps is the output directory or lies in it, and that may be a link.
+        # A directory shared by many steps is the output directory or inside it, and that can be a link.
         status = (part.path.stat if part.names else part.path.lstat)()
     except (FileNotFoundError, NotADirectoryError):
         return Scan(PartFiles(part, present=False))
@@ -92,12 +93,13 @@ class _Walk:
             try:
                 self._look(entry, inside + entry.name, depth)
             except (FileNotFoundError, NotADirectoryError):
-                continue  # gone since it was listed: the next rescan sees the rest
+                continue  # gone since it was listed: the next rescan reads the rest
             except OSError as error:
                 self.error = self.error or f"{self.part}: {error.strerror}"
 
     def pick(self, root: Path, names: Sequence[str]) -> None:
-        """Only these entries. The directory they lie in changes with every other step, so it tells nothing of this."""
+        """Scan only these entries. The directory around them changes with every other step, so its times are
+        ignored."""
         for name in names:
             path = root / name
             try:
@@ -139,6 +141,6 @@ class _Walk:
             if depth < _MAX_DEPTH:
                 self.enter(entry.path, relative + "/", status, depth + 1)
             else:
-                self.error = self.error or f"{self.part}: directories nested deeper than {_MAX_DEPTH}"
+                self.error = self.error or f"{self.part}: directories are nested more than {_MAX_DEPTH} deep"
         elif stat.S_ISREG(status.st_mode):
             self._file(relative, status)

@@ -1,4 +1,4 @@
-"""From what a scan found and a layout judged to one set: its description, its fingerprint, its name."""
+"""Makes one checkpoint of a scan and a layout's judgement: its description, its fingerprint, its id."""
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,17 +11,18 @@ from podwatch.checkpoints.scan import is_temporary
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, PartState
 
 _GAPS = 3
-"""So many of the longest pauses between a set's files may be where a save ended and people began to add to it."""
+"""How many of the longest pauses between a checkpoint's files are tried as the end of the save (later files were
+added)."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def shown(part: PartFiles) -> bool:
-    """Is it a part of the set's description? By-products that do not exist are none."""
+    """Whether it is a part of the checkpoint's description. By-products that do not exist are not."""
     return part.present or part.part.required
 
 
 def describe(step: int, layout: str, found: Sequence[PartFiles], judgement: Judgement) -> CheckpointSet:
-    """The set as WRITING; the caller raises it to what it knows."""
+    """The checkpoint with state WRITING; the caller sets a better state."""
     parts = []
     for part in filter(shown, found):
         reason = judgement.problems.get(part.part.name, "")
@@ -43,18 +44,18 @@ def describe(step: int, layout: str, found: Sequence[PartFiles], judgement: Judg
 
 
 def belongs(file: FileEntry, leftovers: Collection[str]) -> bool:
-    """Is it a file of this save, neither half done nor left by an earlier one?"""
+    """Whether it is a file of this save: neither unfinished nor left by an earlier save."""
     return not is_temporary(file.path) and f"{file.part}/{file.path}" not in leftovers
 
 
 def own_files(found: Sequence[PartFiles], judgement: Judgement) -> list[tuple[PartFiles, FileEntry]]:
-    """What a resume needs: the files of the required parts that belong to this save."""
+    """The files that a resume needs: those of the required parts that belong to this save."""
     leftovers = frozenset(judgement.leftovers)
     return [(p, f) for p in found if p.part.required for f in p.files if belongs(f, leftovers)]
 
 
 def fingerprint(found: Sequence[PartFiles]) -> bytes:
-    """Of the required parts only: a by-product that comes or goes does not make it another save."""
+    """Hash of the required parts only: an added or removed by-product does not make it another save."""
     digest = hashlib.blake2b(digest_size=16)
     for part in found:
         if part.part.required:
@@ -67,8 +68,8 @@ def fingerprint(found: Sequence[PartFiles]) -> bytes:
 
 
 def save_id(found: Sequence[PartFiles], judgement: Judgement) -> str:
-    """The same files give the same id, before a restart of podwatch, after it, and after a restore that put the mtimes
-    back: no inode in it."""
+    """The id of a save. The same files give the same id across restarts of podwatch and after a restore, which sets the
+    mtimes: inodes are not used."""
     digest = hashlib.sha256(judgement.save_token.encode())
     for _, f in own_files(found, judgement):
         digest.update(f"\0{f.part}/{f.path}\0{f.size}\0{f.mtime_ns}".encode("utf-8", "surrogateescape"))
@@ -76,8 +77,8 @@ def save_id(found: Sequence[PartFiles], judgement: Judgement) -> str:
 
 
 def without_additions(found: Sequence[PartFiles]) -> Iterator[tuple[tuple[PartFiles, ...], tuple[str, ...]]]:
-    """The set as it may have been before somebody put files into it (an evaluation, merged weights): without what came
-    after one of the longest pauses between its files, and ``<part>/<path>`` of what that leaves out."""
+    """Candidates of the checkpoint as it was before files were added to it (an evaluation, merged weights): without the
+    files after one of the longest pauses between its files, and ``<part>/<path>`` of the files left out."""
     times = sorted({f.mtime_ns for p in found if p.part.required for f in p.files})
     gaps = sorted(((after - before, before) for before, after in pairwise(times)), reverse=True)
     for _, last in gaps[:_GAPS]:

@@ -1,7 +1,7 @@
-"""What the set of one step is worth, poll after poll.
+"""The state of the checkpoint of one step, from poll to poll.
 
-A set is complete when its layout's rule holds, two polls saw the same files, nothing changed for as long as its marker
-demands (``quiet``), and, where it outlived a reboot, a deeper check found nothing (facts/checkpoints.md section 5).
+A checkpoint is complete when its layout's rule holds, two polls saw the same files, nothing changed for the settle time
+of its marker (``quiet``), and, if it is from before a reboot, a deeper check found no damage.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,21 +21,22 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.system.clock import Clock
 
 CUT_OFF_FACTOR = 5
-"""A set newer than the newest complete one must be still this many long settle times before it is called cut off:
-ranks that wait for slow storage look exactly like that."""
+"""Number of long settle times that a checkpoint newer than the newest complete one must be unchanged before it counts
+as interrupted: ranks that wait for slow storage look the same."""
 DEEPER_BUDGET = 20.0
-"""Seconds of one rescan for checks after a reboot, newest set first; the others wait for the next rescan."""
+"""Seconds per rescan for checks after a reboot, newest checkpoint first; the others are checked at the next rescan."""
 CHECKED_DEEPER = "suspect after a reboot: being checked deeper"
 _SETTLED_CONTENT = 3.0
-"""Seconds. A set that was this quiet when it was judged, and has the same sizes and mtimes now, is not judged again."""
+"""Seconds. A checkpoint that was unchanged for this long when it was judged, with the same sizes and mtimes now, is not
+judged again."""
 _SERVER_CLOCK = 900.0
-"""Seconds. The times on a network filesystem are its server's, whose clock may be behind ours by so much: then a file
-that was written just now seems to have been still for minutes."""
+"""Seconds by which the clock of a network filesystem's server can be behind this pod's: then a file that was just
+written seems to be minutes old."""
 
 
 @dataclass(slots=True)
 class Known:
-    """Digests and times of one step between polls; never its file list."""
+    """Digests and times of one step, kept between polls; never its file list."""
 
     fingerprint: bytes
     since: float
@@ -49,19 +50,19 @@ class Known:
     odd: Odd | None = None
     suspect: bool = False
     was: str = ""
-    """The ``save_id`` under which it was complete last."""
+    """The ``save_id`` with which it was last complete."""
 
     def wait(self, need: float, reason: str) -> None:
-        """It is whole and lacks only time: ``need`` seconds without a change in all."""
+        """Record that it is complete except for the settle time: ``need`` seconds without a change."""
         self.set = replace(self.set, reason=reason, settles_in=max(0.0, need - self.quiet))
 
     def as_before(self) -> bool:
-        """Do its telltales look as they did? Lists no directory."""
+        """Whether its guard is unchanged. Lists no directory."""
         return holds(self.guard, [p.path for p in self.set.parts])
 
 
 class Settling:
-    """The judgement of single sets for one ``Catalogue``, which keeps what it returns. Blocks; one thread at a time."""
+    """Judges single checkpoints for one ``Catalogue``, which keeps the results. Blocks; one thread at a time."""
 
     def __init__(
         self,
@@ -86,24 +87,24 @@ class Settling:
         self._ids: Mapping[int, frozenset[str]] | None = None
         self._shapes: dict[Shape, Shape] = {}
         self.slow = False
-        """On a network filesystem, which shows changes late."""
+        """The filesystem is a network filesystem, which shows changes late."""
         self.writers_ended = False
-        """Every process that could write here was seen to end: on a local filesystem there is nothing to wait for."""
+        """Every process that could write here was seen to end: on a local filesystem no settle time is needed."""
         self.problem = ""
-        """What could not be read since ``begin``."""
+        """The first read error since ``begin``."""
 
     def begin(self, *, slow: bool, writers_ended: bool = False) -> None:
-        """A new rescan: what the journal says is read again."""
+        """Start a new rescan: the journal is read again."""
         self.slow, self.problem, self._ids = slow, "", None
         self.writers_ended = writers_ended and not slow
 
     def end(self, states: Collection[Known]) -> None:
-        """What equal sets share is kept once."""
+        """Finish the rescan: data that equal checkpoints share is kept once."""
         self._shapes = {k.guard.shape: k.guard.shape for k in states}
 
     def judge(self, step: int, found: Sequence[PartFiles], was: str) -> Judgement:
-        """The layout's word. A save that was complete once, with files that were added since, is that save still: it is
-        not sent again for an evaluation that was written into it hours later. ``was``: the ``save_id`` it had then."""
+        """The layout's judgement. A save that was complete stays the same save when files are added to it: it is not
+        uploaded again for an evaluation that was written into it hours later. ``was``: its ``save_id`` then."""
         judgement = self._layout.judge(step, found)
         ids = self._stored_ids().get(step, frozenset()) | ({was} if was else set())
         if ids and not (judgement.whole and describing.save_id(found, judgement) in ids):
@@ -115,7 +116,7 @@ class Settling:
         return judgement if judgement.problems else replace(judgement, problems=describing.NOTHING)
 
     def examine(self, step: int, parts: Sequence[PartDir], known: Known | None) -> Known:
-        """Look at one step file by file; ``known`` is what the last look returned. Never raises for what it meets."""
+        """Read one step file by file; ``known`` is the result of the last time. Never raises for what is on disk."""
         scans = [scan_part(p, self._roots) for p in parts]
         found = tuple(s.found for s in scans)
         error = next((s.error for s in scans if s.error), "")
@@ -127,9 +128,9 @@ class Settling:
         judged = known.judgement if same and known is not None and not error else None
         guard = self._guard(scans, judged) if judged is not None else None
         if judged is not None and known is not None and judged.rests_on and guard != known.guard:
-            judged = None  # a tracker says something else now
+            judged = None  # a tracker changed
         if known is not None and known.settled and judged is not None and guard is not None:
-            if guard != known.guard:  # a by-product came or went: sizes change, the set does not
+            if guard != known.guard:  # a by-product was added or removed: sizes change, the save does not
                 described = describing.describe(step, self._layout.name, found, judged)
                 kept = known.set
                 known.set = replace(described, completeness=kept.completeness, save_id=kept.save_id, reason=kept.reason)
@@ -155,7 +156,7 @@ class Settling:
         state.odd = known.odd if same and known is not None else None
         state.was = known.was if known is not None else ""
         trusted = known is not None and known.settled and known.set.complete and judgement.whole
-        if trusted and describing.save_id(found, judgement) == state.was:  # its own files are as they were
+        if trusted and describing.save_id(found, judgement) == state.was:  # its own files are unchanged
             state.set = replace(described, completeness=Completeness.COMPLETE, save_id=state.was, reason="")
             state.settled = True
             return state
@@ -166,7 +167,7 @@ class Settling:
         return self._not_whole(state, begun=bool(changed) and not judgement.pending)
 
     def check_suspects(self, steps: Mapping[int, Sequence[PartDir]], states: Mapping[int, Known]) -> None:
-        """The hole test and the medium check of sets that outlived a reboot, newest first, as time allows."""
+        """Run the hole test and the medium check on checkpoints from before a reboot, newest first, as time allows."""
         end = self._clock.monotonic() + DEEPER_BUDGET
         for step in sorted((s for s, k in states.items() if k.suspect and not k.settled), reverse=True):
             if self._clock.monotonic() >= end:
@@ -177,7 +178,7 @@ class Settling:
             problems = inspect(found, state.judgement).problems
             hole = state.odd.hole if state.odd is not None else ""
             if problems:
-                reason = f"did not survive the reboot: {problems[0]}"
+                reason = f"damaged by the reboot: {problems[0]}"
                 state.set = replace(
                     state.set, completeness=Completeness.DAMAGED, reason=reason, settles_in=None, unclear=True
                 )
@@ -188,23 +189,23 @@ class Settling:
                     "copy it with cp --sparse=never)"
                 )
                 state.set = replace(state.set, reason=reason, settles_in=None, unclear=True)
-                state.settled = True  # WRITING for ever: not to be used, and not to be removed as a husk
+                state.settled = True  # stays WRITING: not used, and not removed as a leftover
             else:
                 self._complete(state, step, found, save_id)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _believe(self, state: Known, step: int, found: tuple[PartFiles, ...], changed: float) -> str:
-        """Raise a whole set to COMPLETE if it may be; what it lacks compared with earlier saves otherwise."""
+        """Set COMPLETE if all conditions hold; otherwise return what it lacks compared with earlier saves."""
         judgement, windows = state.judgement, self._windows
         save_id = describing.save_id(found, judgement)
-        # What an earlier podwatch found complete and nothing touched since needs no window again.
+        # A checkpoint that an earlier podwatch found complete, unchanged since, needs no settle time again.
         known = self._boots is not None and self._boots.knows(save_id)
         settled = self.writers_ended or known or save_id in self._stored_ids().get(step, ())
         need = 0.0 if settled else windows.need(judgement.marker, slow=self.slow)
         state.moving = judgement.marker is not Marker.COMMIT
         if state.polls < 2 or state.quiet < need:
-            state.wait(need, f"whole; must stay unchanged for {need:.0f} s")
+            state.wait(need, f"all files present: complete after {need:.0f} s without a change")
             return ""
         if state.odd is None:
             state.odd = find_odd(found, judgement)
@@ -213,7 +214,7 @@ class Settling:
         longer = 0.0 if settled and not odd.hole else windows.need(Marker.NONE, slow=self.slow)
         if (weak or odd.hole) and state.quiet < longer:
             what = f"{odd.hole} has ranges that were never written" if odd.hole else f"{odd.legacy} has no end to check"
-            state.wait(longer, f"whole, but {what}: must stay unchanged for {longer:.0f} s")
+            state.wait(longer, f"all files present, but {what}: complete after {longer:.0f} s without a change")
             return ""
         if weak:
             patience = windows.longest(slow=self.slow) * CUT_OFF_FACTOR
@@ -223,7 +224,7 @@ class Settling:
             if self._leases and not self.slow and state.quiet < patience:
                 held, where = held_open(Path(p.part.path) / f.path for p, f in describing.own_files(found, judgement))
                 if held is Held.YES:
-                    state.wait(patience, f"whole, but a process has {Path(where).name} open for writing")
+                    state.wait(patience, f"all files present, but a process has {Path(where).name} open for writing")
                     return ""
         if self._boots is not None and self._boots.suspect(save_id, changed) and (step, save_id) not in self._stored():
             state.suspect, state.moving = True, False
@@ -233,7 +234,7 @@ class Settling:
         return ""
 
     def _complete(self, state: Known, step: int, found: tuple[PartFiles, ...], save_id: str) -> None:
-        """The last look: are these still the files that were judged?"""
+        """The last check: set COMPLETE only if these are still the files that were judged."""
         again = tuple(scan_part(p.part, self._roots).found for p in found)
         if describing.fingerprint(again) != state.fingerprint:
             return
@@ -252,7 +253,7 @@ class Settling:
         long_quiet = self._windows.longest(slow=self.slow)
         if judgement.unreadable:
             state.set = replace(state.set, unclear=True)
-            return state  # stays WRITING: what cannot be observed must not be removed
+            return state  # stays WRITING: a checkpoint that cannot be observed must not be removed
         state.moving = begun and state.quiet < long_quiet
         if state.polls >= 2 and (state.quiet >= long_quiet or not begun):
             final = Completeness.DAMAGED if judgement.damaged else Completeness.INCOMPLETE
@@ -264,7 +265,7 @@ class Settling:
         return Guard(self._shapes.setdefault(guard.shape, guard.shape), guard.stamp)
 
     def _stored_ids(self) -> Mapping[int, frozenset[str]]:
-        """Asked of the journal once per rescan."""
+        """The ids of stored saves, read from the journal once per rescan."""
         ids = self._ids
         if ids is None:
             found: dict[int, set[str]] = {}

@@ -1,8 +1,8 @@
-"""Wake the rescan as soon as something happens. Events are hints: losing all of them costs latency, never truth.
+"""Triggers a rescan as soon as a file changes. Events are hints: without them podwatch only reacts later.
 
 Only the layout's roots and the steps being written are watched, each without recursion, and only for files and
 directories that were closed, moved, created or deleted: the library's default also reports every single write, which
-slows the writer down (facts/checkpoints.md section 5). Never rollouts, broadcasts or logs.
+slows the writer down. Never rollouts, broadcasts or logs.
 """
 
 import logging
@@ -15,7 +15,7 @@ from watchdog import events
 from watchdog.observers import Observer
 
 logging.getLogger("watchdog").setLevel(logging.CRITICAL)
-"""It logs an error for each watch that is taken back while its thread waits, which is what ``refresh`` does."""
+"""This logger reports an error for each watch that is removed while its thread waits, as ``refresh`` does."""
 _FILTER = [
     events.FileClosedEvent,
     events.FileCreatedEvent,
@@ -26,15 +26,16 @@ _FILTER = [
     events.DirMovedEvent,
 ]
 DEBOUNCE = 0.25
-"""Seconds from the first event to the wake-up: one save is hundreds of events, and one rescan serves them all."""
+"""Seconds from the first event to the wake-up: one save causes hundreds of events, and one rescan is enough for all."""
 
 
 class Watcher:
-    """Calls ``wake`` (from a thread of its own: it must be safe for that) soon after something changed in ``roots()``.
+    """Calls ``wake`` (from its own thread, so ``wake`` must be thread-safe) soon after something changed in
+    ``roots()``.
 
-    A root that does not exist yet is awaited in its nearest existing parent. Call ``refresh`` after each rescan: it
-    follows changed roots and replaces an observer that died. Nothing here raises for what the system refuses; ``warn``
-    gets one line, once per cause.
+    For a root that does not exist yet, its nearest existing parent is watched. Call ``refresh`` after each rescan: it
+    follows changed roots and replaces an observer that died. Errors of the system are not raised; ``warn`` receives one
+    line per cause.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Watcher:
 
     @property
     def alive(self) -> bool:
-        """False if no event can arrive now; the rescan goes on at its own rhythm."""
+        """False if no event can arrive now; rescans continue at their interval."""
         return self._observer is not None and self._healthy()
 
     def start(self) -> None:
@@ -81,17 +82,17 @@ class Watcher:
             waker.join(timeout=5.0)
 
     def refresh(self) -> None:
-        """Watch what ``roots()`` names now. Cheap when nothing changed. Not for the event loop: it may touch a disk."""
+        """Watch the present ``roots()``. Cheap when nothing changed. Not for the event loop: it can block on a disk."""
         try:
             wanted = _plan(self._roots())
         except OSError as error:
-            self._complain(f"cannot look for checkpoint directories to watch: {error.strerror}")
+            self._complain(f"cannot list the checkpoint directories to watch: {error.strerror}")
             return
         with self._lock:
             if self._waker is None:
                 return
             if self._observer is not None and not self._healthy():
-                self._warn("the watcher of checkpoint events died and was started again; rescans went on meanwhile")
+                self._warn("the watcher of checkpoint events died and was restarted; rescans continued meanwhile")
                 self._end_observer()
             if self._observer is None and not self._begin_observer():
                 return
@@ -99,7 +100,7 @@ class Watcher:
             for path in [p for p in self._watches if p not in wanted]:
                 self._drop(path)
             for path in wanted:
-                # A directory that was removed and made again has a new inode: its old watch is deaf.
+                # A directory that was removed and created again has a new inode: its old watch gets no events.
                 identity = _identity(path)
                 old = self._watches.get(path)
                 if old is not None and old[1] != identity:
@@ -112,8 +113,8 @@ class Watcher:
             observer = Observer()
             observer.daemon = True
             observer.start()
-        except Exception as error:  # the library lets many kinds through (OSError, RuntimeError, its own)
-            self._complain(f"file events are not available ({error}); checkpoints are found by rescans alone")
+        except Exception as error:  # the library raises many kinds (OSError, RuntimeError, its own)
+            self._complain(f"file events are not available ({error}); podwatch finds checkpoints by rescans alone")
             return False
         self._observer = observer
         return True
@@ -126,7 +127,7 @@ class Watcher:
                 observer.stop()
                 observer.join(timeout=5.0)
             except Exception as error:
-                self._complain(f"the watcher of checkpoint events did not end cleanly: {error}")
+                self._complain(f"the watcher of checkpoint events did not stop cleanly: {error}")
 
     def _healthy(self) -> bool:
         observer = self._observer
@@ -138,8 +139,8 @@ class Watcher:
         except FileNotFoundError:
             return
         except Exception as error:
-            text = f"cannot watch {path} for events ({error}); its checkpoints are found by rescans alone"
-            self._complain(text, cause=str(error))  # else each new step would say it again
+            text = f"cannot watch {path} for events ({error}); podwatch finds its checkpoints by rescans alone"
+            self._complain(text, cause=str(error))  # else each new step would repeat it
             return
         self._watches[path] = (watch, identity)
 
@@ -156,7 +157,8 @@ class Watcher:
             self._warn(line)
 
     def noticed(self, watched: Path, changed: str) -> None:
-        """An event below ``watched``. A mere stand-in for a missing root wakes only for a name on the way to it."""
+        """Handle an event below ``watched``. A parent watched for a missing root wakes only for names on the way to
+        that root."""
         names = self._wanted.get(watched)
         if names is None or Path(changed).name in names or Path(changed) == watched:
             self._signal.set()
@@ -170,7 +172,7 @@ class Watcher:
             try:
                 self._wake()
             except RuntimeError:
-                return  # the loop it would wake is closed
+                return  # the event loop is closed
 
 
 class _Handler(events.FileSystemEventHandler):

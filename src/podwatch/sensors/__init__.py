@@ -1,5 +1,5 @@
-"""Impure readers, each with a deadline and a thread of its own where a call can hang.
+"""Sensors: they read the pod. Each has a deadline, and its own thread where a call can hang.
 
-A sensor never raises and never blocks its caller: ``latest()`` returns the newest Reading, which turns BLIND by itself
-when nothing came for longer than its deadline.
+A sensor never raises and never blocks its caller: ``latest()`` returns the newest Reading, which becomes BLIND when
+nothing arrived for longer than its deadline.
 """

@@ -1,10 +1,9 @@
-"""Training steps from progress bars: tqdm (Hugging Face, accelerate, verl), Lightning's, rich. Pure but for the state
-of one file's reader.
+"""Training steps from progress bars: tqdm (Hugging Face, accelerate, verl), Lightning's, rich. Pure except for the
+state of one file's reader.
 
-A bar counts whatever it was given: samples of an evaluation, shards, batches of one epoch. So a number is a training
-step only where something says so: a description that trainers use for the whole run, the configured number of steps as
-the total, Lightning's epoch and batch, or a training log between two states of the same bar. Everything else is
-ignored; then the step is unknown.
+A bar can count anything: samples of an evaluation, shards, batches of one epoch. A number counts as a training step
+only if there is evidence: a description that trainers use for the whole run, the configured number of steps as the
+total, Lightning's epoch and batch, or a training log between two states of the same bar. Otherwise the step is unknown.
 """
 
 import re
@@ -18,7 +17,7 @@ _BAR = re.compile(
 )
 _RICH = re.compile(r"^Epoch (\d{1,9})/-?\d{1,9}\s+[━╸╺ ]*\s(\d{1,12})/(\d{1,12}) \d+:\d\d:\d\d • ")
 _WHOLE_RUN = re.compile(r"steps|training progress|training steps?|global steps?", re.IGNORECASE)
-"""diffusers and accelerate's examples, verl: one bar for the whole run, which begins at the step of the resume."""
+"""diffusers and accelerate's examples, verl: one bar for the whole run, which starts at the resumed step."""
 _LIGHTNING = re.compile(r"Epoch (\d{1,9})")
 _MOST = 10**12
 
@@ -29,21 +28,21 @@ class _Bar:
     done: int
     total: int
     moved: bool
-    """It has advanced since it was made: its rate is known."""
+    """The bar has advanced since its start: its rate is known."""
 
 
 class StepReader:
-    """Reads the steps of one log file. ``target`` is the configured number of steps; ``custom`` a pattern of the
-    operator whose first group is the step: then nothing else counts."""
+    """Reads the steps of one log file. ``target`` is the configured number of steps; ``custom`` is the operator's
+    pattern, whose first group is the step: if it is set, nothing else counts."""
 
     def __init__(self, *, target: int | None = None, custom: re.Pattern[str] | None = None) -> None:
         self._target, self._custom = target, custom
         self._bar: _Bar | None = None
         self._trusted: int | None = None
-        """Total of the unnamed bar between two states of which a training log was printed."""
+        """Total of the unnamed bar that had a training log printed between two of its states."""
 
     def read(self, line: LogLine, file_role: str = "") -> StepLine | None:
-        """The step that this line says is done, or None. Never raises. Call it for every line, in their order."""
+        """The step that this line reports as done, or None. Never raises. Call it for every line, in order."""
         if self._custom is not None:
             return _custom_step(self._custom, line)
         found = parse_step(line, file_role)

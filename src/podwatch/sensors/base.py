@@ -1,4 +1,4 @@
-"""What every sensor offers."""
+"""The interface of every sensor."""
 
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -14,7 +14,7 @@ class Sensor(Protocol[T_co]):
     async def start(self) -> None: ...
 
     async def stop(self) -> None:
-        """Prompt, even while a call hangs."""
+        """Stop. Returns promptly even while a call hangs."""
         ...
 
     def latest(self) -> "Reading[T_co]":
@@ -24,8 +24,8 @@ class Sensor(Protocol[T_co]):
 
 @runtime_checkable
 class Wakeable(Protocol):
-    """A sensor that can be asked to look again before its next turn."""
+    """A sensor that can read again before its next poll."""
 
     def wake(self) -> None:
-        """Look again now; the answer is in ``latest`` soon. Never blocks."""
+        """Read again now; the result appears in ``latest`` soon. Never blocks."""
         ...

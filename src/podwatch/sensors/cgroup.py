@@ -1,7 +1,7 @@
 """The memory cgroup of a process: limit, use and OOM kills, under cgroup v2 and v1. Reads /proc and /sys; may block.
 
-Use is without the page cache: a trainer that writes checkpoints fills any limit with cache, which the kernel gives
-back before it kills anybody. In-memory files (/dev/shm) are not on those lists, so they count.
+Use excludes the page cache: a trainer that writes checkpoints fills any limit with cache, which the kernel reclaims
+before it kills a process. In-memory files (/dev/shm) are not on the cache lists, so they count as use.
 """
 
 import contextlib
@@ -11,13 +11,13 @@ from pathlib import Path
 UNLIMITED = 1 << 60
 """v1 has no "max": an unlimited group shows a number near 2^63."""
 DEPTH = 32
-"""Ancestors looked at. A pod has four to eight."""
+"""Ancestors that are read. A pod has four to eight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``limit_bytes`` is None where nothing limits it; then ``used_bytes`` is the group's own use. ``oom_kills`` is
-    the ``oom_kill`` counter, which only grows while the group lives; None where the kernel does not count."""
+    """``limit_bytes`` is None where there is no limit; then ``used_bytes`` is the group's own use. ``oom_kills`` is the
+    ``oom_kill`` counter, which only grows while the group exists; None where the kernel does not count."""
 
     limit_bytes: int | None
     used_bytes: int | None
@@ -26,7 +26,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Where a hierarchy is mounted. ``root`` is the group that the mount point shows: a container sees its own only."""
+    """Where a hierarchy is mounted. ``root`` is the group that the mount point shows: a container sees only its own."""
 
     point: Path
     root: str
@@ -62,8 +62,8 @@ def group_of(text: str, version: int) -> str | None:
 
 
 def directory_of(mount: Mount, group: str) -> Path:
-    """Where the group lies below the mount. One that the mount does not show (another namespace's) is the mount point
-    itself: what limits us limits it."""
+    """The group's directory below the mount. For a group that the mount does not show (another namespace's) it is the
+    mount point itself: the same limit applies."""
     if group.startswith("/.."):
         return mount.point
     root = mount.root.rstrip("/")
@@ -73,8 +73,8 @@ def directory_of(mount: Mount, group: str) -> Path:
 
 
 def read(pid: int, proc: Path = Path("/proc")) -> Memory | None:
-    """The memory group of ``pid``: of all groups above it the one that is nearest to its limit, and its own OOM kills.
-    None where no memory group can be seen."""
+    """The memory group of ``pid``: of all groups above it the one nearest to its limit, with the OOM kills of the
+    process's own group. None where no memory group is visible."""
     try:
         mount = find_mount((proc / "self/mountinfo").read_text(errors="replace"))
         group = group_of((proc / str(pid) / "cgroup").read_text(errors="replace"), mount.version) if mount else None

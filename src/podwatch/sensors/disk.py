@@ -1,4 +1,4 @@
-"""Room and inodes of the filesystem that holds the checkpoints, and of the others that a run writes to."""
+"""Free space and inodes of the filesystem that holds the checkpoints, and of the others that a run writes to."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -11,14 +11,14 @@ from podwatch.sensors.polling import Poller
 from podwatch.system.clock import Clock
 
 POLL = 10.0
-"""Seconds. A 47 GB save takes minutes: ten seconds miss nothing."""
+"""Seconds. A 47 GB save takes minutes, so ten seconds are enough."""
 DEADLINE = 10.0
 """Seconds. statvfs on a hung NFS or FUSE mount never returns; a slow network volume may take seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What statvfs said of ``path``, or the error."""
+    """The result of statvfs for ``path``, or the error."""
 
     path: Path
     total: int = 0
@@ -51,16 +51,16 @@ def look(path: Path) -> _Seen:
 class DiskSensor:
     """statvfs in a daemon thread with a deadline.
 
-    ``free`` is ``f_bavail``, what an unprivileged writer can still use: the blocks reserved for root are no room for a
-    trainer that runs as a user, and ``df`` counts the same way. Without ``capacity_bytes``, used = total - free, so
-    that used and free always add up to the capacity that ratios are taken of.
+    ``free`` is ``f_bavail``, the space that an unprivileged writer can still use: a trainer that runs as a user cannot
+    use the blocks reserved for root, and ``df`` counts the same way. Without ``capacity_bytes``, used = total - free,
+    so that used and free always add up to the capacity that ratios refer to.
 
-    With ``capacity_bytes`` (an overlay shows the host's disk, or a quota is invisible) the totals of statvfs mean
-    nothing, but its ``f_bavail`` is still an upper bound of the room there is. So free = min(f_bavail, capacity -
-    known), and used_bytes = capacity - free, where ``known`` is what the caller knows to lie there (the catalogue's
-    sum; 0 without ``known_bytes``). The directory is not walked here: a walk over a network volume takes minutes, and
-    the catalogue has the sizes anyway. Both terms can only understate use, never overstate it: nothing of ours is
-    deleted because a neighbour filled the host's disk beyond our own share.
+    With ``capacity_bytes`` (an overlay shows the host's disk, or a quota is invisible) the totals of statvfs are
+    meaningless, but ``f_bavail`` is still an upper bound of the free space. So free = min(f_bavail, capacity - known),
+    and used_bytes = capacity - free, where ``known`` is the size of the known checkpoints (the catalogue's sum; 0
+    without ``known_bytes``). The directory is not walked here: a walk over a network volume takes minutes, and the
+    catalogue has the sizes anyway. ``known`` can only understate use, never overstate it: podwatch deletes nothing
+    because a neighbour filled the host's disk beyond this pod's share.
     """
 
     name = "disk"
@@ -91,7 +91,7 @@ class DiskSensor:
         await self._poller.stop()
 
     def refresh(self) -> None:
-        """Look again now, for instance after something was removed."""
+        """Read again now, for instance after something was removed."""
         self._poller.wake()
 
     def latest(self) -> Reading[DiskSample]:
@@ -104,7 +104,7 @@ class DiskSensor:
         now = self._clock.monotonic()
         if seen.error is not None:
             state = SensorState.DENIED if isinstance(seen.error, PermissionError) else SensorState.BLIND
-            text = f"cannot see the room in {seen.path}: {seen.error.strerror or seen.error}"
+            text = f"cannot read the free space of {seen.path}: {seen.error.strerror or seen.error}"
             return unobserved(state, now, text)
         if self._capacity is None:
             total, free = seen.total, seen.free
@@ -113,23 +113,23 @@ class DiskSensor:
             total, free = self._capacity, max(0, min(seen.free, self._capacity - known))
         if total <= 0:
             return unobserved(
-                SensorState.ABSENT, now, f"{seen.path} tells no size (a virtual file system): set disk.capacity"
+                SensorState.ABSENT, now, f"{seen.path} reports no size (a virtual file system): set disk.capacity"
             )
         used = total - free
         reading = observed(
             DiskSample(str(seen.path), total, used, free, seen.inodes, seen.inodes_free, "", seen.device), now
         )
         if seen.path != self._path:
-            return replace(reading, detail=f"{self._path} does not exist yet; these are the figures of {seen.path}")
+            return replace(reading, detail=f"{self._path} does not exist yet; these are the values of {seen.path}")
         return reading
 
 
 OTHERS_POLL = 30.0
-"""Seconds. The others fill more slowly than a save, and nothing is removed there."""
+"""Seconds. The other filesystems fill more slowly than the one with the saves, and podwatch removes nothing there."""
 
 
 class _Place:
-    """One role's file system; where it lies may change as training goes on."""
+    """The file system of one role. Its path can change during training."""
 
     def __init__(self, role: str, path: Path, clock: Clock, poll: float) -> None:
         self.role, self.path, self._clock = role, path, clock
@@ -143,7 +143,7 @@ class _Place:
     def _absorb(self, seen: _Seen) -> Reading[DiskSample]:
         now = self._clock.monotonic()
         if seen.error is not None or seen.total <= 0:
-            return unobserved(SensorState.BLIND, now, f"cannot see the room in {seen.path}: {seen.error}")
+            return unobserved(SensorState.BLIND, now, f"cannot read the free space of {seen.path}: {seen.error}")
         used = seen.total - seen.free
         sample = DiskSample(
             str(seen.path), seen.total, used, seen.free, seen.inodes, seen.inodes_free, self.role, seen.device
@@ -153,8 +153,8 @@ class _Place:
 
 class DisksSensor:
     """Every other file system that the run or podwatch writes to, each in a thread of its own: one that hangs must not
-    blind the others. ``places`` gives role -> path; it runs on the event loop and must not block. What does not answer
-    is left out, and named in the detail."""
+    blind the others. ``places`` gives role -> path; it runs on the event loop and must not block. A file system that
+    does not answer is left out and named in the detail."""
 
     name = "disks"
 
@@ -176,8 +176,8 @@ class DisksSensor:
             await place.poller.stop()
 
     def _follow(self) -> None:
-        """Parts become known with the first save, so now and then is often enough. A role that is gone is looked at no
-        less: it costs nothing."""
+        """Follow new paths: parts become known with the first save, so this runs rarely. A role that is gone is still
+        read: it costs nothing."""
         now = self._clock.monotonic()
         if now - self._followed_at < self._poll:
             return

@@ -1,5 +1,6 @@
-"""The ends of the run's own processes, the moment they come: a descriptor of each (pidfd) becomes readable then, which
-costs an idle daemon nothing. Where the kernel tells (Linux 6.15) or the keeper reaped it, also how it ended."""
+"""Notices the end of the run's own processes at once: a descriptor of each (pidfd) becomes readable, which costs an
+idle daemon nothing. Also reports the exit status where the kernel provides it (Linux 6.15) or the keeper reaped the
+process."""
 
 import asyncio
 import os
@@ -14,10 +15,10 @@ from podwatch.system.identity import open_pidfd
 from podwatch.system.pidfd import exit_of
 
 FOLLOWED = 64
-"""Descriptors at most: engine workers, servers, orchestrator and trainer ranks of one machine."""
+"""Maximum number of descriptors: engine workers, servers, orchestrator and trainer ranks of one machine."""
 KEPT = 16
 STATUS_SECONDS = 10.0
-"""The exit status is asked for so long after an end: its parent may take a moment to reap it."""
+"""Seconds after an end during which the exit status is requested: the parent can take a moment to reap the process."""
 _DEAD = frozenset("ZXx")
 
 
@@ -29,8 +30,8 @@ class _Followed:
 
 
 class Ends:
-    """Belongs to the event loop; never blocks. ``on_end`` is called when a process that is followed ends, with its
-    role, where the kernel tells of it (Linux 5.3)."""
+    """Belongs to the event loop; never blocks. ``on_end`` is called with the role when a followed process ends, where
+    the kernel reports it (Linux 5.3)."""
 
     def __init__(self, clock: Clock, on_end: Callable[[ProcessRole], None]) -> None:
         self._clock, self._on_end = clock, on_end
@@ -39,11 +40,12 @@ class Ends:
 
     @property
     def known(self) -> tuple[ProcessEnd, ...]:
-        """The newest ends of which the exit status is known, oldest first."""
+        """The newest ends whose exit status is known, oldest first."""
         return tuple(self._known)
 
     def look(self, tree: Iterable[ProcessSample], ended: Mapping[tuple[int, int], ExitStatus]) -> None:
-        """Take in one look at the tree. ``ended`` is how processes ended that the keeper reaped, by (pid, ticks)."""
+        """Process one reading of the tree. ``ended`` has the exit status of processes that the keeper reaped, by (pid,
+        ticks)."""
         now = self._clock.monotonic()
         living = set()
         for sample in tree:
@@ -64,7 +66,7 @@ class Ends:
                 self._leave(identity)
 
     def clear(self) -> None:
-        """Another start, or none: nothing of the last one is followed or known."""
+        """Forget everything, at another start or when there is none."""
         for identity in list(self._followed):
             self._leave(identity)
         self._known.clear()
@@ -79,7 +81,7 @@ class Ends:
         found = self._followed.get(identity)
         if found is None or found.fd is None or found.gone_at is not None:
             return
-        asyncio.get_running_loop().remove_reader(found.fd)  # it stays readable for ever
+        asyncio.get_running_loop().remove_reader(found.fd)  # it stays readable forever
         found.gone_at = self._clock.monotonic()
         self._on_end(found.role)
 

@@ -1,6 +1,6 @@
-"""The training's own figures under our names: reward, entropy, kl, grad_norm, loss. Pure.
+"""The training metrics under podwatch's names: reward, entropy, kl, grad_norm, loss. Pure.
 
-Names as the trainers write them. Read in: prime-rl a24ec986b (step lines of January 2026) and 559b44772
+The trainers' own names were read in: prime-rl a24ec986b (step lines of January 2026) and 559b44772
 (``trainer/rl/train.py``, ``orchestrator/metrics.py``, ``utils/metrics_server.py``), v0.8.0 (``monitor/file.py``); verl
 ``trainer/ppo/metric_utils.py`` and ``workers/actor/dp_actor.py``; TRL's logging page for GRPO, PPO and SFT.
 """
@@ -42,9 +42,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "grad_norm": ("optim/grad_norm", "actor/grad_norm", "grad_norm", "trainer_grad_norm"),
     "loss": ("loss/mean", "actor/pg_loss", "loss", "trainer_loss"),
 }
-"""Our name -> theirs, the first that is there counts."""
+"""podwatch's name -> the trainers' names; the first one present counts."""
 _WANTED = {theirs: (ours, rank) for ours, names in NAMES.items() for rank, theirs in enumerate(names)}
-# prime-rl from v0.8 tells the reward per agent, and of all environments together under "agg".
+# prime-rl from v0.8 reports the reward per agent, and for all environments together under "agg".
 _AGENT_REWARD = re.compile(r"train/(?:agg/)?effective/[^/]+/reward/mean")
 
 _STEP = re.compile(r"^[\d\s:.,TZ/+|-]{0,40}SUCCESS\s+(Step (\d{1,12}) \|.*)")
@@ -59,11 +59,11 @@ _HF_PAIR = re.compile(r"""['"]([\w./@-]{1,60})['"]: ?['"]?([\w.+-]{1,40})['"]?""
 _SERIES = re.compile(r"^(trainer_\w{1,40})(?:\{[^\n]*\})?[ \t]+(\S{1,40})")
 
 Figures = tuple[int | None, dict[str, float]]
-"""A step (None: the next one, whatever its number) and its figures under our names."""
+"""A step (None: the next one, whatever its number) and its metrics under podwatch's names."""
 
 
 def named(row: Mapping[str, object]) -> dict[str, float]:
-    """The figures of one row, under our names. Text that says a number (``"nan"``) counts."""
+    """The metrics of one row, under podwatch's names. Text that is a number (``"nan"``) counts."""
     ranked: dict[str, tuple[int, float]] = {}
     agents = []
     for theirs, raw in row.items():
@@ -85,7 +85,7 @@ def named(row: Mapping[str, object]) -> dict[str, float]:
 
 
 def from_row(raw: bytes) -> Figures | None:
-    """One line of a ``metrics.jsonl``. None for anything that is no row with a step and a figure we know."""
+    """One line of a ``metrics.jsonl``. None for anything that is not a row with a step and a known metric."""
     try:
         row = json.loads(raw)
     except (ValueError, RecursionError):
@@ -93,7 +93,7 @@ def from_row(raw: bytes) -> Figures | None:
     if not isinstance(row, dict):
         return None
     step = next((row[k] for k in ("step", "global_step", "training/global_step") if k in row), None)
-    data = row["data"] if isinstance(row.get("data"), dict) else row  # verl's file logger keeps them apart
+    data = row["data"] if isinstance(row.get("data"), dict) else row  # verl's file logger nests them
     found = named(data)
     if not found or isinstance(step, bool) or not isinstance(step, int | float) or step != step or step < 0:
         return None
@@ -143,7 +143,7 @@ def _columns(text: str, step: int) -> Figures | None:
 
 
 def from_endpoint(text: str) -> Figures | None:
-    """prime-rl's ``/metrics`` (``--trainer.metrics-server``), in Prometheus' text format."""
+    """prime-rl's ``/metrics`` (``--trainer.metrics-server``), in the Prometheus text format."""
     values: dict[str, float] = {}
     for line in text.splitlines():
         match = _SERIES.match(line)
@@ -154,14 +154,15 @@ def from_endpoint(text: str) -> Figures | None:
     found = named(values)
     if step is None or not 0 <= step < 1e12 or not found:
         return None
-    # Before the first step, and for what a run does not have, this server shows 0: no entropy is exactly that.
+    # Before the first step, and for metrics that a run does not have, this server shows 0. A real entropy is never
+    # exactly 0.
     kept = {name: value for name, value in found.items() if value != 0.0}
     return (int(step), kept) if kept and step > 0 else None
 
 
 def merge(kept: dict[int, dict[str, float]], new: Iterable[tuple[int, dict[str, float]]], most: int) -> None:
-    """Rows of one step come apart (prime-rl writes four, and its orchestrator another): put them together. Keeps the
-    ``most`` highest steps; a figure that is there already stays."""
+    """Merge the rows of one step (prime-rl writes four, and its orchestrator another) into ``kept``. Keeps the ``most``
+    highest steps; an existing value stays."""
     for step, values in new:
         known = kept.setdefault(step, {})
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""GPU memory, use and temperature by device, through a reader that may hang."""
+"""GPU memory, utilization and temperature by device, through a reader that can hang."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -10,11 +10,11 @@ from podwatch.system.clock import Clock
 
 REOPEN_MIN = 2.0
 REOPEN_MAX = 60.0
-"""Seconds between tries to open the library again: a driver that is being reloaded takes about this long."""
+"""Seconds between attempts to open the library again: reloading a driver takes about this long."""
 
 
 class ReaderUnavailable(Exception):  # noqa: N818 - reads better at the raise site
-    """The whole library cannot be used now. ``state`` tells how to report it; ``fix`` what a person can do."""
+    """The whole library cannot be used now. ``state`` is how to report it, ``fix`` is what the operator can do."""
 
     def __init__(self, state: SensorState, what: str, fix: str = "") -> None:
         super().__init__(f"{what}: {fix}" if fix else what)
@@ -22,13 +22,13 @@ class ReaderUnavailable(Exception):  # noqa: N818 - reads better at the raise si
 
 
 class GpuReader(Protocol):
-    """Where GPU figures come from. Every method may block or hang and is called in a thread of its own.
+    """The source of GPU readings. Every method can block or hang and is called in its own thread.
 
-    After a hang another thread may call while the first still has not come back.
+    After a hang another thread can call while the first call has not returned.
     """
 
     def open(self) -> None:
-        """Get ready. Raises ReaderUnavailable. Also called again after a failure."""
+        """Open the library. Raises ReaderUnavailable. Called again after a failure."""
         ...
 
     def read(self) -> tuple[GpuSample, ...]:
@@ -39,7 +39,7 @@ class GpuReader(Protocol):
 
 
 class _Look:
-    """One look: opens the reader if need be. Lives for one turn, so a late thread leaves nothing behind."""
+    """One reading: opens the reader if necessary. Exists for one poll, so a late thread leaves nothing behind."""
 
     def __init__(self, reader: GpuReader, opened: bool) -> None:
         self._reader = reader
@@ -59,7 +59,7 @@ class _Look:
 class GpuSensor:
     """Reads the GPUs every ``poll`` seconds; BLIND when an answer takes longer than ``deadline`` seconds.
 
-    One hung device hangs the whole look (NVML has one lock), so it blinds all; a lost device does not.
+    One hung device hangs the whole reading (NVML has one lock), so all are BLIND; a lost device does not hang.
     """
 
     name = "gpu"
@@ -90,7 +90,7 @@ class GpuSensor:
 
     def _prepare(self) -> "Callable[[], tuple[GpuSample, ...] | ReaderUnavailable | None]":
         if self._failure is not None and self._clock.monotonic() < self._reopen_at:
-            return lambda: None  # too early to open again; the thread's pulse is kept all the same
+            return lambda: None  # too early to open again; the thread still runs
         return _Look(self._reader, self._opened)
 
     def _absorb(self, result: "tuple[GpuSample, ...] | ReaderUnavailable | None") -> Reading[tuple[GpuSample, ...]]:
@@ -98,7 +98,7 @@ class GpuSensor:
         if isinstance(result, ReaderUnavailable):
             self._opened = False
             self._reopen_at = now
-            if result.state is not SensorState.PENDING:  # pending: opening continues at the next look
+            if result.state is not SensorState.PENDING:  # pending: opening continues at the next poll
                 self._reopen_at += self._reopen_delay
                 self._reopen_delay = min(self._reopen_delay * 2, REOPEN_MAX)
             self._failure = unobserved(result.state, now, str(result))

@@ -16,11 +16,11 @@ from podwatch.sensors.xid import XidInbox
 from podwatch.system.clock import Clock
 
 POLL = 10.0
-"""Seconds. Memory that runs out within ten seconds is found afterwards, by the OOM counter."""
+"""Seconds. Memory that runs out within ten seconds is found afterwards by the OOM counter."""
 DEADLINE = 10.0
 FILES_SHOWN = 5
 LIMITS_KEPT = 30
-"""Looks for which a process's limit is taken as known (five minutes): vLLM raises its own once, at the start."""
+"""Polls for which a process's limit is cached (five minutes): vLLM raises its own once, at the start."""
 UNLIMITED_FILES = 1 << 40
 _NOFILE = re.compile(rb"^Max open files +(\d+|unlimited)", re.MULTILINE)
 
@@ -44,11 +44,12 @@ def meminfo(text: str) -> dict[str, int]:
 
 
 class HostSensor:
-    """``tree`` gives the trainer's processes as last seen and must not block: it runs on the event loop.
+    """Reads the host. ``tree`` returns the trainer's processes as last seen and must not block: it runs on the event
+    loop.
 
-    Open files are counted from the size of ``/proc/PID/fd``, which Linux 6.2 and later tell anybody, else by listing
-    it, which takes the right to trace the process. One that may not be looked at is counted in ``files_unreadable``,
-    never as one with few files.
+    Open files are counted from the size of ``/proc/PID/fd``, which Linux 6.2 and later show to every user, else by
+    listing it, which needs permission to trace the process. A process without that permission is counted in
+    ``files_unreadable``, never as one with few files.
     """
 
     name = "host"
@@ -81,7 +82,7 @@ class HostSensor:
         await self._poller.stop()
 
     def latest(self) -> Reading[HostSample]:
-        """XIDs are as new as the inbox, the rest as the last look."""
+        """The newest reading. XIDs are as new as the inbox, the rest as new as the last poll."""
         reading = self._poller.latest()
         xids = self._xids.newest()
         if reading.value is None or reading.value.xids == xids:
@@ -107,7 +108,7 @@ class HostSensor:
             memory = meminfo((self._proc / "meminfo").read_text())
             total, available = memory["MemTotal"], memory["MemAvailable"]
         except (OSError, KeyError, ValueError) as error:
-            return _Seen(None, limits, f"{self._proc}/meminfo cannot be read: {error}")
+            return _Seen(None, limits, f"cannot read {self._proc}/meminfo: {error}")
         self._kernel.look()
         group = cgroup.read(tree[0].identity.pid, self._proc) if tree else None
         files, unreadable, known = self._open_files(tree, limits)
@@ -129,7 +130,8 @@ class HostSensor:
             xids=self._xids.newest(),
             xids_watched=self._xids.watched,
         )
-        problem = f"the open files of {unreadable} of {len(tree)} processes may not be counted" if unreadable else ""
+        who = f"{unreadable} of {len(tree)} processes"
+        problem = f"no permission to count the open files of {who}" if unreadable else ""
         return _Seen(sample, known, problem)
 
     def _open_files(
@@ -155,13 +157,13 @@ class HostSensor:
 
     def _count(self, pid: int) -> int:
         path = f"{self._proc}/{pid}/fd"
-        size = os.stat(path).st_size  # noqa: PTH116 - one call per process and look
+        size = os.stat(path).st_size  # noqa: PTH116 - one call per process and poll
         return size if size > 0 else len(os.listdir(path))  # noqa: PTH208
 
     def _limit(self, pid: int) -> int:
         match = _NOFILE.search((self._proc / str(pid) / "limits").read_bytes())
         if match is None:
-            raise ValueError("no limit told")
+            raise ValueError("no limit found")
         return UNLIMITED_FILES if match[1] == b"unlimited" else max(1, int(match[1]))
 
     def _shm_room(self) -> tuple[int, int] | None:

@@ -1,5 +1,5 @@
-"""``/health`` and ``/metrics`` of vLLM servers, and in a slow lane beside them what asks the engine itself:
-``/liveness`` and ``/is_sleeping`` (facts/prime-rl.md section 5)."""
+"""``/health`` and ``/metrics`` of vLLM servers, and with a slower poller the routes that query the engine itself:
+``/liveness`` and ``/is_sleeping``."""
 
 import asyncio
 import http.client
@@ -18,14 +18,15 @@ from podwatch.sensors.polling import Poller, end_task
 from podwatch.system.clock import Clock
 
 MAX_BODY = 4 << 20
-"""Bytes read of an answer; vLLM's /metrics with all histograms is about 100 KB per engine."""
+"""Maximum bytes read of an answer; vLLM's /metrics with all histograms is about 100 KB per engine."""
 
 LIVENESS_POLL = 30.0
 LIVENESS_TIMEOUT = 35.0
-"""prime-rl's route gives up by itself after 30 s and says 503; a little longer, so that its answer is heard."""
+"""Seconds. prime-rl's route times out after 30 s and answers 503; a little longer, so that podwatch receives that
+answer."""
 SLEEPING_TIMEOUT = 5.0
 ROUTE_RETRY = 600.0
-"""A route that a server does not have (404) is asked for again this much later: the server may have been upgraded."""
+"""Seconds until a route that a server does not have (404) is requested again: the server may have been upgraded."""
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
@@ -34,9 +35,9 @@ _SERIES = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^\n]*\})?[ \t]+(\S+)(?:[
 
 
 def sum_series(text: str, name: str) -> float | None:
-    """The sum of one metric over its label sets in Prometheus' text format; None when it is not there or not finite.
+    """The sum of one metric over its label sets in the Prometheus text format; None when it is absent or not finite.
 
-    vLLM has one series per engine (``engine="0"``...), so the sum is the server's figure.
+    vLLM has one series per engine (``engine="0"``...), so the sum is the server's value.
     """
     total: float | None = None
     for line in text.splitlines():
@@ -55,14 +56,14 @@ def sum_series(text: str, name: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A sample, or why there is none: ``problem`` is no evidence about the engine."""
+    """A sample, or the reason why there is none: ``problem`` is no evidence about the engine."""
 
     sample: InferenceSample | None
     problem: str = ""
 
 
 def _get(parts: SplitResult, path: str, timeout: float) -> tuple[int, bytes]:
-    """Status and body of one GET. Blocks; the connect may take ``timeout`` seconds and the answer as long again."""
+    """Status and body of one GET. Blocks; the connect can take ``timeout`` seconds and the answer as long again."""
     until = time.monotonic() + timeout
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=timeout)
@@ -83,7 +84,7 @@ def _get(parts: SplitResult, path: str, timeout: float) -> tuple[int, bytes]:
 
 
 def probe(url: str, timeout: float) -> _Answer:
-    """Ask one server. Blocks up to about 2 x ``timeout`` seconds; raises nothing that a network can cause."""
+    """Query one server. Blocks up to about 2 x ``timeout`` seconds; does not raise network errors."""
     try:
         parts = _address(url)
         status, _ = _get(parts, "/health", timeout)
@@ -91,16 +92,16 @@ def probe(url: str, timeout: float) -> _Answer:
         return _Answer(InferenceSample(url, Health.TIMEOUT))
     except ConnectionRefusedError:
         return _Answer(InferenceSample(url, Health.REFUSED))
-    except ConnectionError:  # reset or closed without an answer: on its way down perhaps; the next look will tell
+    except ConnectionError:  # reset or closed without an answer: perhaps ending; the next poll shows it
         return _Answer(InferenceSample(url, Health.TIMEOUT))
     except http.client.HTTPException as error:
         return _Answer(None, f"{url} does not speak HTTP ({type(error).__name__})")
     except (OSError, ValueError) as error:
-        return _Answer(None, f"{url} cannot be asked: {error}")
+        return _Answer(None, f"cannot connect to {url}: {error}")
     if status >= 500:
         return _Answer(_with_counters(InferenceSample(url, Health.UNHEALTHY, status), parts, timeout))
     if not 200 <= status < 300:
-        return _Answer(None, f"{url}/health answered {status}: is this a vLLM server's own address?")
+        return _Answer(None, f"{url}/health answered {status}: check that this is the address of a vLLM server")
     return _Answer(_with_counters(InferenceSample(url, Health.OK, status), parts, timeout))
 
 
@@ -109,7 +110,7 @@ def _with_counters(sample: InferenceSample, parts: SplitResult, timeout: float) 
         status, body = _get(parts, "/metrics", timeout)
     except (OSError, ValueError, http.client.HTTPException):
         return sample
-    if status != 200 or len(body) >= MAX_BODY:  # a cut-off answer would give a sum that is too low
+    if status != 200 or len(body) >= MAX_BODY:  # a truncated answer would give a sum that is too low
         return sample
     text = body.decode("utf-8", errors="replace")
     return replace(
@@ -121,8 +122,8 @@ def _with_counters(sample: InferenceSample, parts: SplitResult, timeout: float) 
 
 
 def is_router(url: str, timeout: float) -> bool | None:
-    """Does this address belong to a router? vLLM's own server has no list of workers; routers of the SGLang family,
-    ``vllm-router`` among them, have. None when it cannot be told now. Blocks."""
+    """Whether this address belongs to a router. vLLM's own server has no list of workers; routers of the SGLang family,
+    including ``vllm-router``, have one. None when it cannot be determined now. Blocks."""
     parts = _address(url)
     for path in ("/list_workers", "/workers"):
         try:
@@ -136,7 +137,7 @@ def is_router(url: str, timeout: float) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What the engine itself answered at ``at``; None where the server has no such route, or nobody listens."""
+    """The engine's own answers at ``at``; None where the server has no such route or does not listen."""
 
     at: float
     liveness: Liveness | None = None
@@ -144,7 +145,8 @@ class Inside:
 
 
 def ask_inside(url: str, *, liveness: bool, sleeping: bool, now: Callable[[], float]) -> tuple[Inside, frozenset[str]]:
-    """Both slow questions, and the routes the server does not have. Blocks up to LIVENESS_TIMEOUT and more."""
+    """Query both slow routes; also returns the routes the server does not have. Blocks for LIVENESS_TIMEOUT or
+    longer."""
     parts = _address(url)
     alive, asleep, missing = None, None, set()
     if liveness:
@@ -153,7 +155,7 @@ def ask_inside(url: str, *, liveness: bool, sleeping: bool, now: Callable[[], fl
         except TimeoutError:
             alive = Liveness.TIMEOUT
         except (OSError, ValueError, http.client.HTTPException):
-            alive = None  # refused or broken off: /health tells that
+            alive = None  # refused or interrupted: /health reports that
         else:
             if status in (404, 405):
                 missing.add("/liveness")
@@ -175,8 +177,8 @@ def _address(url: str) -> SplitResult:
 
 
 class Server:
-    """One server: a quick poller for what answers at once, a slow one for what goes through the engine, each with a
-    thread of its own. So neither a hung engine nor a hung server delays anything else."""
+    """One server: a quick poller for the routes that answer at once, a slow one for those that go through the engine,
+    each with its own thread. So neither a hung engine nor a hung server delays anything else."""
 
     def __init__(
         self, url: str, clock: Clock, *, timeout: float, poll: float, liveness: bool, kind: ServerKind | None = None,
@@ -187,7 +189,7 @@ class Server:
         self._timeout = timeout
         self._kind = kind
         self._discovered = discovered
-        self._missing: dict[str, float] = {}  # route -> when to ask for it again
+        self._missing: dict[str, float] = {}  # route -> when to request it again
         # Three requests, each a connect and an answer within the timeout; beyond that, name resolution hangs.
         self.quick: Poller[tuple[_Answer, ServerKind | None], InferenceSample] = Poller(
             f"inference {url}", clock, poll=poll, deadline=6 * timeout + 1.0, prepare=self._ask, absorb=self._absorb
@@ -228,7 +230,7 @@ class Server:
         return Reading(reading.state, reading.at, sample, reading.detail)
 
     def _inside(self) -> Inside | None:
-        """The newest slow answer, while it is new enough to mean something."""
+        """The newest slow answer, while it is recent enough."""
         inside = self.slow.latest().value if self.slow is not None else None
         if inside is None or self._clock.monotonic() - inside.at > LIVENESS_POLL + 2 * LIVENESS_TIMEOUT:
             return None
@@ -242,7 +244,7 @@ class Server:
             kind = known
             sample = answer.sample
             if kind is None and sample is not None and sample.health is Health.OK:
-                # Its own counters make it an engine; without them it is asked.
+                # Its own counters prove that it is an engine; without them podwatch queries it.
                 router = False if sample.generation_tokens_total is not None else is_router(url, timeout)
                 kind = None if router is None else ServerKind.ROUTER if router else ServerKind.ENGINE
             return answer, kind
@@ -275,7 +277,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """Servers found in the tree of one start (``start_id``); ``detail`` says why there is none, or not all."""
+    """Servers found in the process tree of one start (``start_id``); ``detail`` is the reason if none or not all were
+    found."""
 
     start_id: str = ""
     servers: tuple[tuple[str, ServerKind | None], ...] = ()
@@ -283,7 +286,7 @@ class Discovery:
 
 
 class Finder(Protocol):
-    """Who looks for servers (``sensors.servers``)."""
+    """Finds servers (``sensors.servers``)."""
 
     async def start(self) -> None: ...
 
@@ -293,11 +296,11 @@ class Finder(Protocol):
 
 
 class InferenceSensor:
-    """All servers: those configured, or where none is, those that ``finder`` names.
+    """Reads all configured servers, or if none is configured, those that ``finder`` found.
 
-    A server that could not be observed (no HTTP, wrong address, name not found) is left out of the value and named in
-    ``detail``; when that holds for all, the reading is BLIND. An answer that takes longer than ``timeout`` is
-    Health.TIMEOUT, which is an observation, but the weakest.
+    A server that cannot be observed (no HTTP, wrong address, name not found) is left out of the value and named in
+    ``detail``; if no server can be observed, the reading is BLIND. An answer that takes longer than ``timeout`` is
+    Health.TIMEOUT, the weakest observation.
     """
 
     name = "inference"
@@ -344,7 +347,7 @@ class InferenceSensor:
             await server.stop()
 
     async def _follow(self) -> None:
-        """A server once found is asked for as long as this start lives: that it is gone is what we want to hear."""
+        """Poll the servers that were found until this start ends: podwatch must notice when one is gone."""
         while self._finder is not None:
             discovery = self._finder.latest()
             if discovery.start_id != self._start_id:
@@ -359,13 +362,13 @@ class InferenceSensor:
             await self._clock.sleep(self._poll)
 
     def wake(self) -> None:
-        """Ask every server for its health now; what goes through the engine keeps its rhythm."""
+        """Query the health of every server now; the routes that go through the engine keep their interval."""
         for server in self._servers.values():
             server.quick.wake()
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The servers asked now: between two starts of training those of the last one."""
+        """The servers that are polled now: between two starts of training, those of the last start."""
         return tuple(self._servers)
 
     def latest(self) -> Reading[tuple[InferenceSample, ...]]:

@@ -1,7 +1,8 @@
-"""The kernel log, where it may be read: OOM kills and NVIDIA's XIDs. Blocking; the sensor's thread uses it.
+"""The kernel log, where podwatch has permission to read it: OOM kills and NVIDIA's XIDs. Blocks; used by the sensor's
+thread.
 
-``/dev/kmsg`` does not exist in most containers, and a hardened unit may not open it: then nothing is counted, which is
-not the same as nothing having happened.
+``/dev/kmsg`` does not exist in most containers, and a hardened unit cannot open it. Then nothing is counted, which does
+not mean that nothing happened.
 """
 
 import contextlib
@@ -14,9 +15,9 @@ from pathlib import Path
 from podwatch.sensors.xid import XidInbox, parse_nvrm
 
 RECORDS_PER_LOOK = 2_000
-"""A kernel that logs more than this in ten seconds is in a worse state than we can tell; the rest waits."""
+"""Records read per poll; the rest is read at the next poll."""
 RECORD = 8192
-"""Bytes of one record at most (CONSOLE_EXT_LOG_MAX)."""
+"""Maximum bytes of one record (CONSOLE_EXT_LOG_MAX)."""
 KMSG = (1, 11)
 """Major and minor number: some containers have something else of that name."""
 # One kill is one line of this form; the lines around it describe the same kill.
@@ -34,7 +35,7 @@ def is_oom_kill(message: str) -> bool:
 
 
 class KernelLog:
-    """Follows from the moment it is opened: what is older says nothing about this run."""
+    """Follows the log from the moment it is opened: older records say nothing about this run."""
 
     def __init__(self, xids: XidInbox, path: Path = Path("/dev/kmsg"), *, must_be_kmsg: bool = True) -> None:
         self._xids, self._path, self._must_be_kmsg = xids, path, must_be_kmsg
@@ -84,7 +85,7 @@ class KernelLog:
             except BlockingIOError:
                 return
             except BrokenPipeError:
-                continue  # records were overwritten before we came; the next read goes on behind the hole
+                continue  # records were overwritten before they were read; the next read continues after the gap
             except OSError:
                 self.close()
                 self._refused = True

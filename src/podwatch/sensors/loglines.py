@@ -1,6 +1,6 @@
 """Lines of training logs: from bytes to lines, from a line to a step. Pure.
 
-The forms are those of facts/prime-rl.md section 4: no date, ANSI colours always on, torchrun prefixes, or JSON.
+prime-rl's forms: no date, ANSI colours always on, torchrun prefixes, or JSON.
 """
 
 import json
@@ -8,17 +8,17 @@ import re
 from dataclasses import dataclass
 
 MAX_LINE = 16 << 10
-"""Bytes of one line that are kept; a log that has no line ends must not fill our memory."""
+"""Bytes of one line that are kept; a log without line ends must not fill the memory."""
 
 _LINE_END = re.compile(rb"[\r\n]")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _PREFIX = re.compile(r"^\s*(?:\[(?P<name>[A-Za-z_][\w.-]{0,40})\]:\s*|\([\w :=.,+-]{1,80}\)\s*)")
-# The level stands first or after a time stamp only: model output quoted inside a line must not pass for a step.
+# The level must be first or right after a time stamp: model output quoted inside a line must not count as a step.
 _STEP = re.compile(r"^[\d\s:.,TZ/+|-]{0,40}SUCCESS\s+Step (\d{1,12}) \|")
 _BARE = re.compile(r"^[\d\s:.,TZ/+|-]{0,40}(?:\b[A-Z]{4,8}\b[\s|:-]*)?")
 _LOCATION = re.compile(r"\s*\[[\w./-]+::\d+\]$")
 _JSON_STEP = re.compile(r"^Step (\d{1,12}) \|")
-# A flat dictionary of figures and nothing else: a log message that quotes one must not pass.
+# A flat dictionary of numbers and nothing else: a log message that quotes one must not match.
 _HF_FIGURES = re.compile(r"""^\{(?:['"][\w./@-]{1,60}['"]: ?['"]?[\w.+-]{1,40}['"]?(?:, ?|\}$))+$""")
 _HF_LOSS = re.compile(r"""['"]loss['"]:""")
 _VERL_STEP = re.compile(r"^step:(\d{1,12}) - ")
@@ -37,7 +37,7 @@ _HF_STEP = re.compile(r"""['"](?:global_step|step)['"]: ?['"]?(\d{1,12})['"]?[,}
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """What a splitter keeps between two chunks: the line begun, and whether its rest is to be dropped."""
+    """State of a splitter between two chunks: the unfinished line, and whether to drop its rest."""
 
     begun: bytes = b""
     overlong: bool = False
@@ -46,8 +46,7 @@ class Carry:
 def split_lines(carry: Carry, chunk: bytes) -> tuple[Carry, tuple[bytes, ...]]:
     """Add a chunk; returns the lines it completed, without line ends and empty lines, cut to MAX_LINE bytes.
 
-    A carriage return ends a line too: progress bars use it and would swallow what follows. Where the chunks were cut
-    makes no difference.
+    A carriage return also ends a line: progress bars use it. The result does not depend on the chunk boundaries.
     """
     lines: list[bytes] = []
     *complete, rest = _LINE_END.split(chunk)
@@ -66,17 +65,17 @@ def split_lines(carry: Carry, chunk: bytes) -> tuple[Carry, tuple[bytes, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line made readable. ``prefix`` is torchrun's name ("trainer0", "default0"), else empty."""
+    """One decoded line. ``prefix`` is torchrun's name ("trainer0", "default0"), else empty."""
 
     text: str
     prefix: str = ""
     nested: bool = False
-    """A bar below another one: tqdm moves the cursor up again behind it."""
+    """The line is a bar below another bar: tqdm moves the cursor up again after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """A finished step. ``role`` is empty where the line itself does not tell."""
+    """A finished step. ``role`` is empty where the line does not show it."""
 
     step: int
     role: str = ""
@@ -94,9 +93,9 @@ def clean(raw: bytes) -> LogLine:
 
 
 def parse_step(line: LogLine, file_role: str = "") -> StepLine | None:
-    """The step that this line says is done, or None. Never raises. ``file_role`` is what role_of_file() says.
+    """The step that this line reports as done, or None. Never raises. ``file_role`` is the result of role_of_file().
 
-    Understood: prime-rl's ``SUCCESS Step 80 | ...``, the same in JSON mode, a dictionary with ``loss`` and a step as
+    Recognized: prime-rl's ``SUCCESS Step 80 | ...``, the same in JSON mode, a dictionary with ``loss`` and a step as
     Hugging Face trainers print it (those without a step are skipped), and the step lines of verl, torchtitan,
     Megatron-LM and DeepSpeed; their lines about validation are not steps. Progress bars need more than one line:
     ``sensors/bars.py``.
@@ -119,7 +118,8 @@ def parse_step(line: LogLine, file_role: str = "") -> StepLine | None:
 
 
 def is_training_log(text: str) -> bool:
-    """A dictionary of figures with ``loss``, as Hugging Face trainers print it; ``eval_loss`` is none."""
+    """Whether the text is a dictionary of metrics with ``loss``, as Hugging Face trainers print it (not
+    ``eval_loss``)."""
     return text.startswith("{") and _HF_FIGURES.match(text) is not None and _HF_LOSS.search(text) is not None
 
 
@@ -134,7 +134,7 @@ def _other_step(text: str, role: str) -> StepLine | None:
 
 
 def has_finish_line(line: LogLine, finish_line: str) -> bool:
-    """Whether the trainer's own words for "done" are this line's message (not merely quoted in it)."""
+    """Whether this line's message is the trainer's finish line (not merely a quotation of it)."""
     text = line.text
     if text.startswith("{"):
         text = _json_message(text, level=None) or ""
@@ -142,7 +142,7 @@ def has_finish_line(line: LogLine, finish_line: str) -> bool:
 
 
 def role_of_file(path: str) -> str:
-    """Which file it is in tells who wrote a step line: both formats share their head."""
+    """The role that writes this file. A step line alone does not show it: both formats start the same way."""
     return _role_in(path)
 
 

@@ -1,4 +1,4 @@
-"""The log rules' hits since the start of training: how often within each rule's window, and the newest line."""
+"""Hits of the log rules since the start of training: how many within each rule's window, and the newest line."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,15 +12,15 @@ from podwatch.sensors.logscan import Found, prepare, scan
 from podwatch.system.clock import Clock
 
 SILENT_SECONDS = 60.0
-"""Without a look for this long the logs are not watched: the disk hangs, or the sensing of progress does."""
+"""Seconds without a read after which the reading is BLIND: the disk or the progress sensor hangs."""
 BUCKETS = 60
-"""Parts of a rule's window that hits are counted in: bounds the memory of a storm."""
+"""Buckets of a rule's window in which hits are counted: limits the memory used by many hits."""
 LINE_SHOWN = 300
 
 
 @dataclass(slots=True)
 class _Seen:
-    """One rule since the start. ``files`` has (from, hits) of every file, oldest first."""
+    """The hits of one rule since the start. ``files`` has (from, hits) of every file, oldest first."""
 
     first_at: float
     last_at: float
@@ -29,22 +29,22 @@ class _Seen:
     roles: dict[str, str] = field(default_factory=dict)
 
     def count(self, now: float, within: float) -> tuple[int, str]:
-        """Hits within the window in the file that has the most, and who writes that file: a line that a launcher
-        copies from one log to another must not count twice."""
+        """Hits within the window in the file that has the most, and the role that writes that file: a line that a
+        launcher copies from one log to another must not count twice."""
         best, role = 0, ""
         for path, hits in self.files.items():
             while hits and hits[0][0] <= now - within:
                 hits.popleft()
             total = sum(n for _, n in hits)
-            # Of two files with the same lines the one that tells who wrote them is worth more.
+            # Of two files with the same lines, prefer the one that shows which role wrote them.
             if total > best or (total == best and total and self.roles[path] and not role):
                 best, role = total, self.roles[path]
         return best, role
 
 
 class LogRulesSensor:
-    """Fed by the sensor that follows the logs (``look`` in its thread, ``take`` on the loop), so that every line is
-    read once. ``scrub`` takes secrets out of what is shown."""
+    """Receives lines from the sensor that follows the logs (``look`` in its thread, ``take`` on the loop), so that
+    every line is read once. ``scrub`` removes secrets from the line that is shown."""
 
     name = "logs"
 
@@ -57,7 +57,7 @@ class LogRulesSensor:
         scrub: Callable[[str], str] = lambda text: text,
         followed: bool = True,
     ) -> None:
-        """``trusted`` are rules whose patterns are known to be quick. ``followed``: there is a log to follow."""
+        """``trusted`` are rules whose patterns are known to be fast. ``followed``: there is a log to follow."""
         self._clock, self._trusted, self._scrub, self._followed = clock, trusted, scrub, followed
         self._seen: dict[str, _Seen] = {}
         self._off: dict[str, str] = {}
@@ -66,7 +66,7 @@ class LogRulesSensor:
         self.configure(rules)
 
     def configure(self, rules: Sequence[LogRule]) -> None:
-        """New rules, at the next look; one that was switched off gets another chance. What was counted stays."""
+        """Use new rules from the next poll on; a disabled rule is enabled again. Counts are kept."""
         self._rules = {rule.name: rule for rule in rules}
         self._compiled = prepare(rules, self._trusted)
         self._off = {}
@@ -100,11 +100,11 @@ class LogRulesSensor:
                 hits.append((now, hit.count))
 
     def looked(self, now: float) -> None:
-        """The files answered, but what was found belongs to an earlier start."""
+        """Note that the files were readable, but the lines belong to an earlier start."""
         self._looked_at = now
 
     def reset(self) -> None:
-        """A start of training: what was found before says nothing about it."""
+        """Forget all hits: training was started."""
         self._seen = {}
         self._skipped = 0
 
@@ -116,11 +116,11 @@ class LogRulesSensor:
             return unobserved(SensorState.PENDING, now, "not observed yet")
         silence = now - self._looked_at
         if silence > SILENT_SECONDS:
-            return unobserved(SensorState.BLIND, now, f"the logs were not read for {silence:.0f} s")
+            return unobserved(SensorState.BLIND, now, f"podwatch has not read the logs for {silence:.0f} s")
         reading = observed(self._matches(now), self._looked_at)
         if not self._skipped:
             return reading
-        detail = f"{self._skipped} lines came too fast to be matched"
+        detail = f"{self._skipped} lines were not checked: they arrived too fast"
         return Reading(reading.state, reading.at, reading.value, detail)
 
     def _matches(self, now: float) -> tuple[LogMatch, ...]:

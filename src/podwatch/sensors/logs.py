@@ -1,4 +1,4 @@
-"""Follows log files by name: new lines since the last look, across truncation, replacement and rotation. Blocking."""
+"""Follows log files by name: new lines since the last poll, across truncation, replacement and rotation. Blocks."""
 
 import contextlib
 import glob
@@ -13,17 +13,17 @@ from podwatch.system.reading import open_file
 
 BLOCK = 256 << 10
 READ_PER_LOOK = 4 << 20
-"""Bytes of one file per look. What is further behind than this is skipped: news matter, not history."""
+"""Bytes of one file per poll. Older unread lines are skipped: the newest matter."""
 FILES = 64
-"""Files followed at most, the last written first."""
+"""Maximum number of followed files, the last written first."""
 TAIL = 16 << 10
-"""Bytes read of a file that is followed from its end, to have its last lines to show."""
+"""Bytes read of a file that is followed from its end, so that its last lines can be shown."""
 TAIL_FILES = 16
-"""Files of which ``tails`` reads the end: those written last."""
+"""Number of files that ``tails`` reads: those written last."""
 TAIL_LINES = 400
 TAIL_BYTES = 256 << 10
 HEAD = 64
-"""Bytes that recognise a file again: file systems hand out a freed inode number to the next file at once."""
+"""Bytes that identify a file: file systems give a freed inode number to the next file at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class FileNews:
-    """What one look found in one file. ``old`` lines stood there before the follower came; they are for show only.
+    """New lines of one file in one poll. ``old`` lines were in the file before it was followed; they are only shown.
 
-    ``mtime`` is the epoch second of the last write. ``error`` says why the file could not be read. ``name`` is the
-    path below the root: what lies above it says nothing about the file.
+    ``mtime`` is the epoch second of the last write. ``error`` is the reason why the file could not be read. ``name`` is
+    the path below the root.
     """
 
     path: str
@@ -74,7 +74,7 @@ def find(sources: Sources) -> tuple[tuple[str, str], ...]:
     """(path, name below the root) of existing regular files, single paths first, each file once. Blocks; never raises
     OSError.
 
-    A link that leads out of ``root`` is not followed: what runs in training may write below it.
+    A link that leads out of ``root`` is not followed: code that runs in training can write below it.
     """
     found: dict[tuple[int, int], tuple[float, str, str]] = {}
     root = os.path.realpath(sources.root)
@@ -98,7 +98,7 @@ def find(sources: Sources) -> tuple[tuple[str, str], ...]:
 def tails(sources: Sources) -> dict[str, tuple[str, ...]]:
     """The last ``TAIL_LINES`` lines of each log, by its name below the root, without colours. Blocks.
 
-    For an incident: the next start overwrites the logs of an engine that died. A file that cannot be read is left out.
+    For incidents: the next start overwrites the logs of an engine that died. A file that cannot be read is left out.
     """
     found: list[tuple[float, str, tuple[str, ...]]] = []
     for path, name in find(sources):
@@ -122,11 +122,11 @@ def look(
     since_wall: float | None = None,
     go_on: bool = False,
 ) -> tuple[FileNews, ...]:
-    """One look at all files. Blocks; never raises OSError.
+    """Read all files once. Blocks; never raises OSError.
 
-    ``from_end``: everything that is in the files now is old. The exception are files that ``positions`` does not know
-    and that were written since ``since_wall``: they have come with the present start; and with ``go_on`` those that it
-    does know: an earlier podwatch read this very start as far as that.
+    ``from_end``: all present lines are old, with two exceptions: files that are not in ``positions`` and were written
+    since ``since_wall`` (the present start made them), and with ``go_on`` the files in ``positions`` (an earlier
+    podwatch read the present start up to there).
     """
     found = []
     for path, name in find(sources):
@@ -138,7 +138,7 @@ def look(
 
 def _look_at(path: str, position: Position | None, from_end: bool, since_wall: float | None) -> FileNews:
     try:
-        fd = open_file(path, shown=True)  # what a trainer points at is shown to whoever may see our status
+        fd = open_file(path, shown=True)  # the content becomes visible to everybody who can read podwatch's status
     except FileNotFoundError:
         return FileNews(path)
     except OSError as error:
@@ -172,14 +172,14 @@ def _tail(fd: int, size: int) -> tuple[str, ...]:
     begin = max(0, size - TAIL_BYTES)
     carry, lines = split_lines(Carry(overlong=begin > 0), os.pread(fd, size - begin, begin))
     if carry.begun:
-        lines += (carry.begun,)  # what dies may not end its last line
+        lines += (carry.begun,)  # a process that dies can leave its last line unfinished
     return tuple(clean(line).text for line in lines[-TAIL_LINES:])
 
 
 def _start_at_end(fd: int, position: Position, size: int) -> tuple[Position, tuple[bytes, ...]]:
     begin = max(0, size - TAIL)
     _, lines = split_lines(Carry(overlong=begin > 0), os.pread(fd, size - begin, begin))
-    # What follows may go on with a line begun before: that line is old too, so its rest is dropped.
+    # The next lines can continue an unfinished line: that line is old too, so its rest is dropped.
     last = os.pread(fd, 1, size - 1) if size else b"\n"
     return replace(position, offset=size, carry=Carry(overlong=last not in b"\r\n")), lines
 
@@ -215,7 +215,7 @@ def _rest_of_rotated(path: str, position: Position) -> tuple[bytes, ...]:
 
 
 def to_json(positions: Mapping[str, Position]) -> dict[str, list[object]]:
-    """For the journal. A line that was begun is read again from its first byte that is kept."""
+    """Positions in JSON form, for the journal. An unfinished line is read again from its first kept byte."""
     return {
         path: [p.device, p.inode, p.offset - (0 if p.carry.overlong else len(p.carry.begun)), p.head.hex()]
         for path, p in positions.items()
@@ -223,7 +223,8 @@ def to_json(positions: Mapping[str, Position]) -> dict[str, list[object]]:
 
 
 def from_json(document: object) -> dict[str, Position] | None:
-    """None where any of it cannot be understood: a file that seems new would be read from its beginning."""
+    """The inverse of ``to_json``; None where any entry is invalid: a file that seems new would be read from its
+    beginning."""
     try:
         return {
             str(path): Position(int(device), int(inode), max(0, int(offset)), bytes.fromhex(head))
@@ -234,5 +235,5 @@ def from_json(document: object) -> dict[str, Position] | None:
 
 
 def known(news: Sequence[FileNews]) -> dict[str, Position]:
-    """The positions to give to the next look; files that are gone are forgotten."""
+    """The positions for the next poll, without files that are gone."""
     return {item.path: item.position for item in news if item.position is not None}

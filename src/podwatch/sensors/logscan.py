@@ -1,8 +1,8 @@
-"""Log rules over new log lines, in the thread that reads them. Stateless: a thread left behind spoils nothing.
+"""Applies log rules to new log lines, in the thread that reads them. Stateless, so an abandoned thread does no harm.
 
-Each rule is asked only about lines that hold a text it cannot match without; of those, only the first MATCH_CHARS
-characters. A rule whose pattern could blow up runs in a throwaway process with a deadline; one that is slow all the
-same is switched off.
+Each rule is applied only to lines that contain a text it cannot match without, and to their first MATCH_CHARS
+characters. A rule whose pattern could take exponential time runs in a child process with a deadline; a rule that is
+slow anyway is disabled.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ from podwatch.sensors.logs import FileNews
 from podwatch.sensors.patterns import folds, literals, risky
 
 MATCH_CHARS = 1_000
-"""Characters of a line that are matched: what a line says, it says at its beginning; what it quotes comes later."""
+"""Characters of a line that are matched: the message is at the beginning, quotations come later."""
 SLOW_SECONDS = 0.1
-"""CPU seconds of one search after which the rule is switched off: a usual one takes microseconds."""
+"""CPU seconds of one search after which the rule is disabled: a usual search takes microseconds."""
 LOOK_SECONDS = 0.5
-"""CPU seconds per look for all rules; lines beyond are skipped and said."""
+"""CPU seconds per poll for all rules; further lines are skipped and counted."""
 APART_SECONDS = 2.0
 APART_LINES = 2_000
 EXCEPTION_LINES = 60
-"""Lines of a JSON line's traceback that are matched, from its end, where the exception's name stands."""
+"""Lines of a JSON line's traceback that are matched, counted from its end, where the exception's name is."""
 
 _APART = """
 import json, re, sys
@@ -49,7 +49,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What one rule found in one file in one look. ``line`` is the newest, not scrubbed."""
+    """The hits of one rule in one file in one poll. ``line`` is the newest, not scrubbed."""
 
     rule: str
     path: str
@@ -62,13 +62,14 @@ class Hit:
 class Found:
     hits: tuple[Hit, ...] = ()
     off: Mapping[str, str] = field(default_factory=dict)
-    """Rules that were found too slow just now, and what happened."""
+    """Rules that were found too slow in this poll, and the reason."""
     skipped: int = 0
-    """Lines nobody had the time to look at."""
+    """Lines that were skipped because the time ran out."""
 
 
 def prepare(rules: Sequence[LogRule], trusted: Collection[LogRule] = ()) -> tuple[Compiled, ...]:
-    """``trusted`` are rules of our own, whose patterns are known to be quick (a test measures them)."""
+    """Compile the rules. ``trusted`` are podwatch's own rules, whose patterns are known to be fast (a test measures
+    them)."""
     return tuple(
         Compiled(
             rule,
@@ -82,8 +83,8 @@ def prepare(rules: Sequence[LogRule], trusted: Collection[LogRule] = ()) -> tupl
 
 
 def texts(raw: bytes) -> tuple[str, tuple[str, ...]]:
-    """The prefix of a line (torchrun's name), and what is matched: its text, or in JSON mode ``LEVEL message`` and the
-    lines of the exception. Never raises."""
+    """The prefix of a line (torchrun's name), and the texts to match: the line's text, or in JSON mode ``LEVEL
+    message`` and the lines of the exception. Never raises."""
     line = clean(raw)
     if not line.text.startswith("{"):
         return line.prefix, (line.text[:MATCH_CHARS],)
@@ -110,7 +111,7 @@ def _json_texts(line: LogLine) -> tuple[str, ...]:
 
 
 def role_in(*names: str) -> str:
-    """Who writes this file, or this line."""
+    """The role that writes this file or line."""
     for name in names:
         lowered = name.lower()
         for role in ("orchestrator", "inference", "trainer"):
@@ -120,7 +121,8 @@ def role_in(*names: str) -> str:
 
 
 def scan(news: Sequence[FileNews], rules: Sequence[Compiled]) -> Found:
-    """One look's lines. Blocks for LOOK_SECONDS of CPU and APART_SECONDS per risky rule at the most."""
+    """Apply all rules to the lines of one poll. Blocks for at most LOOK_SECONDS of CPU and APART_SECONDS per risky
+    rule."""
     hits: list[Hit] = []
     off: dict[str, str] = {}
     skipped = 0
@@ -148,7 +150,7 @@ def _holds(text: bytes, needs: tuple[bytes, ...]) -> bool:
 
 
 def _ask(rule: Compiled, item: FileNews, until: float, off: dict[str, str]) -> tuple[Hit | None, int]:
-    """One rule over one file's new lines: its hit, and how many lines there was no time for."""
+    """Apply one rule to one file's new lines: its hit, and the number of skipped lines."""
     if rule.needs:
         lines = [raw for raw in item.lines if _holds(raw.lower() if rule.fold else raw, rule.needs)]
     else:
@@ -190,7 +192,7 @@ def _ask_apart(rule: Compiled, item: FileNews, lines: list[bytes], off: dict[str
         off[rule.rule.name] = f"its pattern took longer than {APART_SECONDS:g} s"
         return None
     except OSError as error:
-        off[rule.rule.name] = f"its pattern could not be run apart: {error}"
+        off[rule.rule.name] = f"cannot run its pattern in a child process: {error}"
         return None
     matched: list[int] = []
     with contextlib.suppress(ValueError):

@@ -1,6 +1,6 @@
 """NVML through ``pynvml`` (nvidia-ml-py): the real GpuReader.
 
-Judged by device memory only: inside containers NVML shows host PIDs or none (facts/prime-rl.md section 5).
+podwatch uses device memory only: inside containers NVML shows host PIDs or none.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from podwatch.sensors.xid import XidInbox
 T = TypeVar("T")
 
 _NO_PERMISSION_FIX = (
-    "let podwatch's user read /dev/nvidiactl and /dev/nvidia*; in a systemd unit: DeviceAllow=char-nvidia* rw"
+    "give podwatch's user access to /dev/nvidiactl and /dev/nvidia*; in a systemd unit: DeviceAllow=char-nvidia* rw"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """One device as found at open. ``handle`` is None where not even the handle could be had; ``error`` says why."""
+    """One device as found at open. ``handle`` is None where NVML gave none; ``error`` is the reason."""
 
     index: int
     handle: Any
@@ -39,8 +39,8 @@ class NvmlReader:
     """Reads every device NVML shows. ``pynvml`` is imported by the thread that opens, never earlier, and NVIDIA's
     library is loaded only after ``trial`` has loaded it in a child process.
 
-    Memory comes from ``nvmlDeviceGetMemoryInfo_v2`` where the driver has it, because its ``used`` leaves the driver's
-    own reserved memory out; else from version 1. XIDs that the driver reports go into ``xids``.
+    Memory comes from ``nvmlDeviceGetMemoryInfo_v2`` where the driver has it, because its ``used`` excludes the memory
+    that the driver reserves; else from version 1. XIDs that the driver reports go into ``xids``.
     """
 
     def __init__(self, xids: XidInbox | None = None, trial: TrialLoad | None = None) -> None:
@@ -51,7 +51,7 @@ class NvmlReader:
         self._xids = xids
         self._events = XidEvents(xids) if xids is not None else None
         self._identity: dict[int, tuple[str, str, int | None]] = {}
-        self._plain_memory: set[int] = set()  # devices that know only version 1 of the memory call
+        self._plain_memory: set[int] = set()  # devices that support only version 1 of the memory call
 
     def open(self) -> None:
         self._trial.check()
@@ -60,7 +60,7 @@ class NvmlReader:
             nvml = importlib.import_module("pynvml")
         except ImportError as error:
             raise ReaderUnavailable(
-                SensorState.ABSENT, f"the Python module pynvml cannot be imported ({error})", "reinstall podwatch"
+                SensorState.ABSENT, f"cannot import the Python module pynvml ({error})", "reinstall podwatch"
             ) from error
         try:
             nvml.nvmlInit()
@@ -76,7 +76,7 @@ class NvmlReader:
             raise ReaderUnavailable(
                 SensorState.ABSENT,
                 "NVML works but shows no GPU",
-                "check NVIDIA_VISIBLE_DEVICES and the pod's GPU count",
+                "check NVIDIA_VISIBLE_DEVICES and the number of GPUs of the pod",
             )
         self._plain_memory = set()
         handles = {device.index: device.handle for device in devices if device.error is None}
@@ -105,11 +105,11 @@ class NvmlReader:
 
     @staticmethod
     def _shutdown(nvml: Any) -> None:
-        with contextlib.suppress(nvml.NVMLError):  # e.g. "uninitialized": it is shut already
+        with contextlib.suppress(nvml.NVMLError):  # e.g. "uninitialized": it is closed already
             nvml.nvmlShutdown()
 
     def _device(self, nvml: Any, index: int) -> _Device:
-        """The handle and the names of one device; the names of an earlier open serve when it fell off the bus."""
+        """The handle and the names of one device; the names of an earlier open are used when it fell off the bus."""
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as error:
@@ -145,7 +145,8 @@ class NvmlReader:
         )
 
     def _failed_sample(self, nvml: Any, device: _Device, error: Any) -> GpuSample:
-        """What a device shows whose memory cannot be read. Raises ReaderUnavailable if it is not the device's fault."""
+        """The sample of a device whose memory cannot be read. Raises ReaderUnavailable if the cause is not the
+        device."""
         if error.value in (
             nvml.NVML_ERROR_UNINITIALIZED,
             nvml.NVML_ERROR_DRIVER_NOT_LOADED,
@@ -153,7 +154,7 @@ class NvmlReader:
         ):
             raise self._library_failure(nvml, error) from error
         if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
-            state, detail = GpuState.LOST, "fell off the bus: only a reboot or another machine helps"
+            state, detail = GpuState.LOST, "fell off the bus: reboot, or use another machine"
         elif error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
             state, detail = GpuState.NOT_SUPPORTED, "this device does not report its memory"
         elif error.value == nvml.NVML_ERROR_NO_PERMISSION:
@@ -165,7 +166,7 @@ class NvmlReader:
         return GpuSample(device.index, device.uuid, device.name, state=state, detail=detail, minor=device.minor)
 
     def _memory(self, nvml: Any, device: _Device) -> tuple[int, int]:
-        """(used, total) in bytes; ``used`` without the driver's reserve where the driver tells it apart."""
+        """(used, total) in bytes; ``used`` excludes the driver's reserve where the driver reports it separately."""
         if device.index not in self._plain_memory:
             try:
                 info = nvml.nvmlDeviceGetMemoryInfo(device.handle, version=nvml.nvmlMemory_v2)
@@ -173,14 +174,14 @@ class NvmlReader:
             except nvml.NVMLError as error:
                 if not self._too_old(nvml, error):
                     raise
-        # Either the driver is older than that call, or the device has no memory figures at all: version 1 tells.
+        # Either the driver is older than that call, or the device reports no memory at all: version 1 shows which.
         info = nvml.nvmlDeviceGetMemoryInfo(device.handle)
         self._plain_memory.add(device.index)
         return int(info.used), int(info.total)
 
     @staticmethod
     def _too_old(nvml: Any, error: Any) -> bool:
-        """The driver does not know this version of a call."""
+        """Whether the driver does not support this version of a call."""
         return error.value in (
             nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
             nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
@@ -190,7 +191,7 @@ class NvmlReader:
 
     @staticmethod
     def _optional(nvml: Any, call: Callable[[], T], otherwise: T) -> T:
-        """A figure that is nice to have: none of its errors matters (MIG and vGPU devices refuse several)."""
+        """Read an optional value; errors are ignored (MIG and vGPU devices refuse several)."""
         try:
             return call()
         except nvml.NVMLError:
@@ -206,19 +207,21 @@ class NvmlReader:
                 SensorState.ABSENT, "the NVIDIA driver is not loaded", "load it (nvidia-smi must work), or reboot"
             )
         if value == nvml.NVML_ERROR_NO_PERMISSION:
-            return ReaderUnavailable(SensorState.DENIED, "no permission to use the GPU driver", _NO_PERMISSION_FIX)
+            return ReaderUnavailable(
+                SensorState.DENIED, "permission denied: cannot use the GPU driver", _NO_PERMISSION_FIX
+            )
         if value == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
             return ReaderUnavailable(
                 SensorState.BLIND,
                 "the NVIDIA library and the loaded driver have different versions",
-                "restart podwatch if the driver was upgraded while it ran; else reboot, or start the container again",
+                "restart podwatch if the driver was upgraded while podwatch ran; else reboot, or restart the container",
             )
-        return ReaderUnavailable(SensorState.BLIND, f"NVML failed: {error}", "see whether nvidia-smi works")
+        return ReaderUnavailable(SensorState.BLIND, f"NVML failed: {error}", "check whether nvidia-smi works")
 
 
 def look_once(seconds: float) -> tuple[GpuSample, ...]:
-    """All devices, for a command that looks once. Blocks: at most ``seconds`` while the library loads, and as long as a
-    call of the driver hangs. Raises ReaderUnavailable."""
+    """Read all devices once, for a command. Blocks: at most ``seconds`` while the library loads, and as long as a call
+    of the driver hangs. Raises ReaderUnavailable."""
     reader = NvmlReader(trial=TrialLoad(wait=seconds, deadline=seconds))
     reader.open()
     try:

@@ -1,5 +1,5 @@
-"""What NVML says about the health of a device beside its memory: MIG mode, uncorrected ECC errors, why its clocks are
-held down, and XIDs as events. All of it is nice to have: no error here is an error of the device.
+"""The health of a device as NVML reports it: MIG mode, uncorrected ECC errors, the reasons for reduced clocks, and XIDs
+as events. All of it is optional: an error here is not an error of the device.
 """
 
 import contextlib
@@ -9,11 +9,11 @@ from typing import Any
 from podwatch.sensors.xid import XidInbox
 
 EVERY = 15
-"""Looks at memory per look at health: every 30 s at the default poll. Throttling counts when it lasts for minutes, and
-an ECC error also comes as an XID, and a temperature is only shown; four calls more per device at every poll would cost
-twice as much as all the others."""
+"""Health is read at every n-th poll: every 30 s at the default interval. Throttling counts when it lasts for minutes,
+an ECC error also comes as an XID, and the temperature is only shown; four more calls per device at every poll would
+cost twice as much as all the others."""
 MAX_EVENTS = 32
-"""Events taken per look; the rest waits for the next."""
+"""Events read per poll; the rest is read at the next poll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Health:
 
 @dataclass(slots=True)
 class DeviceHealth:
-    """The health of one device, asked every ``EVERY`` looks, and what its driver does not know asked once only."""
+    """The health of one device, read at every ``EVERY``-th poll. A call that the driver does not support is tried only
+    once."""
 
     index: int
     handle: Any
@@ -35,7 +36,7 @@ class DeviceHealth:
     unknown: set[str] = field(default_factory=set)
 
     def look(self, nvml: Any) -> Health:
-        # Devices take turns, so that no poll carries the questions to all of them; each is asked in the first one.
+        # Devices take turns, so that no poll reads the health of all of them; the first poll reads each.
         due = self.looks == 0 or (self.looks + 2 * self.index) % EVERY == 0
         self.looks += 1
         if due:
@@ -93,7 +94,7 @@ def _bits(nvml: Any, handle: Any) -> int:
 
 
 def _reasons(nvml: Any, bits: int) -> tuple[str, ...]:
-    """Those that are faults: a software power cap, idle clocks or a user's own clocks are how a GPU is run."""
+    """The reasons that are faults. A software power cap, idle clocks or a user's own clocks are normal."""
     found = []
     if bits & nvml.nvmlClocksThrottleReasonHwThermalSlowdown:
         found.append("hw-thermal")
@@ -102,19 +103,19 @@ def _reasons(nvml: Any, bits: int) -> tuple[str, ...]:
     if bits & nvml.nvmlClocksThrottleReasonSwThermalSlowdown:
         found.append("sw-thermal")
     if bits & nvml.nvmlClocksThrottleReasonHwSlowdown and not found:
-        found.append("hw-slowdown")  # older boards do not tell heat from power
+        found.append("hw-slowdown")  # older boards do not distinguish heat from power
     return tuple(found)
 
 
 class XidEvents:
-    """NVML's critical-XID events of all devices, put into an inbox. Every call is the reader's thread's."""
+    """Puts NVML's critical-XID events of all devices into an inbox. Call it only from the reader's thread."""
 
     def __init__(self, inbox: XidInbox) -> None:
         self._inbox = inbox
         self._set: Any = None
 
     def open(self, nvml: Any, handles: dict[int, Any]) -> None:
-        """Register what can be registered. Watched means: every device."""
+        """Register for events. XIDs count as watched only if every device could be registered."""
         self.close(nvml)
         registered = 0
         try:
@@ -133,7 +134,7 @@ class XidEvents:
         self._inbox.nvml = registered == len(handles)
 
     def drain(self, nvml: Any) -> None:
-        """Take what has come; never waits."""
+        """Read the pending events; never waits."""
         if self._set is None:
             return
         for _ in range(MAX_EVENTS):
@@ -161,7 +162,7 @@ class XidEvents:
 
 
 def pci_addresses(nvml: Any, handles: dict[int, Any]) -> dict[str, int]:
-    """PCI address -> index, where it is told."""
+    """PCI address -> index, for devices that report one."""
     found = {}
     for index, handle in handles.items():
         with contextlib.suppress(nvml.NVMLError):

@@ -1,8 +1,8 @@
-"""The trial load: NVIDIA's library is loaded in a child process first.
+"""The trial load: a child process loads NVIDIA's library first.
 
 ``dlopen`` runs the library's constructors while Python holds the interpreter lock: a library that hangs there freezes
 every thread of podwatch, and one that aborts or crashes ends podwatch. Neither can be caught inside the process. So a
-child with a deadline loads it first, and podwatch follows only if the child succeeded.
+child with a deadline loads it first, and podwatch loads it only if the child succeeded.
 """
 
 import contextlib
@@ -23,24 +23,24 @@ from podwatch.system.child import scrubbed_environment
 
 LIBRARY = "libnvidia-ml.so.1"
 WAIT = 3.0
-"""Seconds that one look waits for the child: below the default of gpu.deadline, so that no thread is left behind."""
+"""Seconds that one poll waits for the child: below the default of gpu.deadline, so that no thread is abandoned."""
 DEADLINE = 10.0
 """Seconds until the child counts as hung. It needs 0.1 s; the rest is for a pod whose cores are all busy."""
 _REAP = 0.5
 """Seconds to wait for the end of a child that was killed. In uninterruptible sleep it does not end."""
 _LOOK = 0.2
-"""Seconds between two looks whether the child has ended."""
+"""Seconds between two checks whether the child has ended."""
 _CHILD = Path(__file__).with_name("nvml_trial_child.py")
-_RETRY = f"podwatch loads it in a child process first and tries again within {REOPEN_MAX:.0f} s"
-_HANG_FIX = "look at dmesg; if nvidia-smi hangs too, reboot or replace the pod"
+_RETRY = f"podwatch tries again within {REOPEN_MAX:.0f} s, in a child process"
+_HANG_FIX = "check dmesg; if nvidia-smi hangs too, reboot or replace the pod"
 _CRASH_FIX = "reinstall the NVIDIA driver's libraries; if nvidia-smi fails too, reboot or replace the pod"
 ABSENT_FIX = (
-    "install the NVIDIA driver, or give the container its GPUs (--gpus all, NVIDIA_DRIVER_CAPABILITIES with 'utility')"
+    "install the NVIDIA driver, or start the container with GPUs (--gpus all, NVIDIA_DRIVER_CAPABILITIES=utility)"
 )
 
 
 def loaded_here() -> bool:
-    """Whether this process has the library already: loading it again runs nothing of it."""
+    """Whether this process has loaded the library already: loading it again runs no code of it."""
     try:
         return "/libnvidia-ml.so" in Path("/proc/self/maps").read_text(errors="replace")
     except OSError:
@@ -50,7 +50,7 @@ def loaded_here() -> bool:
 def load_here(library: str = LIBRARY) -> None:
     """Load the library without the interpreter lock, so that a hang holds only the calling thread.
 
-    A failure is not reported here: pynvml loads the library again, which is then a look-up, and reports it.
+    A failure is not reported here: pynvml loads the library again (then only a look-up) and reports it.
     """
     libc = ctypes.CDLL(None)  # a foreign call releases the lock; Python's own dlopen does not
     with contextlib.suppress(AttributeError):
@@ -62,13 +62,13 @@ def load_here(library: str = LIBRARY) -> None:
 class _Child:
     process: "subprocess.Popen[bytes]"
     stages: int
-    """Descriptor of the pipe on which the child reports its stages; end of file comes with its end."""
+    """Descriptor of the pipe on which the child reports its stages; it reaches end of file when the child ends."""
     started: float
     text: str = ""
     killed: bool = False
 
     def wait(self, seconds: float) -> bool:
-        """Read stages for at most ``seconds``; whether the child has ended."""
+        """Read stages for at most ``seconds``. Returns whether the child has ended."""
         until = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self.stages, select.POLLIN)
@@ -79,13 +79,13 @@ class _Child:
                 if not chunk:
                     return self._reaped(max(left, _REAP))
                 self.text += chunk.decode(errors="replace")
-            elif self.process.poll() is not None:  # a process that the library started may keep the pipe open
+            elif self.process.poll() is not None:  # a process that the library started can keep the pipe open
                 return True
             elif left <= 0:
                 return False
 
     def kill(self) -> bool:
-        """SIGKILL for the child; whether it has ended. Waits at most ``_REAP`` seconds."""
+        """Send SIGKILL to the child. Returns whether it has ended; waits at most ``_REAP`` seconds."""
         self.killed = True
         self.process.kill()
         return self._reaped(_REAP)
@@ -102,13 +102,13 @@ class _Child:
 
     @property
     def stage(self) -> str:
-        """What the child was doing when it last reported, for a sentence."""
+        """The last stage that the child reported, in words."""
         return "in nvmlInit" if "\nloaded\n" in self.text else "while loading"
 
     @property
     def file(self) -> str:
-        """The library's file where the living child has it mapped: several may be installed. Waits ``_REAP`` seconds at
-        most, because a process that hangs in the kernel may hold up those who read its maps."""
+        """The path of the library that the running child has mapped: several can be installed. Waits at most ``_REAP``
+        seconds, because reading the maps of a process that hangs in the kernel can block."""
         found: list[str] = []
 
         def read() -> None:
@@ -124,7 +124,8 @@ class _Child:
 
 
 class TrialLoad:
-    """At most one child at a time, also where one cannot be killed (uninterruptible sleep). Blocks; thread-safe."""
+    """Runs at most one child at a time, even where one cannot be killed (uninterruptible sleep). Blocks;
+    thread-safe."""
 
     def __init__(self, library: str = LIBRARY, *, wait: float = WAIT, deadline: float = DEADLINE) -> None:
         self._library = library
@@ -139,7 +140,7 @@ class TrialLoad:
         if loaded_here():
             return
         if not self._lock.acquire(blocking=False):
-            raise self._blind(f"{self._library}: another thread waits for its trial load")
+            raise self._blind(f"{self._library}: another thread is already waiting for its trial load")
         try:
             self._check()
         finally:
@@ -164,7 +165,7 @@ class TrialLoad:
             self._forget(child)
             raise self._blind(f"{text}; {_RETRY}", _HANG_FIX)
         self._forget(child)
-        if child.killed:  # the driver has let go of it: the library may work again
+        if child.killed:  # the driver released it: perhaps the library works again
             self._check()
             return
         self._judge(child)
@@ -174,13 +175,15 @@ class TrialLoad:
         if not stages:
             raise self._blind(f"the child process that loads {self._library} could not run ({_end(code)}); {_RETRY}")
         if code != 0:
-            raise self._blind(f"{self._library} ended its process {child.stage} ({_end(code)}); {_RETRY}", _CRASH_FIX)
+            raise self._blind(
+                f"{self._library} ended its child process {child.stage} ({_end(code)}); {_RETRY}", _CRASH_FIX
+            )
         word, _, said = stages[-1].partition(" ")
         if word != "absent":
             return
         if "No such file" in said and said.startswith(f"{self._library}:"):
             raise ReaderUnavailable(SensorState.ABSENT, f"{self._library} was not found", ABSENT_FIX)
-        raise self._blind(f"{self._library} cannot be loaded ({said}); {_RETRY}", _CRASH_FIX)
+        raise self._blind(f"cannot load {self._library} ({said}); {_RETRY}", _CRASH_FIX)
 
     def _start(self) -> _Child:
         reading, writing = os.pipe()
@@ -194,7 +197,7 @@ class TrialLoad:
         except OSError as error:
             os.close(reading)
             raise self._blind(
-                f"the child process that loads {self._library} cannot be started ({error.strerror}); {_RETRY}"
+                f"cannot start the child process that loads {self._library} ({error.strerror}); {_RETRY}"
             ) from error
         finally:
             os.close(writing)

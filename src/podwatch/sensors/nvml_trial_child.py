@@ -1,4 +1,4 @@
-"""Loads NVIDIA's library and calls ``nvmlInit``, in a process that may hang or crash in podwatch's place.
+"""Loads NVIDIA's library and calls ``nvmlInit``, in a process that can hang or crash instead of podwatch.
 
 Run by path, as ``python -I -S -E nvml_trial_child.py LIBRARY SECONDS DESCRIPTOR``: standard library only, no podwatch
 import. It writes one line per stage to DESCRIPTOR: ``loading``; then ``absent TEXT`` (the loader's message), or
@@ -15,7 +15,7 @@ import sys
 
 def main(library: str, seconds: str, descriptor: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a library that aborts at every trial would fill the disk
-    signal.alarm(int(seconds))  # ends a hung trial whose podwatch is gone
+    signal.alarm(int(seconds))  # ends a hung trial when podwatch is gone
 
     def report(line: str) -> None:
         os.write(int(descriptor), f"{line}\n".encode(errors="replace"))
@@ -32,4 +32,4 @@ def main(library: str, seconds: str, descriptor: str) -> None:
 
 
 main(*sys.argv[1:])
-os._exit(0)  # the library's own clean-up is not on trial
+os._exit(0)  # skip the library's own clean-up

@@ -1,7 +1,8 @@
-"""What a regular expression needs and what it may cost, read from its own parse tree. Pure.
+"""Which text a regular expression requires and how much time it can take, read from its parse tree. Pure.
 
 Python's ``re`` cannot be interrupted and holds the interpreter while it runs: one bad pattern on one long line would
-stop the whole daemon, its watchdog included. So a pattern that could blow up is recognised before it ever runs.
+stop the whole daemon, including its watchdog. So a pattern that could take exponential time is recognized before it
+runs.
 """
 
 import importlib
@@ -10,18 +11,18 @@ from collections.abc import Iterable
 from typing import Any
 
 MANY = 200
-"""A repeat that may go on longer than this counts as unbounded; a shorter one is a constant factor."""
+"""A repeat of more than this many counts as unbounded; a shorter one is a constant factor."""
 NESTED = 16
 """The same for a repeat inside a repeat, where the factors multiply."""
 MAX_DEGREE = 2
-"""Unbounded repeats one after the other: with the search's own start that is the third power of the line's length, a
-second at worst for the 1,000 characters that are looked at."""
+"""Unbounded repeats in sequence: with the search's own start position that is the third power of the line's length, at
+worst a second for the 1,000 characters that are matched."""
 LITERAL = 3
-"""Shorter fixed text is in nearly every line and saves nothing."""
+"""Minimum length: shorter fixed text is in nearly every line and saves nothing."""
 
 
 def risky(pattern: str) -> bool:
-    """Could it take more than about a second on a line? True too where it cannot be told."""
+    """Whether the pattern could take more than about a second on a line. True also where that is unknown."""
     try:
         parser = importlib.import_module("re._parser")
         return _degree(parser.parse(pattern)) > MAX_DEGREE
@@ -30,7 +31,7 @@ def risky(pattern: str) -> bool:
 
 
 class _Endless(ValueError):  # noqa: N818
-    """Exponential, or nobody knows."""
+    """The pattern takes exponential time, or its cost is unknown."""
 
 
 def _degree(tree: Iterable[tuple[Any, Any]]) -> int:
@@ -57,7 +58,7 @@ def _degree(tree: Iterable[tuple[Any, Any]]) -> int:
 
 
 def _ambiguous(tree: Iterable[tuple[Any, Any]]) -> bool:
-    """Can it match the same text in more than one way? Repeated, that doubles with every character."""
+    """Whether it can match the same text in more than one way. Repeated, the time then doubles with every character."""
     for operation, value in tree:
         name = str(operation)
         if name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
@@ -69,8 +70,8 @@ def _ambiguous(tree: Iterable[tuple[Any, Any]]) -> bool:
 
 
 def literals(pattern: str) -> tuple[bytes, ...]:
-    """Fixed texts of which every match holds at least one, lower-case where the pattern ignores case (see ``folds``).
-    Empty where there is none worth looking for."""
+    """Fixed texts of which every match contains at least one, lower-case where the pattern ignores case (see
+    ``folds``). Empty where none is long enough."""
     try:
         parser = importlib.import_module("re._parser")
         tree = parser.parse(pattern)
@@ -83,7 +84,7 @@ def literals(pattern: str) -> tuple[bytes, ...]:
 
 
 def folds(pattern: str) -> bool:
-    """Does it, or a part of it, ignore case?"""
+    """Whether the pattern or a part of it ignores case."""
     return re.compile(pattern).flags & re.IGNORECASE != 0 or re.search(r"\(\?[a-zA-Z]*i", pattern) is not None
 
 
@@ -94,7 +95,7 @@ def _best(tree: Iterable[tuple[Any, Any]]) -> frozenset[str]:
     for operation, value in tree:
         name = str(operation)
         character = chr(value) if name == "LITERAL" else ""
-        # A JSON line writes these differently, so they cannot be looked for in the raw bytes.
+        # JSON escapes these characters, so they cannot be searched in the raw bytes.
         if character and character.isascii() and character.isprintable() and character not in '"\\/':
             run += character
             continue

@@ -6,12 +6,12 @@ import threading
 from podwatch.system.clock import Clock
 
 MAX_ROLES = 16
-"""Distinct roles remembered; pings come from the network, memory must not grow with them."""
+"""Maximum number of roles kept: pings come from the network and must not fill the memory."""
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
 class PingInbox:
-    """The newest ping of each role. Thread-safe. Who may ping (the token) is checked by the HTTP room."""
+    """The newest ping of each role. Thread-safe. The HTTP server checks the token."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -19,7 +19,7 @@ class PingInbox:
         self._newest: dict[str, float] = {}
 
     def ping(self, role: str) -> bool:
-        """Note a ping now. False if the role is not one podwatch can take (odd characters, or too many of them)."""
+        """Record a ping now. False if the role is refused (invalid characters, or too many roles)."""
         if _ROLE.fullmatch(role) is None:
             return False
         with self._lock:

@@ -1,7 +1,7 @@
-"""Blocking looks that may hang, repeated at a rhythm and with a deadline, never on the event loop.
+"""Blocking reads that can hang, repeated at an interval and with a deadline, never on the event loop.
 
-A thread that does not answer in time cannot be interrupted. It is left behind, its late answer is thrown away, and it
-ends by itself should the call ever return; a bounded number of fresh threads try again meanwhile.
+A thread that does not answer in time cannot be interrupted. It is abandoned: its late answer is discarded, and it ends
+if the call ever returns. A limited number of new threads try again meanwhile.
 """
 
 import asyncio
@@ -18,32 +18,34 @@ T = TypeVar("T")
 
 SLOTS = ("gpu", "processes", "progress", "host", "training")
 MAX_STUCK = 4
-"""Threads left behind at one time. More would only pile up behind the same lock in the driver or file system."""
+"""Maximum number of abandoned threads. More would only queue for the same lock in the driver or file system."""
 MAX_BACKOFF = 300.0
-"""Seconds between tries at most: a driver that works again is noticed within five minutes."""
+"""Maximum seconds between attempts: a driver that works again is noticed within five minutes."""
 CLOSE_PATIENCE = 1.0
 """Seconds that stop() waits for an orderly close."""
 
 
 async def end_task(task: "asyncio.Task[None]") -> None:
-    """Cancel until it has ended: wait_for() of Python 3.11 swallows a cancellation that meets its result."""
+    """Cancel the task repeatedly until it has ended: wait_for() of Python 3.11 loses a cancellation that coincides with
+    its result."""
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=0.05)
 
 
 def slot(name: str) -> float:
-    """When within a beat this sensor looks, as a share of its poll (12 ms apart at 2 s): one shortly after the other,
-    because at once they would fight for the interpreter's lock, and all before the sensing loop turns."""
+    """When within an interval this sensor reads, as a share of its poll (12 ms apart at 2 s): one shortly after the
+    other, because at the same time they would compete for the interpreter's lock, and all before the sensing loop
+    runs."""
     return 0.006 * (SLOTS.index(name) if name in SLOTS else len(SLOTS))
 
 
 class Poller(Generic[R, T]):
-    """Repeats one blocking look in a daemon thread and keeps the newest reading.
+    """Repeats one blocking read in a daemon thread and keeps the newest reading.
 
-    ``prepare`` runs on the event loop and returns the look for the thread; ``absorb`` runs on the event loop with the
-    look's result. So all state lives on the loop and an abandoned thread can spoil nothing. An exception in a look is
-    a BLIND reading. ``close``, if given, runs in the thread at the end, if the thread still answers.
+    ``prepare`` runs on the event loop and returns the function for the thread; ``absorb`` runs on the event loop with
+    its result. So all state belongs to the loop and an abandoned thread does no harm. An exception in the thread is a
+    BLIND reading. ``close``, if given, runs in the thread at the end, if the thread still answers.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Poller(Generic[R, T]):
             self._task = asyncio.create_task(self._run(), name=f"sensor {self._name}")
 
     async def stop(self) -> None:
-        """Takes at most CLOSE_PATIENCE seconds, also while a call hangs."""
+        """Stop polling. Takes at most CLOSE_PATIENCE seconds, even while a call hangs."""
         task, self._task = self._task, None
         if task is not None:
             await end_task(task)
@@ -86,25 +88,25 @@ class Poller(Generic[R, T]):
         if worker is None:
             return
         if self._close is not None and not worker.stuck:
-            with contextlib.suppress(Exception):  # an unclean close of a reader that we leave anyway
+            with contextlib.suppress(Exception):  # the reader is not used any more
                 await worker.call(self._close, timeout=CLOSE_PATIENCE)
         worker.close()
 
     def wake(self) -> None:
-        """Look again now instead of at the next turn."""
+        """Read again now instead of at the next poll."""
         self._wake.set()
 
     def latest(self) -> Reading[T]:
-        """The newest reading; one that is older than it can be while all is well counts as blind."""
+        """The newest reading, or BLIND if it is older than a working sensor allows."""
         now = self._clock.monotonic()
         silence = now - self._turned_at
         if self._reading.ok and silence > self._poll + 2 * self._deadline:
-            return unobserved(SensorState.BLIND, now, f"not looked for {silence:.0f} s")
+            return unobserved(SensorState.BLIND, now, f"no reading for {silence:.0f} s")
         return self._reading
 
     @property
     def stuck(self) -> int:
-        """Threads left behind whose call still has not come back."""
+        """Number of abandoned threads whose call has not returned."""
         for worker in [w for w in self._stuck if not w.stuck]:
             worker.close()
             self._stuck.remove(worker)
@@ -121,7 +123,7 @@ class Poller(Generic[R, T]):
             try:
                 result = await self._worker.call(look, timeout=self._deadline)
                 reading = self._absorb(result)
-            except Exception as error:  # also a fault of ours: it must show as a blind sensor, not end the sensing
+            except Exception as error:  # also a bug: it must show as a blind sensor, not end the sensing
                 if self._worker.stuck:
                     self._leave_behind(began)
                     await self._wait_for_better(backoff)
@@ -143,9 +145,9 @@ class Poller(Generic[R, T]):
         self._reading = unobserved(SensorState.BLIND, now, f"no answer within {now - began:.1f} s; {calls}")
 
     async def _wait_for_better(self, backoff: float) -> None:
-        """Wait for ``backoff`` seconds, or until a stuck call comes back: the best sign that trying again is worth it.
+        """Wait for ``backoff`` seconds, or until a stuck call returns: then a new attempt is likely to succeed.
 
-        Goes on waiting while as many threads are stuck as may be.
+        Continues waiting while the maximum number of threads is stuck.
         """
         before = self.stuck
         until = self._clock.monotonic() + backoff

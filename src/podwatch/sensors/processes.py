@@ -1,4 +1,4 @@
-"""The trainer's process tree, and which of its required processes went away."""
+"""The trainer's process tree, and which of its required processes ended."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -22,7 +22,7 @@ NOBODY_TOLD: Mapping[tuple[int, int], ExitStatus] = MappingProxyType({})
 
 @runtime_checkable
 class TellsEnds(Protocol):
-    """A handle that knows how some processes of its tree ended."""
+    """A handle that knows the exit status of some processes of its tree."""
 
     @property
     def ended(self) -> Mapping[tuple[int, int], ExitStatus]: ...
@@ -30,7 +30,7 @@ class TellsEnds(Protocol):
 
 @runtime_checkable
 class TellsTerminal(Protocol):
-    """A handle that knows when the terminal of its trainer was used last (epoch second). Must not block."""
+    """A handle that knows when its trainer's terminal was last used (epoch second). Must not block."""
 
     @property
     def terminal_used(self) -> float | None: ...
@@ -44,19 +44,19 @@ class TellsSockets(Protocol):
 
 
 REQUIRED = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE, ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER})
-"""Training cannot go on without these, yet prime-rl's launcher ignores their end with code 0, and with another code
-takes minutes to end the rest (facts/prime-rl.md section 4)."""
+"""Roles without which training cannot continue. prime-rl's launcher ignores their end with code 0, and with another
+code takes minutes to end the rest."""
 REPLACEMENT_WINDOW = 5.0
-"""Seconds in which a new process of the same role makes the end of the old one a planned replacement. Shorter than the
-hold of the memory detector (8 s), so that the two signals can agree in time."""
+"""Seconds within which a new process of the same role makes the end of the old one a planned replacement. Shorter than
+the hold of the memory detector (8 s), so that the two signals can agree in time."""
 MIN_SIGHTINGS = 2
-"""Looks in which a process must have been seen alive. A fork bears its parent's title until it execs; one look can
+"""Polls in which a process must have been seen alive. A fork has its parent's title until it execs, and one poll can
 catch it."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """A required process of this start. ``gone_at`` is set when a look no longer showed it alive."""
+    """A required process of this start. ``gone_at`` is set when a poll no longer showed it alive."""
 
     sample: ProcessSample
     first_seen: float
@@ -72,7 +72,7 @@ class RequiredExits:
     """Finds required processes that are gone. One instance per start of the trainer.
 
     Of a chain of processes with one role (wrapper, server, its helpers) only the topmost counts: a helper that ends
-    under a living parent of its own role is that parent's business.
+    under a living parent of the same role is not reported.
     """
 
     def __init__(self) -> None:
@@ -91,10 +91,10 @@ class RequiredExits:
         ended: Mapping[tuple[int, int], ExitStatus] = NOBODY_TOLD,
         boottime: float | None = None,
     ) -> tuple[RequiredExit, ...]:
-        """Take in one look at a tree whose launcher lives; returns all exits so far, in order of time.
+        """Process one reading of a tree whose launcher is alive; returns all exits so far, in order of time.
 
-        ``ended`` is how processes ended by (pid, start ticks), where somebody knows; ``boottime`` is this moment on
-        the clock of the start ticks: podwatch may have come later than they.
+        ``ended`` has known exit statuses by (pid, start ticks); ``boottime`` is now on the clock of the start ticks:
+        the processes can be older than podwatch.
         """
         alive = {sample.identity: sample for sample in tree if sample.state not in _DEAD}
         by_pid = {sample.identity.pid: sample for sample in alive.values()}
@@ -102,7 +102,7 @@ class RequiredExits:
         for identity, sample in alive.items():
             known = self._known.get(identity)
             if sample.role not in REQUIRED:
-                self._known.pop(identity, None)  # it has exec'd into something else
+                self._known.pop(identity, None)  # it exec'd another program
             elif known is None:
                 lived = identity.age(boottime) if boottime is not None else 0.0
                 known = self._known[identity] = _Known(sample, first_seen=now, last_seen=now, lived_before=lived)
@@ -120,7 +120,8 @@ class RequiredExits:
         return self.so_far
 
     def _match_replacements(self, fresh: list[_Known]) -> None:
-        """Each new process makes up for at most one that went before it: two servers started together do not."""
+        """Each new process replaces at most one that ended before it; two servers started together do not replace each
+        other."""
         for new in fresh:
             for old in self._known.values():
                 if (
@@ -135,7 +136,7 @@ class RequiredExits:
     def _settle(
         self, by_pid: dict[int, ProcessSample], now: float, ended: Mapping[tuple[int, int], ExitStatus]
     ) -> None:
-        """Report those whose time for a replacement is over."""
+        """Report the ended processes whose time for a replacement is over."""
         for identity, known in list(self._known.items()):
             if known.gone_at is None:
                 continue
@@ -163,10 +164,10 @@ class RequiredExits:
 
 
 class ProcessSensor:
-    """Asks the watched handle for its tree and its exit status every ``poll`` seconds.
+    """Reads the tree and the exit status of the watched handle every ``poll`` seconds.
 
-    The handle has threads of its own for what can block; here each question has a deadline, and while one is not
-    answered no second is asked. Nothing watched is a good reading too: a TrainerSample without supervision.
+    The handle has its own threads for calls that can block; here each request has a deadline, and no second request is
+    made while one is pending. With nothing to watch the reading is still good: a TrainerSample without supervision.
     """
 
     name = "processes"
@@ -182,10 +183,10 @@ class ProcessSensor:
         read_logs: Callable[[], Coroutine[Any, Any, None]] | None = None,
         roles: RolePatterns | None = None,
     ) -> None:
-        """``finish_line`` tells whether the trainer printed its own finish lines after this start, ``finished_roles``
+        """``finish_line`` returns whether the trainer printed its finish lines after this start, ``finished_roles``
         which roles did: at the end of a run prime-rl's orchestrator ends minutes before its trainer, and that is no
-        failure. Neither may block. ``read_logs`` brings what they know up to date: an end is shown only after it.
-        ``roles`` are the operator's own patterns.
+        failure. Neither must block. ``read_logs`` updates both: an end is shown only after it. ``roles`` are the
+        operator's own patterns.
         """
         self._clock = clock
         self._poll = poll
@@ -209,7 +210,7 @@ class ProcessSensor:
         self._wake = asyncio.Event()
 
     def watch(self, handle: TrainerHandle | None) -> None:
-        """From now on look at this trainer (None: at none). A new start_id begins with no memory of the last."""
+        """Watch this trainer from now on (None: none). A new start_id starts without memory of the last."""
         now = self._clock.monotonic()
         if handle is None or handle.start_id != self._base.start_id:
             self._exits = RequiredExits()
@@ -234,7 +235,7 @@ class ProcessSensor:
         self._wake.set()
 
     async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
-        """Inodes of the sockets these processes of the tree hold; None, or nothing, where nobody can tell."""
+        """Inodes of the sockets that these processes of the tree hold; None, or no entry, where unknown."""
         handle = self._handle
         return await handle.sockets(pids) if isinstance(handle, TellsSockets) else {}
 
@@ -250,13 +251,13 @@ class ProcessSensor:
         self._seen_to_end.clear()
 
     def refresh(self) -> None:
-        """Look again now instead of at the next turn."""
+        """Read again now instead of at the next poll."""
         self._wake.set()
 
     wake = refresh
 
     def tell_engine_end(self, tell: Callable[[], None]) -> None:
-        """``tell`` is called the moment an engine process ends, not only at the next look. It must not block."""
+        """Call ``tell`` at once when an engine process ends, not only at the next poll. It must not block."""
         self._on_engine_end = tell
 
     def _on_end(self, role: ProcessRole) -> None:
@@ -268,13 +269,13 @@ class ProcessSensor:
         now = self._clock.monotonic()
         silence = now - self._turned_at
         if self._reading.ok and silence > self._poll + 2 * self._deadline:
-            return unobserved(SensorState.BLIND, now, f"not looked for {silence:.0f} s")
+            return unobserved(SensorState.BLIND, now, f"no reading for {silence:.0f} s")
         return self._reading
 
     def _drop_question(self) -> None:
         asked, self._asked = self._asked, None
         if asked is not None and not asked.cancel() and not asked.cancelled():
-            asked.exception()  # looked at, so that asyncio does not report it as lost
+            asked.exception()  # read, so that asyncio does not report it as never retrieved
 
     async def _run(self) -> None:
         while True:
@@ -294,7 +295,7 @@ class ProcessSensor:
         asked = self._asked
         await asyncio.wait({asked}, timeout=self._deadline)
         if handle is not self._handle or asked is not self._asked:
-            return  # watch() came in between: what we asked is about another trainer
+            return  # watch() was called meanwhile: the answer is about another trainer
         now = self._clock.monotonic()
         if not asked.done():
             text = f"the trainer's process tree gave no answer within {self._deadline:g} s"
@@ -314,21 +315,21 @@ class ProcessSensor:
                     return
             self._reading = self._judge(handle, exit_status, tree, now)
         except asyncio.CancelledError:
-            self._reading = unobserved(SensorState.BLIND, now, "the look at the process tree was cancelled")
-        except Exception as error:  # a fault must show as a blind sensor, not end the sensing
+            self._reading = unobserved(SensorState.BLIND, now, "reading the process tree was cancelled")
+        except Exception as error:  # a bug must show as a blind sensor, not end the sensing
             self._reading = unobserved(SensorState.BLIND, now, f"{type(error).__name__}: {error}")
 
     @staticmethod
     async def _ask(handle: TrainerHandle) -> tuple[ExitStatus | None, Reading[tuple[ProcessSample, ...]]]:
-        """The exit is asked after the tree: a launcher that is dead is then never taken for a living one without
-        children. A launcher that lives needs no further question."""
+        """Read the tree first, then the exit: so a dead launcher is never taken for a living one without children. A
+        launcher that is alive needs no second read."""
         tree = await handle.tree()
         if any(p.identity == handle.launcher and p.state not in _DEAD for p in tree.value or ()):
             return None, tree
         return await handle.exit_status(), tree
 
     def _ends_so_far(self, exit_status: ExitStatus | None, tree: Reading[tuple[ProcessSample, ...]], now: float) -> int:
-        """Take one look in; how many ends there are to be shown, that of the trainer itself included."""
+        """Process one reading; returns the number of ends to show, including the end of the trainer itself."""
         if exit_status is None and tree.value is not None:
             ended = self._ends.ended if self._ends is not None else NOBODY_TOLD
             self._seen_to_end.look(tree.value, ended)
@@ -349,7 +350,7 @@ class ProcessSensor:
         exits = tuple(gone for gone in self._exits.so_far if gone.role not in finished)
         sample = replace(
             self._base,
-            supervision=handle.supervision,  # a keeper that ends changes it
+            supervision=handle.supervision,  # changes when a keeper ends
             alive=exit_status is None,
             exit=exit_status,
             descendants=descendants,

@@ -1,4 +1,4 @@
-"""Signs of progress: pings, markers and checkpoint steps in files, step lines in logs."""
+"""Progress of training: pings, markers and checkpoint steps in files, step lines in logs."""
 
 import asyncio
 import contextlib
@@ -22,43 +22,43 @@ from podwatch.system.clock import Clock
 __all__ = ["PingInbox", "ProgressSensor"]
 
 POLL = 4.0
-"""Seconds. Steps take longer, and an end of the trainer or of one of its processes asks for a look of its own
-(``look_again``): a finish line must be known before the exit that follows it is judged."""
+"""Seconds. Steps take longer, and the end of the trainer or of one of its processes triggers a read (``look_again``): a
+finish line must be known before the exit that follows it is judged."""
 DEADLINE = 15.0
-"""Seconds. Listing step directories on a network volume takes seconds at times; a hung mount never answers."""
+"""Seconds. Listing step directories on a network volume sometimes takes seconds; a hung mount never answers."""
 TICK = 0.05
-"""Seconds that a file's time may lie behind the clock it was written at: the kernel stamps files once per tick."""
+"""Seconds by which a file's time can lag behind the clock: the kernel stamps files once per tick."""
 LINES_KEPT = 50
 LINE_SHOWN = 500
-"""Lines kept per log file to be shown, and characters of each."""
+"""Lines kept per log file for display, and characters of each."""
 
 
 class Tap(Protocol):
-    """Somebody else who wants the new log lines, so that they are read once."""
+    """Another consumer of the new log lines, so that they are read once."""
 
     name: str
 
     def look(self, news: Sequence[logs.FileNews]) -> Any:
-        """In the thread, which may be left behind: must not change anything."""
+        """Runs in the thread, which can be abandoned: must not change any state."""
         ...
 
     def take(self, found: Any, now: float) -> None:
-        """On the loop: what ``look`` found in lines of the present start."""
+        """Runs on the loop: ``found`` is the result of ``look`` for lines of the present start."""
         ...
 
     def looked(self, now: float) -> None:
-        """On the loop: the files answered, but the lines belong to an earlier start."""
+        """Runs on the loop: the files were readable, but the lines belong to an earlier start."""
         ...
 
     def reset(self) -> None:
-        """A start of the trainer."""
+        """The trainer was started."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the thread found. ``boundary`` says for which start it looked. ``tapped`` are the taps' findings, or what
-    went wrong, in their order."""
+    """The result of the thread. ``boundary`` identifies the start. ``tapped`` are the results or errors of the taps, in
+    their order."""
 
     boundary: int
     first: bool
@@ -77,13 +77,13 @@ class _LineAt:
 
 
 class ProgressSensor:
-    """The newest sign of progress of the present start, one sample per source and role.
+    """The newest progress of the present start, one sample per source and role.
 
-    Times of files are wall time; they are turned into monotonic time once, when first seen, and kept between the last
-    look and this one, so that a jump of the wall clock shows as at most one interval.
+    Times of files are wall time; they are converted into monotonic time once, when first seen, and limited to the time
+    between the last poll and this one, so that a jump of the wall clock changes at most one interval.
 
-    A reading is BLIND when the files did not answer, even if pings come: the other sources would be stale, and a
-    stale source must not look like a trainer that stands still.
+    A reading is BLIND when the files did not answer, even if pings arrive: the other sources would be stale, and a
+    stale source must not look like a trainer without progress.
     """
 
     name = "progress"
@@ -103,9 +103,9 @@ class ProgressSensor:
         taps: tuple[Tap, ...] = (),
         steps: Callable[[], StepReader] = StepReader,
     ) -> None:
-        """``files`` is a layout's progress(): it may block. ``extra_logs`` come first for last_lines(): the keeper's
-        log belongs there. ``log_globs`` are relative to ``output_dir`` or absolute. ``steps`` makes the reader of one
-        file's step lines."""
+        """``files`` is a layout's progress(): it can block. ``extra_logs`` come first for last_lines(): pass the
+        keeper's log there. ``log_globs`` are relative to ``output_dir`` or absolute. ``steps`` creates the reader of
+        one file's step lines."""
         self._clock = clock
         self._files = files
         self._sources = logs.Sources(output_dir, log_globs, extra_logs)
@@ -139,11 +139,11 @@ class ProgressSensor:
         await self._poller.stop()
 
     def begin_start(self, wall: float, start_id: str = "") -> None:
-        """A start of the trainer at epoch second ``wall`` (in the past for one that was taken over): from now on only
-        what is newer counts.
+        """Record a start of the trainer at epoch second ``wall`` (in the past for one that was taken over): from now on
+        only newer progress counts.
 
-        Call it before the trainer is started: what stands in the logs when the next look comes is taken for old, as
-        log lines have no date. But of the start that was recalled, what an earlier podwatch had not read yet counts.
+        Call it before the trainer is started: lines that are in the logs at the next poll count as old, because log
+        lines have no date. Exception: lines of the recalled start that an earlier podwatch had not read yet count.
         """
         self._remembered = self.remembered
         self._boundary += 1
@@ -159,12 +159,13 @@ class ProgressSensor:
         self._poller.wake()
 
     def recall(self, document: object) -> None:
-        """What an earlier podwatch remembered, before the first start is told."""
+        """Load the state that an earlier podwatch saved. Call it before the first ``begin_start``."""
         self._recalled = document if isinstance(document, dict) else {}
 
     @property
     def remembered(self) -> dict[str, object]:
-        """How far the logs of the present start are read, and which finish lines were seen; JSON-safe."""
+        """State to save: how far the logs of the present start are read, and which finish lines were seen;
+        JSON-safe."""
         if self._start_id and not self._first:
             self._remembered = {
                 "start_id": self._start_id,
@@ -174,8 +175,8 @@ class ProgressSensor:
         return self._remembered
 
     async def look_again(self, within: float = 3.0) -> None:
-        """Until a look that begins after this call has been taken in, at most ``within`` seconds: what the trainer
-        printed just before it ended must be known before its end is judged."""
+        """Wait until a read that starts after this call is processed, at most ``within`` seconds: the last lines of a
+        trainer that ended must be known before its end is judged."""
         asked = self._clock.monotonic()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
@@ -185,8 +186,8 @@ class ProgressSensor:
                     await self._absorbed.wait()
 
     async def mark_start(self, wall: float) -> bool:
-        """begin_start(), and wait until the logs have really been cut there, so that not even the first line of a
-        very fast trainer is lost. False if the files do not answer in time."""
+        """Call begin_start() and wait until the end of each log is known, so that not even the first line of a very
+        fast trainer is lost. False if the files do not answer in time."""
         self.begin_start(wall)
         try:
             await asyncio.wait_for(self._settled.wait(), self._deadline)
@@ -205,7 +206,7 @@ class ProgressSensor:
         if reading.value is None:
             return reading
         if self._first:
-            return unobserved(SensorState.PENDING, reading.at, "not looked at since this start")
+            return unobserved(SensorState.PENDING, reading.at, "no reading since this start")
         pings = tuple(
             ProgressSample(ProgressSource.HEARTBEAT, role, at)
             for role, at in self._inbox.newest()
@@ -215,7 +216,7 @@ class ProgressSensor:
 
     @property
     def finish_line_seen(self) -> bool:
-        """Every one of the layout's finish lines was printed since the start."""
+        """Whether all of the layout's finish lines were printed since the start."""
         return bool(self._finish_lines) and self._finished == set(self._finish_lines)
 
     @property
@@ -225,9 +226,9 @@ class ProgressSensor:
         return frozenset(role for role in roles for line in self._finished if role.value in line.lower())
 
     def last_lines(self, n: int = 30) -> tuple[str, ...]:
-        """The last lines of the trainer's log, without colours, not scrubbed of secrets. At most LINES_KEPT.
+        """The last lines of the trainer's log, without colours; secrets are not removed. At most LINES_KEPT.
 
-        From the first extra log that has any, else from the log file written last.
+        From the first extra log that has lines, else from the log file written last.
         """
         for path in self._sources.paths:
             if shown := self._shown.get(str(path)):
@@ -236,7 +237,7 @@ class ProgressSensor:
         return tuple(self._shown[newest])[-n:] if newest is not None else ()
 
     def log_tails(self) -> dict[str, tuple[str, ...]]:
-        """The end of every log of the run, as ``logs.tails``. Blocks."""
+        """The last lines of every log of the run, as ``logs.tails``. Blocks."""
         return logs.tails(self._sources)
 
     def _reset(self, wall: float) -> None:
@@ -294,7 +295,7 @@ class ProgressSensor:
 
     @staticmethod
     def _give(tap: Tap, found: Any, now: float, present: bool) -> str:
-        """Hand over; returns what went wrong: a fault there must not blind the sensing of steps."""
+        """Pass the lines to a tap; returns the error, if any: an error there must not blind the sensing of steps."""
         if isinstance(found, Exception):
             return f"{tap.name}: {type(found).__name__}: {found}"
         if present:
@@ -310,8 +311,8 @@ class ProgressSensor:
         last = self._seen.get(seen.role)
         self._seen[seen.role] = seen
         written_since = seen.wall >= self._boundary_wall
-        # A role that turns up later with an old time was put there, not made: a restore keeps recorded times. A higher
-        # number is news even if its time is not: the wall clock may have been set back meanwhile.
+        # A role that appears later with an old time was restored, not made: a restore keeps recorded times. A higher
+        # number counts as progress even if its time is old: the wall clock can have been set back meanwhile.
         higher = last is not None and seen.step > last.step
         later = last is None or seen.wall > last.wall
         if not (higher or (later and written_since)):
@@ -328,7 +329,7 @@ class ProgressSensor:
             for raw in item.old[-LINES_KEPT:]:
                 line = clean(raw)
                 shown.append(_readable(line))
-                reader.read(line)  # which bar is the training's is known from here on
+                reader.read(line)  # the reader learns which bar is that of training
         else:
             return
         file_role = "" if item.path in self._extra else role_of_file(item.name)
@@ -344,7 +345,8 @@ class ProgressSensor:
                 self._take_line(item.path, step.step, step.role or "trainer", at, own=item.path in self._extra)
 
     def _take_line(self, path: str, step: int, role: str, at: float, *, own: bool = False) -> None:
-        """The newest number of one file is the truth about that file; another file that lags must not take it back."""
+        """Record a step line. The newest number of one file counts for that file; another file that lags must not lower
+        it."""
         last = self._line_at.get(role)
         if last is not None and step < last.step and path != last.path:
             return
@@ -356,14 +358,14 @@ class ProgressSensor:
         )
 
     def _when(self, written: float, now: float, wall: float) -> float:
-        """Monotonic time of something written at epoch second ``written`` that the last look had not seen yet."""
+        """Monotonic time of something written at epoch second ``written`` that the last poll had not seen yet."""
         return min(now, max(self._looked_at, now - (wall - written)))
 
 
 def _tapped(tap: Tap, news: Sequence[logs.FileNews]) -> Any:
     try:
         return tap.look(news)
-    except Exception as error:  # told by _give
+    except Exception as error:  # reported by _give
         return error
 
 

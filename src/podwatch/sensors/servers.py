@@ -1,8 +1,8 @@
-"""Which inference servers does the trainer's tree run? Used where ``[inference] urls`` is empty.
+"""Finds the inference servers in the trainer's process tree. Used where ``[inference] urls`` is empty.
 
-A server's port is on its command line, or among the sockets its process listens on. Only processes that are inference
-servers by their role are looked at, and an address counts only once ``/health`` there has said 200: so nothing that is
-no server is taken for a dead one. What nobody may read is "unavailable", and said.
+A server's port is on its command line, or among the sockets its process listens on. Only processes with the role of an
+inference server are examined, and an address counts only after ``/health`` there answered 200: so another program is
+never taken for a dead server. Sockets that podwatch cannot read are reported.
 """
 
 import asyncio
@@ -19,17 +19,18 @@ from podwatch.system.threads import Worker
 from podwatch.trainer.roles import is_router, port_of
 
 TRIES = 30
-"""Knocks at one address without an answer before it is left alone, at one a ``poll``: with 10 s five minutes ..."""
+"""Requests to one address without an answer before podwatch gives up on it, one per ``poll``: with 10 s five minutes
+..."""
 TRIES_TOLD = 600
 """... and where the command line names the port, longer than any start-up."""
 MAX_PORTS = 8
-"""Listening ports of one process that are knocked at: a server has one or two."""
+"""Listening ports of one process that are tried: a server has one or two."""
 _LISTEN = "0A"
 
 
 def listening(table: str) -> dict[int, tuple[str, int]]:
-    """Inode -> (host to ask, port) of the listening sockets in the text of ``/proc/net/tcp`` or ``tcp6``. Lines that
-    cannot be read are left out."""
+    """Inode -> (host to connect to, port) of the listening sockets in the text of ``/proc/net/tcp`` or ``tcp6``. Lines
+    that cannot be parsed are left out."""
     found: dict[int, tuple[str, int]] = {}
     for line in table.splitlines()[1:]:
         words = line.split()
@@ -44,14 +45,14 @@ def listening(table: str) -> dict[int, tuple[str, int]]:
 
 
 def _host(address: str) -> str:
-    """The kernel prints addresses in host byte order, 32 bits at a time. "Any" is asked by loopback."""
+    """The address as text. The kernel prints it in host byte order, 32 bits at a time. "Any" becomes loopback."""
     raw = b"".join(bytes.fromhex(address[n : n + 8])[::-1] for n in range(0, len(address), 8))
     if len(raw) == 4:
         return "127.0.0.1" if not any(raw) else ".".join(str(byte) for byte in raw)
     if len(raw) != 16:
         raise ValueError("neither IPv4 nor IPv6")
     if not any(raw):
-        return "127.0.0.1"  # dual stack, which every server of interest is
+        return "127.0.0.1"  # dual stack, as every relevant server
     if raw[:12] == b"\0" * 10 + b"\xff\xff":
         return ".".join(str(byte) for byte in raw[12:])
     groups = [f"{raw[n] << 8 | raw[n + 1]:x}" for n in range(0, 16, 2)]
@@ -69,8 +70,7 @@ def _tables() -> dict[int, tuple[str, int]]:
 
 
 class ServerFinder:
-    """Looks every ``poll`` seconds; ``latest`` never blocks. What it has found it keeps for as long as the start
-    lives."""
+    """Searches every ``poll`` seconds; ``latest`` never blocks. Found servers are kept until the start ends."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class ServerFinder:
         timeout: float = 2.0,
         known: tuple[str, tuple[str, ...]] = ("", ()),
     ) -> None:
-        """``known``: the start of training in which an earlier podwatch found these addresses. One that has died since
-        would never be found again."""
+        """``known``: addresses that an earlier podwatch found, and the start of training they belong to. A server that
+        has died since would never be found again."""
         self._clock, self._tree, self._sockets, self._poll, self._timeout = clock, tree, sockets, poll, timeout
         self._worker = Worker("find servers")
         self._task: asyncio.Task[None] | None = None
@@ -91,7 +91,7 @@ class ServerFinder:
         self._start_id = ""
         self._servers: dict[str, ServerKind | None] = {}
         self._tried: dict[str, int] = {}
-        self._detail = "looking for inference servers in the trainer's tree"
+        self._detail = "searching for inference servers in the trainer's process tree"
 
     def latest(self) -> Discovery:
         return Discovery(self._start_id, tuple(self._servers.items()), self._detail)
@@ -110,12 +110,12 @@ class ServerFinder:
         while True:
             try:
                 await self.look()
-            except Exception as error:  # whatever it is, it must show, and the next look be taken
-                self._detail = f"inference servers cannot be looked for: {error or type(error).__name__}"
+            except Exception as error:  # any error must be visible, and the search must continue
+                self._detail = f"cannot search for inference servers: {error or type(error).__name__}"
             await self._clock.sleep(self._poll)
 
     async def look(self) -> None:
-        """One look at the newest tree."""
+        """Search the newest tree once."""
         sample = self._tree().value
         if sample is None or not sample.alive:
             return
@@ -127,7 +127,7 @@ class ServerFinder:
                 self._servers.update(dict.fromkeys(self._known[1]))
         servers = [p for p in sample.descendants if p.role is ProcessRole.INFERENCE]
         if not servers:
-            self._detail = "no inference server is recognised in the trainer's tree; set [inference] urls"
+            self._detail = "no inference server found in the trainer's process tree; set [inference] urls"
             return
         told = {p.identity.pid: port for p in servers if (port := port_of(p.command)) is not None}
         unknown = [p.identity.pid for p in servers if p.identity.pid not in told]
@@ -137,8 +137,8 @@ class ServerFinder:
         for process in servers:
             await self._knock(process, told, held.get(process.identity.pid) or frozenset(), table)
         if not self._servers:
-            why = f"; the sockets of {len(denied)} of its processes cannot be read" if denied else ""
-            self._detail = f"no inference server answers yet{why}; set [inference] urls if that lasts"
+            why = f"; cannot read the sockets of {len(denied)} of its processes" if denied else ""
+            self._detail = f"no inference server answers yet{why}; if that does not change, set [inference] urls"
 
     async def _knock(
         self,

@@ -1,4 +1,5 @@
-"""The figures of the last steps, from the trainer's ``metrics.jsonl``, its metrics endpoint, or its step lines."""
+"""The training metrics of the last steps, from the trainer's ``metrics.jsonl``, its metrics endpoint, or its step
+lines."""
 
 import http.client
 from collections.abc import Callable, Sequence
@@ -15,12 +16,12 @@ from podwatch.sensors.polling import Poller
 from podwatch.system.clock import Clock
 
 POLL = 10.0
-"""Seconds. A step takes minutes; only a run of several sick ones matters."""
+"""Seconds. A step takes minutes, and only several bad steps in a row matter."""
 DEADLINE = 10.0
 TIMEOUT = 3.0
 MAX_BODY = 256 << 10
 STEPS_KEPT = 8
-"""Steps handed over: prime-rl's orchestrator is up to two ahead of its trainer, and its rows come apart."""
+"""Steps in a reading: prime-rl's orchestrator is up to two ahead of its trainer, and writes several rows per step."""
 FIGURES_GLOBS = ("metrics.jsonl", "*/metrics.jsonl")
 """prime-rl v0.8 writes it into the output directory, its HEAD below the run's name."""
 
@@ -47,8 +48,8 @@ class _Source:
 
 
 class TrainingSensor:
-    """Reads the file and the endpoint itself, and is fed step lines by the sensor that follows the logs (a tap). The
-    first source that has figures is the one that counts: file, endpoint, step line."""
+    """Reads the file and the endpoint, and receives step lines from the sensor that follows the logs (a tap). The first
+    source that has values counts: file, endpoint, step line."""
 
     name = "training"
     _ORDER = ("metrics.jsonl", "endpoint", "step-line")
@@ -63,7 +64,7 @@ class TrainingSensor:
         poll: float = POLL,
         deadline: float = DEADLINE,
     ) -> None:
-        """``metrics_file`` may be relative to ``output_dir``; empty: where prime-rl writes it. ``metrics_url`` is the
+        """``metrics_file`` can be relative to ``output_dir``; empty: where prime-rl writes it. ``metrics_url`` is the
         trainer's metrics server, for example ``http://127.0.0.1:9090``; empty: none."""
         self._clock = clock
         self._files = logs.Sources(output_dir, (metrics_file,) if metrics_file else FIGURES_GLOBS)
@@ -84,7 +85,7 @@ class TrainingSensor:
         await self._poller.stop()
 
     def reset(self) -> None:
-        """A start of training: figures from before it say nothing about it."""
+        """Forget all values: training was started."""
         self._boundary += 1
         self._first = True
         self._began_wall = self._clock.wall()
@@ -96,7 +97,7 @@ class TrainingSensor:
         found: list[Figures] = []
         for item in news:
             for raw in item.lines:
-                # Most lines are something else, and this is asked of every one.
+                # Cheap test first: most lines have no metrics.
                 if b"Step " in raw or b"step:" in raw or (b"loss" in raw and b"{" in raw):
                     figures = from_line(clean(raw))
                     if figures is not None:
@@ -113,7 +114,7 @@ class TrainingSensor:
         source.take(rows, now)
 
     def looked(self, now: float) -> None:
-        """Nothing to note."""
+        """Nothing to do."""
 
     # -- file and endpoint
 
@@ -130,7 +131,7 @@ class TrainingSensor:
         state = self._poller.latest().state
         if state is SensorState.BLIND:
             return unobserved(state, now, self._poller.latest().detail)
-        return unobserved(SensorState.ABSENT, now, self._problem or "no figures seen in this start")
+        return unobserved(SensorState.ABSENT, now, self._problem or "no training metrics seen since this start")
 
     def _prepare(self) -> Callable[[], _Look]:
         boundary, first, positions = self._boundary, self._first, dict(self._positions)
@@ -156,7 +157,7 @@ class TrainingSensor:
         return Reading(SensorState.OK, now)
 
     def _ask(self) -> tuple[Figures | None, str]:
-        """The endpoint's figures, or why there are none. Blocks for some seconds at most."""
+        """The endpoint's values, or the reason why there are none. Blocks for some seconds at most."""
         try:
             parts = urlsplit(self._url.rstrip("/"))
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -170,7 +171,7 @@ class TrainingSensor:
             finally:
                 connection.close()
         except (OSError, ValueError, http.client.HTTPException) as error:
-            return None, f"{self._url} cannot be asked: {error}"
+            return None, f"cannot connect to {self._url}: {error}"
         if answer.status != 200:
             return None, f"{self._url}/metrics answered {answer.status}"
         return from_endpoint(body.decode("utf-8", "replace")), ""

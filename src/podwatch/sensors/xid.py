@@ -1,4 +1,4 @@
-"""XIDs of the NVIDIA driver, gathered from whoever hears of them: NVML's events, and the kernel log where readable."""
+"""XIDs of the NVIDIA driver, collected from NVML's events and, where readable, from the kernel log."""
 
 import re
 import threading
@@ -8,9 +8,11 @@ from podwatch.domain.snapshot import XidEvent
 from podwatch.system.clock import Clock
 
 KEPT = 64
-"""Events kept. A GPU that dies reports dozens within a second, and the newest say no more than the first."""
+"""Maximum number of events kept. A GPU that dies reports dozens within a second, and the last add nothing to the
+first."""
 SAME_SECONDS = 10.0
-"""The same code of the same GPU this soon is the same fault told twice: by both sources, or by one again and again."""
+"""Seconds within which the same code of the same GPU is the same fault, reported by both sources or repeatedly by
+one."""
 
 _NVRM = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{7,20})\): (\d{1,4})\b")
 _PCI = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.[0-7])?")
@@ -31,7 +33,7 @@ def parse_nvrm(message: str) -> tuple[str, int] | None:
 
 
 class XidInbox:
-    """Thread-safe. ``kernel`` and ``nvml`` say whether each source would tell us of an XID."""
+    """Collects XIDs. Thread-safe. ``kernel`` and ``nvml`` are true while that source reports XIDs."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -46,7 +48,7 @@ class XidInbox:
         return self.nvml or self.kernel
 
     def devices(self, pci: dict[str, int]) -> None:
-        """PCI address -> NVML index of the GPUs this pod may see."""
+        """Set the GPUs of this pod: PCI address -> NVML index."""
         known = {key: index for address, index in pci.items() if (key := pci_key(address)) is not None}
         with self._lock:
             self._devices = known
@@ -62,7 +64,7 @@ class XidInbox:
             self._events.append(XidEvent(gpu, code, now))
 
     def add_kernel(self, address: str, code: int) -> None:
-        """From the kernel log, which shows the whole machine: a GPU that is not this pod's is somebody else's."""
+        """Add an XID of the kernel log, which shows the whole machine: GPUs that are not this pod's are ignored."""
         key = pci_key(address)
         with self._lock:
             known = bool(self._devices)
@@ -71,6 +73,6 @@ class XidInbox:
             self.add(gpu, code)
 
     def newest(self) -> tuple[XidEvent, ...]:
-        """Newest last."""
+        """All kept events, newest last."""
         with self._lock:
             return tuple(self._events)

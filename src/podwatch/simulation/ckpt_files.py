@@ -1,8 +1,8 @@
-"""Checkpoint files as torch writes them, without torch: standard library only, because the simulated trainer must
-start in a moment.
+"""Writes checkpoint files as torch does, without torch: standard library only, because the simulated trainer must start
+quickly.
 
-The bytes inside the tensors mean nothing; everything around them (archive, index, offsets, save id, the order of
-writing) is as in real files (facts/checkpoints.md sections 2.2 and 2.3), so that structural checks judge them the same.
+The tensor data is arbitrary; everything else (archive, index, offsets, save id, order of writing) is as in real files,
+so that structural checks give the same results.
 """
 
 import io
@@ -20,13 +20,13 @@ _BLOCK = 1 << 20
 
 
 def tensor_bytes(seed: int, size: int) -> bytes:
-    """``size`` bytes that differ by seed; one random block repeated, because the speed of the disk is not the point."""
+    """``size`` bytes that differ by seed: one random block, repeated."""
     block = random.Random(seed).randbytes(min(_BLOCK, max(1, size)))
     return (block * (size // len(block) + 1))[:size]
 
 
 def write_torch_zip(path: Path, values: Mapping[str, Any], *, atomic: bool = True) -> None:
-    """A ``torch.save`` file with plain values (``progress.pt``). ``atomic``: temporary name, then rename."""
+    """Write a ``torch.save`` file with plain values (``progress.pt``). ``atomic``: temporary name, then rename."""
     target = path.with_name(f"{path.name}.tmp") if atomic else path
     with target.open("wb") as file:
         file.write(_archive(_dumps(dict(values)), None))
@@ -37,7 +37,7 @@ def write_torch_zip(path: Path, values: Mapping[str, Any], *, atomic: bool = Tru
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, bytes]) -> None:
-    """A ``.safetensors`` file of U8 tensors."""
+    """Write a ``.safetensors`` file of U8 tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, content in tensors.items():
@@ -52,7 +52,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, bytes]) -> None:
 
 
 def write_dcp(directory: Path, *, ranks: int, bytes_per_rank: int, seed: int, tensors: int = 4) -> str:
-    """One torch.distributed.checkpoint save, in its order: every shard fsynced, ``.metadata.tmp``, the old
+    """Write one torch.distributed.checkpoint save, in its order: every shard fsynced, ``.metadata.tmp``, the old
     ``.metadata`` removed, rename. Returns the save id."""
     directory.mkdir(parents=True, exist_ok=True)
     save_id = str(uuid.uuid4())
@@ -106,7 +106,7 @@ def read_dcp(directory: Path) -> int:
 
 
 class _Named:
-    """Pickles as a class or function of torch that is not here."""
+    """Pickles as a class or function of torch, without importing it."""
 
     torch_module = ""
     torch_name = ""
@@ -167,7 +167,7 @@ class _Call:
 
 
 _PYTHON_PICKLER: Any = pickle._Pickler  # type: ignore[attr-defined,unused-ignore]
-"""Python's own, because its methods can be overridden; the C one insists on finding what it names."""
+"""Python's own pickler, because its methods can be overridden; the C one must import the classes."""
 
 
 class _Pickler(_PYTHON_PICKLER):  # type: ignore[misc]

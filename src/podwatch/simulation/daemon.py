@@ -13,7 +13,7 @@ from podwatch.simulation.gpus import SimulatedGpus
 
 
 def main() -> int:
-    """What differs from ``podwatch run``: the GPU reader, and a store that may lie on the same disk."""
+    """Run the daemon. Unlike ``podwatch run`` it uses a simulated GPU reader and accepts a store on the same disk."""
     parser = argparse.ArgumentParser()
     parser.add_argument("-c", "--config", type=Path, required=True)
     parser.add_argument("--gpus", type=Path, required=True)

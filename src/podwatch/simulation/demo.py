@@ -1,7 +1,7 @@
 """``podwatch demo``: break a pod on purpose and measure what podwatch does about it.
 
 Every line of the summary is measured: from the journal's times, the trainer's own log and process list, and by reading
-every stored byte back. Nothing is assumed, and the exit code is 0 only if all of it really happened.
+every stored byte back. The exit code is 0 only if all of it really happened.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from podwatch.simulation.verify import prove_local, prove_store
 from podwatch.simulation.watching import DemoFailed, Watching
 
 PATIENCE = 4.0
-"""Times the usual duration that a phase may take: the machine may be busy."""
+"""Factor by which a phase can exceed its usual duration: the machine can be busy."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Result:
 
 @dataclass
 class Stage:
-    """What a scenario works with."""
+    """The objects that a scenario uses."""
 
     pod: Pod
     watching: Watching
@@ -51,14 +51,14 @@ class Stage:
     result: Result
 
     def wait(self, what: str, condition: Callable[[], bool], seconds: float) -> None:
-        """``seconds`` is what it usually takes at speed 1."""
+        """Wait for a condition. ``seconds`` is the usual duration at speed 1."""
         self.watching.wait(what, condition, max(10.0, PATIENCE * self.pod.shape.seconds(seconds)))
 
 
 def run(
     scenario: str, *, speed: float = 1.0, keep: bool = False, layout: str = "A", screen: Screen | None = None
 ) -> int:
-    """Play one scenario; 0 if everything that is claimed was seen to happen. Cleans up on Ctrl-C too."""
+    """Run one scenario; 0 if everything in the summary really happened. Also cleans up on Ctrl-C."""
     require_linux()
     screen = screen or Screen()
     play, shape = SCENARIOS[scenario]
@@ -77,12 +77,12 @@ def run(
             result.add("demo", False, str(failure))
         _summary(screen, result)
     except KeyboardInterrupt:
-        with contextlib.suppress(OSError):  # the terminal may be what went away
+        with contextlib.suppress(OSError):  # the terminal can be gone
             screen.say("demo", "interrupted; cleaning up", "demo")
         return 130
     finally:
         for number in before:
-            signal.signal(number, signal.SIG_IGN)  # an impatient second Ctrl-C must not leave a mount behind
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave a mount behind
         watching.close()
         pod.destroy(keep=keep)
         for number, handler in before.items():
@@ -98,7 +98,7 @@ def _open(pod: Pod, screen: Screen, scenario: str) -> None:
     size = f"{pod.shape.capacity_bytes / 1e6:.0f} MB"
     kind = "tmpfs" if pod.mounted else "quota"
     screen.say("demo", f"scenario {scenario}: a pod with two simulated GPUs and a disk of {size} ({kind})", "demo")
-    screen.say("demo", f"starting podwatch; it will start training ({pod.root})", "demo")
+    screen.say("demo", f"starting podwatch, which starts training ({pod.root})", "demo")
     pod.start_daemon()
 
 
@@ -106,7 +106,7 @@ def _open(pod: Pod, screen: Screen, scenario: str) -> None:
 
 
 def silent_death(stage: Stage) -> None:
-    """The inference engine dies without a word, its server exits with 0, and the launcher does not care."""
+    """The inference engine dies without a message, its server exits with 0, and the launcher ignores it."""
     _until_guarded(stage)
     died = _kill_engine(stage)
     _heals(stage, died, "silent-death")
@@ -114,7 +114,7 @@ def silent_death(stage: Stage) -> None:
 
 
 def hang(stage: Stage) -> None:
-    """Training stands still: no step, GPUs idle, memory still held."""
+    """Training hangs: no step, GPUs idle, memory still held."""
     _until_guarded(stage)
     stage.screen.say("demo", "FAULT: the trainer deadlocks at its next step; memory stays allocated", "fault")
     stage.pod.order_fault("hang")
@@ -125,7 +125,7 @@ def hang(stage: Stage) -> None:
 
 
 def disk_pressure(stage: Stage) -> None:
-    """No fault at all: prime-rl deletes nothing by itself, and the disk is small."""
+    """No fault: prime-rl deletes nothing, and the disk is small."""
     _until_guarded(stage)
     pod, watching = stage.pod, stage.watching
     wanted = 2 * pod.shape.capacity_bytes
@@ -151,7 +151,7 @@ def crash_loop(stage: Stage) -> None:
     _until_guarded(stage, checkpoints=3)
     stage.pod.order_fault("crash-after-load", "newest 2")
     died = _kill_engine(stage)
-    stage.screen.say("demo", "FAULT: whatever step is loaded first will crash the trainer twice", "fault")
+    stage.screen.say("demo", "FAULT: the trainer crashes twice after loading the first step it loads", "fault")
     watching = stage.watching
     stage.wait("podwatch steps back", lambda: watching.find(EventName.STEPPED_BACK, died.wall) is not None, 30)
     tried = [event.fields.get("step") for event in watching.all(EventName.TRAINER_STARTING, died.wall)]
@@ -159,7 +159,7 @@ def crash_loop(stage: Stage) -> None:
     confirmed = watching.all(EventName.TRAINER_CONFIRMED, died.wall)[-1]
     resumed = watching.resumed_from()
     stage.result.add("stepped back", resumed is not None and resumed not in tried[:1], f"tried {tried}, then {resumed}")
-    stage.result.add("healed", True, f"training confirmed {confirmed.wall - died.wall:.1f} s after the first death")
+    stage.result.add("healed", True, f"training confirmed {confirmed.wall - died.wall:.1f} s after the first crash")
     _goes_on(stage, died.wall, pruned=False)
 
 
@@ -176,13 +176,13 @@ SCENARIOS: dict[str, tuple[Callable[[Stage], None], Shape]] = {
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """When the fault came."""
+    """The time and step of the fault."""
 
     wall: float
 
 
 def _until_guarded(stage: Stage, checkpoints: int = 2) -> None:
-    """Training runs, the detector is armed, and there is something to go back to."""
+    """Wait until training runs, the detector is armed, and there is a checkpoint to resume from."""
     watching = stage.watching
     stage.wait("training makes steps", lambda: watching.step() is not None, 12)
     stage.wait(
@@ -222,10 +222,10 @@ def _heals(stage: Stage, broken: Broken, kind: str, seconds: float = 10) -> None
 
     def found() -> bool:
         nonlocal made
-        made = max(made, _steps_made(stage))  # the trainer goes on for a moment with what it has
+        made = max(made, _steps_made(stage))  # the trainer continues for a moment with the batches it has
         return watching.find(EventName.FINDING_RAISED, broken.wall, **seen) is not None
 
-    stage.wait(f"podwatch finds: {kind}", found, seconds)
+    stage.wait(f"podwatch detects {kind}", found, seconds)
     finding = watching.find(EventName.FINDING_RAISED, broken.wall, **seen)
     detected = finding.wall - broken.wall if finding else 0.0
     stage.result.add("detected", True, f"{detected:.1f} s after the fault")
@@ -242,13 +242,13 @@ def _heals(stage: Stage, broken: Broken, kind: str, seconds: float = 10) -> None
 
 
 def _steps_made(stage: Stage) -> int:
-    """How many steps training has made, in the count of its checkpoints: layout A numbers steps from 0."""
+    """Number of steps that training has made, counted as its checkpoints are: layout A numbers steps from 0."""
     step = stage.watching.step()
     return 0 if step is None else step + (1 if stage.pod.shape.layout == "A" else 0)
 
 
 def _goes_on(stage: Stage, since: float, *, pruned: bool) -> None:
-    """After the healing: another checkpoint complete and in the store; and room made, where the disk is small."""
+    """After the restart: wait for another checkpoint in the store, and for freed space where the disk is small."""
     watching = stage.watching
     healed = watching.all(EventName.TRAINER_CONFIRMED, since)[-1].wall
     stage.wait(
@@ -265,21 +265,23 @@ def _confirmed(stage: Stage, since: float) -> bool:
 
 
 def _whole_sets_removed(stage: Stage) -> set[object]:
-    """Steps of complete checkpoints that podwatch removed and whose files are really gone from the disk."""
+    """Steps of complete checkpoints that podwatch removed and whose files are gone from the disk."""
     pruned = {event.fields.get("step") for event in stage.watching.all(EventName.PRUNED)}
     checkpoints = stage.pod.output_dir / "checkpoints"
     return {step for step in pruned if step is not None and not (checkpoints / f"step_{step}" / "trainer").exists()}
 
 
 def _prove(stage: Stage) -> None:
-    """podwatch leaves (training stays, promise 5), training is ended, and everything is read back."""
+    """Stop podwatch (training continues, promise 5), end training, and read everything back."""
     pod, watching, result = stage.pod, stage.watching, stage.result
     complete = len({event.fields.get("step") for event in watching.all(EventName.CHECKPOINT_COMPLETE)})
     pruned = sum(int(e.fields.get("count") or 1) for e in watching.all(EventName.PRUNED))
     sets_gone = len(_whole_sets_removed(stage))
     code = pod.stop_daemon()
     alive = pod.engine_pid() is not None
-    result.add("podwatch left", code == 0 and alive, f"exit code {code}, training {'goes on' if alive else 'is gone'}")
+    result.add(
+        "podwatch stopped", code == 0 and alive, f"exit code {code}, training {'continues' if alive else 'is gone'}"
+    )
     settings = load_settings(pod.config, environ={}, search=False).settings
     sets, problems = prove_local(settings)
     result.add("checkpoints", bool(sets) and not problems, f"{complete} complete, {len(sets)} on the pod and sound")
@@ -298,7 +300,7 @@ def _prove(stage: Stage) -> None:
     result.add(
         "pruned",
         True,
-        f"{pruned} removals, {sets_gone} of them whole checkpoints; disk at most {watching.worst_used_ratio:.0%} full",
+        f"{pruned} removals ({sets_gone} complete checkpoints); disk at most {watching.worst_used_ratio:.0%} full",
     )
 
 
@@ -306,7 +308,7 @@ def _summary(screen: Screen, result: Result) -> None:
     screen.plain("")
     for name, ok, text in result.rows:
         screen.plain(f"  {'ok  ' if ok else 'FAIL'}  {name:<14} {text}", "good" if ok else "bad")
-    verdict = "everything above was measured" if result.ok else "not everything that should have happened did"
+    verdict = "everything above was measured" if result.ok else "FAILED: see the lines above that are marked FAIL"
     screen.plain(f"\n{verdict}; {screen.elapsed:.0f} s in all", "good" if result.ok else "bad")
 
 

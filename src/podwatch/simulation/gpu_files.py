@@ -1,4 +1,4 @@
-"""How a simulated process holds GPU memory: a file ``<dir>/<gpu>/<pid>`` that counts while that very process lives.
+"""Simulated GPU memory: a file ``<dir>/<gpu>/<pid>`` that counts while that process lives.
 
 Standard library only: the simulated processes import it.
 """
@@ -15,7 +15,7 @@ class Held:
 
 
 def hold(directory: Path, gpu: int, pid: int, memory_bytes: int, utilization_percent: float = 0.0) -> None:
-    """Allocate, or change what is held; replaced atomically, so a reader never sees half a line."""
+    """Allocate or change the held memory; the file is replaced atomically, so a reader never sees half a line."""
     folder = directory / str(gpu)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{pid}"
@@ -24,7 +24,8 @@ def hold(directory: Path, gpu: int, pid: int, memory_bytes: int, utilization_per
 
 
 def held(directory: Path, gpu: int) -> tuple[Held, ...]:
-    """What living processes hold on one GPU. A zombie holds nothing: the driver frees memory when a process ends."""
+    """The memory that living processes hold on one GPU. A zombie holds none: the driver frees memory when a process
+    ends."""
     found = []
     try:
         entries = sorted(directory.joinpath(str(gpu)).iterdir())

@@ -1,4 +1,4 @@
-"""GPUs that exist as files: a GpuReader for a machine without one."""
+"""Simulated GPUs as files: a GpuReader for a machine without a GPU."""
 
 from pathlib import Path
 
@@ -10,7 +10,8 @@ TOTAL_BYTES = 80 * GIB
 
 
 class SimulatedGpus:
-    """``count`` GPUs below ``directory``. Their memory and utilisation are what living processes hold there.
+    """``count`` GPUs below ``directory``. Their memory and utilization are the sums of what living processes hold
+    there.
 
     A file ``<gpu>/lost`` makes a device fall off the bus.
     """
@@ -27,7 +28,7 @@ class SimulatedGpus:
         return tuple(self._sample(index) for index in range(self._count))
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Nothing to do: no file is kept open."""
 
     def _sample(self, index: int) -> GpuSample:
         name, uuid = "Simulated H100", f"GPU-simulated-{index}"

@@ -1,7 +1,7 @@
 """The simulated inference server and its engine process. Standard library only.
 
-As vLLM behaves (facts/prime-rl.md sections 4 and 5): the engine holds the GPU memory; when it dies, ``/health`` says
-503 for a moment, then the server shuts down and RETURNS NORMALLY, so its exit code is 0 and nobody notices.
+It behaves like vLLM: the engine holds the GPU memory; when it dies, ``/health`` answers 503 for a moment, then the
+server shuts down and RETURNS NORMALLY, so its exit code is 0 and the launcher does not notice.
 """
 
 import ctypes
@@ -72,11 +72,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Requests are not worth a line."""
+        """Do not log requests."""
 
 
 def serve(config: RunConfig) -> int:
-    """The API server. Returns 0 whatever happened to the engine."""
+    """Run the API server. Returns 0, whatever happened to the engine."""
     engine = _start_engine(config)
     server = _Server(("127.0.0.1", config.port), _Handler, bind_and_activate=False)
     server.config, server.lock = config, threading.Lock()
@@ -103,7 +103,7 @@ def serve(config: RunConfig) -> int:
 
 
 def engine_main() -> None:
-    """The engine: alive, and nothing else. Its memory is allocated in its name by the server once it is loaded."""
+    """Run the engine, which only stays alive. The server allocates its memory in its name once it is loaded."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, ENGINE_TITLE[:15].encode(), 0, 0, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while True:
@@ -111,7 +111,7 @@ def engine_main() -> None:
 
 
 def _start_engine(config: RunConfig) -> "subprocess.Popen[bytes]":
-    """With vLLM's process title as argv[0]; PYTHONHOME because Python looks for its library beside argv[0]."""
+    """Start it with vLLM's process title as argv[0]; PYTHONHOME because Python searches its library beside argv[0]."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from podwatch.simulation import inference as i; i.engine_main()"
     )

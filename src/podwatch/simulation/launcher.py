@@ -1,8 +1,7 @@
-"""The simulated ``rl``: starts inference, orchestrator and trainer, and watches them the way prime-rl does.
+"""The simulated ``rl``: starts inference, orchestrator and trainer, and watches them as prime-rl does.
 
-That is: a child counts only if it ends with another code than 0, and the work is done when orchestrator and trainer
-have ended. An inference server that returns 0 in the middle of the night is nobody's business (facts/prime-rl.md
-section 4).
+That is: only a child that ends with a code other than 0 counts as a failure, and the run is finished when orchestrator
+and trainer have ended. The end of an inference server with code 0 is ignored.
 """
 
 import os
@@ -72,7 +71,7 @@ def _watch(role: str, child: "subprocess.Popen[bytes]", errors: list[str]) -> No
 
 
 def _tee(child: "subprocess.Popen[bytes]", log: Path) -> None:
-    """The trainer's lines go to its log and to our own output."""
+    """Copy the trainer's lines to its log and to this process's output."""
     assert child.stdout is not None
     with log.open("wb", buffering=0) as file:
         for line in child.stdout:
@@ -84,8 +83,8 @@ def _tee(child: "subprocess.Popen[bytes]", log: Path) -> None:
 
 
 def _clean(config: RunConfig) -> None:
-    """What prime-rl does to its directory at a start: layout A wipes logs always, and rollouts and broadcasts at a
-    fresh start; layout B refuses a directory that was used before."""
+    """Prepare the directory as prime-rl does at a start: layout A always deletes logs, and at a fresh start rollouts
+    and broadcasts; layout B refuses a directory that was used before."""
     if config.layout == "A":
         gone = [config.output_dir / "logs", config.orchestrator_root / "logs"]
         if config.resume_step is None:

@@ -1,5 +1,5 @@
-"""The simulated orchestrator: asks the inference server for rollouts, one step ahead of the trainer. Standard library
-only."""
+"""The simulated orchestrator: requests rollouts from the inference server, one step ahead of the trainer. Standard
+library only."""
 
 import http.client
 import json
@@ -13,7 +13,7 @@ REQUESTS_PER_STEP = 4
 
 
 def main(config: RunConfig) -> int:
-    """Ship one batch per step. A failing rollout is tried again without limit, as prime-rl does."""
+    """Send one batch per step. A failing rollout is retried without limit, as in prime-rl."""
     _wait_for_health(config)
     first_step = 0 if config.layout == "A" else 1
     start = first_step
@@ -53,7 +53,7 @@ def _save(config: RunConfig, step: int) -> None:
 
 
 def _wait_for_policy(config: RunConfig, step: int, start: int) -> None:
-    """At most one step ahead of the trainer's published policy."""
+    """Wait until this is at most one step ahead of the trainer's published policy."""
     said = False
     while step - (newest_stable(config) or start) > 1:
         if not said:

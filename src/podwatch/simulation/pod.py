@@ -23,20 +23,20 @@ from podwatch.simulation.ports import free_port
 from podwatch.simulation.processes import launch_command, write_programs
 
 MARKER = "SIMULATED_POD"
-"""Environment variable of every process of a pod. Not PODWATCH_*: those are kept from training."""
+"""Environment variable of every process of a pod. Not PODWATCH_*: podwatch removes those from training."""
 INFERENCE_GPU, TRAINER_GPU = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large and how fast. Seconds are for ``speed`` 1."""
+    """Sizes and durations. Seconds are for ``speed`` 1."""
 
     speed: float = 1.0
     layout: str = "A"
     step_seconds: float = 0.35
     load_seconds: float = 1.0
     death_seconds: float = 1.0
-    """How long a server whose engine died answers 503 before it goes."""
+    """Seconds for which a server answers 503 after its engine died, before it ends."""
     interval: int = 5
     ranks: int = 2
     shard_bytes: int = 8_000_000
@@ -53,7 +53,7 @@ class Shape:
 
 @dataclass
 class Pod:
-    """``create``, ``start_daemon``, then break something; ``destroy`` always. ``root`` must be new and empty."""
+    """Use ``create``, ``start_daemon``, then a fault, and always ``destroy``. ``root`` must be new and empty."""
 
     root: Path
     shape: Shape = field(default_factory=Shape)
@@ -98,7 +98,7 @@ class Pod:
         return self.root / "podwatch.log"
 
     def create(self) -> None:
-        """Directories, the small disk, programs and both configurations."""
+        """Create directories, the small disk, programs and both configurations."""
         for directory in (self.disk, self.store, self.state, self.runtime, self.gpus, self.faults):
             directory.mkdir(parents=True, mode=0o755)
         self.mounted = self._mount()
@@ -108,7 +108,7 @@ class Pod:
         self.config.chmod(0o644)
 
     def start_daemon(self) -> None:
-        """The real daemon with simulated GPUs, as a child in a session of its own. Its output goes to ``log``."""
+        """Start the real daemon with simulated GPUs, as a child in its own session. Its output goes to ``log``."""
         self.daemon = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "podwatch.simulation.daemon", "-c", str(self.config)),
@@ -123,14 +123,14 @@ class Pod:
         )
 
     def environment(self) -> dict[str, str]:
-        """What podwatch commands need to find this pod and no other; nothing of the caller's own configuration."""
+        """The environment by which podwatch commands find only this pod, without the caller's own configuration."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PODWATCH_", "B2_"))}
         source = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH", ""))))
         return {**kept, "PODWATCH_RUNTIME_DIR": str(self.runtime), "PYTHONPATH": path}
 
     def status(self) -> dict[str, Any] | None:
-        """The daemon's own view of this moment, over HTTP; None when it does not answer."""
+        """The daemon's present status, by HTTP; None when it does not answer."""
         endpoint = read_endpoint(self.runtime / self.run_id)
         return fetch_status(endpoint.http_url) if endpoint is not None and endpoint.http_url else None
 
@@ -139,13 +139,13 @@ class Pod:
         return next((holder.pid for holder in held(self.gpus, INFERENCE_GPU)), None)
 
     def order_fault(self, name: str, text: str = "") -> None:
-        """Make the trainer misbehave at its next chance (``hang``, ``crash-after-load``)."""
+        """Make the trainer fail at the next opportunity (``hang``, ``crash-after-load``)."""
         temporary = self.faults / f".{name}"
         temporary.write_text(text)
         temporary.replace(self.faults / name)
 
     def stop_daemon(self, timeout: float = 15.0) -> int | None:
-        """SIGTERM, as a person would; training goes on. Returns the exit code, None if it had to be killed."""
+        """Send SIGTERM to podwatch; training continues. Returns the exit code, None if podwatch had to be killed."""
         if self.daemon is None:
             return None
         if self.daemon.poll() is None:
@@ -158,7 +158,7 @@ class Pod:
             return None
 
     def processes(self) -> list[int]:
-        """Every living process of this pod: the marker is in its environment, or the pod's own path in its command."""
+        """All living processes of this pod: with the marker in the environment, or the pod's path in the command."""
         found = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -194,7 +194,7 @@ class Pod:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _mount(self) -> bool:
-        """A tmpfs of the right size where this is allowed; else podwatch gets a configured capacity."""
+        """Mount a tmpfs of the right size where permitted; else podwatch gets a configured capacity."""
         if os.geteuid() != 0 or shutil.which("mount") is None:
             return False
         size = f"size={self.shape.capacity_bytes}"
@@ -261,7 +261,7 @@ class Pod:
 
 
 def require_linux() -> None:
-    """Raises HostError where there is no /proc to look into."""
+    """Raise HostError where there is no /proc."""
     if not Path("/proc/self/stat").exists():
         raise HostError("the demo needs Linux", where="/proc", fix="run it in a Linux machine or container")
 

@@ -1,16 +1,16 @@
-"""Ports that stay free until they are used."""
+"""Finds ports that stay free until they are used."""
 
 import random
 import socket
 
 
 def free_port() -> int:
-    """Below those that the kernel hands out by itself (32768 and above): no connection and no other server gets it in
-    between, also while a server that is stopped will come back to it."""
+    """A port below the range that the kernel assigns automatically (32768 and above), so that no connection and no
+    other server takes it, even while its server restarts."""
     while True:
         port = random.randrange(16384, 32768)
         try:
             with socket.create_server(("127.0.0.1", port)):
                 return port
-        except OSError:  # somebody has it
+        except OSError:  # the port is in use
             continue

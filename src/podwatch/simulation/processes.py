@@ -1,5 +1,5 @@
-"""Entry points of the simulated processes, and the little scripts that make them look like prime-rl's in the process
-list (a console script's name is its process name). Standard library only."""
+"""Entry points of the simulated processes, and the scripts that give them prime-rl's names in the process list (a
+console script's name is its process name). Standard library only."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ raise SystemExit(main({program!r}, sys.argv[1:]))
 
 
 def write_programs(bin_dir: Path) -> None:
-    """``bin/rl`` and the others; they need no installed package and no site directory."""
+    """Write ``bin/rl`` and the others; they need no installed package and no site directory."""
     bin_dir.mkdir(parents=True, exist_ok=True)
     source = str(Path(__file__).parents[2])
     for program in PROGRAMS:
@@ -22,7 +22,7 @@ def write_programs(bin_dir: Path) -> None:
 
 
 def launch_command(bin_dir: Path) -> list[str]:
-    """The beginning of the command; flags of the run follow."""
+    """The start of the command; flags of the run follow."""
     return [sys.executable, "-S", str(bin_dir / "rl")]
 
 
@@ -30,7 +30,7 @@ def main(program: str, argv: list[str]) -> int:
     """Run one role."""
     from podwatch.simulation.run_files import load_run
 
-    with open("/proc/self/comm", "w") as file:  # noqa: PTH123 - as a console script's name shows
+    with open("/proc/self/comm", "w") as file:  # noqa: PTH123 - set the name as a console script has it
         file.write(program[:15])
     if argv[:1] == ["-m"]:
         argv = argv[2:]

@@ -1,7 +1,7 @@
-"""What the simulated processes share: their configuration, prime-rl's two layouts, log lines, faults to come.
+"""Shared code of the simulated processes: configuration, prime-rl's two layouts, log lines, ordered faults.
 
-Standard library only. Rules from facts/prime-rl.md sections 1 to 4: "A" is the layout up to v0.8.0 with
-``run_default/`` and steps from 0, "B" the later one with one tree and steps from 1.
+Standard library only. prime-rl's rules: "A" is the layout up to v0.8.0 with ``run_default/`` and steps from 0, "B" the
+later one with one tree and steps from 1.
 """
 
 import os
@@ -18,7 +18,7 @@ RESUME_FLAGS = ("--ckpt.resume-step", "--resume.step")
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Read from ``@ FILE`` and flags, as every one of prime-rl's processes does."""
+    """The configuration, read from ``@ FILE`` and flags, as in each of prime-rl's processes."""
 
     output_dir: Path
     max_steps: int
@@ -59,7 +59,7 @@ class RunConfig:
 
 
 def load_run(argv: Sequence[str]) -> RunConfig:
-    """Flags are stronger than the file. Raises SystemExit with prime-rl's manner of complaint for unknown flags."""
+    """Flags take precedence over the file. Raises SystemExit with prime-rl's message for unknown flags."""
     flags: dict[str, str] = {}
     files: list[str] = []
     words = list(argv)
@@ -104,13 +104,14 @@ def load_run(argv: Sequence[str]) -> RunConfig:
 
 
 def say(level: str, text: str) -> None:
-    """A line as prime-rl's logger writes it: time without a date, level padded to 7, colours always on."""
+    """Print a line as prime-rl's logger does: time without a date, level padded to 7, colours always on."""
     colour = {"SUCCESS": GREEN, "ERROR": RED, "WARNING": YELLOW}.get(level, "")
     print(f"{colour}{time.strftime('%H:%M:%S')} {level:>7} {text}{PLAIN}", flush=True)
 
 
 def highest_step(root: Path) -> int | None:
-    """As prime-rl takes it: every name that begins with ``step_`` is parsed, and an odd one raises ValueError."""
+    """The highest step as prime-rl finds it: every name that starts with ``step_`` is parsed, and an invalid one raises
+    ValueError."""
     try:
         return max((int(name.split("_")[-1]) for name in os.listdir(root) if name.startswith("step_")), default=None)  # noqa: PTH208
     except FileNotFoundError:
@@ -125,7 +126,7 @@ def newest_stable(config: RunConfig) -> int | None:
 
 
 def take_fault(config: RunConfig, name: str) -> str | None:
-    """A fault that was ordered by writing ``<faults>/<name>``; it is used up by taking it."""
+    """Take a fault that was ordered by writing ``<faults>/<name>``; this removes it."""
     path = config.faults / name
     try:
         text = path.read_text()

@@ -1,4 +1,4 @@
-"""What the demo prints: one line per thing that happens, readable without colours."""
+"""The output of the demo: one line per event, readable without colours."""
 
 import contextlib
 import os

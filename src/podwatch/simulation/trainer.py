@@ -15,7 +15,7 @@ MEMORY = 62 << 30
 
 
 def main(config: RunConfig) -> int:
-    """Run to ``max_steps``. Exit code 1 when a checkpoint does not load, as prime-rl's trainer ends."""
+    """Run to ``max_steps``. Exit code 1 when a checkpoint does not load, as in prime-rl."""
     say("INFO", "Starting RL trainer")
     hold(config.gpus, GPU, os.getpid(), MEMORY, 10.0)
     start = 0
@@ -33,7 +33,7 @@ def main(config: RunConfig) -> int:
             say("ERROR", f"RuntimeError: Error(s) in loading state_dict at step {start}: size mismatch")
             return 1
     # prime-rl up to v0.4.0 takes the rollouts at the highest orchestrator checkpoint, whatever it resumes from
-    # (facts/prime-rl.md section 3): with a later one left behind it waits for a batch that never comes.
+    # (with a later one left behind it waits for a batch that never comes).
     shift = 0
     if config.layout == "A":
         shift = max(0, (highest_step(config.orchestrator_root / "checkpoints") or start) - start)
@@ -89,7 +89,7 @@ def _broadcast(config: RunConfig, step: int) -> None:
     directory = config.broadcast(step)
     (directory / "STABLE").unlink(missing_ok=True)
     _write_weights(config, directory, step)
-    # Broadcasts at checkpoint steps stay for ever, the others go when the next ones are there.
+    # Broadcasts at checkpoint steps stay forever, the others are removed when the next ones exist.
     for old in directory.parent.glob("step_*"):
         number = int(old.name.split("_")[-1])
         if number < step - 1 and number % config.interval:
@@ -115,7 +115,8 @@ def _hang(config: RunConfig) -> None:
 
 
 def _told_to_fail(config: RunConfig, step: int) -> bool:
-    """The fault ``crash-after-load`` holds ``<step> <times>``; with ``newest`` it takes the step it meets first."""
+    """Whether to fail now: the fault ``crash-after-load`` contains ``<step> <times>``; ``newest`` is the first loaded
+    step."""
     text = take_fault(config, "crash-after-load")
     if text is None:
         return False

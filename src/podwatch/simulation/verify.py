@@ -1,4 +1,4 @@
-"""Prove what the demo claims: read everything back and compare, trusting no status and no event."""
+"""Proves the demo's claims: reads everything back and compares, without relying on any status or event."""
 
 import hashlib
 import io
@@ -18,8 +18,8 @@ from podwatch.system.clock import SystemClock
 
 @dataclass(frozen=True, slots=True)
 class StoreProof:
-    """What lies in the store. ``step`` is what the pointer names; ``verified`` are the steps of manifests whose every
-    byte was read and compared; ``problems`` is empty when all is well."""
+    """The content of the store. ``step`` is the pointer's step; ``verified`` are the steps of manifests with every byte
+    read and compared; ``problems`` is empty if there are none."""
 
     step: int | None = None
     verified: tuple[int, ...] = ()
@@ -28,7 +28,7 @@ class StoreProof:
 
 
 def prove_store(root: Path, keys: Keys) -> StoreProof:
-    """Pointer -> manifest -> every file, with sizes and part hashes, and every other manifest that is there."""
+    """Check pointer -> manifest -> every file, with sizes and part hashes, and every other manifest."""
     store = LocalStore(root, writer_id="demo-verifier")
     problems: list[str] = []
     verified: list[int] = []
@@ -48,7 +48,7 @@ def prove_store(root: Path, keys: Keys) -> StoreProof:
                 if hashlib.sha1(content, usedforsecurity=False).hexdigest() != pointer.manifest_sha1:
                     problems.append(f"latest.json records another hash of {found}")
                 if wrong:
-                    problems.append("latest.json names a set that is not whole")
+                    problems.append("latest.json names an incomplete checkpoint")
     except PodwatchError as error:
         return StoreProof(problems=(str(error),))
     finally:
@@ -56,14 +56,14 @@ def prove_store(root: Path, keys: Keys) -> StoreProof:
     if pointer is None:
         return StoreProof(verified=tuple(sorted(verified)), problems=("no latest.json in the store",))
     if pointer.step not in verified and not problems:
-        problems.append(f"latest.json names step {pointer.step}, which has no whole manifest")
+        problems.append(f"latest.json names step {pointer.step}, which has no complete manifest")
     return StoreProof(pointer.step, tuple(sorted(verified)), total, tuple(problems))
 
 
 def prove_local(settings: Settings) -> tuple[tuple[CheckpointSet, ...], tuple[str, ...]]:
-    """The complete sets on the pod's disk, and what the structural check of each file found."""
+    """The complete checkpoints on the pod's disk, and the problems that the structural check found."""
     catalogue = Catalogue(make_layout(settings), SystemClock(), settle=0.0, settle_weak=0.0)
-    catalogue.rescan()  # a set counts from its second look on
+    catalogue.rescan()  # a checkpoint is complete from its second scan on
     complete = tuple(found for found in catalogue.rescan() if found.complete)
     problems = [f"step {found.step}: {reason}" for found in complete for reason in catalogue.verify(found.step)]
     return complete, tuple(problems)

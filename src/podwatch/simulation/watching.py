@@ -1,4 +1,4 @@
-"""How the demo looks at its pod: the journal's events in order, the trainer's own log, the process list."""
+"""How the demo watches its pod: the journal's events in order, the trainer's own log, the process list."""
 
 import re
 import time
@@ -16,15 +16,15 @@ _STEP = re.compile(rb"SUCCESS\s+Step (\d+) \|")
 _TAIL = 65_536
 STATUS_SECONDS = 0.4
 _QUIET = frozenset({EventName.SENSOR_CHANGED, EventName.UPLOAD_STARTED})
-"""Recorded, but not worth a line of a demo's screen."""
+"""Events that the demo does not print."""
 
 
 class DemoFailed(PodwatchError):  # noqa: N818 - reads as a sentence where it is raised
-    """Something that had to happen did not."""
+    """An expected event did not happen."""
 
 
 class Watching:
-    """Follows one pod. ``events`` are all events so far."""
+    """Watches one pod. ``events`` are all events so far."""
 
     def __init__(self, pod: Pod, screen: Screen) -> None:
         self._pod, self._screen = pod, screen
@@ -37,7 +37,7 @@ class Watching:
         self.worst_used_ratio = 0.0
 
     def look(self) -> None:
-        """Take and print what is new. Raises DemoFailed when the daemon is gone."""
+        """Read and print what is new. Raises DemoFailed when the daemon is gone."""
         for event in self._new_events():
             self.events.append(event)
             if event.name not in _QUIET and event.message != self._last_message:
@@ -51,7 +51,7 @@ class Watching:
             )
 
     def wait(self, what: str, condition: Callable[[], bool], seconds: float) -> None:
-        """Until ``condition`` holds, looking ten times a second. Raises DemoFailed after ``seconds``."""
+        """Wait until ``condition`` holds, checking ten times a second. Raises DemoFailed after ``seconds``."""
         deadline = time.monotonic() + seconds
         while True:
             self.look()
@@ -72,7 +72,7 @@ class Watching:
         return self._journal.incidents() if self._journal is not None else []
 
     def step(self) -> int | None:
-        """The newest step that the trainer itself has reported since its last start."""
+        """The newest step that the trainer has reported since its last start."""
         logs = self._pod.output_dir / "logs"
         found: list[int] = []
         for path in (logs / "trainer.stdout", logs / "trainer.log"):
@@ -86,7 +86,7 @@ class Watching:
         return max(found, default=None)
 
     def resumed_from(self) -> int | None:
-        """The step that the running launcher was given on its command line, from the process list."""
+        """The step on the command line of the running launcher, from the process list."""
         for pid in self._pod.processes():
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -117,14 +117,14 @@ class Watching:
         except HostError:
             if self._last_id:
                 raise
-            self.close()  # opened while the daemon was still making it
+            self.close()  # opened while the daemon was still creating it
             return []
         if found:
             self._last_id = found[-1].id
         return found
 
     def _tell_progress(self) -> None:
-        """A line whenever the trainer passes another multiple of the checkpoint interval."""
+        """Print a line whenever the trainer passes another multiple of the checkpoint interval."""
         now = time.monotonic()
         if now < self._next_status:
             return
@@ -152,4 +152,4 @@ def _tail_text(path: Path) -> str:
     try:
         return " / ".join(path.read_text(errors="replace").strip().splitlines()[-3:])[-600:]
     except OSError:
-        return "its log cannot be read"
+        return "cannot read its log"

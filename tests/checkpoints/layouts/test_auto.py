@@ -87,7 +87,7 @@ def test_several_are_asked_about_with_their_reasons(out: Path) -> None:
     text = str(problem.value)
     assert "several layouts fit" in text
     assert "hf: checkpoint-5 holds trainer_state.json" in text
-    assert "verl: global_step_5 lies beside latest_checkpointed_iteration.txt" in text
+    assert "verl: global_step_5 is beside latest_checkpointed_iteration.txt" in text
     assert 'layout = "' in problem.value.fix
     assert make_layout(settings(out, "bash", "unknown.sh", layout="hf")).name == "hf"
 

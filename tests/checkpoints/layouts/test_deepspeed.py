@@ -59,7 +59,7 @@ def test_latest_before_the_last_rank(tmp_path: Path) -> None:
     [
         ("", "empty or garbled"),
         ("global_st", "empty or garbled"),
-        ("global_step5", "latest says 5"),
+        ("global_step5", "latest names step 5"),
         (None, "missing"),
     ],
 )

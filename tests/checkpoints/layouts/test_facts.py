@@ -67,7 +67,7 @@ def test_verl_husks_are_no_checkpoints(out: Path) -> None:
     run(core.verl_fsdp(out, 10))
     shutil.rmtree(out / "global_step_10" / "actor")
     verdict = judge(make("verl", out), 10)
-    assert "only data.pt is left" in verdict.reason
+    assert "only data.pt is there" in verdict.reason
     assert not verdict.damaged
 
 
@@ -161,7 +161,7 @@ def test_a_tracker_that_went_back_says_nothing_of_an_older_future(out: Path) -> 
     """Set right for a start from 5, while step 10 came back out of quarantine: its own files speak for it."""
     run(core.verl_fsdp(out, 10))
     (out / TRACKER).write_text("5")
-    assert "says 5: the save of step 10 is not over" in judge(make("verl", out), 10).reason
+    assert "names step 5: the save of step 10 has not finished" in judge(make("verl", out), 10).reason
     later = (out / TRACKER).stat().st_mtime + 60
     os.utime(out / TRACKER, (later, later))
     assert judge(make("verl", out), 10).whole
@@ -204,7 +204,7 @@ def test_torchtitan_export_is_kept_and_never_resumed_from(out: Path) -> None:
     assert judge(layout, 10).whole
     verdict = judge(layout, 20)
     assert not verdict.whole
-    assert "holds the model only" in verdict.reason
+    assert "contains only the model" in verdict.reason
     assert layout.pinned() == {20: "the export at the end of the run"}
     assert layout.ahead_of(10) == (out / "checkpoint" / "step-20",)
     shutil.rmtree(out / "checkpoint" / "step-20")
@@ -213,7 +213,7 @@ def test_torchtitan_export_is_kept_and_never_resumed_from(out: Path) -> None:
     export.mkdir()
     (export / "model-00001-of-00001.safetensors").write_bytes(safetensors_bytes())
     (export / "model.safetensors.index.json").write_text('{"weight_map": {"w": "model-00001-of-00001.safetensors"}}')
-    assert "holds the model only" in judge(layout, 30).reason
+    assert "contains only the model" in judge(layout, 30).reason
     assert layout.pinned() == {30: "the export at the end of the run"}
 
 
@@ -300,13 +300,13 @@ def test_nemo_prefers_last_and_looks_at_its_marker(out: Path) -> None:
     assert set(layout.step_paths(10)) == {root / name, root / name.removesuffix("-last")}
     mark = root / f"{name}-unfinished"
     mark.touch()
-    assert f"{mark.name} is there" in judge(layout, 10).reason
+    assert f"{mark.name} exists" in judge(layout, 10).reason
     assert judge(layout, 10).rests_on == (mark,)
     export = root / name.replace("-last", "-end")
     shutil.copytree(root / name, export)
     assert set(layout.ahead_of(5)) == {root / name, root / name.removesuffix("-last"), mark, export}
     assert layout.ahead_of(10) == ()
-    with pytest.raises(ConfigurationError, match="told in Python"):
+    with pytest.raises(ConfigurationError, match="choose in Python"):
         resume(layout, "python", "t.py")
     assert layout.part_dir("checkpoint", 7) == root / "step=7-last"
 
@@ -349,9 +349,9 @@ def test_hf_presets(out: Path, command: tuple[str, ...], end: tuple[str, ...]) -
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (("trl", "sft", "--output_dir", "o"), "begin again at step 0"),
+        (("trl", "sft", "--output_dir", "o"), "restart at step 0"),
         (("swift", "sft"), "versioned directory"),
-        (("axolotl", "train", "x.yml", "--", "--nproc_per_node=2"), "goes to the launcher"),
+        (("axolotl", "train", "x.yml", "--", "--nproc_per_node=2"), "go to the launcher"),
         (("torchrun", "deaf.py"), "deaf.py calls Trainer.train"),
         (("bash", "run.sh"), "does not pass arguments on"),
         (("bash", "-c", "torchrun train.py"), "does not pass arguments on"),

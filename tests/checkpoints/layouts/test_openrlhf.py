@@ -73,7 +73,7 @@ def test_the_states_name_the_step(tmp_path: Path) -> None:
     run(maker.operations(tmp_path, 10, global_step=7))
     found = verdict(layout_at(tmp_path), 10)
     assert found.damaged
-    assert "say step 7, not 10" in found.reason
+    assert "contain step 7, not 10" in found.reason
 
 
 def test_metric_files_and_best_tags(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_command(tmp_path: Path, command: Sequence[str], flag: str) -> None:
 
 
 def test_a_version_that_does_not_show(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="which OpenRLHF version"):
+    with pytest.raises(ConfigurationError, match="the OpenRLHF version"):
         resumed(layout_at(tmp_path), ("python", "-m", "openrlhf.cli.train_ppo_ray"), 20)
 
 

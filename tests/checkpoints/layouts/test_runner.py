@@ -34,7 +34,7 @@ def test_each_piece_is_needed(tmp_path: Path, gone: str) -> None:
 @pytest.mark.parametrize(
     ("info", "reason"),
     [
-        ('{"step": 9}', "says step 9, not 10"),
+        ('{"step": 9}', "contains step 9, not 10"),
         ('{"loss": 1}', "names no step"),
         ("[10]", "names no step"),
         ('{"st', "cannot be parsed"),

@@ -57,7 +57,7 @@ def test_the_state_names_the_step(tmp_path: Path) -> None:
     layout = saved(tmp_path, 10)
     (tmp_path / "global_step_10").rename(tmp_path / "global_step_11")
     (tmp_path / skyrl.TRACKER).write_text("11")
-    assert "says step 10, not 11" in verdict(layout, 11).reason
+    assert "contains step 10, not 11" in verdict(layout, 11).reason
 
 
 def test_the_fully_asynchronous_trainer_writes_after_the_tracker(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ KINDS: dict[str, Kind] = {
         custom.KIND,
     )
 }
-"""One line per layout; the order is that in which they are listed."""
+"""One line per layout, in the order in which they are listed."""
 
 
 def site_of(settings: Settings) -> Site:
@@ -70,8 +70,8 @@ def site_of(settings: Settings) -> Site:
 
 
 def make_layout(settings: Settings) -> Layout:
-    """The layout a configuration names, or the one that "auto" finds, for its output directory (which need not exist
-    yet). ConfigurationError: not known, not recognised, or ambiguous."""
+    """The layout that the configuration names, or that "auto" detects, for its output directory (which need not exist
+    yet). ConfigurationError: unknown, not recognized, or ambiguous."""
     site = site_of(settings)
     kind, chosen_because = _kind(settings, site)
     layout = kind.make(site)
@@ -80,14 +80,14 @@ def make_layout(settings: Settings) -> Layout:
 
 
 def concerns(settings: Settings) -> tuple[Concern, ...]:
-    """What of the command or the directory a restart would fail on, as the layout knows it. Reads small files; may
-    block. ConfigurationError as ``make_layout``."""
+    """Problems of the command or the directory that would make a restart fail, as far as the layout knows. Reads small
+    files; can block. ConfigurationError as ``make_layout``."""
     site = site_of(settings)
     return _kind(settings, site)[0].concerns(site)
 
 
 def _kind(settings: Settings, site: Site) -> tuple[Kind, str]:
-    """The layout's entry in the registry, and why "auto" took it (empty if the configuration names it)."""
+    """The layout's entry in the registry, and why "auto" chose it (empty if the configuration names it)."""
     name: str = settings.trainer.layout
     chosen_because = ""
     if name == "auto":
@@ -96,11 +96,11 @@ def _kind(settings: Settings, site: Site) -> tuple[Kind, str]:
     kind = KINDS.get(name)
     if kind is None:
         raise ConfigurationError(
-            f"layout {name!r} is not known", where="trainer.layout", fix=f"choose one of {', '.join(KINDS)}"
+            f"unknown layout {name!r}", where="trainer.layout", fix=f"choose one of {', '.join(KINDS)}"
         )
     return kind, chosen_because
 
 
 def recognised(site: Site) -> list[Recognition]:
-    """Every layout that recognises a command or a directory; for those who look at a machine."""
+    """Every layout that recognizes the command or the directory; for commands that inspect a machine."""
     return auto.recognised(site, KINDS.values())

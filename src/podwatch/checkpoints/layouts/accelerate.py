@@ -1,11 +1,11 @@
 """accelerate's ``save_state``: ``<project>/checkpoints/checkpoint_K`` by itself, or a name that the script gives
 (``step_500``, ``checkpoint-500``, ``checkpoint_500`` below output_dir, as in the transformers and diffusers examples).
 
-K COUNTS SAVES, it is no training step: it can be compared with other checkpoints of the run only. So any step that is
-made confirms a resume and none contradicts it, and steps since a checkpoint are unknown. Automatic naming refuses to
-save over an existing directory and loads the highest number, so what is ahead must be aside; the script itself must set
-``ProjectConfiguration(iteration=K + 1)``. Nothing marks the end of a save: such a set must be quiet for the long time
-and like the sets before it.
+K COUNTS SAVES, it is no training step: it can be compared only with other checkpoints of the run. So any new step
+confirms a resume and none contradicts it, and the number of steps since a checkpoint is unknown. Automatic naming
+refuses to save over an existing directory and loads the highest number, so checkpoints ahead must be moved to
+quarantine; the script itself must set ``ProjectConfiguration(iteration=K + 1)``. Nothing marks the end of a save: such
+a checkpoint must be unchanged for the long settle time and like those before it.
 """
 
 import re
@@ -29,12 +29,12 @@ def judge(view: StepView) -> Judgement:
 
 
 def _preset(_site: Site, command: Sequence[str]) -> Preset:
-    """The examples' flag, if the command shows that the script has it."""
+    """The flag of accelerate's examples, if the command shows that the script has it."""
     known = argv.has_flag(command, (_RESUME, "--checkpointing_steps"))
     return Preset(
         add=(_RESUME, "{checkpoint}") if known else None,
         flags=(_RESUME,),
-        ask="accelerate is a library: how the script calls load_state is its own",
+        ask="accelerate is a library, so podwatch cannot know how the script calls load_state",
         example=f'["{_RESUME}", "{{checkpoint}}"]',
     )
 
@@ -46,13 +46,13 @@ RULES = Rules(
     judge=judge,
     preset=_preset,
     sources=accelerate_state.SOURCES,
-    # DDP and FSDP sets load with another world size; of DeepSpeed's only the size is reported, and it binds.
+    # DDP and FSDP checkpoints load with another world size; DeepSpeed ones do not, and only they report a size.
     reshards=False,
 )
 
 
 def find(site: Site) -> Found:
-    """Automatic naming is its own directory; where it is used, nothing else is looked at."""
+    """Find the checkpoints. Automatic naming has its own directory; where it is used, nothing else counts."""
     base = site.checkpoint_dir or site.output_dir
     automatic = base / "checkpoints"
     for root, part, pattern in ((automatic, "checkpoints", AUTOMATIC), (base, "state", NAMED)):
@@ -63,7 +63,7 @@ def find(site: Site) -> Found:
 
 
 class Accelerate(SharedDirs):
-    """``counts_saves`` is known from the first look at a checkpoint on."""
+    """``counts_saves`` is known after the first scan that finds a checkpoint."""
 
     counts_saves = False
 
@@ -83,7 +83,7 @@ class Accelerate(SharedDirs):
 
 
 def recognise(site: Site) -> Recognition | None:
-    """By the random states, which no one else writes; open-instruct's directories are told by their own file."""
+    """Recognize the random states, which no other trainer writes; open-instruct's directories have their own marker."""
     for entries in list(find(site).values())[-3:]:
         for entry in entries:
             if (entry.path / "random_states_0.pkl").is_file() and not (entry.path / "COMPLETED").exists():

@@ -1,7 +1,7 @@
-"""What ``Accelerator.save_state`` leaves in one directory (facts/checkpoints.md 1b). Used by accelerate, open-instruct.
+"""The files that ``Accelerator.save_state`` writes into one directory. Used by accelerate, open-instruct.
 
-Order: weights (hooks may put them into subdirectories), optimizer, scheduler, samplers, scaler, each rank's random
-state, custom objects. No marker and no closing barrier, so nothing says that the last rank is done.
+Order: weights (hooks can put them into subdirectories), optimizer, scheduler, samplers, scaler, each rank's random
+state, custom objects. No marker and no closing barrier, so nothing shows that the last rank is done.
 """
 
 import re
@@ -33,7 +33,7 @@ _OWN = re.compile(
 
 
 def check(inside: Inside) -> Judgement:
-    """Whole as far as files can say: ``Marker.NONE``. ``Fault`` if not. The world size only where shards bind it."""
+    """Complete as far as the files show: ``Marker.NONE``. ``Fault`` if not. The world size only where shards fix it."""
     ranks, token, leftovers = None, "", tuple[str, ...]()
     tags = [f for f in inside.folders(_ZERO_TAG) if zero_shards.present(inside.below(f))]
     if tags:

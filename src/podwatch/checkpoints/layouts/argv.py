@@ -1,6 +1,6 @@
 """Small tools for training commands: read flags, take resume flags out, fill placeholders, read the TOML they name.
 
-Only whole arguments are understood; what stands inside one ``sh -c`` text is left alone.
+Only whole arguments are handled; the text of ``sh -c`` is never changed.
 """
 
 import os
@@ -43,8 +43,8 @@ def has_flag(command: Sequence[str], names: Sequence[str]) -> bool:
 def strip_flags(
     command: Sequence[str], valued: Sequence[str], bare: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(command without these flags, what was taken out). A flag whose value holds one of our placeholders stays: the
-    person has said there where the step belongs. ``bare`` flags take at most a truth value with them."""
+    """(command without these flags, the removed arguments). A flag whose value contains one of podwatch's placeholders
+    stays: the operator chose the place of the step. ``bare`` flags have at most a truth value."""
     with_value, alone = {_plain(n) for n in valued}, {_plain(n) for n in bare}
     kept: list[str] = []
     removed: list[str] = []
@@ -73,8 +73,8 @@ def strip_flags(
 
 
 def strip_keys(command: Sequence[str], keys: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(command without these overrides, what was taken out): ``key=value`` as Hydra and OmegaConf read it, also as
-    ``+key=``, ``++key=``, ``~key``. One that holds a placeholder of ours stays, as with flags."""
+    """(command without these overrides, the removed ones): ``key=value`` as Hydra and OmegaConf read it, also as
+    ``+key=``, ``++key=``, ``~key``. One that contains a placeholder stays, as with flags."""
     kept: list[str] = []
     removed: list[str] = []
     for argument in command:
@@ -86,7 +86,7 @@ def strip_keys(command: Sequence[str], keys: Sequence[str]) -> tuple[tuple[str, 
 
 
 def key_value(command: Sequence[str], keys: Sequence[str]) -> str | None:
-    """The last value that an override gives to any of ``keys``, without its quotes; None if none does."""
+    """The last value that an override gives to any of ``keys``, without quotes; None if there is none."""
     value: str | None = None
     for argument in command:
         name, equals, text = argument.partition("=")
@@ -108,9 +108,9 @@ def build(
     """Fill the placeholders and add the resume arguments.
 
     ``{resume_args}`` alone becomes the arguments, inside a longer text their shell-quoted form. Without it they are
-    appended, unless the command itself says with ``{step}`` or ``{checkpoint}`` how it resumes. At a fresh start an
-    argument with ``{step}`` or ``{checkpoint}`` is left out, with the flag before it if that takes it as its value.
-    The same is exported as ``PODWATCH_STEP``, ``PODWATCH_CHECKPOINT`` and ``PODWATCH_RESUME_ARGS`` for scripts.
+    appended, unless the command itself contains ``{step}`` or ``{checkpoint}``. At a fresh start an argument with
+    ``{step}`` or ``{checkpoint}`` is left out, with the flag before it if that takes it as its value. The values are
+    also exported as ``PODWATCH_STEP``, ``PODWATCH_CHECKPOINT`` and ``PODWATCH_RESUME_ARGS`` for scripts.
     """
     own_way = any(p in a for p in ("{step}", "{checkpoint}") for a in command)
     values = {
@@ -151,7 +151,7 @@ def build(
 @dataclass(frozen=True, slots=True)
 class TomlFile:
     """A TOML file that a command names. ``changed_wall``: epoch seconds of its last change by the clock of its file
-    system, 0.0 where it cannot be read. ``document`` is None for one that cannot be read or holds no TOML."""
+    system, 0.0 where it cannot be read. ``document`` is None for a file that cannot be read or is not TOML."""
 
     name: str
     changed_wall: float
@@ -160,12 +160,12 @@ class TomlFile:
 
 def toml_documents(command: Sequence[str], cwd: Path | None) -> list[Mapping[str, Any]]:
     """The TOML files a command names as ``@ file.toml`` or ``@file.toml``, in order. Unreadable ones are left out: the
-    trainer itself will say so better."""
+    trainer itself reports them better."""
     return [file.document for file in toml_files(command, cwd) if file.document is not None]
 
 
 def toml_files(command: Sequence[str], cwd: Path | None) -> list[TomlFile]:
-    """As ``toml_documents``, with the unreadable ones among them. Blocks: reads at most 4 MiB of each."""
+    """As ``toml_documents``, including unreadable files. Blocks: reads at most 4 MiB of each."""
     files: list[TomlFile] = []
     for position, argument in enumerate(command):
         name = argument[1:] if argument.startswith("@") else ""

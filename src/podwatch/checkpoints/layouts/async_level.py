@@ -1,4 +1,4 @@
-"""How far behind the trainer its inference samples may be: by-products of those steps are still read."""
+"""How many steps the inference samples can be behind the trainer: by-products of those steps are still read."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,7 @@ from pathlib import Path
 from podwatch.checkpoints.layouts import argv
 
 STEPS_IN_USE = 2
-"""prime-rl's defaults: max_async_level 1, later a lag of 1 batch, and one step that is being written
-(facts/prime-rl.md section 1)."""
+"""prime-rl's defaults: max_async_level 1, later a lag of 1 batch, and one step that is being written."""
 MOST = 1000
 _KEYS = ("max_async_level", "max_off_policy_steps")
 """The second since 2026-08, when prime-rl began to remove old broadcasts itself."""
@@ -15,8 +14,8 @@ _FLAGS = tuple(f"--{section}{key.replace('_', '-')}" for key in _KEYS for sectio
 
 
 def steps_in_use(command: Sequence[str], cwd: Path) -> int:
-    """Steps below the newest one whose broadcasts and rollouts may still be read. The highest level that the command or
-    a configuration file named in it asks for, and one more; never fewer than the default. Reads those files."""
+    """Number of steps below the newest one whose broadcasts and rollouts can still be read: the highest level that the
+    command or a configuration file named in it sets, plus one; never fewer than the default. Reads those files."""
     levels = [1]
     for flag in _FLAGS:
         levels.append(_level(argv.flag_value(command, (flag,))))

@@ -1,7 +1,7 @@
-"""``layout = "auto"``: which trainer this is, from its command and from what lies in output_dir, and why.
+"""``layout = "auto"``: detects the trainer from its command and from the content of output_dir, with the reason.
 
-Each layout says for itself whether it recognises the command or the directory. One that is certain, or the only one,
-is taken; several are an error that names them all; none says what was looked at.
+Each layout reports whether it recognizes the command or the directory. A certain one, or the only one, is chosen;
+several are an error that names them all; none is an error that shows what was examined.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _NAMES_AT_MOST = 8
 
 
 def choose(site: Site, kinds: Iterable[Kind]) -> Recognition:
-    """The one layout that fits. ConfigurationError with the candidates, or with what was looked at."""
+    """The one layout that fits. ConfigurationError with the candidates, or with what was examined."""
     found = recognised(site, kinds)
     certain = [r for r in found if r.certain]
     candidates = certain or found
@@ -27,15 +27,15 @@ def choose(site: Site, kinds: Iterable[Kind]) -> Recognition:
             fix=f'set it to the right one, for example layout = "{candidates[0].layout}"',
         )
     raise ConfigurationError(
-        f"no layout recognises this trainer: {_looked_at(site)}",
+        f"no layout recognizes this trainer: {_looked_at(site)}",
         where="trainer.layout",
-        fix=f"set it to one of {', '.join(k.name for k in kinds)} (docs/layouts.md says what each is for);"
+        fix=f"set it to one of {', '.join(k.name for k in kinds)} (docs/layouts.md describes each);"
         ' "custom" takes its rules from [checkpoints.custom]',
     )
 
 
 def recognised(site: Site, kinds: Iterable[Kind]) -> list[Recognition]:
-    """Every layout that something speaks for. A directory that cannot be read speaks for none."""
+    """Every layout with any evidence. A directory that cannot be read is no evidence."""
     found = []
     for kind in kinds:
         try:

@@ -1,7 +1,7 @@
-"""A trainer of one's own: ``[checkpoints.custom]`` says where a step lies and what it must contain.
+"""The operator's own trainer: ``[checkpoints.custom]`` defines the place of a step and its required content.
 
-Patterns match the path inside the step directory; ``*`` matches ``/`` too. Without ``last`` nothing says that a save is
-over, so such a set must be quiet for the long settle time.
+Patterns match the path inside the step directory; ``*`` matches ``/`` too. Without ``last`` nothing shows the end of a
+save, so such a checkpoint must be unchanged for the long settle time.
 """
 
 import os
@@ -24,7 +24,7 @@ from podwatch.domain.errors import ConfigurationError
 
 _NUMBER = r"(\d{1,18})"
 _STEP_LIKE = re.compile(r"[A-Za-z].*\d|\d+(?:\..*)?$")
-"""A name that may be a step's."""
+"""A name that could be a step's."""
 _SHOWN = 3
 
 
@@ -54,7 +54,7 @@ def rules(settings: CustomLayoutSettings) -> Rules:
         judge=lambda view: _judge(view, settings),
         preset=_preset,
         sources=(),
-        reshards=True,  # nobody knows, and blocking a resume needs to be known
+        reshards=True,  # unknown, and a resume is only blocked for a known reason
         parts=(Part(below="/".join(segments[place + 1 :])),),
         root=root,
         also_ahead=also_ahead,
@@ -64,7 +64,7 @@ def rules(settings: CustomLayoutSettings) -> Rules:
 def _preset(_site: Site, _command: Sequence[str]) -> Preset:
     return Preset(
         add=None,
-        ask="a custom layout does not know how its trainer resumes",
+        ask="podwatch does not know how a trainer with a custom layout resumes",
         example='["--from-step", "{step}"]',
         wandb=False,
     )
@@ -102,7 +102,7 @@ def _judge(view: StepView, settings: CustomLayoutSettings) -> Judgement:
         if problem:
             raise Fault(f"{name} {problem}", damaged=True)
         if not last and name.endswith(".safetensors") and has_hole(inside.path / name):
-            # Nothing else tells a preallocated file from a written one here.
+            # Nothing else distinguishes a preallocated file from a written one here.
             raise Fault(f"{name} has ranges that were never written")
     return Judgement(
         True,
@@ -133,7 +133,7 @@ def _matching(output_dir: Path, pattern: str, limit: int) -> list[Path]:
 
 
 def _place(settings: CustomLayoutSettings) -> int:
-    """Which segment of ``step_dir`` holds the number."""
+    """The index of the ``step_dir`` segment with the number."""
     return next(i for i, s in enumerate(settings.step_dir.split("/")) if STEP_FIELD.search(s))
 
 
@@ -146,7 +146,7 @@ def _compile(segment: str) -> re.Pattern[str]:
 
 
 def _name(segment: str, root: Path, step: int) -> str:
-    """The name of a step that is not there: as wide as configured, else as the others are."""
+    """The name of a step that does not exist: as wide as configured, else as the others are."""
     field = STEP_FIELD.search(segment)
     assert field is not None  # the settings have been validated
     width = int(field[1] or 0)
@@ -166,7 +166,7 @@ def _is_file(settings: CustomLayoutSettings) -> bool:
 
 
 def _files(site: Site, settings: CustomLayoutSettings) -> StepDirs:
-    """Each checkpoint is one entry, usually a file, of a directory that all share."""
+    """A layout in which each checkpoint is one entry, usually a file, of a shared directory."""
     found_rules = rules(settings)
     root = found_rules.root(site)
 
@@ -186,7 +186,7 @@ def _files(site: Site, settings: CustomLayoutSettings) -> StepDirs:
 
 
 def concerns(site: Site) -> tuple[Concern, ...]:
-    """Nothing matches ``step_dir``, but something that looks like a step is there."""
+    """Reports that nothing matches ``step_dir`` although a similar name exists."""
     settings = site.custom
     if settings is None:
         return ()
@@ -218,7 +218,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _dcp_folders(files: Mapping[str, object]) -> list[str]:
-    """Directories that hold an index or shards."""
+    """Directories that contain an index or shards."""
     folders = set()
     for name in files:
         folder, _, base = name.rpartition("/")
@@ -232,13 +232,13 @@ def _make(site: Site) -> StepDirs:
         raise ConfigurationError(
             'layout = "custom" needs a [checkpoints.custom] section',
             where="trainer.layout",
-            fix="say there where one step lies (step_dir) and what it must contain (required)",
+            fix="set step_dir (the directory of one step) and required (the files it must contain) there",
         )
     return _files(site, site.custom) if _is_file(site.custom) else StepDirs(site, rules(site.custom))
 
 
 def recognise(site: Site) -> Recognition | None:
-    """A person who wrote the section means it."""
+    """Recognize the configuration section, which is a decision of the operator."""
     if site.custom is None:
         return None
     return Recognition("custom", "the configuration has a [checkpoints.custom] section", certain=True)

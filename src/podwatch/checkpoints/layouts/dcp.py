@@ -1,8 +1,8 @@
 """Plain ``torch.distributed.checkpoint``: step directories of any name that ends with its number, each a DCP directory
 or holding some (``model/``, ``optimizer/``).
 
-``.metadata`` is renamed into place when every rank is done (facts/checkpoints.md 2.3). Of several DCP directories in
-one step nothing says which comes last, so another step's set is the measure and the quiet time is long.
+``.metadata`` is renamed into place when every rank is done. Nothing shows which of several DCP directories in one step
+is written last, so the step is compared with other steps and the settle time is long.
 """
 
 import re
@@ -50,7 +50,8 @@ def judge(view: StepView) -> Judgement:
 
 
 def _belongs(directory: Path) -> bool:
-    """Any directory may end in a number: only one with an index or a shard in it, or one level below, is a step."""
+    """Whether it is a step: any name can end in a number, but a step has an index or a shard in it, or one level
+    below."""
     try:
         for entry in directory.iterdir():
             if _is_dcp(entry.name):
@@ -67,7 +68,7 @@ def _is_dcp(name: str) -> bool:
 
 
 def _directory(root: Path, step: int) -> str:
-    """As the others are called; padded if they are."""
+    """The name of a step, padded like the other names."""
     for number, names in sorted(all_step_names(root, STEP).items(), reverse=True):
         if not _belongs(root / names[0]):
             continue
@@ -80,7 +81,7 @@ def _directory(root: Path, step: int) -> str:
 
 
 def _preset(_site: Site, _command: Sequence[str]) -> Preset:
-    return Preset(add=None, ask="nothing tells how a trainer with plain DCP checkpoints resumes")
+    return Preset(add=None, ask="podwatch does not know how a trainer with plain DCP checkpoints resumes")
 
 
 RULES = Rules(

@@ -1,9 +1,8 @@
-"""DeepSpeed alone: ``<dir>/global_stepN`` with ``latest`` beside it (facts/checkpoints.md 1b).
+"""DeepSpeed alone: ``<dir>/global_stepN`` with ``latest`` beside it.
 
-N counts the engine's optimizer steps (a script may pass another number). Only tags of this form are steps; for others
-use ``custom``. OpenRLHF's SFT, DPO and reward trainers and open-instruct's GRPO keep their checkpoints like this.
-What a script does with them is its own: most call ``load_checkpoint(dir)``, which reads ``latest``, and podwatch makes
-that say N.
+N counts the engine's optimizer steps (a script can pass another number). Only tags of this form are steps; for others
+use ``custom``. OpenRLHF's SFT, DPO and reward trainers and open-instruct's GRPO use this layout. How a script resumes
+is unknown: most call ``load_checkpoint(dir)``, which reads ``latest``, and podwatch writes N there.
 """
 
 import re
@@ -49,8 +48,8 @@ def _preset(site: Site, command: Sequence[str]) -> Preset:
         return Preset(add=())  # open-instruct's GRPO loads what latest names, whenever the directory exists
     return Preset(
         add=None,
-        ask="DeepSpeed is a library: how the script resumes is its own",
-        example='["--resume"]; podwatch makes the file "latest" name the step, so if the script calls load_checkpoint'
+        ask="DeepSpeed is a library, so podwatch cannot know how the script resumes",
+        example='["--resume"]; podwatch writes the step into the file "latest", so if the script calls load_checkpoint'
         ' whenever that file exists, set it to "none"',
     )
 

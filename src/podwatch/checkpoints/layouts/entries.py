@@ -1,5 +1,5 @@
 """Checkpoints that are entries of a directory shared by many: single files, and directories whose names hold more than
-the step. A restore must bring back the very name, so the name travels with the set: ``PartDir.names``.
+the step. A restore must use the same name, so the name is stored with the checkpoint: ``PartDir.names``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from podwatch.domain.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One checkpoint: ``root / name``, a file or a directory. ``part`` says which kind of place that is."""
+    """One checkpoint: ``root / name``, a file or a directory. ``part`` is the kind of place."""
 
     root: Path
     name: str
@@ -31,7 +31,7 @@ Found = Mapping[int, Sequence[Entry]]
 
 
 class SharedDirs(StepDirs):
-    """``find`` lists what there is; ``places`` maps each part to where a restore puts it."""
+    """``find`` lists the checkpoints; ``places`` maps each part to the directory for a restore."""
 
     def __init__(self, site: Site, rules: Rules, find: Callable[[], Found], places: Mapping[str, Path]) -> None:
         super().__init__(site, rules)
@@ -47,7 +47,7 @@ class SharedDirs(StepDirs):
             raise ConfigurationError(
                 f"layout {self.name} has no part {part!r}",
                 where=str(self.output_dir),
-                fix="the set was saved by another layout: restore it to a directory of its own with --to",
+                fix="another layout saved this checkpoint: restore it to another directory with --to",
             )
         here = [e.root for e in self._find().get(step, ()) if e.part == part]
         return here[0] if here else self._places[part]
@@ -86,8 +86,8 @@ class SharedDirs(StepDirs):
         return tuple(p for p in found if not any(parent in found for parent in p.parents))
 
     def _checkpoint(self, step: int) -> Path:
-        """The file or directory that is passed to the trainer. A fresh name only if there is none: nothing is then
-        resumed from."""
+        """The file or directory that is passed to the trainer. A new name only if there is no checkpoint: then there is
+        no resume."""
         here = self._find().get(step, ())
         return here[0].path if here else next(iter(self._places.values())) / self._fresh_name(step)
 

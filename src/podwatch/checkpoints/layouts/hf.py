@@ -1,7 +1,7 @@
 """Hugging Face Trainer and what is built on it (TRL, axolotl, LLaMA-Factory, ms-swift): ``checkpoint-N`` directories.
 
-``tmp-checkpoint-N`` (transformers 4.36 to 4.38) is not a checkpoint. Automatic resumes take the highest name without a
-look inside, so the step is always passed.
+``tmp-checkpoint-N`` (transformers 4.36 to 4.38) is not a checkpoint. Automatic resumes take the highest name without
+checking the content, so podwatch always passes the step.
 """
 
 import json
@@ -27,7 +27,7 @@ _ARGUMENTS = ("--per_device_train_batch_size", "--num_train_epochs", "--save_ste
 
 
 def _states(root: Path, most: int = 3) -> list[dict[str, Any]]:
-    """State files of the newest checkpoints that can be read."""
+    """State files of the newest readable checkpoints."""
     found = []
     for _, name in sorted(step_names(root, CHECKPOINT).items(), reverse=True)[:most]:
         try:
@@ -40,7 +40,7 @@ def _states(root: Path, most: int = 3) -> list[dict[str, Any]]:
 
 
 def _pinned(root: Path) -> Mapping[int, str]:
-    """The best one so far: ``load_best_model_at_end`` reads it when training is over."""
+    """The best checkpoint so far: ``load_best_model_at_end`` reads it at the end of training."""
     for state in _states(root, 1):
         match = CHECKPOINT.match(Path(str(state.get("best_model_checkpoint") or "")).name)
         if match:

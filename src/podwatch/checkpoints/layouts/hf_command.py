@@ -1,6 +1,6 @@
-"""How programs on the Hugging Face Trainer are told to resume.
+"""How to resume programs that use the Hugging Face Trainer.
 
-``resume_from_checkpoint`` among the training arguments does nothing by itself: the program has to hand it to
+``resume_from_checkpoint`` among the training arguments has no effect alone: the program must pass it to
 ``Trainer.train()``. axolotl, LLaMA-Factory and ms-swift do; trl's own scripts do not.
 """
 
@@ -31,7 +31,7 @@ def preset(site: Site, command: Sequence[str]) -> Preset:
         return _axolotl(command)
     if seen.calls("trl") or seen.runs("trl.scripts", "trl.cli"):
         return _unable(
-            "trl's own scripts call Trainer.train() without a checkpoint, so they would begin again at step 0",
+            "trl's own scripts call Trainer.train() without a checkpoint, so they would restart at step 0",
             "a program of your own that calls trainer.train(resume_from_checkpoint=...)",
         )
     if (seen.calls("swift") or seen.runs("swift.cli")) and _versioned(command, seen):
@@ -41,7 +41,7 @@ def preset(site: Site, command: Sequence[str]) -> Preset:
         )
     if _ignores(seen, site.working_directory):
         return _unable(
-            f"{seen.name} calls Trainer.train() without a checkpoint, so it would begin again at step 0",
+            f"{seen.name} calls Trainer.train() without a checkpoint, so it would restart at step 0",
             f'["{FLAG}", "{{checkpoint}}"] once it calls trainer.train(resume_from_checkpoint=...)',
         )
     return usual
@@ -54,7 +54,7 @@ def _axolotl(command: Sequence[str]) -> Preset:
             add=None,
             flags=(flag,),
             bare=(_AXOLOTL,),
-            ask='what follows "--" goes to the launcher, so a resume flag at the end would not reach axolotl',
+            ask='arguments after "--" go to the launcher, so a resume flag at the end would not reach axolotl',
             example='the same after putting "{resume_args}" before "--" in trainer.command',
         )
     return Preset(add=(flag, "{checkpoint}"), flags=(flag,), bare=(_AXOLOTL,))
@@ -70,7 +70,7 @@ def _versioned(command: Sequence[str], seen: Program) -> bool:
 
 
 def _ignores(seen: Program, cwd: Path) -> bool:
-    """The script itself trains, and never speaks of a checkpoint to resume from."""
+    """Whether the script itself trains, without any mention of a checkpoint to resume from."""
     if not seen.script.endswith(".py"):
         return False
     path = cwd / seen.script

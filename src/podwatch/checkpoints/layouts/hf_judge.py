@@ -1,7 +1,7 @@
-"""When is a Hugging Face ``checkpoint-N`` whole? (facts/checkpoints.md section 1b)
+"""The rule for a complete Hugging Face ``checkpoint-N``.
 
 ``trainer_state.json`` is written last, but without a barrier, and an old one survives an overwrite; a resume with a
-missing optimizer or scheduler silently starts a fresh one. So the whole set is demanded.
+missing optimizer or scheduler silently starts a fresh one. So all files are required.
 """
 
 from podwatch.checkpoints.layouts import zero_shards
@@ -14,20 +14,21 @@ _FSDP_MODEL = r"pytorch_model_fsdp_\d+$"
 _FSDP_OPTIMIZER = r"optimizer_\d+$"
 _RNG = r"rng_state_(\d+)\.pth"
 _DATA = r".*\.(?:safetensors|bin|pt|distcp|metadata|index\.json)|(?:adapter_)?config\.json"
-"""What the state file speaks for. Not other ranks' random state (.pth), which may come later: there is no barrier. Of
-JSON only what a save begins with and what names its shards: people put tokenizers and evaluations beside them later."""
+"""Files that are written before the state file. Not other ranks' random state (.pth), which can come later: there is no
+barrier. Of JSON files only those of a save's start and the shard indexes: operators add tokenizers and evaluations
+later."""
 
 
 def judge_checkpoint(view: StepView) -> Judgement:
-    """The whole rule for one directory."""
+    """Apply the rule to one directory."""
     inside, step = view.only, view.step
     if UNFINISHED in inside.files:
-        raise inside.fault(f"{UNFINISHED} is there: a save at a stop signal that was not finished")
+        raise inside.fault(f"{UNFINISHED} is present: a save at a stop signal that was not finished")
     inside.require(STATE, why="it is written last")
     state = inside.json(STATE)
     recorded = state.get("global_step") if isinstance(state, dict) else None
     if recorded != step:
-        raise inside.fault(f"{STATE} says step {recorded}, not {step}", damaged=True)
+        raise inside.fault(f"{STATE} contains step {recorded}, not {step}", damaged=True)
     inside.written_last(STATE, _DATA)
     zero = _deepspeed(inside)
     world_size, tokens = None if zero is None else zero.ranks, list[str]()
@@ -44,7 +45,7 @@ def judge_checkpoint(view: StepView) -> Judgement:
         inside.require("scheduler.pt")
     ranks = [int(m.group(1)) for m in inside.matches(_RNG)]
     inside.sound()
-    # Only one rank, or a closing barrier (DeepSpeed), makes the state file a true last file.
+    # The state file is really the last one only with a single rank or a closing barrier (DeepSpeed).
     last = (bool(zero.ranks) if zero is not None else not ranks) and not inside.has_holes()
     return Judgement(
         True,
@@ -61,5 +62,5 @@ def _deepspeed(inside: Inside) -> zero_shards.Zero | None:
         return None
     tag = inside.text("latest")
     if tag not in tags:
-        raise inside.fault(f"latest names {tag[:60]!r}, which is not here")
+        raise inside.fault(f"latest names {tag[:60]!r}, which does not exist")
     return zero_shards.check(inside.below(tag))

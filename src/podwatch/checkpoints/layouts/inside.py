@@ -1,7 +1,7 @@
-"""Look inside one part of one step: what a completeness rule asks for, each question one line.
+"""Helpers for completeness rules: each reads one fact about one part of one step.
 
-A rule raises ``Fault`` with the exact reason; ``judged`` makes a ``Judgement`` of it. Nothing here reads a whole file:
-markers, headers and tails only.
+A rule raises ``Fault`` with the exact reason; ``judged`` converts it into a ``Judgement``. Nothing here reads a whole
+file, only markers, headers and tails.
 """
 
 import json
@@ -21,11 +21,12 @@ from podwatch.domain.counted import counted
 from podwatch.system.reading import read_file
 
 _TEXT_LIMIT = 1 << 20
-"""Bytes. Markers and small JSON files; a larger one is not what its name says."""
+"""Maximum bytes of markers and small JSON files."""
 
 
 class Fault(Exception):  # noqa: N818 - internal, never shown as an error
-    """Why a step is not whole. ``damaged``: nothing is missing, something is broken. ``pending``: not begun yet."""
+    """Why a step is not complete. ``damaged``: nothing is missing, but a file is broken. ``pending``: not started
+    yet."""
 
     def __init__(
         self, reason: str, *, damaged: bool = False, unreadable: bool = False, pending: bool = False, part: str = ""
@@ -44,7 +45,7 @@ class Inside:
     part: str = ""
     present: bool = True
     prefix: str = ""
-    """What stands before a name in the part: for telling where something is wrong."""
+    """Prefix for names in messages."""
 
     @classmethod
     def of(cls, part: PartFiles) -> "Inside":
@@ -52,7 +53,7 @@ class Inside:
         return cls(part.part.path, files, part.part.name, part.present)
 
     def fault(self, reason: str, *, damaged: bool = False, unreadable: bool = False, pending: bool = False) -> Fault:
-        """A ``Fault`` that says where."""
+        """A ``Fault`` with the place of the problem."""
         where = self.prefix.rstrip("/")
         return Fault(
             f"{where}: {reason}" if where else reason,
@@ -71,7 +72,7 @@ class Inside:
         return Inside(self.path / folder, files, self.part, bool(files), self.prefix + lead)
 
     def folders(self, pattern: str | re.Pattern[str] = "") -> tuple[str, ...]:
-        """Names of the directories directly inside that hold files and match from their beginning on."""
+        """Names of the directories directly inside that contain files and match from their start."""
         tops = {n.split("/", 1)[0] for n in self.files if "/" in n}
         return tuple(sorted(t for t in tops if re.match(pattern, t)))
 
@@ -88,14 +89,14 @@ class Inside:
                 raise self.fault(f"{name} is missing" + (f": {why}" if why else ""))
 
     def text(self, name: str) -> str:
-        """A small text file, stripped. ``Fault`` if it is missing, too large or not text."""
+        """The content of a small text file, stripped. ``Fault`` if it is missing, too large or not text."""
         self.require(name)
         try:
             if self.files[name].size > _TEXT_LIMIT:
                 raise self.fault(f"{name} is larger than any such file", damaged=True)
             return read_file(self.path / name, _TEXT_LIMIT).decode("utf-8").strip()
         except UnicodeDecodeError as error:
-            raise self.fault(f"{name} is not text: being written, or cut off", damaged=True) from error
+            raise self.fault(f"{name} is not text: it is being written or was truncated", damaged=True) from error
 
     def json(self, name: str) -> Any:
         self.require(name)
@@ -104,10 +105,10 @@ class Inside:
         try:
             return json.loads(read_file(self.path / name, 64 * _TEXT_LIMIT))
         except (ValueError, RecursionError) as error:
-            raise self.fault(f"{name} cannot be parsed: being written, or cut off", damaged=True) from error
+            raise self.fault(f"{name} cannot be parsed: it is being written or was truncated", damaged=True) from error
 
     def values(self, name: str) -> Mapping[str, object]:
-        """Small values in a torch file (``{"a.b": 5}``), read without importing anything; empty if it has none."""
+        """Small values in a torch file (``{"a.b": 5}``), read without any import; empty if it has none."""
         self.require(name)
         return torch_zip.read_values(self.path / name) or {}
 
@@ -123,24 +124,24 @@ class Inside:
     # -- rules --------------------------------------------------------------------------------------------------------
 
     def written_last(self, name: str, data: str | re.Pattern[str] = r".*") -> None:
-        """``name`` is there and not older than the files that ``data`` matches: an old marker survives a save over an
-        existing directory, and a kill in the middle of it."""
+        """Require that ``name`` exists and is not older than the files that ``data`` matches: an old marker survives a
+        save over an existing directory, and a kill during it."""
         self.require(name, why="it is written last")
         limit = self.files[name].mtime_ns + dcp.MTIME_TOLERANCE_NS
         newer = [n for n, f in self.files.items() if f.mtime_ns > limit and re.fullmatch(data, n)]
         if newer:
-            raise self.fault(f"{min(newer)} is newer than {name}: being overwritten, or that was cut off")
+            raise self.fault(f"{min(newer)} is newer than {name}: being overwritten, or an overwrite was interrupted")
 
     def dcp(self) -> dcp.DcpVerdict:
-        """This directory as a DCP directory; ``Fault`` unless it is whole."""
+        """Apply the DCP rule to this directory; ``Fault`` unless it is complete."""
         verdict = dcp.check(self.path, {n: dcp.Shard(f.size, f.mtime_ns) for n, f in self.files.items()})
         if not verdict.whole:
             raise self.fault(verdict.reason, damaged=verdict.damaged, unreadable=verdict.unreadable)
         return verdict
 
     def ranks(self, pattern: str | re.Pattern[str], size: int | None, what: str) -> int:
-        """One file per rank 0..size-1, the rank being the expression's first group; without ``size``, no gap below the
-        highest. Returns how many there are."""
+        """Require one file per rank 0..size-1, the rank being the expression's first group; without ``size``, no gap
+        below the highest. Returns the number of files."""
         found = {int(m.group(1)) for m in self.matches(pattern)}
         if not found:
             raise self.fault(f"no {what}")
@@ -150,7 +151,7 @@ class Inside:
         return size if size is not None else max(found) + 1
 
     def hf_weights(self) -> bool:
-        """Weights in the Hugging Face form are there and whole; False if there are none at all."""
+        """Require that weights in the Hugging Face form are complete; False if there are none at all."""
         for name in (*SINGLE_WEIGHTS, *WEIGHT_INDEXES):
             if name in self.files:
                 if name in WEIGHT_INDEXES:
@@ -174,7 +175,8 @@ class Inside:
                 )
 
     def sound(self, but: str | re.Pattern[str] = r"(?!)") -> None:
-        """Header and tail of every file of a known kind, except those ``but`` matches. DCP shards have their index."""
+        """Check header and tail of every file of a known kind, except those that ``but`` matches. DCP shards are
+        checked by their index."""
         for name in sorted(self.files):
             if not name.endswith(".distcp") and not re.fullmatch(but, name):
                 problem = check_file(self.path / name)
@@ -182,7 +184,7 @@ class Inside:
                     raise self.fault(f"{name} {problem}", damaged=True)
 
     def has_holes(self) -> bool:
-        """Ranges that were never written: a preallocated file looks whole by its header (facts/checkpoints.md 2.6)."""
+        """Whether a file has ranges that were never written: the header of a preallocated file looks complete."""
         return any(has_hole(self.path / n) for n in self.files if n.endswith((".safetensors", ".bin", ".pt")))
 
 
@@ -193,21 +195,22 @@ _WEIGHT_SHARD = re.compile(r"(?:model|pytorch_model)-\d{5}-of-\d{5}\.(?:safetens
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """One step as its rule sees it. ``root`` is where the step directories lie."""
+    """One step as the input of its rule. ``root`` contains the step directories."""
 
     step: int
     root: Path
     parts: Mapping[str, Inside]
     siblings: Callable[[], Sequence[Path]] = field(default=lambda: ())
-    """A few other steps' directories, newest first: what they have, this one should have too."""
+    """A few other steps' directories, newest first: this step should have the same files."""
 
     @property
     def only(self) -> Inside:
-        """The one part of layouts that have one."""
+        """The single part of layouts that have one part."""
         return next(iter(self.parts.values()))
 
     def alone(self, others: Iterable[str]) -> None:
-        """``others``: names that mean this step too. Only one could be stored, and both would go with the step."""
+        """``Fault`` if ``others``, names of the same step, exist: only one could be stored, and both would be removed
+        with the step."""
         name = self.only.prefix.rstrip("/") or self.only.path.name
         twins = sorted(n for n in others if n != name)
         if twins:
@@ -222,7 +225,7 @@ class StepView:
 
 
 def judged(rule: Callable[[StepView], Judgement], view: StepView, rests_on: Iterable[Path] = ()) -> Judgement:
-    """Apply a rule; whatever it finds wrong, or the disk refuses, becomes a ``Judgement``."""
+    """Apply a rule; every ``Fault`` and disk error becomes a ``Judgement``."""
     outside = tuple(rests_on)
     try:
         view.begun()
@@ -239,6 +242,6 @@ def judged(rule: Callable[[StepView], Judgement], view: StepView, rests_on: Iter
         )
     except OSError as error:
         if isinstance(error, FileNotFoundError):
-            return Judgement(False, "a file vanished while being read", rests_on=outside)
+            return Judgement(False, "a file vanished while podwatch read it", rests_on=outside)
         return Judgement(False, f"cannot be read: {error.strerror}", unreadable=True, rests_on=outside)
     return replace(verdict, rests_on=outside) if outside else verdict

@@ -1,5 +1,5 @@
-"""How many processes a launcher starts in all, as far as its own arguments say so for sure: ``torchrun``, ``accelerate
-launch``, ``deepspeed``. What stands in a config file, a hostfile or the environment is not known here."""
+"""The total number of processes that a launcher starts, if its own arguments determine it: ``torchrun``, ``accelerate
+launch``, ``deepspeed``. Config files, hostfiles and the environment are not read."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,11 +8,11 @@ from podwatch.checkpoints.layouts import argv
 
 _TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _ELSEWHERE = ("--hostfile", "-H", "--include", "-i", "--exclude", "-e")
-"""With these deepspeed takes other hosts or GPUs than its numbers say."""
+"""With these options deepspeed uses other hosts or GPUs than its numbers."""
 
 
 def launched(command: Sequence[str]) -> int | None:
-    """None: no launcher, or it does not say."""
+    """The number of processes; None: no launcher, or not determined."""
     for position, word in enumerate(command):
         name = Path(word).name
         if name in _TORCHRUN:
@@ -29,7 +29,7 @@ def launched(command: Sequence[str]) -> int | None:
 
 
 def _own(words: Sequence[str]) -> Sequence[str]:
-    """The launcher's arguments, without those of what it launches."""
+    """The launcher's own arguments, without those of the launched program."""
     for position, word in enumerate(words):
         if word in ("-m", "--module") or word.endswith(".py"):
             return words[:position]
@@ -37,6 +37,7 @@ def _own(words: Sequence[str]) -> Sequence[str]:
 
 
 def _times(on_each: str | None, nodes: str | None) -> int | None:
-    """``auto``, ``gpu`` and ranges of nodes (``1:4``) are decided when it starts."""
+    """The product; None for ``auto``, ``gpu`` and ranges of nodes (``1:4``), which the launcher resolves at its
+    start."""
     each, count = argv.positive(on_each), argv.positive(nodes if nodes is not None else "1")
     return each * count if each is not None and count is not None else None

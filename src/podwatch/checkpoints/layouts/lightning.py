@@ -1,11 +1,11 @@
 """Lightning: ``<anything>.ckpt``, one file per checkpoint, or a directory for sharded strategies.
 
-The step is ``global_step`` inside; a name may hide it, or show a metric that the program called "step". A file is
-written into the system's temporary directory and moved, so on one file system it appears whole and across two it grows
-at its final name: the zip directory at its end is the marker. FSDP: DCP files, then ``meta.pt``; DeepSpeed:
-``<name>.ckpt/checkpoint/`` and ``latest``. ``last.ckpt`` is a copy, or a symlink, which is a hint only and made to
-name the step before a start. Every start makes a new ``version_K`` directory, so all of them are looked at.
-Files saved with ``save_weights_only`` have no optimizer and are no resume points.
+The step is ``global_step`` inside the file; the name can omit it, or contain a metric called "step". A file is written
+into the system's temporary directory and moved, so on one file system it appears complete and across two it grows under
+its final name: the zip directory at its end is the marker. FSDP: DCP files, then ``meta.pt``; DeepSpeed:
+``<name>.ckpt/checkpoint/`` and ``latest``. ``last.ckpt`` is a copy, or a symlink, which podwatch sets to the step
+before a start. Every start makes a new ``version_K`` directory, so all of them are searched. Files saved with
+``save_weights_only`` have no optimizer and are no resume points.
 """
 
 import os
@@ -27,7 +27,7 @@ META = "meta.pt"
 _NAME = re.compile(r"(?:^|[-_/])step=(\d{1,18})(?=\D|$)")
 _LAST = re.compile(r"last(?:-v\d+)?\.ckpt")
 _PLACES = ("", "checkpoints", "*/checkpoints", "*/*/checkpoints")
-"""dirpath itself; without a logger; ``<logger>/<version>/checkpoints``, also below a directory of the project's."""
+"""dirpath itself; without a logger; ``<logger>/<version>/checkpoints``, also below a project directory."""
 _FLAG, _KEY = "--ckpt_path", "ckpt_path"
 _Read = tuple[tuple[int, int, int], int | None]
 _COMMIT = "7f0c3436cd3f6ad3753125672024fc415cbcb414"
@@ -45,7 +45,7 @@ def judge(view: StepView) -> Judgement:
         return Judgement(True, marker=Marker.NONE)
     values = inside.values(name)
     if "state_dict#" in values and "optimizer_states#" not in values:
-        raise inside.fault(f"{name} holds weights only (save_weights_only): nothing to resume from")
+        raise inside.fault(f"{name} contains weights only (save_weights_only), so training cannot resume from it")
     return Judgement(True, marker=Marker.COMMIT)
 
 
@@ -57,14 +57,14 @@ def _directory(inside: Inside) -> Judgement:
         return Judgement(True, marker=Marker.LAST_FILE if zero.ranks else Marker.NONE, world_size=zero.ranks)
     token, leftovers = nested.check(inside)
     if not token:
-        raise inside.fault("neither DCP nor DeepSpeed files are here")
+        raise inside.fault("it contains neither DCP nor DeepSpeed files")
     inside.written_last(META)
     inside.sound()
     return Judgement(True, marker=Marker.COMMIT, save_token=token, leftovers=leftovers)
 
 
 class Lightning(SharedDirs):
-    """Remembers each file's step by inode, size and mtime: reading it costs a few milliseconds, once."""
+    """Caches each file's step by inode, size and mtime: reading it costs a few milliseconds, once."""
 
     def __init__(self, site: Site) -> None:
         self._base = site.checkpoint_dir or site.output_dir
@@ -75,7 +75,8 @@ class Lightning(SharedDirs):
         super().__init__(site, RULES, self.find, {"checkpoint": home})
 
     def find(self) -> Found:
-        """``last`` copies count only where no other file has the step, older ones only where no newer has."""
+        """Find the checkpoints. ``last`` copies count only where no other file has the step, older files only where no
+        newer one has it."""
         found: dict[int, list[tuple[bool, int, Entry]]] = {}
         known, fresh = self._steps, dict[str, _Read]()
         with isolated.session():
@@ -97,13 +98,13 @@ class Lightning(SharedDirs):
         seen: dict[Path, None] = {}
         for pattern in self._patterns:
             for folder in (self._base,) if not pattern else sorted(self._base.glob(pattern)):
-                if folder.is_dir() and (not pattern or not folder.is_symlink()):  # output_dir itself may be a link
+                if folder.is_dir() and (not pattern or not folder.is_symlink()):  # output_dir itself can be a link
                     seen[folder] = None
         return list(seen)
 
     def watch_roots(self) -> tuple[Path, ...]:
-        """Also where the next start will make its version, the newest one, in which ``checkpoints`` will appear, and
-        files that do not tell their step yet: they grow without their directory changing."""
+        """Also the directory in which the next start creates its version, the newest version, in which ``checkpoints``
+        will appear, and files whose step is not readable yet: they grow without changing their directory."""
         self.find()
         folders = self._folders()
         logs = {f.parents[1] for f in folders if self._base in f.parents[1].parents} | {self._base / "lightning_logs"}
@@ -114,7 +115,8 @@ class Lightning(SharedDirs):
         return tuple(roots)
 
     def trackers(self, step: int | None) -> tuple[Tracker, ...]:
-        """Links called ``last`` beside the step's file. One that leads elsewhere is of another version of the run."""
+        """Links called ``last`` beside the step's file. A link to another directory belongs to another version of the
+        run."""
         entries = self.find().get(step, ()) if step is not None else ()
         if not entries:
             return ()
@@ -129,7 +131,7 @@ class Lightning(SharedDirs):
         return paths
 
     def pinned(self) -> Mapping[int, str]:
-        """What ``last`` links name, and the best one as the newest checkpoint remembers it."""
+        """The steps that ``last`` links name, and the best one as recorded in the newest checkpoint."""
         found = self.find()
         by_path = {e.path: step for step, entries in found.items() for e in entries}
         pins: dict[int, str] = dict(self._best_of(found, by_path))
@@ -175,7 +177,7 @@ def _checkpoints(folder: Path) -> list[tuple[str, os.stat_result]]:
 
 
 def _telling(path: Path, status: os.stat_result) -> tuple[Path | None, os.stat_result]:
-    """The file inside which the step stands, and its status; of a directory that has none yet, its own status."""
+    """The file that contains the step, and its status; for a directory without such a file its own status."""
     if not stat.S_ISDIR(status.st_mode):
         return path, status
     for file in (path / META, *sorted((path / "checkpoint").glob("*_model_states.pt"))[:1]):
@@ -187,7 +189,8 @@ def _telling(path: Path, status: os.stat_result) -> tuple[Path | None, os.stat_r
 
 
 def _step(name: str, file: Path | None) -> int | None:
-    """From inside; while that cannot be read (a growing file, a directory being filled) from the name, if it tells."""
+    """The step from inside the file, or while that cannot be read (a growing file or directory) from the name, if it
+    has one."""
     values = _values(file) if file is not None else {}
     step = values.get("global_step")
     if isinstance(step, int) and not isinstance(step, bool) and step >= 0:
@@ -197,7 +200,8 @@ def _step(name: str, file: Path | None) -> int | None:
 
 
 def _values(file: Path) -> Mapping[str, object]:
-    """Empty while it cannot be read. The zip first: asking for what is inside costs a child process."""
+    """The values of the file; empty while it cannot be read. The zip is checked first, because reading values needs a
+    child process."""
     try:
         return {} if torch_zip.check(file) else torch_zip.read_values(file) or {}
     except OSError:
@@ -205,7 +209,7 @@ def _values(file: Path) -> Mapping[str, object]:
 
 
 def _preset(site: Site, command: Sequence[str]) -> Preset:
-    """LightningCLI has ``fit --ckpt_path``; Hydra templates have ``ckpt_path=``. A script of one's own has its own."""
+    """LightningCLI has ``fit --ckpt_path``; Hydra templates have ``ckpt_path=``. Other scripts are unknown."""
     hydra = argv.key_value(command, (_KEY,)) is not None or any(a.startswith("trainer.") for a in command)
     if hydra:
         return Preset(add=(_KEY + "={checkpoint}",), keys=(_KEY,))
@@ -213,7 +217,7 @@ def _preset(site: Site, command: Sequence[str]) -> Preset:
     return Preset(
         add=(_FLAG, "{checkpoint}") if cli else None,
         flags=(_FLAG,),
-        ask="Lightning is a library: how the script passes ckpt_path to fit() is its own",
+        ask="Lightning is a library, so podwatch cannot know how the script passes ckpt_path to fit()",
         example=f'["{_FLAG}", "{{checkpoint}}"]',
     )
 
@@ -235,7 +239,7 @@ RULES = Rules(
         Source("Lightning-AI/pytorch-lightning", "src/lightning/pytorch/strategies/fsdp.py", _COMMIT),
         Source("Lightning-AI/pytorch-lightning", "src/lightning/pytorch/strategies/deepspeed.py", _COMMIT),
     ),
-    # Files and DCP directories load with any world size; of DeepSpeed's only is the size reported, and it binds.
+    # Files and DCP directories load with any world size; DeepSpeed ones do not, and only they report a size.
     reshards=False,
     target=_target,
     finish_lines=("`Trainer.fit` stopped:",),
@@ -249,9 +253,9 @@ def make(site: Site) -> Layout:
 def recognise(site: Site) -> Recognition | None:
     layout = Lightning(site)
     for entries in list(layout.find().values())[-3:]:
-        return Recognition("lightning", f"{entries[0].name} is there", certain=True)
+        return Recognition("lightning", f"{entries[0].name} exists", certain=True)
     if any((site.output_dir / name).is_dir() for name in ("lightning_logs",)):
-        return Recognition("lightning", "lightning_logs is there")
+        return Recognition("lightning", "lightning_logs exists")
     return None
 
 

@@ -21,15 +21,16 @@ from podwatch.checkpoints.structure import dcp
 STEP = re.compile(r"iter_(\d{7,18})")
 TRACKER = "latest_checkpointed_iteration.txt"
 _COMMON = "common.pt"
-"""Until Megatron core 0.16 the state that is not sharded; no index knows it."""
+"""Until Megatron core 0.16 the unsharded state; no index lists it."""
 CONFIG = "metadata.json"
 _LEGACY = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?/(?:model_optim_rng|model_rng)\.pt")
 _DATA = re.compile(r"(?:.*/)?(?:.*\.distcp|\.metadata|metadata\.json|common\.pt|model_optim_rng\.pt|distrib_optim\.pt)")
-"""What comes before the tracker; tokenizer files may come after it."""
+"""Files written before the tracker; tokenizer files can come after it."""
 
 
 def torch_dist(inside: Inside) -> dcp.DcpVerdict:
-    """Megatron's distributed checkpoint: the DCP rule, and the config that is written after its index."""
+    """Apply the DCP rule to Megatron's distributed checkpoint, and require the config that is written after its
+    index."""
     verdict = inside.dcp()
     inside.written_last(CONFIG, r".*\.distcp|\.metadata|common\.pt")
     inside.json(CONFIG)
@@ -37,7 +38,7 @@ def torch_dist(inside: Inside) -> dcp.DcpVerdict:
 
 
 def _legacy(inside: Inside) -> None:
-    """Every tensor-parallel rank of every stage; other files of a rank must be where its neighbours have them."""
+    """Require every tensor-parallel rank of every stage; a rank must have the files that other ranks have."""
     ranks = [tuple(int(g or 0) for g in m.groups()) for m in inside.matches(_LEGACY)]
     if not ranks:
         raise inside.fault(f"no {dcp.INDEX} and no mp_rank directory with model_optim_rng.pt")
@@ -59,7 +60,7 @@ def judge(view: StepView) -> Judgement:
         return Judgement(True, marker=Marker.LAST_FILE)
     verdict = torch_dist(inside)
     if any((sibling / _COMMON).is_file() for sibling in view.siblings()):
-        inside.require(_COMMON, why="other steps have it, and a load begins with it")
+        inside.require(_COMMON, why="other steps have it, and a load starts with it")
     inside.sound()
     leftovers = tuple(f"{inside.part}/{n}" for n in verdict.leftovers)
     return Judgement(
@@ -76,8 +77,8 @@ def _root(site: Site) -> Path:
 
 
 def _preset(site: Site, _command: Sequence[str]) -> Preset:
-    """``--load`` names a base model at a fresh start, so it is replaced only for a resume; so are the flags that would
-    begin again at iteration 0."""
+    """``--load`` names a base model at a fresh start, so it is replaced only for a resume, like the flags that would
+    restart at iteration 0."""
     return Preset(
         add=("--load", str(_root(site)), "--ckpt-step", "{step}"),
         flags=("--ckpt-step",),
@@ -108,7 +109,7 @@ RULES = Rules(
         Source("NVIDIA/Megatron-LM", "megatron/training/checkpointing.py", "d98e8a64d"),
         Source("NVIDIA/Megatron-LM", "megatron/core/dist_checkpointing/serialization.py", "d98e8a64d"),
     ),
-    reshards=True,  # torch_dist does; of the legacy form nobody can tell the world size from outside
+    reshards=True,  # torch_dist does; the world size of the legacy form cannot be read from outside
     root=_root,
     rests_on=lambda root: (root / TRACKER,),
     trackers=_trackers,
@@ -122,8 +123,8 @@ def recognise(site: Site) -> Recognition | None:
     root = _root(site)
     for name in step_names(root, STEP).values():
         if (root / TRACKER).is_file():
-            return Recognition("megatron", f"{name} lies beside {TRACKER}", certain=True)
-        return Recognition("megatron", f"there is {name}")
+            return Recognition("megatron", f"{name} is beside {TRACKER}", certain=True)
+        return Recognition("megatron", f"{name} exists")
     seen = program(site.command, site.working_directory)
     if re.fullmatch(r"(?:pretrain|train)_\w+\.py", seen.name) and seen.says("--train-iters", "--ckpt-format"):
         return Recognition("megatron", f"the command runs {seen.name} with Megatron's arguments", certain=True)

@@ -1,4 +1,4 @@
-"""Step directories by name. Names that are not exactly a step (``step_5.bad``, a ``step_latest`` link) are foreign."""
+"""Step directories by name. Names that are not exactly a step (``step_5.bad``, a ``step_latest`` link) are ignored."""
 
 import heapq
 import os
@@ -24,7 +24,7 @@ def step_names(root: Path, pattern: re.Pattern[str] = STEP) -> dict[int, str]:
 
 
 def all_step_names(root: Path, pattern: re.Pattern[str]) -> dict[int, list[str]]:
-    """Step -> every directory name that has it, where the name holds more than the step. As ``step_names`` else."""
+    """Step -> every directory name with it, where the name contains more than the step. Otherwise as ``step_names``."""
     found: dict[int, list[str]] = {}
     try:
         with os.scandir(root) as entries:
@@ -38,7 +38,7 @@ def all_step_names(root: Path, pattern: re.Pattern[str]) -> dict[int, list[str]]
 
 
 def newest_steps(root: Path, count: int = 3) -> list[int]:
-    """The highest steps below ``root``, for what only recognises a trainer: empty if it cannot be read."""
+    """The highest steps below ``root``, for recognizing a trainer: empty if it cannot be read."""
     try:
         return heapq.nlargest(count, step_names(root))
     except OSError:
@@ -46,7 +46,7 @@ def newest_steps(root: Path, count: int = 3) -> list[int]:
 
 
 def is_plain_dir(path: Path) -> bool:
-    """A real directory, no symlink. False also if it cannot be seen."""
+    """Whether it is a real directory, no symlink. False also if it cannot be read."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:

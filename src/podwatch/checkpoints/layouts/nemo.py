@@ -1,8 +1,8 @@
 """NeMo 2: ``checkpoints/<name>-step=S[-consumed_samples=C][-last]`` with ``weights/`` and ``context/``.
 
-Rank 0 puts ``<name>-unfinished`` beside it before the first byte and takes it away after the last, with barriers; the
-same marker stands while one is being deleted. AutoResume takes the newest ``*-last``; ``*-end`` is the export at the
-end, without optimizer by default, and stops the next start.
+Rank 0 creates ``<name>-unfinished`` beside it before the first byte and removes it after the last, with barriers; the
+same marker exists while a checkpoint is being deleted. AutoResume takes the newest ``*-last``; ``*-end`` is the export
+at the end, without optimizer by default, and stops the next start.
 """
 
 import re
@@ -29,7 +29,9 @@ def _marker(view: StepView) -> Path:
 def judge(view: StepView) -> Judgement:
     inside = view.only
     if _marker(view).exists():
-        raise inside.fault(f"{_marker(view).name} is there: it is being written or removed, or that was cut off")
+        raise inside.fault(
+            f"{_marker(view).name} exists: the checkpoint is being written or removed, or that was interrupted"
+        )
     weights = inside.below("weights")
     if not weights.files:
         raise inside.fault("weights is missing")
@@ -47,12 +49,12 @@ def judge(view: StepView) -> Judgement:
 
 
 def _prefer(names: Sequence[str]) -> str:
-    """AutoResume looks at ``*-last`` only."""
+    """Prefer ``*-last``: AutoResume reads only these."""
     return min(names, key=lambda n: (not n.endswith("-last"), n))
 
 
 def _also_ahead(root: Path, step: int | None) -> tuple[Path, ...]:
-    """Markers without their checkpoint, and the export of a later end: NeMo refuses to start beside them."""
+    """Markers without a checkpoint, and the export of a later end: NeMo refuses to start beside them."""
     limit = -1 if step is None else step
     found = [root / name for n, names in all_step_names(root, _EXPORT).items() if n > limit for name in names]
     try:
@@ -69,9 +71,9 @@ def _also_ahead(root: Path, step: int | None) -> tuple[Path, ...]:
 def _preset(_site: Site, _command: Sequence[str]) -> Preset:
     return Preset(
         add=None,
-        ask="NeMo 2 is told in Python how to resume, so this layout does not know an argument for it",
+        ask="NeMo 2 programs choose in Python how to resume, so podwatch does not know an argument for it",
         example='["resume.resume_from_path={checkpoint}"] for NeMo-Run, or to "none" with AutoResume, which takes'
-        " the newest *-last (podwatch has set aside what is newer than the chosen step)",
+        " the newest *-last (podwatch moves everything newer than the chosen step to quarantine)",
     )
 
 
@@ -97,7 +99,7 @@ def recognise(site: Site) -> Recognition | None:
     root = RULES.root(site)
     for names in all_step_names(root, STEP).values():
         if (root / names[0] / "weights").is_dir():
-            return Recognition("nemo", f"checkpoints/{names[0]} holds weights/", certain=True)
+            return Recognition("nemo", f"checkpoints/{names[0]} contains weights/", certain=True)
     seen = program(site.command, site.working_directory)
     if seen.name == "nemo" and seen.arguments[:1] in (("llm",), ("vlm",), ("multimodal",)):
         return Recognition("nemo", f"the command runs nemo {seen.arguments[0]}", certain=True)

@@ -1,8 +1,8 @@
 """NeMo-RL: everything is written into ``tmp_step_N``, which is then renamed to ``step_N``: the name is the commit.
 
 A save over an existing step renames that to ``old_step_N`` first, so between the two renames ``step_N`` is briefly
-absent. The trainer resumes from the highest ``step_N`` by itself and takes no step, so what is ahead must be aside.
-N counts training steps over all epochs. output_dir is ``checkpointing.checkpoint_dir``.
+absent. The trainer always resumes from the highest ``step_N`` and accepts no step, so checkpoints ahead must be moved
+to quarantine. N counts training steps over all epochs. output_dir is ``checkpointing.checkpoint_dir``.
 """
 
 import re
@@ -24,12 +24,12 @@ _COMMIT = "7ea279abfbeb698b092856d0dab61e7cf39bc909"
 
 
 def judge(view: StepView) -> Judgement:
-    """The name commits; the rest finds what was taken away or cut off since (a removal under way, a lost disk)."""
+    """The name commits the save; the other checks find later losses (a removal under way, a lost disk)."""
     inside = view.only
     info = inside.json(INFO)
     recorded = info.get("total_steps") if isinstance(info, dict) else None
     if isinstance(recorded, int) and recorded != view.step:
-        raise inside.fault(f"{INFO} says step {recorded}, not {view.step}", damaged=True)
+        raise inside.fault(f"{INFO} contains step {recorded}, not {view.step}", damaged=True)
     siblings = view.siblings()
     _component(inside, "policy", siblings)
     if any((s / "value").is_dir() for s in siblings):
@@ -48,7 +48,7 @@ def _component(inside: Inside, name: str, siblings: Sequence[Path]) -> None:
 
 
 def _also_ahead(root: Path, step: int | None) -> tuple[Path, ...]:
-    """Unfinished and replaced copies of steps that are undone."""
+    """Unfinished and replaced copies of the steps ahead."""
     limit = -1 if step is None else step
     found = []
     for prefix in ("tmp", "old"):
@@ -97,7 +97,7 @@ def recognise(site: Site) -> Recognition | None:
     root = _root(site)
     for step, name in sorted(step_names(root).items(), reverse=True)[:3]:
         if (root / name / INFO).is_file() and (root / name / "policy").is_dir():
-            return Recognition("nemo-rl", f"step_{step} holds policy/ and {INFO}", certain=True)
+            return Recognition("nemo-rl", f"step_{step} contains policy/ and {INFO}", certain=True)
     return None
 
 

@@ -1,4 +1,4 @@
-"""DCP directories somewhere inside a step, wherever the trainer puts them."""
+"""Checks of DCP directories anywhere inside a step."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from podwatch.checkpoints.structure import dcp
 
 
 def dcp_folders(inside: Inside, below: str = "") -> Iterator[Inside]:
-    """Every directory that holds an index or shards; ``below`` limits it to names that begin so."""
+    """Every directory that contains an index or shards; ``below`` limits it to names with this prefix."""
     folders = set()
     for name in inside.files:
         folder, _, base = name.rpartition("/")
@@ -19,7 +19,7 @@ def dcp_folders(inside: Inside, below: str = "") -> Iterator[Inside]:
 
 
 def check(inside: Inside, below: str = "") -> tuple[str, tuple[str, ...]]:
-    """All of them are whole (``Fault`` if not): (their save ids, files in them that no index knows)."""
+    """Require that all of them are complete (``Fault`` if not): (their save ids, files in them that no index lists)."""
     tokens, leftovers = [], list[str]()
     for folder in dcp_folders(inside, below):
         verdict = folder.dcp()
@@ -29,7 +29,7 @@ def check(inside: Inside, below: str = "") -> tuple[str, tuple[str, ...]]:
 
 
 def gap(inside: Inside, pattern: re.Pattern[str], what: str) -> int:
-    """Numbered files 0, 1, 2... without a gap; how many. Zero if there are none. ``Fault`` at a gap."""
+    """Require numbered files 0, 1, 2... without a gap; returns how many, zero if none. ``Fault`` at a gap."""
     found = {int(m.group(1)) for m in inside.matches(pattern)}
     missing = set(range(max(found, default=-1) + 1)) - found
     if missing:

@@ -1,5 +1,5 @@
-"""A mapping that makes its values when they are asked for: a thousand steps with all their places are megabytes, and
-a rescan asks for a few of them."""
+"""A mapping that computes its values on access: a thousand steps with all their paths are megabytes, and a rescan needs
+a few of them."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeVar
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class OnDemand(Mapping[int, T]):
-    """Step -> ``make(step)``, in the order of ``steps``; nothing is kept."""
+    """Step -> ``make(step)``, in the order of ``steps``; values are not kept."""
 
     def __init__(self, steps: Collection[int], make: Callable[[int], T]) -> None:
         self._steps = dict.fromkeys(steps)

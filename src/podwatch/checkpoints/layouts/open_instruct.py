@@ -1,10 +1,11 @@
 """open-instruct's SFT and DPO: ``step_N`` or ``epoch_N`` below output_dir, as accelerate saves them, and ``COMPLETED``.
 
 EACH rank writes ``COMPLETED`` after its own part, without a barrier: the first one comes early, the last one is newest.
-So it must not be older than anything in the directory. Where both kinds exist the trainer uses steps only. It resumes
-from the highest marked directory by itself and takes no step; and it writes ``COMPLETED`` into the highest directory
-whatever that is, so what is ahead must be aside. N of ``step_N`` counts optimizer steps, of ``epoch_N`` epochs.
-Its GRPO trainer keeps DeepSpeed directories: layout ``deepspeed`` with output_dir = ``checkpoint_state_dir``.
+So it must not be older than anything in the directory. Where both kinds exist the trainer uses steps only. It always
+resumes from the highest marked directory and accepts no step; and it writes ``COMPLETED`` into the highest directory,
+whatever that is, so checkpoints ahead must be moved to quarantine. N of ``step_N`` counts optimizer steps, of
+``epoch_N`` epochs. Its GRPO trainer keeps DeepSpeed directories: layout ``deepspeed`` with output_dir =
+``checkpoint_state_dir``.
 """
 
 import re
@@ -39,7 +40,7 @@ def judge(view: StepView) -> Judgement:
 
 
 def _preset(_site: Site, _command: Sequence[str]) -> Preset:
-    """Nothing can be passed: ``--resume_from_checkpoint`` is ignored as soon as output_dir exists."""
+    """No argument helps: ``--resume_from_checkpoint`` is ignored as soon as output_dir exists."""
     return Preset(add=(), flags=("--resume_from_checkpoint",))
 
 
@@ -87,7 +88,7 @@ def recognise(site: Site) -> Recognition | None:
         return Recognition("open-instruct", f"the command runs {module}", certain=True)
     for entries in list(find(site).values())[-3:]:
         if (entries[0].path / MARKER).is_file():
-            return Recognition("open-instruct", f"{entries[0].name} holds {MARKER}", certain=True)
+            return Recognition("open-instruct", f"{entries[0].name} contains {MARKER}", certain=True)
     return None
 
 

@@ -1,9 +1,9 @@
 """OpenRLHF's PPO and its kin: ``<ckpt.path>/_actor/<tag>`` and ``_critic/<tag>``, each as DeepSpeed saves it.
 
 output_dir is ``ckpt.path``. Both roles save in parallel, each with a ``latest`` of its own, so after a crash they can
-name different steps: both must have reached N, and before a start both are made to say N. The number is the trainer's
-global step, also inside the actor's states. ``best_global_stepM`` tags and ``<tag>_hf`` exports are never resume
-points. Its SFT, DPO and reward trainers keep plain DeepSpeed directories: layout ``deepspeed``.
+name different steps: both must have reached N, and before a start podwatch writes N into both. The number is the
+trainer's global step, which is also in the actor's states. ``best_global_stepM`` tags and ``<tag>_hf`` exports are
+never resume points. Its SFT, DPO and reward trainers keep plain DeepSpeed directories: layout ``deepspeed``.
 """
 
 import re
@@ -23,16 +23,16 @@ from podwatch.checkpoints.layouts.step_dirs import Part, Rules, StepDirs
 
 _ROLES = {"actor": "_actor", "critic": "_critic"}
 _METRIC = r"metric\.json"
-"""Written by rank 0 when all is over; its rotation reads it, a load does not."""
+"""Written by rank 0 at the end of the save; the trainer's rotation reads it, a load does not."""
 _TAG = re.compile(r"(?:best_)?global_step(0|[1-9]\d{0,17})$")
-"""A best tag moves ``latest`` as well."""
+"""A best tag also changes ``latest``."""
 _BEST = re.compile(r"best_global_step(0|[1-9]\d{0,17})$")
 _EXPORT = re.compile(r"(?:best_)?global_step(0|[1-9]\d{0,17})_hf$")
 
 
 def judge(view: StepView, *, critic: bool | None) -> Judgement:
-    """``critic``: the command has one, so it must be there from the first save on. None: the command does not tell, so
-    a first save without one may be waiting for it: the roles save in parallel, each with its own ``latest``."""
+    """``critic``: the command has one, so every save must have it. None: unknown from the command, so a first save
+    without one can be waiting for it: the roles save in parallel, each with its own ``latest``."""
     markers, sizes, later = list[Marker](), list[int | None](), tracker_files.has_later(view, STEP)
     for role, inside in view.parts.items():
         folder = view.root / _ROLES[role]
@@ -46,7 +46,7 @@ def judge(view: StepView, *, critic: bool | None) -> Judgement:
         markers.append(zero_shards.over(folder / "latest", view, inside, _TAG, later))
         recorded = zero.number("global_step") if role == "actor" else None
         if recorded not in (None, view.step):
-            raise inside.fault(f"its states say step {recorded}, not {view.step}", damaged=True)
+            raise inside.fault(f"its states contain step {recorded}, not {view.step}", damaged=True)
         sizes.append(zero.ranks)
     weak = Marker.NONE in markers or None in sizes
     return Judgement(True, marker=Marker.NONE if weak else Marker.LAST_FILE, world_size=sizes[0])
@@ -73,7 +73,7 @@ def _pinned(root: Path) -> Mapping[int, str]:
 
 
 def _also_ahead(root: Path, step: int | None) -> tuple[Path, ...]:
-    """Best tags and exports of steps that are undone."""
+    """Best tags and exports of the steps ahead."""
     limit = -1 if step is None else step
     places = [(root / folder, _BEST) for folder in _ROLES.values()]
     return tuple(
@@ -89,7 +89,7 @@ def _preset(_site: Site, command: Sequence[str]) -> Preset:
 
 
 def _target(_site: Site, _command: Sequence[str], _root: Path) -> int | None:
-    """Episodes and epochs over a data set whose length is not ours to know."""
+    """None: the target is in episodes and epochs of a data set of unknown length."""
     return None
 
 
@@ -133,7 +133,7 @@ def recognise(site: Site) -> Recognition | None:
     root = site.checkpoint_dir or site.output_dir
     for folder in _ROLES.values():
         for step in step_names(root / folder, STEP):
-            return Recognition("openrlhf", f"{folder}/global_step{step} is there", certain=True)
+            return Recognition("openrlhf", f"{folder}/global_step{step} exists", certain=True)
     return None
 
 

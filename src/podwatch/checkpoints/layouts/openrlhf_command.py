@@ -1,4 +1,4 @@
-"""OpenRLHF's command line: how it is told to load, by version, and which of its trainers a command runs."""
+"""OpenRLHF's command line: how it loads a checkpoint, by version, and which trainer a command runs."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ LOAD = (NEW, OLD)
 
 
 def has_dots(command: Sequence[str]) -> bool | None:
-    """Is this the dotted command line? None if no flag tells."""
+    """Whether the command uses dotted flags. None if no flag shows it."""
     flags = [a.partition("=")[0] for a in command if a.startswith("--")]
     if any("." in f for f in flags):
         return True
@@ -21,21 +21,21 @@ def has_dots(command: Sequence[str]) -> bool | None:
 
 
 def load_preset(command: Sequence[str]) -> Preset:
-    """Loading is by ``latest`` alone; no step can be passed. A fresh start must not load: with an empty directory it
-    would look for states that are not there."""
+    """OpenRLHF loads what ``latest`` names; no step can be passed. A fresh start must not load: with an empty directory
+    it would fail."""
     dots = argv.has_flag(command, (NEW,)) or has_dots(command)
     if dots is None and not argv.has_flag(command, (OLD,)):
         return Preset(
             add=None,
             bare=LOAD,
-            ask="cannot tell which OpenRLHF version this is, so not how it is told to load",
+            ask="podwatch cannot determine the OpenRLHF version, so not which flag makes it load",
             example=f'["{NEW}"], or for versions before April 2026 ["{OLD}"]',
         )
     return Preset(add=(NEW if dots else OLD,), bare=LOAD)
 
 
 def wants_critic(command: Sequence[str]) -> bool | None:
-    """Is there a critic to be saved? The command says it before the first save shows it; None if it does not."""
+    """Whether the command saves a critic; None if the command does not show it."""
     estimator = argv.flag_value(command, ("--algo.advantage.estimator", "--advantage_estimator"))
     if estimator is not None:
         return estimator == "gae"

@@ -1,10 +1,10 @@
-"""Orbax (JAX): ``N``, ``<prefix>_N`` or zero-padded, one directory per step (facts/checkpoints.md 1b).
+"""Orbax (JAX): ``N``, ``<prefix>_N`` or zero-padded, one directory per step.
 
 Local file systems: all is written into ``<name>.orbax-checkpoint-tmp*``, which is renamed; object stores and
 ``CommitFileTemporaryPath``: the directory has its name from the start and ``commit_success.txt`` comes last. From
 2026-08 (a97e5061) the renamed ones hold that file too; before, ``commit_timestamp_nsecs`` in ``_CHECKPOINT_METADATA``
-is set just before the rename. Orbax never saves over a finished step. N is what the program passes to ``save``.
-OCDBT data files say nothing of their size, so a truncated one is found by the hash taken at upload only.
+is set just before the rename. Orbax never saves over a finished step. N is what the program passes to ``save``. OCDBT
+data files do not contain their size, so only the hash taken at upload finds a truncated one.
 """
 
 import re
@@ -61,7 +61,7 @@ def _stamps(inside: Inside) -> dict[str, object]:
 
 
 def _items(inside: Inside, stamps: Mapping[str, object]) -> None:
-    """What a half-deleted directory has lost: its markers may be the last to go."""
+    """Require the listed items: in a half-deleted directory the markers can be the last files."""
     listed = stamps.get("item_handlers")
     for item in sorted(map(str, listed)) if isinstance(listed, dict) else ():
         if not inside.below(item).files:
@@ -69,9 +69,9 @@ def _items(inside: Inside, stamps: Mapping[str, object]) -> None:
     for name in sorted({m.group(1) for m in inside.matches(r"((?:.*/)?ocdbt\.process_\d+)/.*")}):
         process = inside.below(name)
         if "manifest.ocdbt" not in process.files or not process.below("d").files:
-            raise process.fault("its arrays are gone: being removed, or that was cut off")
+            raise process.fault("its arrays are gone: it is being removed, or the removal was interrupted")
     if set(inside.files) <= {COMMIT, METADATA}:
-        raise inside.fault("only its markers are here")
+        raise inside.fault("it contains only markers")
 
 
 def _manifest(inside: Inside, name: str) -> None:
@@ -84,8 +84,8 @@ def _manifest(inside: Inside, name: str) -> None:
 def _preset(_site: Site, _command: Sequence[str]) -> Preset:
     return Preset(
         add=None,
-        ask="Orbax is a library: how the program restores is its own",
-        example='["--restore_step", "{step}"]; with what is ahead set aside the step is the highest, so if the program'
+        ask="Orbax is a library, so podwatch cannot know how the program restores",
+        example='["--restore_step", "{step}"]; podwatch moves later steps to quarantine, so if the program'
         ' restores latest_step(), set it to "none"',
     )
 
@@ -118,7 +118,7 @@ def _root(site: Site) -> Path:
 
 
 def find(site: Site) -> Found:
-    """Many programs name directories with a number at the end: only those that hold a file of Orbax's count."""
+    """Find the steps. Many programs use names that end in a number: only directories with a file of Orbax count."""
     root = _root(site)
     found: dict[int, list[Entry]] = {}
     for step, names in all_step_names(root, STEP).items():
@@ -138,10 +138,10 @@ def make(site: Site) -> Layout:
 
 def recognise(site: Site) -> Recognition | None:
     for entries in list(find(site).values())[-3:]:
-        return Recognition("orbax", f"{entries[0].name} holds {METADATA}", certain=True)
+        return Recognition("orbax", f"{entries[0].name} contains {METADATA}", certain=True)
     root = _root(site)
     for names in all_step_names(root, _UNFINISHED).values():
-        return Recognition("orbax", f"{names[0]} is an unfinished save of it", certain=True)
+        return Recognition("orbax", f"{names[0]} is an unfinished save of Orbax", certain=True)
     return None
 
 

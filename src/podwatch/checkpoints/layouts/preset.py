@@ -1,4 +1,4 @@
-"""How a trainer is told to resume from one step: what is taken out of its command, and what is put in."""
+"""How to resume a trainer from one step: which arguments are removed from its command, and which are added."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,30 +13,30 @@ from podwatch.domain.wandb import valid_ids
 
 _ENTRIES = ("{step}", "{checkpoint}", "{resume_args}")
 _HYDRA_PLAIN = re.compile(r"[A-Za-z0-9_./:@%+~-]+")
-"""Hydra takes a value of these as it stands; any other needs quotes."""
+"""Hydra accepts a value of these characters unquoted; any other needs quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """``add`` is what a resume needs, with placeholders; None: it cannot be known, and ``ask`` says why."""
+    """``add`` has the arguments for a resume, with placeholders; None: unknown, and ``ask`` is the reason."""
 
     add: tuple[str, ...] | None
     flags: tuple[str, ...] = ()
-    """Flags with a value that are taken out first, at every start."""
+    """Flags with a value that are removed first, at every start."""
     bare: tuple[str, ...] = ()
-    """The same for flags that stand alone."""
+    """The same for flags without a value."""
     resuming: tuple[str, ...] = ()
-    """Flags with a value that are taken out only for a resume: at a fresh start they name where to begin."""
+    """Flags with a value that are removed only for a resume: at a fresh start they name the initial model."""
     resuming_bare: tuple[str, ...] = ()
-    """The same for flags that stand alone (``--finetune`` starts again at step 0)."""
+    """The same for flags without a value (``--finetune`` restarts at step 0)."""
     keys: tuple[str, ...] = ()
-    """What is taken out at every start of ``key=value`` overrides (Hydra, OmegaConf)."""
+    """``key=value`` overrides (Hydra, OmegaConf) that are removed at every start."""
     fresh: tuple[str, ...] = ()
-    """What a fresh start needs so that the trainer does not find something by itself."""
+    """Arguments for a fresh start, so that the trainer does not resume automatically."""
     ask: str = ""
     example: str = '["--resume", "{checkpoint}"]'
     wandb: bool = True
-    """The trainer hands W&B's own variables on, and has one W&B run."""
+    """The trainer passes on W&B's own variables, and has one W&B run."""
 
 
 def resume_command(
@@ -49,9 +49,10 @@ def resume_command(
     *,
     checkpoint: Path | None,
 ) -> ResumeCommand:
-    """A start from ``step`` (None: fresh). ConfigurationError where "auto" does not know what to pass, or how.
+    """The command for a start from ``step`` (None: fresh). ConfigurationError where "auto" does not know which
+    arguments to pass, or how.
 
-    ``wandb`` names the W&B run of this very start: at a fresh one it is a new one.
+    ``wandb`` names the W&B run of this start: a fresh start has a new one.
     """
     resuming = step is not None and override != "none"
     flags = (*preset.flags, *(preset.resuming if resuming else ()))
@@ -84,22 +85,22 @@ def _automatic(
         return preset.fresh
     if preset.add is None:
         raise ConfigurationError(
-            preset.ask or "this layout does not know how its trainer resumes",
+            preset.ask or "podwatch does not know how this trainer resumes",
             where="trainer.resume_args",
             fix=f'set it, for example to {preset.example}; "none" if a script reads PODWATCH_STEP',
         )
     if preset.add and not passes_on(command, site.working_directory):
         raise ConfigurationError(
-            "the command is a shell script that does not pass arguments on, so it would never see how to resume",
+            "the command is a shell script that does not pass arguments on, so the trainer gets no resume arguments",
             where="trainer.command",
-            fix='write "$@" behind the trainer in the script, or {resume_args} into the command; or set'
+            fix='add "$@" after the trainer in the script, or put {resume_args} into the command; or set'
             ' trainer.resume_args = "none" and read $PODWATCH_RESUME_ARGS in the script',
         )
     return tuple(_quoted(a, preset, step, checkpoint) for a in preset.add)
 
 
 def passes_on(command: Sequence[str], cwd: Path) -> bool:
-    """Would an argument at the end of this command reach the trainer? True also where that cannot be seen."""
+    """Whether an argument at the end of this command would reach the trainer. True also where that is unknown."""
     if any(p in a for p in _ENTRIES for a in command):
         return True
     found = program(command, cwd)

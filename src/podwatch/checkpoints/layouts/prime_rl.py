@@ -1,13 +1,13 @@
-"""prime-rl's two layouts (facts/prime-rl.md sections 1 to 3).
+"""prime-rl's two layouts.
 
 A (v0.2 to v0.8.0): the trainer's tree ``checkpoints/step_N/trainer`` and the orchestrator's own below ``run_default/``;
 a resume also needs ``run_default/broadcasts/step_N``. B (from 289562d2e, 2026-08): both halves in
 ``checkpoints/step_N``, nothing else is needed. In B prime-rl nests every run in a directory of its own: output_dir must
-be that run directory. ``checkpoint_dir`` is prime-rl's ``ckpt.output_dir``: it moves the trainer's half (and
-``weights``) only, the orchestrator's half always stays below output_dir.
+be that run directory. ``checkpoint_dir`` is prime-rl's ``ckpt.output_dir``: it moves only the trainer's half (and
+``weights``); the orchestrator's half is always below output_dir.
 
-Supervised fine-tuning (``sft``) has no orchestrator: its steps hold only the trainer's half, with the state of the data
-loader in it.
+Supervised fine-tuning (``sft``) has no orchestrator: its steps have only the trainer's half, which contains the state
+of the data loader.
 """
 
 import heapq
@@ -35,7 +35,7 @@ from podwatch.domain.errors import ConfigurationError
 
 
 class PrimeRLLayout:
-    """One prime-rl run. Tells A from B by what lies on disk, else by the command and the trainer's source."""
+    """One prime-rl run. Distinguishes A from B by the files on disk, else by the command and the trainer's source."""
 
     name = "prime-rl"
     shared_parts: frozenset[str] = frozenset()
@@ -70,14 +70,14 @@ class PrimeRLLayout:
 
     @property
     def variant(self) -> str:
-        """``A``, ``B``, or empty while nothing is written and nothing tells."""
+        """``A``, ``B``, or empty while nothing is written and nothing shows it."""
         return self._seen() or self._expected or self.hints().variant
 
     def hints(self) -> Hints:
         return prime_rl_command.hints(self._command, self.cwd, self._seen())
 
     def expect_parts(self, parts: Collection[str]) -> None:
-        """Only sets of layout A carry a broadcast to the store; those of SFT have no orchestrator's half."""
+        """Set the variant: only checkpoints of layout A store a broadcast; those of SFT have no orchestrator's half."""
         if "trainer" not in parts:
             return
         self._expects_sft = "orchestrator" not in parts
@@ -86,7 +86,7 @@ class PrimeRLLayout:
 
     @property
     def sft(self) -> bool:
-        """Supervised fine-tuning: the command says so; without one, what is on disk."""
+        """Whether the run is supervised fine-tuning: by the command, or without one by the files on disk."""
         if self._command_runs:
             return self._command_is_sft
         return self._expects_sft or prime_rl_disk.holds_sft(self.output_dir, self._checkpoints)
@@ -104,7 +104,8 @@ class PrimeRLLayout:
         return ("SFT trainer finished!",) if self.sft else ("RL trainer finished!", "Orchestrator finished.")
 
     def _seen(self) -> str:
-        """Evidence on disk. The orchestrator's half inside checkpoints/ is B's alone, and B came after A."""
+        """The variant by the files on disk. Only B has the orchestrator's half inside checkpoints/, and B is newer than
+        A."""
         shared = self.output_dir / "checkpoints"
         newest = heapq.nlargest(3, step_names(shared))
         if any(is_plain_dir(shared / f"step_{n}" / "orchestrator") for n in newest):
@@ -120,7 +121,7 @@ class PrimeRLLayout:
         return self._trainer_root / "checkpoints"
 
     def _own(self, variant: str) -> Path:
-        """Where the orchestrator keeps its things."""
+        """The directory of the orchestrator."""
         return self.output_dir / "run_default" if variant != "B" else self.output_dir
 
     def watch_roots(self) -> tuple[Path, ...]:
@@ -133,7 +134,7 @@ class PrimeRLLayout:
         raise ConfigurationError(
             f"prime-rl has no part {part!r} in layout {self.variant or 'A'}",
             where=str(self.output_dir),
-            fix="the set was saved by another layout: restore it to a directory of its own with --to",
+            fix="another layout saved this checkpoint: restore it to another directory with --to",
         )
 
     def _build(self, step: int, variant: str, nccl: bool) -> tuple[PartDir, ...]:
@@ -200,17 +201,17 @@ class PrimeRLLayout:
     # -- before a start -----------------------------------------------------------------------------------------
 
     def ahead_of(self, step: int | None) -> tuple[Path, ...]:
-        """Section 3, last point, of facts/prime-rl.md: it removes the desync, stale policies and half-written steps.
+        """Directories ahead of ``step``. Moving them away prevents a desync, stale policies and half-written steps.
 
-        Whole ``step_M`` directories. In A rollouts go wholly; in B the broadcast of N itself goes too, because the
-        trainer rewrites it in place at start-up while the orchestrator may read it already.
+        Entire ``step_M`` directories. In A all rollouts are included; in B also the broadcast of N, because the trainer
+        rewrites it in place at start-up while the orchestrator can already read it.
         """
         return prime_rl_disk.ahead(
             self._step_roots(self.variant), step, newer=self.variant == "B", output_dir=self.output_dir
         )
 
     def trackers(self, step: int | None) -> tuple[Tracker, ...]:
-        """None: prime-rl takes the highest name, and podwatch passes the step."""
+        """Empty: prime-rl takes the highest name, and podwatch passes the step."""
         return ()
 
     def pinned(self) -> Mapping[int, str]:
@@ -232,7 +233,7 @@ class PrimeRLLayout:
         return step + 1 if self.variant == "B" and not self.sft else step
 
     def processes(self, command: Sequence[str]) -> int | None:
-        """Inference and orchestrator are started by the same command; the trainer reshards anyway."""
+        """None: the same command starts inference and orchestrator, and the trainer reshards anyway."""
         return None
 
     def target_step(self, command: Sequence[str]) -> int | None:
@@ -252,7 +253,7 @@ class PrimeRLLayout:
         return prime_rl_disk.progress(own / "broadcasts", own / "rollouts", self._checkpoints)
 
     def log_globs(self) -> tuple[str, ...]:
-        """v0.2 to v0.5, v0.6 to v0.8, and HEAD with its attempts, in this order (facts/prime-rl.md section 4)."""
+        """v0.2 to v0.5, v0.6 to v0.8, and HEAD with its attempts, in this order."""
         return (
             "logs/*.stdout",
             "logs/*.log",

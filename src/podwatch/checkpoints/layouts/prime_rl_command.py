@@ -1,4 +1,4 @@
-"""prime-rl's command line by version: resume flags, target step, W&B continuity (facts/prime-rl.md sections 2, 6)."""
+"""prime-rl's command line by version: resume flags, target step, W&B continuity."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,16 +21,17 @@ _RUN_LINK = re.compile(r"^(?:offline-)?run-\d{8}_\d{6}-(.+)$")
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """``variant`` is A, B or empty; ``new_flags``: ``--resume.step N`` (2026-08-13 on) instead of
-    ``--ckpt.resume-step N``. The two changed five days apart, so a layout-B trainer of those days takes the
-    old flag: its source or a resume flag in the command tells."""
+    """``variant`` is A, B or empty; ``new_flags``: ``--resume.step N`` (2026-08-13 on) instead of ``--ckpt.resume-step
+    N``. Layout and flag changed five days apart, so a layout-B trainer of those days takes the old flag: its source or
+    a resume flag in the command shows which."""
 
     variant: str
     new_flags: bool
 
 
 def hints(command: Sequence[str], cwd: Path, seen: str) -> Hints:
-    """``seen`` is what lies on disk. Then, in this order: the command's own flags, the trainer's source in ``cwd``."""
+    """``seen`` is the variant by the files on disk. Then, in this order: the command's own flags, the trainer's source
+    in ``cwd``."""
     old = argv.has_flag(command, _OLD)
     new = argv.has_flag(command, ("--resume", *_NEW, "--run.name", "--run.dir", "--clean"))
     source = cwd / "src" / "prime_rl"
@@ -60,7 +61,8 @@ def resume_command(
     output_dir: Path,
     cwd: Path,
 ) -> ResumeCommand:
-    """A start from ``step`` (None: fresh). ConfigurationError if "auto" cannot know which flag this version takes."""
+    """The command for a start from ``step`` (None: fresh). ConfigurationError if "auto" cannot determine the flag of
+    this version."""
     kept, removed = argv.strip_flags(command, (*_OLD, *_NEW), ("--resume",))
     extra: tuple[str, ...] = ()
     environment: dict[str, str] = {}
@@ -69,7 +71,7 @@ def resume_command(
         if override == "auto" and not says_itself:
             if not known.variant:
                 raise ConfigurationError(
-                    "cannot tell which prime-rl version this is, so not how it resumes",
+                    "podwatch cannot determine the prime-rl version, so not which flag resumes it",
                     where="trainer.resume_args",
                     fix='set it to ["--ckpt.resume-step", "{step}"] or, for versions from August 2026, '
                     '["--resume.step", "{step}"]',
@@ -94,7 +96,7 @@ def resume_command(
 def _wandb(
     command: Sequence[str], wandb: Mapping[str, str], known: Hints, cwd: Path
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Arguments and environment that let the W&B run go on. Never one WANDB_RUN_ID for a version with two runs."""
+    """Arguments and environment that continue the W&B run. Never one WANDB_RUN_ID for a version with two runs."""
     ids = valid_ids(wandb)
     if known.variant == "B":
         shared = ids.get("shared") or ids.get("orchestrator") or ids.get("trainer")
@@ -145,7 +147,8 @@ def target_step(command: Sequence[str], cwd: Path) -> int | None:
 
 
 def broadcasts_by_nccl(command: Sequence[str], cwd: Path) -> bool:
-    """By NCCL or NIXL weights go to the engine without the file system: a resume needs no broadcast directory."""
+    """Whether weights reach the engine by NCCL or NIXL, without the file system: then a resume needs no broadcast
+    directory."""
     names = ("--weight-broadcast.type", "--trainer.weight-broadcast.type", "--orchestrator.weight-broadcast.type")
     kind = argv.flag_value(command, names)
     if kind is None:

@@ -1,5 +1,4 @@
-"""What prime-rl leaves on disk beside its checkpoints: what is ahead of a step, how far it got, how it is recognised
-(facts/prime-rl.md sections 1, 3 and 4)."""
+"""prime-rl's other files: what is ahead of a step, the progress that files show, and how a run is recognized."""
 
 import heapq
 import os
@@ -12,7 +11,7 @@ from podwatch.checkpoints.layouts.names import is_plain_dir, newest_steps, step_
 from podwatch.checkpoints.layouts.program import program
 
 ENTRIES = ("rl", "sft")
-"""prime-rl's programs that train."""
+"""prime-rl's training programs."""
 _FRESH = (
     "checkpoints",
     "weights",
@@ -25,13 +24,14 @@ _FRESH = (
     "evals",
     "metrics.jsonl",
 )
-"""What prime-rl writes into output_dir. Newer versions refuse a fresh start beside any of it, even an empty directory;
-the launcher's own files (configs, rl.sbatch, job_*.log) are exempt there (pathing.py, LAUNCHER_ARTIFACTS)."""
+"""The entries that prime-rl creates in output_dir. Newer versions refuse a fresh start beside any of them, even an
+empty directory; the launcher's own files (configs, rl.sbatch, job_*.log) are exempt there (pathing.py,
+LAUNCHER_ARTIFACTS)."""
 
 
 def ahead(roots: Mapping[str, Path], step: int | None, *, newer: bool, output_dir: Path) -> tuple[Path, ...]:
-    """Whole ``step_M`` directories. Before 2026-08 rollouts go wholly; since then (``newer``) the broadcast of N itself
-    goes too, because the trainer rewrites it in place at start-up while the orchestrator may read it already."""
+    """Entire ``step_M`` directories. Before 2026-08 all rollouts are included; since then (``newer``) also the
+    broadcast of N, because the trainer rewrites it in place at start-up while the orchestrator can already read it."""
     found: dict[Path, None] = {}
     for kind, root in roots.items():
         if not newer and kind in ("rollouts", "batches"):
@@ -69,8 +69,8 @@ def progress(broadcasts: Path, rollouts: Path, checkpoints: Path) -> tuple[StepS
 
 
 def looks_like_run(directory: Path) -> bool:
-    """A run directory as prime-rl makes it since 2026-08: each launch makes ``logs/attempt_N``, and a step directory
-    below ``checkpoints/`` has the orchestrator's half or, for SFT, the trainer's."""
+    """Whether it is a run directory as prime-rl creates it since 2026-08: each launch creates ``logs/attempt_N``, and a
+    step directory below ``checkpoints/`` has the orchestrator's half or, for SFT, the trainer's."""
     if has_attempts(directory):
         return True
     checkpoints = directory / "checkpoints"
@@ -82,7 +82,7 @@ def looks_like_run(directory: Path) -> bool:
 
 
 def has_attempts(directory: Path) -> bool:
-    """Since 2026-08-13 each launch has ``logs/attempt_N``, and ``logs/latest`` leads to the newest."""
+    """Whether it has ``logs/attempt_N`` or ``logs/latest``, which each launch makes since 2026-08-13."""
     return is_plain_dir(directory / "logs" / "attempt_1") or os.path.islink(directory / "logs" / "latest")  # noqa: PTH114
 
 
@@ -97,8 +97,8 @@ def holds_sft(output_dir: Path, checkpoints: Path) -> bool:
 
 
 def command_runs(command: Sequence[str], cwd: Path) -> str:
-    """What of prime-rl the command runs, as it is written there; else empty. Only ``rl`` or ``sft`` with arguments
-    counts: the names are short, and others may have them."""
+    """The prime-rl program that the command runs, as written there; else empty. ``rl`` or ``sft`` counts only with
+    arguments: other programs can have such short names."""
     seen = program(command, cwd)
     module = seen.runs("prime_rl")
     if module:
@@ -123,7 +123,7 @@ def recognise(site: Site) -> Recognition | None:
     for step in heapq.nlargest(3, step_names(checkpoints)):
         for half in ("orchestrator", "trainer"):
             if is_plain_dir(checkpoints / f"step_{step}" / half):
-                return Recognition("prime-rl", f"checkpoints/step_{step} holds {half}/", certain=True)
+                return Recognition("prime-rl", f"checkpoints/step_{step} contains {half}/", certain=True)
     if is_plain_dir(site.output_dir / "run_default"):
-        return Recognition("prime-rl", "there is run_default/", certain=True)
+        return Recognition("prime-rl", "run_default/ exists", certain=True)
     return None

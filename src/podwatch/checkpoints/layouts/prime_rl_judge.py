@@ -1,7 +1,7 @@
-"""When is a prime-rl step whole? (facts/prime-rl.md section 1, and "must therefore do" 3 and 4)
+"""The rule for a complete prime-rl step.
 
 The trainer's half is a DCP directory; the orchestrator's is ``progress.pt``; in layout A the broadcast with ``STABLE``
-is needed too. There is no marker for the step as a whole, so all required halves must stand.
+is needed too. There is no marker for the whole step, so all required parts must be complete.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,7 +21,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 class Fault(Exception):  # noqa: N818 - internal, never shown as an error
-    """Why a part is not in order. ``damaged``: nothing is missing, something is broken."""
+    """Why a part is not complete. ``damaged``: nothing is missing, but a file is broken."""
 
     def __init__(self, reason: str, *, damaged: bool = False, unreadable: bool = False) -> None:
         self.reason, self.damaged, self.unreadable = reason, damaged, unreadable
@@ -29,7 +29,7 @@ class Fault(Exception):  # noqa: N818 - internal, never shown as an error
 
 
 def judge_set(step: int, parts: Sequence[PartFiles], *, sft: bool = False) -> Judgement:
-    """``sft``: supervised fine-tuning, whose steps hold the trainer's half only."""
+    """``sft``: supervised fine-tuning, whose steps have only the trainer's half."""
     by_name = {p.part.name: p for p in parts}
     trainer = by_name["trainer"]
     if not trainer.files:
@@ -92,26 +92,26 @@ def _orchestrator(part: PartFiles) -> None:
 
 
 def _broadcast(part: PartFiles) -> None:
-    """STABLE is touched last, so it must not be older than the weights it speaks for."""
+    """STABLE is written last, so it must not be older than the weights."""
     stable = next((f for f in part.files if f.path == STABLE), None)
     if stable is None:
         raise Fault(f"{STABLE} is missing" if part.present else "the directory is missing")
     markers = {STABLE, NCCL_READY}
     weights = [f for f in part.files if f.path not in markers and not is_temporary(f.path)]
-    by_nccl = any(f.path == NCCL_READY for f in part.files)  # weights that travel that way leave no file
+    by_nccl = any(f.path == NCCL_READY for f in part.files)  # weights sent that way leave no file
     if not by_nccl and not any(f.path.endswith(_WEIGHTS) for f in weights):
-        raise Fault(f"{STABLE} stands alone, without weights")
+        raise Fault(f"{STABLE} exists without weights")
     missing = _not_here(part, {f.path for f in weights})
     if missing:
-        raise Fault(f"{missing} is missing, which the index of the weights names")
+        raise Fault(f"{missing} is missing, which the index of the weights lists")
     newer = [f.path for f in weights if f.mtime_ns > stable.mtime_ns + dcp.MTIME_TOLERANCE_NS]
     if newer:
-        raise Fault(f"{min(newer)} is newer than {STABLE}: being rewritten, or that was cut off")
+        raise Fault(f"{min(newer)} is newer than {STABLE}: being rewritten, or that was interrupted")
     _sound(part)
 
 
 def _not_here(part: PartFiles, names: Collection[str]) -> str:
-    """The first shard that an index names and that is not there; empty if all are."""
+    """The first missing shard that an index lists; empty if all exist."""
     for name in WEIGHT_INDEXES:
         if name in names:
             try:
@@ -123,7 +123,7 @@ def _not_here(part: PartFiles, names: Collection[str]) -> str:
 
 
 def _sound(part: PartFiles) -> None:
-    """Headers and tails of every file whose kind is known."""
+    """Check header and tail of every file of a known kind."""
     for file in part.files:
         if is_temporary(file.path):
             continue
@@ -138,4 +138,4 @@ def _sound(part: PartFiles) -> None:
 def _read_fault(path: str, error: OSError) -> Fault:
     if isinstance(error, FileNotFoundError):
         return Fault(f"{path} vanished")
-    return Fault(f"{path} cannot be read: {error.strerror}", unreadable=True)
+    return Fault(f"cannot read {path}: {error.strerror}", unreadable=True)

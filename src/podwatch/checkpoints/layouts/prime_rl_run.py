@@ -1,4 +1,4 @@
-"""Which directory one prime-rl run writes to, as its command and configuration files say.
+"""The directory that one prime-rl run writes to, from its command and configuration files.
 
 Since 2026-08-13 (upstream e26b50503) a run writes to ``output_dir/run.dir``; ``run.dir`` defaults to ``run.name``, and
 ``run.name`` to a new random name at each start. A resume needs the directory of the run that saved, so it needs the
@@ -38,8 +38,8 @@ class RunDirectory:
 
 
 def run_directory(command: Sequence[str], cwd: Path, output_dir: Path | None = None) -> RunDirectory:
-    """What a version with run directories does with this command. ``output_dir`` fills the placeholder. Reads the TOML
-    files that the command names."""
+    """The run directory that a version with run directories uses for this command. ``output_dir`` fills the
+    placeholder. Reads the TOML files that the command names."""
     base = argv.flag_value(command, _OUTPUT) or ""
     name = argv.flag_value(command, _NAME) or ""
     directory = argv.flag_value(command, _DIRECTORY) or ""
@@ -55,7 +55,7 @@ def run_directory(command: Sequence[str], cwd: Path, output_dir: Path | None = N
 
 
 def concerns(site: Site) -> tuple[Concern, ...]:
-    """A run directory that a resume cannot find, and a run that saves nothing."""
+    """Reports a run directory that a resume cannot find, and a run that saves nothing."""
     if not site.command or not command_runs(site.command, site.working_directory):
         return ()
     shell = program(site.command, site.working_directory).shell
@@ -66,12 +66,12 @@ def concerns(site: Site) -> tuple[Concern, ...]:
     except ValueError:
         return ()  # quotes that do not close, a here-document
     if any(word.startswith(("$@", "$*", "${@", "${*")) for word in words):
-        return ()  # what it is called with may say more
+        return ()  # its arguments can contain more
     return (*_directory(site, words, sure=False), *_saves(site, words))
 
 
 def _directory(site: Site, command: Sequence[str], *, sure: bool) -> tuple[Concern, ...]:
-    """``sure``: no shell script, in which variables and ``cd`` change what a word means."""
+    """``sure``: not a shell script, in which variables and ``cd`` can change the meaning."""
     cwd = site.working_directory
     on_disk = has_attempts(site.output_dir) or bool(runs_below(site.output_dir))
     if not on_disk and not prime_rl_command.hints(command, cwd, "").new_flags:
@@ -105,7 +105,7 @@ def _directory(site: Site, command: Sequence[str], *, sure: bool) -> tuple[Conce
 
 
 def _saves(site: Site, command: Sequence[str]) -> tuple[Concern, ...]:
-    """``--ckpt`` switches saving on; without an interval only the end of training is saved."""
+    """Reports missing saves: ``--ckpt`` enables saving; without an interval prime-rl saves only at the end."""
     cwd = site.working_directory
     sections = [
         section
@@ -124,7 +124,7 @@ def _saves(site: Site, command: Sequence[str]) -> tuple[Concern, ...]:
 
 
 def runs_below(base: Path) -> tuple[Path, ...]:
-    """Directories right below ``base`` that a run with its own directory made, the newest first."""
+    """Run directories directly below ``base``, the newest first."""
     found: list[tuple[int, Path]] = []
     try:
         with os.scandir(base) as entries:

@@ -1,7 +1,7 @@
-"""Which program a command runs, seen through its wrappers and launchers: ``uv run torchrun -m x`` runs module ``x``.
+"""The program that a command runs, behind its wrappers and launchers: ``uv run torchrun -m x`` runs module ``x``.
 
-Only the program counts, not words in arguments, so that an editor or a pager on ``rl.toml`` is no trainer. Of a shell
-script the text is read, because many trainers are started by one.
+Only the program counts, not words in arguments, so that an editor or a pager on ``rl.toml`` is no trainer. The text of
+a shell script is read, because many trainers are started by one.
 """
 
 import re
@@ -22,20 +22,20 @@ _SCRIPT_LIMIT = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``launcher`` starts the trainer on every GPU and may be empty; ``name`` is the program or script without its
-    directory, ``module`` what ``-m`` names; ``arguments`` are what it gets. ``shell`` is the text of a shell script, or
-    of ``sh -c``, without comments."""
+    """``launcher`` starts the trainer on every GPU and can be empty; ``name`` is the program or script without its
+    directory, ``module`` the name after ``-m``; ``arguments`` are its arguments. ``shell`` is the text of a shell
+    script, or of ``sh -c``, without comments."""
 
     name: str = ""
     module: str = ""
     launcher: str = ""
     arguments: tuple[str, ...] = ()
     script: str = ""
-    """As it stands in the command, with its directory."""
+    """The script as written in the command, with its directory."""
     shell: str = ""
 
     def runs(self, *modules: str) -> str:
-        """The first of ``modules`` (or a module below it) that this runs, as it stands there; else empty."""
+        """The first of ``modules`` (or a module below it) that this runs, as written there; else empty."""
         for module in modules:
             if self.module == module or self.module.startswith(module + "."):
                 return self.module
@@ -54,7 +54,7 @@ class Program:
         return ""
 
     def says(self, *words: str) -> str:
-        """The first of ``words`` that begins an argument, or stands in the shell script; else empty."""
+        """The first of ``words`` that starts an argument or is in the shell script; else empty."""
         for word in words:
             plain = word.replace("_", "-")
             if any(a.replace("_", "-").startswith(plain) for a in self.arguments):
@@ -65,7 +65,7 @@ class Program:
 
 
 def program(command: Sequence[str], cwd: Path | None = None) -> Program:
-    """Understand one command. Nothing is executed; a script is read only if it is small."""
+    """Parse one command. Nothing is executed; a script is read only if it is small."""
     words = _unwrapped(list(command))
     if not words:
         return Program()
@@ -108,7 +108,7 @@ def _python(words: list[str]) -> tuple[str, str, str, list[str]]:
 
 
 def _launched(words: list[str]) -> tuple[str, str, str, list[str]]:
-    """What a launcher starts: the first script or ``-m module`` among its arguments."""
+    """The program that a launcher starts: the first script or ``-m module`` among its arguments."""
     for position, word in enumerate(words):
         if word in ("-m", "--module") and position + 1 < len(words):
             return "", words[position + 1], "", words[position + 2 :]
@@ -133,7 +133,7 @@ def _shell(words: list[str], cwd: Path | None) -> Program:
     try:
         text = read_file(path, _SCRIPT_LIMIT).decode(errors="replace")
     except (OSError, ValueError):
-        pass  # the start itself will say so better
+        pass  # the start itself reports it better
     return Program(
         Path(rest[0]).name, launcher="sh", arguments=tuple(rest[1:]), script=rest[0], shell=_uncommented(text)
     )

@@ -1,7 +1,7 @@
-"""Which directories hold a checkpoint, where names alone prove little: asked once and recalled.
+"""Caches which directories contain a checkpoint, where names alone are not enough.
 
-A yes holds for as long as the directory is there. A no holds while the directory and those right below it are as they
-were: whatever a writer adds there touches one of them.
+A yes is valid as long as the directory exists. A no is valid while the directory and those directly below it are
+unchanged: a writer that adds files changes one of them.
 """
 
 import os
@@ -9,16 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 _NEWEST = 16
-"""So many of the foreign directories that changed last are asked again each time: file systems round times, so a change
-right after the last look need not show."""
+"""How many of the most recently changed foreign directories are checked again each time: file systems round times, so a
+change right after the last check can be invisible."""
 _MOST_BELOW = 8
-"""Directories below a foreign one; where there are more, asking again is as cheap as looking at all of them."""
+"""Maximum number of directories below a foreign one; with more, a new check is as cheap as comparing all times."""
 _Stamps = tuple[tuple[str, int, int], ...]
-"""(path, mtime in ns, inode) of a directory and those right below it."""
+"""(path, mtime in ns, inode) of a directory and those directly below it."""
 
 
 class Recalled:
-    """``belongs`` looks at a directory and one level below it, no deeper."""
+    """``belongs`` reads a directory and one level below it, no deeper."""
 
     def __init__(self, belongs: Callable[[Path], bool]) -> None:
         self._belongs = belongs
@@ -26,7 +26,7 @@ class Recalled:
         self._foreign: dict[Path, dict[str, _Stamps]] = {}
 
     def ours(self, root: Path, found: dict[int, list[str]]) -> dict[int, list[str]]:
-        """Those of ``found`` (step -> names below ``root``) that hold a checkpoint."""
+        """Those of ``found`` (step -> names below ``root``) that contain a checkpoint."""
         before, foreign = self._foreign.get(root, {}), dict[str, _Stamps]()
         recent = set(sorted(before, key=lambda n: max(m for _, m, _ in before[n]))[-_NEWEST:])
         known = self._ours.get(root, frozenset())
@@ -51,8 +51,8 @@ class Recalled:
 
 
 def _stamps(path: str) -> _Stamps:
-    """Taken before asking, and the directory's own before its entries are listed, so that what changes meanwhile shows.
-    Empty: not to be recalled."""
+    """Stamps, taken before the check, and the directory's own before its entries are listed, so that a change meanwhile
+    is visible. Empty: do not cache."""
     found = [(path, *_stamp(path))]
     try:
         with os.scandir(path) as entries:

@@ -1,4 +1,4 @@
-"""Which step a running command resumes from, as far as its own resume flags or the TOML files that it names say."""
+"""The step that a running command resumes from, by its own resume flags or the TOML files that it names."""
 
 import os
 import re
@@ -13,13 +13,13 @@ from podwatch.domain.errors import PodwatchError
 
 _NUMBER = re.compile(r"\d{1,15}")
 _STARTING = 1.0
-"""Seconds: a process begins at a clock tick (10 ms, rounded down), and these programs import for seconds before they
-read their files."""
+"""Seconds: the start time of a process is a clock tick (10 ms, rounded down), and these programs import for seconds
+before they read their files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """``named_by`` is what names the step, as the subject of a sentence."""
+    """``named_by`` is the source of the step, worded as the subject of a sentence."""
 
     step: int
     named_by: str
@@ -27,8 +27,8 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Where the TOML of a trainer names the step. ``flag`` precedes the file's name; empty: ``@ FILE``. ``switches``:
-    one of these keys must be true, or a flag of that name given, for the step to count; empty: it always counts."""
+    """The keys of the step in a trainer's TOML. ``flag`` precedes the file's name; empty: ``@ FILE``. ``switches``: one
+    of these keys must be true, or a flag of that name given, for the step to count; empty: it always counts."""
 
     keys: tuple[str, ...]
     flag: str = ""
@@ -36,7 +36,7 @@ class _Settings:
 
 
 _SETTINGS: Mapping[str, _Settings] = {
-    "prime-rl": _Settings(  # up to 2026-08, each role with its own; since then one for all
+    "prime-rl": _Settings(  # until 2026-08 one key per role; since then one for all
         ("ckpt.resume_step", "trainer.ckpt.resume_step", "orchestrator.ckpt.resume_step", "resume.step")
     ),
     "torchtitan": _Settings(
@@ -47,12 +47,12 @@ _SETTINGS: Mapping[str, _Settings] = {
 
 def resumed(layout: Layout, command: Sequence[str], *, cwd: Path | None, began_wall: float) -> Resumed | None:
     """The step that ``command`` resumes from: by the layout's resume flags in it (a number, or a checkpoint that is
-    here), or, where it has none of them, by a TOML file that it names. None where they name none, the newest one
-    ("latest", -1), or several.
+    here), or, without such flags, by a TOML file that it names. None where they name no step, the newest one ("latest",
+    -1), or several.
 
-    Only files that have not changed since the process of ``command`` began (``began_wall``, epoch seconds) prove what
-    it read, and only where each of them can be read. ``cwd`` is the working directory of that process; None: unknown,
-    no file is read. Blocks: reads small files and may list the checkpoint directories.
+    Only files that have not changed since the process of ``command`` started (``began_wall``, epoch seconds) prove what
+    it read, and only if all of them are readable. ``cwd`` is the working directory of that process; None: unknown, no
+    file is read. Blocks: reads small files and can list the checkpoint directories.
     """
     try:
         flags = layout.resume_command(command, 0, (), {}).removed

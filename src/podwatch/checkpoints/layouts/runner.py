@@ -1,8 +1,8 @@
 """The 2025 RL runner: ``training_state/step_N/{model/,optimizer.pt,scheduler.pt,training_info.json}`` with the symlink
-``step_latest`` (facts/checkpoints.md 1a).
+``step_latest``.
 
-In which order it writes is not known and nothing marks the end, so the whole set must be there, be sound, and be quiet
-for the long time; ``training_info.json`` must name the step of the directory. The symlink is a hint only.
+The order of its writes is unknown and nothing marks the end, so all files must exist, be sound, and be unchanged for
+the long settle time; ``training_info.json`` must contain the step of the directory. The symlink is only a hint.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def judge(view: StepView) -> Judgement:
     if recorded is None:
         raise inside.fault(f"{INFO} names no step", damaged=True)
     if recorded != view.step:
-        raise inside.fault(f"{INFO} says step {recorded}, not {view.step}", damaged=True)
+        raise inside.fault(f"{INFO} contains step {recorded}, not {view.step}", damaged=True)
     inside.sound()
     if inside.has_holes():
         raise inside.fault("a file has ranges that were never written")
@@ -40,14 +40,14 @@ def judge(view: StepView) -> Judgement:
 
 
 def root_of(site: Site) -> Path:
-    """output_dir may be ``training_state`` itself."""
+    """The directory of the steps; output_dir can be ``training_state`` itself."""
     if site.checkpoint_dir is not None:
         return site.checkpoint_dir
     return site.output_dir if site.output_dir.name == "training_state" else site.output_dir / "training_state"
 
 
 def _trackers(root: Path, step: int | None) -> tuple[Tracker, ...]:
-    """Made anew where it is missing: without ``--from-step`` the runner follows it."""
+    """Created again where it is missing: without ``--from-step`` the runner follows it."""
     return () if step is None else (Tracker(root / LINK, target=f"step_{step}"),)
 
 
@@ -70,7 +70,7 @@ RULES = Rules(
     directory="step_{step}",
     judge=judge,
     preset=_preset,
-    sources=(Source("the owner's runner of 2025", "facts/checkpoints.md section 1a", "not public"),),
+    sources=(Source("the 2025 runner", "its files on disk", "not public"),),
     reshards=True,
     root=root_of,
     trackers=_trackers,
@@ -84,7 +84,7 @@ def recognise(site: Site) -> Recognition | None:
     root = root_of(site)
     for step, name in sorted(step_names(root).items(), reverse=True)[:3]:
         if (root / name / INFO).is_file() and (root / name / "model").is_dir():
-            return Recognition("runner", f"{root.name}/step_{step} holds model/ and {INFO}", certain=True)
+            return Recognition("runner", f"{root.name}/step_{step} contains model/ and {INFO}", certain=True)
     return None
 
 

@@ -1,4 +1,4 @@
-"""How many steps lie between two saves, as the command of a run configures it."""
+"""The number of steps between two saves, as the command of a run configures it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,8 +21,9 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 
 
 def save_interval(layout: str, command: Sequence[str], cwd: Path) -> int | None:
-    """Steps from one save to the next; None where neither the command nor a TOML file that it names says so. A default
-    of the trainer is not assumed: whether it saves at all is often another option. Reads small files; may block."""
+    """Steps from one save to the next; None where neither the command nor a TOML file that it names sets it. A default
+    of the trainer is not assumed: another option often decides whether it saves at all. Reads small files; can
+    block."""
     if layout == "hf" and argv.flag_value(command, ("--save_strategy",)) not in (None, "steps"):
         return None
     direct = argv.positive(argv.flag_value(command, _FLAGS.get(layout, ())))

@@ -2,9 +2,9 @@
 
 Order: policy, critic, data.pt, trainer_state.pt, then ``latest_ckpt_global_step.txt`` in the parent; the fully
 asynchronous trainer writes ``fully_async_state.pt`` after that, and cannot load without it. A role is either FSDP (one
-model, optim and extra_state file per rank: the world size is baked in) or a Megatron distributed checkpoint, which may
-be finished after the tracker. A failed save of data.pt is only logged by SkyRL, so it is not demanded.
-output_dir is ``trainer.ckpt_path`` (``ckpt_path`` of the SFT trainer).
+model, optim and extra_state file per rank: the world size is fixed) or a Megatron distributed checkpoint, which can be
+finished after the tracker. SkyRL only logs a failed save of data.pt, so it is not required. output_dir is
+``trainer.ckpt_path`` (``ckpt_path`` of the SFT trainer).
 """
 
 import re
@@ -33,8 +33,8 @@ _RL_KEYS = ("trainer.resume_mode", "trainer.resume_path")
 
 
 def judge(view: StepView, *, fully_async: bool, late: bool) -> Judgement:
-    """``fully_async``: the command runs that trainer; other steps tell it too. ``late``: the command has Megatron
-    write in the background, so its index may be newer than everything else."""
+    """``fully_async``: the command runs that trainer; other steps show it too. ``late``: Megatron writes in the
+    background, so its index can be newer than everything else."""
     inside, siblings = view.only, view.siblings()
     inside.require(STATE, why="it is written after the models")
     data = r"(?:policy|critic)/.*_rank_\d+\.pt|data\.pt"
@@ -51,13 +51,13 @@ def judge(view: StepView, *, fully_async: bool, late: bool) -> Judgement:
         else:
             token, left = nested.check(role)
             if not token:
-                raise role.fault("neither FSDP files nor a distributed checkpoint are here")
+                raise role.fault("it contains neither FSDP files nor a distributed checkpoint")
             tokens.append(token)
             leftovers.extend(left)
     inside.sound()
     recorded = inside.number(STATE, "global_step")
     if recorded not in (None, view.step):
-        raise inside.fault(f"{STATE} says step {recorded}, not {view.step}", damaged=True)
+        raise inside.fault(f"{STATE} contains step {recorded}, not {view.step}", damaged=True)
     tracker_files.reached(view.root / TRACKER, view.step, inside, later=tracker_files.has_later(view, STEP))
     if fully_async or ASYNC in inside.files or any((s / ASYNC).exists() for s in siblings):
         _asynchronous(inside)
@@ -83,10 +83,10 @@ def _fsdp(role: Inside) -> int:
 
 
 def _asynchronous(inside: Inside) -> None:
-    """It comes after the tracker, so an old one of the same step must not count."""
+    """The file is written after the tracker, so an old one of the same step must not count."""
     inside.require(ASYNC, why="the fully asynchronous trainer writes it last and cannot load without it")
     if inside.files[ASYNC].mtime_ns + dcp.MTIME_TOLERANCE_NS < inside.files[STATE].mtime_ns:
-        raise inside.fault(f"{ASYNC} is older than {STATE}: it is of an earlier save")
+        raise inside.fault(f"{ASYNC} is older than {STATE}: it belongs to an earlier save")
 
 
 def _trackers(root: Path, step: int | None) -> tuple[Tracker, ...]:
@@ -143,7 +143,7 @@ def rules(site: Site) -> Rules:
             Source("NovaSky-AI/SkyRL", "skyrl/backends/skyrl_train/distributed/fsdp_strategy.py", _COMMIT),
             Source("NovaSky-AI/SkyRL", "skyrl/train/sft_trainer.py", _COMMIT),
         ),
-        # FSDP files load with the same world size only; of Megatron sets no size is reported, so nothing binds them.
+        # FSDP files load only with the same world size; Megatron checkpoints report no size, so nothing is compared.
         reshards=False,
         root=_root,
         rests_on=lambda root: (root / TRACKER,),
@@ -167,7 +167,7 @@ def recognise(site: Site) -> Recognition | None:
         return Recognition("skyrl", f"the command runs {module}", certain=True)
     root = _root(site)
     if (root / TRACKER).is_file() and step_names(root, STEP):
-        return Recognition("skyrl", f"{TRACKER} is there", certain=True)
+        return Recognition("skyrl", f"{TRACKER} exists", certain=True)
     return None
 
 

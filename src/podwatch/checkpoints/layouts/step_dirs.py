@@ -1,7 +1,7 @@
-"""The common shape of a trainer's checkpoints, so that each trainer is one small file: step directories named by an
-expression below a root, one or more parts in each, a rule that judges them, and small facts about the trainer.
+"""The common base of most layouts, so that each trainer is one small file: step directories below a root that match an
+expression, one or more parts in each, a rule that judges them, and small facts about the trainer.
 
-A layout is ``StepDirs(site, rules)``; ``Rules`` holds what differs.
+A layout is ``StepDirs(site, rules)``; ``Rules`` contains the differences.
 """
 
 import os
@@ -32,12 +32,12 @@ from podwatch.domain.errors import ConfigurationError
 _Listing = dict[Path, dict[int, list[str]]]
 """Root -> step -> names of directories."""
 _SIBLINGS = 3
-"""So many other steps are shown to a rule: enough to know what a save of this run has."""
+"""Number of other steps that a rule can compare with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a step, as a place: ``<root>/<beside>/<step directory>/<below>``."""
+    """The place of one part of a step: ``<root>/<beside>/<step directory>/<below>``."""
 
     name: str = "checkpoint"
     below: str = ""
@@ -69,8 +69,8 @@ def root_is_output(site: Site) -> Path:
 
 
 def inside_output(site: Site, text: str | None, otherwise: str = "") -> Path:
-    """The directory a command names, if it is output_dir or lies below it; else ``output_dir/otherwise``.
-    ``checkpoint_dir`` is stronger than both."""
+    """The directory that a command names, if it is output_dir or below it; else ``output_dir/otherwise``.
+    ``checkpoint_dir`` takes precedence."""
     if site.checkpoint_dir is not None:
         return site.checkpoint_dir
     if text:
@@ -86,43 +86,43 @@ def max_steps_flag(site: Site, command: Sequence[str], _root: Path) -> int | Non
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What differs between trainers. Functions get ``root``, the directory in which the step directories lie."""
+    """The differences between trainers. Functions get ``root``, the directory that contains the step directories."""
 
     name: str
     step: Pattern[str]
-    """A step directory's whole name, the step being its first group."""
+    """Matches a step directory's whole name; the first group is the step."""
     directory: str | Callable[[Path, int], str]
-    """Its name where there is none yet, for a restore: ``global_step_{step}``, ``iter_{step:07d}``; or a function of
-    root and step."""
+    """The name of a step that does not exist yet, for a restore: ``global_step_{step}``, ``iter_{step:07d}``; or a
+    function of root and step."""
     judge: Callable[[StepView], Judgement]
-    """May raise ``Fault``."""
+    """The completeness rule; can raise ``Fault``."""
     preset: Callable[[Site, Sequence[str]], Preset]
-    """How this very command resumes."""
+    """The resume arguments for a given command."""
     sources: tuple[Source, ...]
     reshards: bool
     parts: tuple[Part, ...] = (Part(),)
     root: Callable[[Site], Path] = root_is_output
     belongs: Callable[[Path], bool] | None = None
-    """Where names alone prove little: does this directory hold such a checkpoint? Others are foreign, never touched."""
+    """Where names alone are not enough: whether this directory contains such a checkpoint. Others are never touched."""
     prefer: Callable[[Sequence[str]], str] = first_sorted
-    """Which directory counts where several have the same step."""
+    """Chooses the directory that counts where several have the same step."""
     rests_on: Callable[[Path], tuple[Path, ...]] = field(default=lambda _root: ())
-    """Trackers that the rule looks at."""
+    """Trackers that the rule reads."""
     rests_on_beside: Callable[[StepView], tuple[Path, ...]] = field(default=lambda _view: ())
-    """Other files outside the step directory that the rule looks at: a marker beside it."""
+    """Other files outside the step directory that the rule reads: a marker beside it."""
     trackers: Callable[[Path, int | None], tuple[Tracker, ...]] = no_trackers
     pinned: Callable[[Path], Mapping[int, str]] = no_pins
     also_ahead: Callable[[Path, int | None], tuple[Path, ...]] = no_paths
-    """More to set aside than the step directories beyond the step, and at a fresh start the trackers; only what
-    exists."""
+    """More to move to quarantine than the step directories ahead of the step, and at a fresh start the trackers; only
+    existing paths."""
     first_after: int = 0
-    """A correct resume from N shows N + this first. 0 where the trainer's numbering is not sure."""
+    """The first step after a resume from N is N + this. 0 where the trainer's numbering is uncertain."""
     processes: Callable[[Sequence[str]], int | None] = launched
     counts_all: bool = False
     saves_block: bool = False
     target: Callable[[Site, Sequence[str], Path], int | None] = max_steps_flag
     told_by: str = ""
-    """File in the step directory whose time is the time of the save; empty: the directory's own."""
+    """File in the step directory whose time is the time of the save; empty: the time of the directory."""
     finish_lines: tuple[str, ...] = ()
     log_globs: tuple[str, ...] = ("*.log", "logs/*.log")
 
@@ -168,7 +168,7 @@ class StepDirs:
         raise ConfigurationError(
             f"layout {self.name} has no part {part!r}",
             where=str(self.output_dir),
-            fix="the set was saved by another layout: restore it to a directory of its own with --to",
+            fix="another layout saved this checkpoint: restore it to another directory with --to",
         )
 
     def _fresh_name(self, step: int) -> str:
@@ -180,7 +180,7 @@ class StepDirs:
         return root / name / part.below if part.below else root / name
 
     def expect_parts(self, parts: Collection[str]) -> None:
-        """There is only one variant."""
+        """Nothing to do: there is only one variant."""
 
     def steps(self) -> Mapping[int, tuple[PartDir, ...]]:
         listing = self._listing()
@@ -230,7 +230,7 @@ class StepDirs:
     # -- before a start -----------------------------------------------------------------------------------------------
 
     def ahead_of(self, step: int | None) -> tuple[Path, ...]:
-        """Step directories beyond ``step``, and what the rules add. At a fresh start the trackers go as well."""
+        """Step directories ahead of ``step``, and the paths that the rules add. At a fresh start also the trackers."""
         limit = -1 if step is None else step
         found: dict[Path, None] = {}
         for root, names in self._listing().items():
@@ -264,7 +264,7 @@ class StepDirs:
         )
 
     def _checkpoint(self, step: int) -> Path:
-        """The step directory itself, where the first part lies."""
+        """The step directory itself, which contains the first part."""
         part = self._rules.parts[0]
         inside = self.part_dir(part.name, step)
         return inside.parents[len(Path(part.below).parts) - 1] if part.below else inside
@@ -272,7 +272,7 @@ class StepDirs:
     # -- progress -----------------------------------------------------------------------------------------------------
 
     def progress(self) -> tuple[StepSeen, ...]:
-        """The newest save; between saves only logs and heartbeats tell more."""
+        """The newest save; between saves only logs and heartbeats show more."""
         root = self._roots()[0]
         for step, names in sorted(self._names(root).items(), reverse=True)[:5]:
             try:
@@ -295,8 +295,8 @@ class StepDirs:
         return ("WANDB_RUN_ID",) if self._rules.preset(self._site, self._site.command).wandb else ()
 
     def wandb_identity(self) -> Mapping[str, str]:
-        """Nothing: W&B writes into the working directory, where other runs may write as well. podwatch names the run
-        itself, at every start."""
+        """Empty: W&B writes into the working directory, where other runs can write as well. podwatch names the W&B run
+        at every start."""
         return {}
 
     def log_globs(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """torchtitan: ``<dump_folder>/checkpoint/step-N``, each a DCP directory.
 
 By default the last save of a run holds the model only, as DCP or as Hugging Face safetensors, and yet wins torchtitan's
-own "latest": it is told by what its index lacks, is never a resume point and never removed. ``step-0`` is a seed that a
-person made, not a save of this run.
+own "latest". It is recognized by the missing entries of its index, is never a resume point and never removed.
+``step-0`` is a seed made by the operator, not a save of this run.
 """
 
 import re
@@ -22,7 +22,7 @@ STEP = re.compile(r"step-([1-9]\d{0,17})")
 _FLAG = "--checkpoint.load_step"
 _STATE = ("train_state", "optimizer")
 """A full save has these beside the model's own names."""
-_EXPORT = "holds the model only: the export at the end of a run, not a resume point"
+_EXPORT = "contains only the model: the export at the end of a run, not a resume point"
 
 
 def judge(view: StepView) -> Judgement:
@@ -43,7 +43,7 @@ def judge(view: StepView) -> Judgement:
 
 
 def _pinned(root: Path) -> Mapping[int, str]:
-    """The export, which no rule may take for a save that was cut off."""
+    """The export, which must not count as an interrupted save."""
     try:
         newest = max(step_names(root, STEP).items(), default=None)
     except OSError:
@@ -119,7 +119,7 @@ def recognise(site: Site) -> Recognition | None:
     root = _root(site)
     for name in step_names(root, STEP).values():
         if (root / name / dcp.INDEX).is_file():
-            return Recognition("torchtitan", f"{root.name}/{name} holds {dcp.INDEX}", certain=True)
+            return Recognition("torchtitan", f"{root.name}/{name} contains {dcp.INDEX}", certain=True)
     told = seen.says("--checkpoint.folder", "--job.dump_folder", "--dump_folder", "--job.config_file")
     return Recognition("torchtitan", f"the command has {told}") if told else None
 

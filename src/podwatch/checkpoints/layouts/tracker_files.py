@@ -1,6 +1,7 @@
-"""Small files in the parent by which a trainer finds its newest checkpoint (facts/checkpoints.md 2.4).
+"""Small files in the parent by which a trainer finds its newest checkpoint.
 
-Most trainers write them by a plain open and write, so an empty or garbled one is being written: it never means step 0.
+Most trainers write them by a plain open and write, so an empty or garbled tracker is being written: it never means step
+0.
 """
 
 import errno
@@ -23,7 +24,8 @@ _NUMBER = re.compile(r"(?:0|[1-9]\d{0,17})")
 
 
 def text(path: Path) -> str:
-    """What it says; empty if it is absent, empty, too large or no text (being written). OSError: it cannot be read."""
+    """The content; empty if the file is absent, empty, too large or not text (being written). OSError: it cannot be
+    read."""
     try:
         return read_file(path, _LIMIT).decode().strip()
     except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
@@ -35,7 +37,7 @@ def text(path: Path) -> str:
 
 
 def number(path: Path, pattern: re.Pattern[str] = _NUMBER) -> int | None:
-    """The step it names; None if it names none."""
+    """The step that the tracker names; None if it names none."""
     match = pattern.fullmatch(text(path))
     if match is None:
         return None
@@ -43,7 +45,7 @@ def number(path: Path, pattern: re.Pattern[str] = _NUMBER) -> int | None:
 
 
 def has_later(view: StepView, pattern: re.Pattern[str]) -> bool:
-    """Is there a later step? ``pattern`` is that of the step directories."""
+    """Whether a later step exists. ``pattern`` is that of the step directories."""
     found = (pattern.fullmatch(p.name) for p in view.siblings())
     return any(int(m.group(1)) > view.step for m in found if m is not None)
 
@@ -57,14 +59,14 @@ def reached(
     *,
     later: bool = False,
 ) -> None:
-    """The tracker says that ``step`` is done. ``Fault`` while it does not. Files that ``data`` matches must not be
-    newer than a tracker that names this very step: it stays from before while the step is written again.
+    """Require that the tracker shows ``step`` as done; ``Fault`` while it does not. Files that ``data`` matches must
+    not be newer than a tracker that names this step: an old tracker remains while the step is written again.
 
-    A tracker that names a lower step but was written after this set (by a repair, or by a run that went back) says
-    nothing about it: then the set's own files have to speak for it.
+    A tracker that names a lower step but was written after this checkpoint (by a repair, or by a run that went back) is
+    no evidence about it: then only the checkpoint's own files count.
 
-    ``later``: a later step lies there, so this save was over long before the tracker was opened again. If that left it
-    empty, garbled or missing (a kill at the wrong moment), it takes the later step's word away, not this one's.
+    ``later``: a later step exists, so this save ended long before the tracker was opened again. If that left it empty,
+    garbled or missing (a kill at the wrong moment), the later step is in doubt, not this one.
     """
     try:
         status = tracker.stat()
@@ -80,14 +82,17 @@ def reached(
     newest = max((f.mtime_ns for n, f in part.files.items() if said < step or re.fullmatch(data, n)), default=0)
     if said >= step:
         if said == step and newest > status.st_mtime_ns + dcp.MTIME_TOLERANCE_NS:
-            raise Fault(f"files are newer than {tracker.name}: being overwritten, or that was cut off", part=part.part)
+            raise Fault(
+                f"files are newer than {tracker.name}: being overwritten, or an overwrite was interrupted",
+                part=part.part,
+            )
         return
     if status.st_mtime_ns <= newest + dcp.MTIME_TOLERANCE_NS:
-        raise Fault(f"{tracker.name} says {said}: the save of step {step} is not over", part=part.part)
+        raise Fault(f"{tracker.name} names step {said}: the save of step {step} has not finished", part=part.part)
 
 
 def as_number(path: Path, step: int | None) -> tuple[Tracker, ...]:
-    """The tracker for a start from ``step``: its number as text, which is how all of them write it."""
+    """The tracker for a start from ``step``: its number as text, as all trainers write it."""
     return () if step is None else (Tracker(path, content=str(step).encode()),)
 
 
@@ -101,36 +106,36 @@ def pinned(path: Path, pattern: re.Pattern[str] = _NUMBER) -> Mapping[int, str]:
 
 
 def link_target(path: Path) -> str:
-    """The last segment of what a symlink names; empty if it is none. Only a hint: replacing it leaves a gap."""
+    """The last segment of a symlink's target; empty if it is no symlink. Only a hint: replacing a link leaves a gap."""
     try:
-        return os.path.basename(os.readlink(path))  # noqa: PTH115, PTH119 - the text as it stands, not a resolved path
+        return os.path.basename(os.readlink(path))  # noqa: PTH115, PTH119 - the text, not a resolved path
     except OSError:
         return ""
 
 
 def repair(trackers: Iterable[Tracker], tree: PinnedTree, *, only_missing: bool = False) -> tuple[Path, ...]:
-    """Make the trackers say what a start needs, each by one atomic rename; those that say it already are left alone.
-    Returns what was written. ``only_missing``: one that names a step stays as it is. Raises HostError: outside the
-    trainer's directories, or reached through a link; OSError.
+    """Write the content that a start needs into the trackers, each by one atomic rename; correct ones stay unchanged.
+    Returns the written paths. ``only_missing``: a tracker that names a step stays unchanged. Raises HostError: outside
+    the trainer's directories, or behind a link; OSError.
 
-    Never while a trainer runs: it may be writing the very file.
+    Never call it while a trainer runs: it can be writing the same file.
     """
     written = []
     for tracker in trackers:
         path = tracker.path
         if not tree.contains(path):
-            raise HostError("refuses to write a tracker outside the run's directories", where=str(path))
+            raise HostError("podwatch does not write a tracker outside the run's directories", where=str(path))
         try:
             with tree.directory(path.parent) as fd:
                 status = os.fstat(fd)
             now = _now(tree, path)
         except FileNotFoundError:
-            continue  # no directory yet: the trainer makes it
+            continue  # no directory yet: the trainer creates it
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise
             raise HostError(
-                "refuses to write a tracker outside the run's directories: a symbolic link is on the way",
+                "podwatch does not write a tracker outside the run's directories: its path contains a symbolic link",
                 where=str(path),
                 fix="replace the link by a directory",
             ) from error
@@ -143,7 +148,7 @@ def repair(trackers: Iterable[Tracker], tree: PinnedTree, *, only_missing: bool 
 
 @dataclass(frozen=True, slots=True)
 class _Now:
-    """What is in a tracker's place: a link with its target, a file with its text, or neither."""
+    """The present state of a tracker: a link with its target, a file with its text, or neither."""
 
     status: os.stat_result | None
     target: str | None = None
@@ -172,11 +177,12 @@ def _now(tree: PinnedTree, path: Path) -> _Now:
     try:
         return _Now(status, text=tree.read(path, _LIMIT).decode().strip())
     except (OSError, UnicodeDecodeError):
-        return _Now(status)  # too large, gone, or no text: it says nothing
+        return _Now(status)  # too large, gone, or not text: no content
 
 
 def _write(tree: PinnedTree, tracker: Tracker, old: os.stat_result | None, directory: os.stat_result) -> None:
-    """With the mode and owner of the old one, or the directory's owner: the trainer must be able to write it again."""
+    """Write it with the mode and owner of the old one, or the directory's owner: the trainer must be able to overwrite
+    it."""
     like = directory if old is None else old
     if tracker.target is not None:
         tree.write_link(tracker.path, tracker.target, directory.st_uid if os.geteuid() == 0 else None)
@@ -187,7 +193,7 @@ def _write(tree: PinnedTree, tracker: Tracker, old: os.stat_result | None, direc
 
 
 def wrong(trackers: Iterable[Tracker]) -> tuple[Path, ...]:
-    """Those that ``repair`` would write. Changes nothing."""
+    """The trackers that ``repair`` would write. Changes nothing."""
     return tuple(t.path for t in trackers if _wrong(t))
 
 
@@ -198,7 +204,7 @@ def _wrong(tracker: Tracker) -> bool:
 def _says(tracker: Tracker) -> bool:
     if tracker.target is not None:
         try:
-            return os.readlink(tracker.path) == tracker.target  # noqa: PTH115 - its text, not what it leads to
+            return os.readlink(tracker.path) == tracker.target  # noqa: PTH115 - the text, not the resolved target
         except OSError:
             return False
     return not tracker.path.is_symlink() and text(tracker.path) == (tracker.content or b"").decode().strip()

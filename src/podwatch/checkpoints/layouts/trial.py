@@ -1,4 +1,4 @@
-"""Whether a restart of this configuration could resume, as far as that is known before the first death."""
+"""Checks before the first failure whether a restart with this configuration could resume."""
 
 from podwatch.checkpoints.layouts import concerns
 from podwatch.checkpoints.layouts.base import Concern, Layout
@@ -6,28 +6,28 @@ from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError, PodwatchError
 
 _OURS = ("trainer.resume_args", "trainer.command")
-"""An error about these is true of every step; any other may only need a checkpoint to look at."""
+"""An error about these settings holds for every step; other errors can disappear with the first checkpoint."""
 
 
 def restart_concerns(settings: Settings, layout: Layout) -> tuple[Concern, ...]:
-    """What the layout says of command and directory, and whether it knows how to pass a step. Reads small files; may
-    block. Empty where podwatch has no command to start."""
+    """Problems that the layout finds in command and directory, and whether it knows how to pass a step. Reads small
+    files; can block. Empty where podwatch has no command to start."""
     trainer = settings.trainer
     if not trainer.command:
         return ()
     try:
         found = concerns(settings)
     except (PodwatchError, OSError, ValueError):
-        found = ()  # what cannot be read, or is no path, is no reason not to start
+        found = ()  # an unreadable or invalid path is no reason not to start
     try:
         made = layout.resume_command(trainer.command, 1, trainer.resume_args, {})
     except ConfigurationError as error:
-        # prime-rl's version may show only with its first checkpoint
+        # sometimes only the first checkpoint shows prime-rl's version
         if error.where in _OURS and (layout.variant or layout.name != "prime-rl"):
             what = f"a restart cannot resume: {error.what}"
             return (*found, Concern("resume", what, f"{error.where}: {error.fix}", certain=True))
     except (PodwatchError, OSError, ValueError):
-        return found  # it needs a checkpoint to look at
+        return found  # this needs a checkpoint
     else:
         if made.argv == trainer.command and trainer.resume_args not in ("auto", "none"):
             what = "a restart cannot resume: trainer.resume_args adds nothing to the command"

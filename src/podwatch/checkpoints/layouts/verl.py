@@ -2,10 +2,10 @@
 
 Four forms of a role: FSDP (one model, optim and extra_state file per rank), Megatron until 2026-06 (``dist_ckpt/``),
 Megatron since (``ckpt_contents.json`` written last), Automodel (``model/shard-*.safetensors``, then the DCP directory
-``optim/``). The torchtitan engine writes one DCP directory ``step-N`` in the
-place of ``actor``. ``latest_checkpointed_iteration.txt`` in the parent follows all of them; with async_save each role's
-finalizer writes it. verl prunes ``actor`` and ``critic`` only, so ``data.pt`` stays behind: such a husk is no
-checkpoint. World size is baked into FSDP files.
+``optim/``). The torchtitan engine writes one DCP directory ``step-N`` in the place of ``actor``.
+``latest_checkpointed_iteration.txt`` in the parent follows all of them; with async_save each role's finalizer writes
+it. verl prunes ``actor`` and ``critic`` only, so ``data.pt`` remains: such a directory is no checkpoint. The world size
+of FSDP files is fixed.
 """
 
 import math
@@ -28,7 +28,7 @@ STEP = re.compile(r"global_step_(0|[1-9]\d{0,17})")
 TRACKER = "latest_checkpointed_iteration.txt"
 _SHARD = re.compile(r"(model|optim|extra_state)_world_size_(\d+)_rank_(\d+)\.pt")
 _AUTOMODEL = re.compile(r"model/shard-\d+-model-\d+-of-\d+\.safetensors")
-"""One per rank that has something to write, by torch's writer for Hugging Face's format."""
+"""One file per rank that has something to write, by torch's writer for the Hugging Face format."""
 _CONSOLIDATED = re.compile(r"model/consolidated/[^/]*\.safetensors")
 _OPTIM = "optim"
 _KINDS = ("model", "optim", "extra_state")
@@ -36,7 +36,7 @@ _CONTENTS = "ckpt_contents.json"
 _ROLES = ("actor", "critic")
 _DATA = "data.pt"
 _EXPORT = "huggingface"
-"""verl puts a config and a tokenizer there; people let its merger add the weights, long after the save."""
+"""verl puts a config and a tokenizer there; operators let its merger add the weights long after the save."""
 _SPOKEN_FOR = rf"(?:actor|critic)/(?!{_EXPORT}/).*\.(?:pt|distcp|json|metadata)"
 _RESUME = ("trainer.resume_mode", "trainer.resume_from_path")
 
@@ -50,8 +50,8 @@ def judge(view: StepView) -> Judgement:
     direct = not roles and (inside.matches(_SHARD) or _CONTENTS in inside.files or _is_automodel(inside))
     if not roles and not direct:
         if _DATA in inside.files:
-            raise inside.fault("only data.pt is left: verl has removed the model itself (or has not written it yet)")
-        raise inside.fault("no actor yet")
+            raise inside.fault("only data.pt is there: verl has removed the model (or has not written it yet)")
+        raise inside.fault("actor is missing")
     siblings = view.siblings()
     if not direct:
         missing = [r for r in _ROLES if r not in roles and (r == "actor" or any((s / r).is_dir() for s in siblings))]
@@ -98,7 +98,8 @@ def _titan(view: StepView, inside: Inside, titan: Inside) -> Judgement:
 
 
 def _sft_data(inside: Inside, siblings: Sequence[Path]) -> None:
-    """Each data-parallel rank writes its own, the last ones perhaps after the tracker: as many as other steps have."""
+    """Require as many files as other steps have: each data-parallel rank writes its own, the last ones perhaps after
+    the tracker."""
     here = inside.names(r"data(?:_\d+)?\.pt")
     if not here:
         raise inside.fault("data_0.pt is missing")
@@ -107,12 +108,12 @@ def _sft_data(inside: Inside, siblings: Sequence[Path]) -> None:
     for sibling in siblings:
         theirs = len([p for p in sibling.glob("data*.pt") if re.fullmatch(r"data(?:_\d+)?\.pt", p.name)])
         if theirs > len(here):
-            raise inside.fault(f"{len(here)} of {theirs} dataloader states, which {sibling.name} has")
+            raise inside.fault(f"{len(here)} of {theirs} dataloader states that {sibling.name} has")
 
 
 def _fsdp(role: Inside, siblings: Sequence[Path]) -> int:
-    """Model, optimizer and extra state of every rank. A run that never saves its optimizer is known by its other
-    saves; ``fsdp_config.json`` came with 2025 versions."""
+    """Require model, optimizer and extra state of every rank. A run that never saves its optimizer is recognized by its
+    other saves; ``fsdp_config.json`` exists since 2025."""
     shards = role.matches(_SHARD)
     world = 0
     if "fsdp_config.json" in role.files:
@@ -142,8 +143,8 @@ def _is_automodel(role: Inside) -> bool:
 
 
 def _automodel(role: Inside) -> tuple[str, tuple[str, ...]]:
-    """(save id, leftovers). All ranks have written the model before any of them begins with the optimizer, so the index
-    of ``optim`` closes both. ``consolidated`` is an export that no resume reads; it can be made again later."""
+    """(save id, leftovers). All ranks write the model before any of them starts with the optimizer, so the index of
+    ``optim`` completes both. ``consolidated`` is an export that no resume reads; it can be created again."""
     index, shards = f"{_OPTIM}/{dcp.INDEX}", role.names(_AUTOMODEL)
     if not shards:
         raise role.fault("no model/shard-*.safetensors")
@@ -156,8 +157,8 @@ def _automodel(role: Inside) -> tuple[str, tuple[str, ...]]:
 
 
 def _whole_tensors(role: Inside, shards: Sequence[str]) -> None:
-    """``Fault`` where the shards do not hold every value of every tensor. The export that was made of them tells how
-    large a tensor is; without it, the tensor's last part. Ranks with nothing to write leave gaps in the numbers."""
+    """``Fault`` where the shards do not contain every value of every tensor. The size of a tensor comes from the export
+    made of them, or without it from the tensor's last part. Ranks with nothing to write leave gaps in the numbers."""
     held: dict[str, set[safetensors.Chunk]] = {}
     sizes: dict[str, tuple[int, ...]] = {}
     try:
@@ -169,9 +170,9 @@ def _whole_tensors(role: Inside, shards: Sequence[str]) -> None:
         for export in role.names(_CONSOLIDATED):
             sizes |= {name: chunk.shape for name, chunk in safetensors.read_chunks(role.path / export).items()}
     except FileNotFoundError:
-        raise role.fault("a file of the model has just gone") from None
+        raise role.fault("a file of the model was just removed") from None
     except (OSError, ValueError) as error:
-        raise role.fault(f"the model's shards cannot be read: {error}", unreadable=True) from error
+        raise role.fault(f"cannot read the model's shards: {error}", unreadable=True) from error
     for name, size in sizes.items():
         if sum(chunk.values for chunk in held.get(name, ())) < math.prod(size):
             raise role.fault(f"a part of {name} is missing: a shard of the model is gone")
@@ -183,7 +184,7 @@ def _megatron(role: Inside, step: int) -> list[tuple[str, tuple[str, tuple[str, 
     if _CONTENTS in role.files:
         contents = role.json(_CONTENTS)
         if not isinstance(contents, dict) or contents.get("global_step") != step:
-            raise role.fault(f"{_CONTENTS} is not of step {step}: it is left from an earlier save")
+            raise role.fault(f"{_CONTENTS} does not belong to step {step}: it is from an earlier save")
         role.written_last(_CONTENTS, r".*" if _is_model(contents, _EXPORT) else rf"(?!{_EXPORT}/).*")
         listed = contents.get("directories")
         named = [d for d in listed if isinstance(d, str)] if isinstance(listed, dict) else []
@@ -192,11 +193,11 @@ def _megatron(role: Inside, step: int) -> list[tuple[str, tuple[str, tuple[str, 
                 raise role.fault(f"{directory} is missing, which {_CONTENTS} lists")
             exported = directory.endswith(_EXPORT) and _is_model(contents, directory)
             if exported and not role.below(directory).hf_weights():
-                raise role.fault(f"{directory} holds no weights, which {_CONTENTS} lists")
+                raise role.fault(f"{directory} contains no weights, which {_CONTENTS} lists")
     elif re.search(r"(?:^|\n)(?:model|optimizer|extra)/", "\n".join(role.files)):
         raise role.fault(f"{_CONTENTS} is missing: it is written last")
     if not wanted and _CONTENTS not in role.files:
-        raise role.fault("neither FSDP files nor dist_ckpt are here")
+        raise role.fault("it contains neither FSDP files nor dist_ckpt")
     found = []
     for folder in wanted:
         verdict = torch_dist(role.below(folder))
@@ -205,7 +206,7 @@ def _megatron(role: Inside, step: int) -> list[tuple[str, tuple[str, tuple[str, 
 
 
 def _is_model(contents: Mapping[str, object], directory: str) -> bool:
-    """Are these the weights that a resume loads?"""
+    """Whether these are the weights that a resume loads."""
     listed = contents.get("contents")
     model = listed.get("model") if isinstance(listed, dict) else None
     return isinstance(model, dict) and model.get("path") == directory
@@ -229,7 +230,7 @@ def _preset(_site: Site, _command: Sequence[str]) -> Preset:
 
 
 def _trackers(root: Path, step: int | None) -> tuple[Tracker, ...]:
-    """Needed with resume_path too: verl reads the tracker first, and a garbled one raises."""
+    """The tracker. Needed even with resume_path: verl reads it first, and fails if it is garbled."""
     return tracker_files.as_number(root / TRACKER, step)
 
 
@@ -242,7 +243,8 @@ def _target(_site: Site, command: Sequence[str], _root: Path) -> int | None:
 
 
 def _processes(command: Sequence[str]) -> int | None:
-    """PPO's own numbers, else those of SFT's launcher. A config that is named may say how many nodes there are."""
+    """PPO's own numbers, else those of SFT's launcher. A config file that the command names can set the number of
+    nodes."""
     each, nodes = (argv.key_value(command, (key,)) for key in ("trainer.n_gpus_per_node", "trainer.nnodes"))
     if each is None:
         return launched(command)
@@ -288,9 +290,9 @@ def recognise(site: Site) -> Recognition | None:
     root = _root(site)
     for name in step_names(root, STEP).values():
         if (root / TRACKER).is_file():
-            return Recognition("verl", f"{name} lies beside {TRACKER}", certain=True)
+            return Recognition("verl", f"{name} is beside {TRACKER}", certain=True)
         if (root / name / "actor").is_dir():
-            return Recognition("verl", f"{name} holds actor/")
+            return Recognition("verl", f"{name} contains actor/")
     told = seen.says("actor_rollout_ref.")
     return Recognition("verl", f"the command sets {told}*", certain=True) if told else None
 

@@ -1,8 +1,8 @@
 """DeepSpeed's files below one tag: model states, and one optimizer shard per data-parallel rank.
 
 Every rank writes its own and rank 0 writes ``latest`` before the barrier that ends the save, so ``latest`` alone proves
-nothing: each rank's file must be there. How many there are stands inside the model states (``dp_world_size``).
-Used by DeepSpeed itself, OpenRLHF, the HF Trainer, accelerate and Lightning.
+nothing: each rank's file must exist. The number of ranks is inside the model states (``dp_world_size``). Used by
+DeepSpeed itself, OpenRLHF, the HF Trainer, accelerate and Lightning.
 """
 
 import re
@@ -16,9 +16,9 @@ from podwatch.checkpoints.layouts.inside import Inside, StepView
 from podwatch.checkpoints.structure import dcp, torch_zip
 
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt")
-"""With the data-parallel rank under ZeRO 3, where the weights are split too."""
+"""The name with the data-parallel rank under ZeRO 3, where the weights are also split."""
 OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_?optim_states\.pt")
-"""Without the last underscore in old versions."""
+"""Old versions have no last underscore."""
 _EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_(\d+)_model_states\.pt")
 _STAGE = "ds_config.zero_optimization.stage"
 _RANK_ZERO = re.compile(r"(?:(?:bf16_|fp16_)?zero_pp_rank_0_)?mp_rank_00_(?:model|optim)_states\.pt")
@@ -28,8 +28,8 @@ SOURCE = Source("deepspeedai/DeepSpeed", "deepspeed/runtime/engine.py", "edaa722
 
 @dataclass(frozen=True, slots=True)
 class Zero:
-    """``ranks`` is the data-parallel size the shards were written for; None: not readable, so the last ranks' files
-    could be missing without anyone seeing it. ``values`` are the small values of the first model states."""
+    """``ranks`` is the data-parallel size the shards were written for; None: not readable, so the files of the last
+    ranks could be missing unnoticed. ``values`` are the small values of the first model states."""
 
     ranks: int | None
     values: Mapping[str, object]
@@ -44,12 +44,12 @@ def present(tag: Inside) -> bool:
 
 
 def check(tag: Inside) -> Zero:
-    """``tag`` holds the files of one tag. ``Fault`` unless every rank's are there; their structure is ``sound``'s."""
+    """Check the files of one tag: ``Fault`` unless every rank's exist. ``sound`` checks their structure."""
     models, shards = tag.matches(MODEL), tag.matches(OPTIM)
     if not models:
         raise tag.fault("no model states")
     problem = torch_zip.check(tag.path / models[0].string)
-    if problem:  # asking for values inside would cost a child process
+    if problem:  # reading values would need a child process
         raise tag.fault(f"{models[0].string} {problem}", damaged=True)
     zero = Zero(None, tag.values(models[0].string))
     size = zero.number("dp_world_size")
@@ -80,7 +80,7 @@ def _every_rank(tag: Inside, found: list[re.Match[str]], size: int | None, kind:
 
 
 def _experts(tag: Inside) -> None:
-    """Of a mixture of experts, every expert of a layer has a file; how many there are is nowhere written."""
+    """Require a file for every expert of a layer (mixture of experts), without gaps; their number is not recorded."""
     found: dict[tuple[str, str], set[int]] = {}
     for match in tag.matches(_EXPERT):
         found.setdefault((match.group(1), match.group(3)), set()).add(int(match.group(2)))
@@ -91,16 +91,16 @@ def _experts(tag: Inside) -> None:
 
 
 def over(latest: Path, view: StepView, tag: Inside, pattern: re.Pattern[str], later: bool) -> Marker:
-    """Has ``latest`` been written for this save? ``Fault`` if not; how strong that is, if it has. ``later``: a later
-    step lies there.
+    """Require that ``latest`` was written for this save (``Fault`` if not); returns how strong that evidence is.
+    ``later``: a later step exists.
 
-    Rank 0 writes its own files before ``latest``: if these are newer, the tag is being saved again, or that was cut
-    off. Other ranks may be later: there is no barrier between.
+    Rank 0 writes its own files before ``latest``: if these are newer, the tag is being saved again, or that was
+    interrupted. Other ranks can be later: there is no barrier between.
     """
     said = tracker_files.text(latest)
     begun = any(full.startswith(said) for full in ("global_step", "best_global_step"))
     if not begun and pattern.fullmatch(said) is None:
-        return Marker.NONE  # a tag of the user's own: it says nothing about this one
+        return Marker.NONE  # the user's own tag: no evidence about this one
     tracker_files.reached(latest, view.step, tag, pattern, later=later)
     try:
         _rank_zero_done(tag, latest.stat().st_mtime_ns)
@@ -110,10 +110,10 @@ def over(latest: Path, view: StepView, tag: Inside, pattern: re.Pattern[str], la
 
 
 def closed(inside: Inside, tags: Collection[str]) -> Zero:
-    """The same where ``latest`` lies in the step itself, beside its one tag: HF, accelerate, Lightning."""
+    """As ``over``, where ``latest`` is in the step itself, beside its one tag: HF, accelerate, Lightning."""
     name = inside.text("latest")
     if name not in tags:
-        raise inside.fault(f"latest names {name[:60]!r}, which is not here")
+        raise inside.fault(f"latest names {name[:60]!r}, which does not exist")
     zero = check(inside.below(name))
     _rank_zero_done(inside.below(name), inside.files["latest"].mtime_ns)
     return zero
@@ -123,4 +123,4 @@ def _rank_zero_done(tag: Inside, latest_ns: int) -> None:
     limit = latest_ns + dcp.MTIME_TOLERANCE_NS
     newer = [n for n, f in tag.files.items() if _RANK_ZERO.fullmatch(n) and f.mtime_ns > limit]
     if newer:
-        raise tag.fault(f"{min(newer)} is newer than latest: being overwritten, or that was cut off")
+        raise tag.fault(f"{min(newer)} is newer than latest: being overwritten, or an overwrite was interrupted")

@@ -1,5 +1,4 @@
-"""torch.distributed.checkpoint directories: ``.metadata`` and its ``__R_I.distcp`` shards (facts/checkpoints.md
-section 2.3).
+"""torch.distributed.checkpoint directories: ``.metadata`` and its ``__R_I.distcp`` shards.
 
 torch writes and fsyncs every shard, then ``.metadata.tmp``, then removes an old ``.metadata`` and renames. So in a
 fresh directory ``.metadata`` means "all ranks are done"; in a rewritten one the OLD index stays during the whole write,
@@ -18,7 +17,7 @@ from podwatch.system.reading import opened
 INDEX = ".metadata"
 INDEX_TMP = ".metadata.tmp"
 MTIME_TOLERANCE_NS = 2_000_000_000
-"""The index may be this much older than a shard: copies and network filesystems round mtimes."""
+"""Seconds that the index can be older than a shard: copies and network filesystems round mtimes."""
 _SHARD = re.compile(r"^__(\d+)_\d+\.distcp$")
 
 
@@ -30,8 +29,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class DcpVerdict:
-    """``whole``, or why not. ``damaged``: all is there and something is broken. ``unreadable``: could not be observed.
-    ``leftovers``: shards of an earlier save that the index does not know."""
+    """``whole``, or the reason why not. ``damaged``: nothing is missing, but a file is broken. ``unreadable``: could
+    not be observed. ``leftovers``: shards of an earlier save that the index does not list."""
 
     whole: bool
     reason: str = ""
@@ -51,7 +50,7 @@ def check(directory: Path, files: Mapping[str, Shard]) -> DcpVerdict:
     """Judge one DCP directory. ``files`` maps names relative to it to size and mtime, as the scan found them."""
     shards = {n: f for n, f in files.items() if is_shard(n)}
     if INDEX_TMP in files:
-        return DcpVerdict(False, f"{INDEX_TMP} is there: the save has not finished")
+        return DcpVerdict(False, f"{INDEX_TMP} exists: the save has not finished")
     index = files.get(INDEX)
     if index is None:
         if not shards:
@@ -60,14 +59,14 @@ def check(directory: Path, files: Mapping[str, Shard]) -> DcpVerdict:
     newer = [n for n, f in shards.items() if f.mtime_ns > index.mtime_ns + MTIME_TOLERANCE_NS]
     if newer:
         return DcpVerdict(
-            False, f"{min(newer)} is newer than {INDEX}: this step is being overwritten, or that was cut off"
+            False, f"{min(newer)} is newer than {INDEX}: being overwritten, or an overwrite was interrupted"
         )
     parsed = isolated.parse("dcp", directory / INDEX)
     if parsed.answer is None:
         if parsed.gone:
             return DcpVerdict(False, f"{INDEX} vanished")
         if parsed.unreadable:
-            return DcpVerdict(False, f"{INDEX} cannot be read: {parsed.error}", unreadable=True)
+            return DcpVerdict(False, f"cannot read {INDEX}: {parsed.error}", unreadable=True)
         return DcpVerdict(False, f"{INDEX} is damaged ({parsed.error})", damaged=True)
     need: Mapping[str, int] = parsed.answer["need"]
     unsafe = next((n for n in need if not _safe(n)), None)
@@ -79,7 +78,9 @@ def check(directory: Path, files: Mapping[str, Shard]) -> DcpVerdict:
         return DcpVerdict(False, f"shard {missing[0]}{more} is missing")
     for name in sorted(need):
         if files[name].size != need[name]:
-            return DcpVerdict(False, f"{name} is {files[name].size} bytes, {INDEX} says {need[name]}", damaged=True)
+            return DcpVerdict(
+                False, f"{name} has {files[name].size} bytes, {INDEX} requires {need[name]}", damaged=True
+            )
     ranks = [int(m.group(1)) for m in map(_SHARD.match, need) if m]
     return DcpVerdict(
         True,
@@ -91,10 +92,11 @@ def check(directory: Path, files: Mapping[str, Shard]) -> DcpVerdict:
 
 
 def check_records(directory: Path) -> tuple[str, ...]:
-    """The medium check: every record inside every shard is a whole archive. Finds zero-filled tails that sizes do not.
+    """The medium check: every record inside every shard must be a complete archive. Finds zero-filled tails, which
+    sizes do not show.
 
-    Skipped for writers whose records are not torch archives (transforms, the safetensors writer). OSError is the
-    caller's.
+    Skipped for writers whose records are not torch archives (transforms, the safetensors writer). The caller handles
+    OSError.
     """
     parsed = isolated.parse("records", directory / INDEX)
     if parsed.answer is None:

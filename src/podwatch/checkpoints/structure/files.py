@@ -1,4 +1,4 @@
-"""Check any single file by what its name says it is. Files of unknown kinds have nothing to be checked."""
+"""Checks a single file by the kind that its name shows. Files of unknown kinds are not checked."""
 
 import errno
 import json
@@ -10,30 +10,30 @@ from podwatch.system.reading import opened, read_file
 
 _TORCH = (".pt", ".pth", ".ckpt")
 _TORCH_BIN = re.compile(r"(?:pytorch_model|adapter_model|optimizer|scheduler|model|training_args)\b.*\.bin$")
-"""What Hugging Face and accelerate write through torch.save: an empty one is never a whole one. Any other program may
-write an empty ``.bin`` on purpose."""
+"""Files that Hugging Face and accelerate write by torch.save: an empty one is never complete. Other programs can write
+an empty ``.bin`` on purpose."""
 _JSON_LIMIT = 64 * 1024 * 1024
 
 
 def can_check(name: str) -> bool:
-    """Has a file of this name a structure that ``check_file`` knows?"""
+    """Whether ``check_file`` knows the structure of a file with this name."""
     return name.endswith((".safetensors", ".json", ".bin", *_TORCH))
 
 
 def check_file(path: Path) -> str:
-    """Empty if sound or of a kind that cannot be checked, else what is wrong. OSError is the caller's."""
+    """Empty if the file is sound or of an unknown kind, else the problem. The caller handles OSError."""
     name = path.name
     if name.endswith(".safetensors"):
         return safetensors.read_header(path).problem
     if name.endswith(_TORCH):
         return torch_zip.check(path)
     if name.endswith(".bin"):
-        # Any program may call its data .bin: only what begins like a torch file is judged as one.
+        # Any program can use .bin: only a file that starts like a torch file is checked as one.
         with opened(path) as file:
             head = file.read(4)
         if not head:
             return "is empty" if _TORCH_BIN.match(name) else ""
-        begins_so = head == b"PK\x03\x04"[: len(head)]  # a file of one to three bytes is one that was cut off
+        begins_so = head == b"PK\x03\x04"[: len(head)]  # a file of one to three bytes is truncated
         return torch_zip.check(path) if begins_so else ""
     if name.endswith(".json"):
         return check_json(path)
@@ -41,12 +41,12 @@ def check_file(path: Path) -> str:
 
 
 def check_json(path: Path) -> str:
-    """Empty if the file parses as JSON (a larger one than any trainer writes is not read)."""
+    """Empty if the file parses as JSON (a file larger than any trainer writes is not read)."""
     try:
         json.loads(read_file(path, _JSON_LIMIT))
     except OSError as error:
         if error.errno != errno.EFBIG:
             raise
     except (ValueError, RecursionError):
-        return "is not valid JSON (being written, or cut off)"
+        return "is not valid JSON (being written, or truncated)"
     return ""

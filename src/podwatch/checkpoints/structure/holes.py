@@ -1,8 +1,8 @@
-"""Has a file ranges that nobody ever wrote?
+"""Detects ranges of a file that were never written.
 
 safetensors 0.8.0rc0 and downloaders preallocate a file at full size and fill it later, so size and header look right
-mid-write (facts/checkpoints.md sections 0.8 and 2.6). A hit means "suspect", never "bad": sparse copies and compressing
-filesystems have holes too, and some FUSE filesystems always answer "no hole".
+mid-write. A hit means "suspect", never "bad": sparse copies and compressing filesystems have holes too, and some FUSE
+filesystems always answer "no hole".
 """
 
 import os
@@ -18,7 +18,7 @@ _ON_PURPOSE = ContextVar("sparse on purpose", default=False)
 
 @contextmanager
 def sparse_on_purpose() -> Iterator[None]:
-    """What is looked at meanwhile, in this thread, is a skeleton of files that lie elsewhere, whole."""
+    """Within it, this thread checks copies without their data, whose originals are complete: holes do not count."""
     token = _ON_PURPOSE.set(True)
     try:
         yield
@@ -27,7 +27,7 @@ def sparse_on_purpose() -> Iterator[None]:
 
 
 def has_hole(path: Path) -> bool:
-    """True if the kernel knows of an unwritten range, False also where it cannot tell. OSError: cannot be opened."""
+    """True if the kernel reports an unwritten range; False also where it cannot. OSError: cannot be opened."""
     if _ON_PURPOSE.get():
         return False
     fd = open_file(path)

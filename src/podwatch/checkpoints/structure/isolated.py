@@ -1,8 +1,8 @@
-"""Run ``unpickler.py`` in a short child process and remember its answers.
+"""Runs ``unpickler.py`` in a short-lived child process and caches its answers.
 
-A steady state costs nothing: an answer is kept per (path, inode, size, mtime_ns). A child takes about 30 ms to start,
-so within ``session()`` one child answers many questions; each has a deadline, and the child limits its own memory and
-CPU time and never prints. A bad answer of a used child is asked again of a fresh one before it is believed.
+Without changes it costs nothing: an answer is cached per (path, inode, size, mtime_ns). A child takes about 30 ms to
+start, so within ``session()`` one child answers many questions; each has a deadline, and the child limits its own
+memory and CPU time and never prints. If a used child gives a bad answer, a new child is asked before the answer counts.
 """
 
 import json
@@ -24,14 +24,14 @@ from podwatch.checkpoints.structure import unpickler
 from podwatch.system.reading import open_file
 
 DEADLINE = 45.0
-"""Seconds. Above the child's own CPU limit; the rest is for slow storage."""
+"""Seconds. Longer than the child's own CPU limit; the rest is for slow storage."""
 _KEPT = 32
 _SOURCE = Path(unpickler.__file__)
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """``answer`` is None when the file could not be parsed; ``gone``/``unreadable``: not the content's fault."""
+    """``answer`` is None when the file could not be parsed; ``gone``/``unreadable``: the content is not the cause."""
 
     answer: Mapping[str, Any] | None
     error: str = ""
@@ -44,10 +44,10 @@ _lock = threading.Lock()
 
 
 def parse(mode: str, path: Path) -> Parsed:
-    """Ask the child about one file. Blocking (a deadline bounds it), never raises.
+    """Ask the child about one file. Blocks until a deadline at most; never raises.
 
-    ``mode``: ``dcp`` (a ``.metadata`` index), ``records`` (the same with every record's place: large, so not kept), or
-    ``values`` (small values of a torch zip).
+    ``mode``: ``dcp`` (a ``.metadata`` index), ``records`` (the same with the place of every record: large, so not
+    cached), or ``values`` (small values of a torch zip).
     """
     try:
         descriptor = open_file(path)
@@ -79,7 +79,7 @@ class _Reader:
     """One child process."""
 
     def __init__(self) -> None:
-        # Nothing of our environment is the child's business, except where its interpreter finds its own libraries.
+        # The child gets no environment except the variable by which its interpreter finds its libraries.
         environment = {n: v for n, v in os.environ.items() if n == "LD_LIBRARY_PATH"}
         self.used = False
         self._files, theirs = socket.socketpair()
@@ -98,7 +98,7 @@ class _Reader:
         )
 
     def ask(self, mode: str, path: Path, descriptor: int) -> dict[str, Any] | None:
-        """What the child says of this open file (``path`` is its name in the child's memory), or None if it ended
+        """The child's answer about this open file (``path`` is its name in the child's cache), or None if it ended
         instead. TimeoutError after the deadline."""
         if self._child.stdin is None or self._child.stdout is None:
             return None
@@ -114,7 +114,7 @@ class _Reader:
 
     def _line(self, fd: int) -> bytes:
         limit = time.monotonic() + DEADLINE
-        waiting = select.poll()  # not select(): the daemon may have more than 1024 files open
+        waiting = select.poll()  # not select(): the daemon can have more than 1024 open files
         waiting.register(fd, select.POLLIN)
         pieces: list[bytes] = []
         while not pieces or not pieces[-1].endswith(b"\n"):
@@ -138,7 +138,7 @@ class _Reader:
         try:
             self._child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
-            pass  # stuck in the kernel (a dead NFS server): reaped later, we go on now
+            pass  # hangs in the kernel (a dead NFS server): reaped later
 
 
 _local = threading.local()
@@ -146,7 +146,7 @@ _local = threading.local()
 
 @contextmanager
 def session() -> Iterator[None]:
-    """Within it this thread's questions share one child, started at the first question."""
+    """Within it, all requests of this thread share one child, started at the first request."""
     if getattr(_local, "open", False):
         yield
         return
@@ -167,7 +167,9 @@ def _ask(mode: str, path: Path, descriptor: int) -> tuple[Parsed, list[int]]:
                 try:
                     reader = _local.reader = _Reader()
                 except OSError as error:
-                    return Parsed(None, f"the reader cannot be started: {error.strerror}", unreadable=True), []
+                    return Parsed(
+                        None, f"cannot start the child process that reads it: {error.strerror}", unreadable=True
+                    ), []
             used, reader.used = reader.used, True
             try:
                 document = reader.ask(mode, path, descriptor)
@@ -184,4 +186,6 @@ def _ask(mode: str, path: Path, descriptor: int) -> tuple[Parsed, list[int]]:
             reader.close()
             if not used:
                 break
-    return Parsed(None, "reading it ended the reader" if document is None else str(document.get("error"))), []
+    return Parsed(
+        None, "the child process that read it crashed" if document is None else str(document.get("error"))
+    ), []

@@ -1,4 +1,4 @@
-"""safetensors: the header must describe exactly the bytes that are there (facts/checkpoints.md section 2.1)."""
+"""safetensors: the header must describe exactly the bytes that are there."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Check one file by its header. OSError (vanished, permission) is the caller's to judge."""
+    """Check one file by its header. The caller handles OSError (vanished, permission)."""
     with opened(path) as file:
         size = file.seek(0, 2)
         file.seek(0)
@@ -51,14 +51,13 @@ def read_header(path: Path) -> Header:
     except (KeyError, TypeError, ValueError) as error:
         return Header(f"header is inconsistent: {error}")
     if 8 + length + end != size:
-        return Header(f"is {size} bytes, its header describes {8 + length + end}")
+        return Header(f"has {size} bytes, its header describes {8 + length + end}")
     return Header(names=frozenset(document))
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The part of one tensor that a file holds: where it begins in the whole tensor, and how large it is, by
-    dimension."""
+    """The part of one tensor in a file: its offset in the whole tensor and its size, by dimension."""
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
@@ -73,8 +72,8 @@ class Chunk:
 
 
 def read_chunks(path: Path) -> Mapping[str, Chunk]:
-    """Tensor name -> the part of it that this file holds, as torch's DCP writer notes it; a file without
-    such notes holds whole tensors. Raises ValueError for a header that ``read_header`` refuses, and OSError."""
+    """Tensor name -> the part of it in this file, as torch's DCP writer records it; a file without such records
+    contains whole tensors. Raises ValueError for a header that ``read_header`` refuses, and OSError."""
     with opened(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > MAX_HEADER:
@@ -129,12 +128,12 @@ class Index:
 
 
 def read_index(path: Path) -> Index:
-    """Shards named by an index file; unsafe shard names are refused. OSError is the caller's."""
+    """The shards that an index file lists; unsafe shard names are refused. The caller handles OSError."""
     try:
         raw = read_file(path, MAX_HEADER)
     except OSError as error:
         if error.errno == errno.EFBIG:
-            return Index("is larger than any index")
+            return Index("is too large for an index")
         raise
     try:
         mapping = json.loads(raw)["weight_map"]
@@ -142,11 +141,11 @@ def read_index(path: Path) -> Index:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Index("is not a readable index")
     if not shards or not all(isinstance(s, str) and s and "/" not in s and s != ".." for s in shards):
-        return Index("names no shards, or unsafe ones")
+        return Index("lists no shards, or unsafe names")
     return Index("", shards, names)
 
 
 def missing_tensors(index: Index, headers: Collection[Header]) -> frozenset[str]:
-    """Tensors the index promises and no shard contains."""
+    """Tensors that the index lists and no shard contains."""
     present: frozenset[str] = frozenset().union(*(h.names for h in headers)) if headers else frozenset()
     return index.names - present

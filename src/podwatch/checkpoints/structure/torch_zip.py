@@ -1,7 +1,7 @@
-"""``torch.save`` files: .pt, .pth, .bin, .ckpt (facts/checkpoints.md section 2.2).
+"""``torch.save`` files: .pt, .pth, .bin, .ckpt.
 
 The central directory is written at the very end, so any truncation or zero-filled tail fails to open. CRCs are never
-checked here: that reads the whole file, and files saved without CRC are valid.
+checked here: that would read the whole file, and files saved without CRC are valid.
 """
 
 import os
@@ -17,15 +17,15 @@ _ZIP = b"PK\x03\x04"
 _END = b"PK\x05\x06"
 _END64 = b"PK\x06\x06"
 _MOST_ENTRIES = 300_000
-"""One per tensor; more would cost hundreds of megabytes to look at."""
+"""One entry per tensor; reading more would need hundreds of megabytes."""
 _LEAST = 26
-"""Bytes of a head's signature and an end record."""
+"""Bytes of a header signature and an end record."""
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f920")
-"""First bytes of the pre-1.6 format: it has no trailer, so only a stable size speaks for it."""
+"""First bytes of the pre-1.6 format: it has no trailer, so only a stable size shows that it is complete."""
 
 
 def check(path: Path) -> str:
-    """Empty if sound, else what is wrong. OSError (vanished, permission) is the caller's to judge."""
+    """Empty if sound, else the problem. The caller handles OSError (vanished, permission)."""
     with opened(path) as file:
         head = file.read(len(LEGACY_MAGIC))
         size = file.seek(0, os.SEEK_END)
@@ -37,7 +37,7 @@ def check(path: Path) -> str:
 
 
 def is_torch_name(name: str) -> bool:
-    """May a file of this name come from ``torch.save``?"""
+    """Whether a file of this name can come from ``torch.save``."""
     return name.endswith((".pt", ".pth", ".ckpt", ".bin"))
 
 
@@ -48,7 +48,7 @@ def is_legacy(path: Path) -> bool:
 
 
 def _entries(file: BinaryIO) -> int:
-    """How many its end records claim; 0 if they cannot be found where torch puts them."""
+    """The number of entries in its end records; 0 if they are not where torch puts them."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 98))
     tail = file.read()
@@ -82,9 +82,9 @@ def _check_zip(file: BinaryIO) -> str:
 
 
 def bad_records(fd: int, spans: Sequence[tuple[int, int]]) -> list[int]:
-    """Offsets of those ranges (offset, length), ascending, that are no whole ``torch.save`` archive. Finds preallocated
-    and zero-filled ranges inside DCP shards. One read for the end of a record and the head of the next: there are
-    thousands."""
+    """Offsets of those ranges (offset, length), ascending, that are not complete ``torch.save`` archives. Finds
+    preallocated and zero-filled ranges inside DCP shards. One read for the end of a record and the head of the next:
+    there are thousands."""
     bad = []
     known, head = -1, b""
     for offset, length in spans:

@@ -1,14 +1,11 @@
 """Read the few values podwatch needs from a pickle without importing or running anything the pickle names.
 
-Two lives: imported as a module by its tests, and run as a script by ``isolated.py``:
-``python -I -S unpickler.py``, one request
-``(dcp|records|values) FILE`` per line of its input. The number of a socket as its argument: each file comes open
-through that. A damaged pickle can ask for giant allocations
-(facts/checkpoints.md section 2.3), so the script limits its own memory and CPU time and answers with one line of JSON,
-never a traceback.
-Standard library only, and no import of podwatch: in the child there is none. Few imports, because each child pays for
-them: without ``pickle`` (which is ``_pickle`` and much that is not needed), ``typing`` and, until it is asked for,
-``zipfile`` it starts in half the time.
+Used in two ways: imported by its tests, and run as a script by ``isolated.py``: ``python -I -S unpickler.py``, one
+request ``(dcp|records|values) FILE`` per line of stdin. With the number of a socket as its argument it receives each
+file open through that socket. A damaged pickle can ask for giant allocations, so the script limits its own memory and
+CPU time and answers with one line of JSON, never a traceback. Standard library only, no import of podwatch, which the
+child cannot import. Few imports, because they cost start-up time: without ``pickle`` (``_pickle`` is enough),
+``typing`` and, until needed, ``zipfile`` it starts in half the time.
 """
 
 from __future__ import annotations
@@ -27,27 +24,28 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_PICKLE_BYTES = 64 * 1024 * 1024
-"""134,400 records are 19 MB; anything beyond 64 MB is not a checkpoint index."""
+"""134,400 records are 19 MB; a file of more than 64 MB is not a checkpoint index."""
 MAX_MEMORY_BYTES = 1536 * 1024 * 1024
-"""Fourteen times the pickle's size was measured (260 MB for 19 MB); this leaves half as much again."""
+"""Measured: fourteen times the pickle's size (260 MB for 19 MB). This limit leaves 50 % more."""
 MAX_CPU_SECONDS = 30
 MAX_VALUES = 200
 
 
 class Plain:
-    """Stands for the hot classes of a DCP index: no ``__setstate__``, so that the state update runs at C speed."""
+    """Replaces the most frequent classes of a DCP index: no ``__setstate__``, so that the state update runs at C
+    speed."""
 
 
 class Dropped:
-    """Stands for what a DCP index says about tensors, which is most of it: the state is dropped by a C function before
-    it becomes an object of its own."""
+    """Replaces the tensor descriptions of a DCP index, which are most of it: a C function drops the state before it
+    becomes an object."""
 
     __slots__ = ()
     __setstate__ = id
 
 
 class Inert:
-    """Stands for every other class or function: takes anything, does nothing."""
+    """Replaces every other class or function: accepts any call, does nothing."""
 
     def __init__(self, *_args: object, **_kwargs: object) -> None:
         pass
@@ -76,7 +74,7 @@ class Inert:
 
 
 class Ordered(dict):  # type: ignore[type-arg]
-    """Stands for OrderedDict. Unlike a plain dict it has room for the attributes that torch hangs on one: every
+    """Replaces OrderedDict. Unlike a plain dict it can have the attributes that torch sets on one: every
     ``module.state_dict()`` has ``_metadata``."""
 
 
@@ -101,7 +99,7 @@ _DROPPED = frozenset(
 
 
 class StubUnpickler(Unpickler):
-    """``find_class`` imports nothing, whatever the pickle names (facts/checkpoints.md section 2.3)."""
+    """``find_class`` imports nothing, whatever the pickle names."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch", "Size"):
@@ -122,7 +120,7 @@ class StubUnpickler(Unpickler):
 
 
 def load(data: bytes) -> Any:
-    """The object tree of ``data`` made of plain values and stubs. Raises whatever the damage provokes."""
+    """The object tree of ``data``, made of plain values and stubs. Damaged data can raise any exception."""
     was_on = gc.isenabled()
     gc.disable()  # ten times faster: the index is millions of small objects and none of them is garbage
     try:
@@ -181,9 +179,9 @@ def _described(root: Any, *, with_records: bool) -> dict[str, Any]:
 
 
 def zip_values(file: io.BufferedReader) -> dict[str, Any]:
-    """Numbers, texts and booleans in a torch zip's ``data.pkl``, as ``{"a.b": value}``; tensors are left out. Of lists
-    and dicts at the top also the length, as ``{"a#": 2}``: that something is there at all."""
-    import zipfile  # here, because it costs a third of the start and an index needs none
+    """Numbers, texts and booleans in a torch zip's ``data.pkl``, as ``{"a.b": value}``; tensors are left out. Also the
+    length of lists and dicts at the top, as ``{"a#": 2}``, to show whether they are empty."""
+    import zipfile  # imported here: it costs a third of the start-up time, and an index does not need it
 
     with zipfile.ZipFile(file) as archive:
         entry = next((i for i in archive.infolist() if i.filename.endswith("/data.pkl")), None)
@@ -197,7 +195,7 @@ def zip_values(file: io.BufferedReader) -> dict[str, Any]:
 
 
 def _collected(root: Any) -> dict[str, Any]:
-    """Level by level, so that what stands at the top is found however much lies deeper."""
+    """Collect level by level, so that values at the top are found however deep the tree is."""
     found: dict[str, Any] = {}
     level: list[tuple[str, Any]] = [("", root)]
     for depth in range(5):
@@ -226,22 +224,22 @@ def _natural(value: Any) -> bool:
 
 _NOTHING: dict[str, Any] = {}
 _last: list[Any] = [None, None]
-"""Path, stamp and tree of the index that was read last, the stamp with the ctime, which nobody can set back: whoever
-asks for its sizes often asks for its records next. It is never taken apart before the next one is read: that takes as
-long as a third of reading it."""
+"""Path, stamp and tree of the index that was read last (the stamp contains the ctime, which cannot be set back): a
+request for its sizes is often followed by one for its records. It is freed only before the next one is read: that takes
+a third of the time of reading it."""
 
 
 def _index(file: io.BufferedReader, path: str, *, with_records: bool) -> dict[str, Any]:
     status = os.fstat(file.fileno())
     key = (path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     if _last[0] != key:
-        _last[:] = None, None  # two of them at once may be too much
+        _last[:] = None, None  # two trees at once could be too large
         _last[:] = key, load(file.read())
     return _described(_last[1], with_records=with_records)
 
 
 def answer(mode: str, path: str, descriptor: int | None = None) -> dict[str, Any]:
-    """Describe one file, which may be open already. Nothing is raised."""
+    """Describe one file, which can be open already. Never raises."""
     try:
         with open(path if descriptor is None else descriptor, "rb") as file:  # noqa: PTH123 - pathlib costs 5 ms here
             status = os.fstat(file.fileno())
@@ -267,7 +265,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    gc.disable()  # for good: a tree that is kept would be walked through again and again
+    gc.disable()  # permanently: otherwise a kept tree would be traversed again and again
     sender = _socket.socket(fileno=int(sys.argv[1])) if len(sys.argv) > 1 else None
     for line in sys.stdin:
         mode, path = json.loads(line)
