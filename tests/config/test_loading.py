@@ -223,8 +223,7 @@ def test_without_a_current_directory_the_other_places_are_used(tmp_path: Path, m
     assert find_file(None, environ={}) is None
     with pytest.raises(ConfigurationError, match=r"no configuration file.*config init"):
         load_settings(None, environ={})
-    with pytest.raises(ConfigurationError, match="use its absolute path"
-):
+    with pytest.raises(ConfigurationError, match="use its absolute path"):
         load_settings(Path("podwatch.toml"), environ={})
     (tmp_path / "etc").mkdir()
     write(tmp_path / "etc" / "podwatch.toml", MINIMAL)

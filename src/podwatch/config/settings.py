@@ -177,7 +177,7 @@ STEP_FIELD = re.compile(r"\{step(?::0(\d)d?)?\}")
 
 
 class CustomLayoutSettings(Section):
-    """``layout = "custom"``: patterns are relative to output_dir; ``{step}`` stands for the number, with or without
+    """``layout = "custom"``: patterns are relative to output_dir; ``{step}`` is the number, with or without
     leading zeros."""
 
     step_dir: str = Field(
