@@ -69,20 +69,20 @@ def test_the_program_is_looked_for_on_the_path_that_training_will_have(
     secrets.write_text(f"PATH={theirs}:/usr/bin\n")
     secrets.chmod(0o600)
     refused = level(start.command(made(tmp_path, trainer={"env_file": secrets})))
-    assert "which training's PATH lacks" in refused["fail"]
+    assert "which is not in training's PATH" in refused["fail"]
     assert str(mine) in refused["fail"]
     program(theirs, "uv")
     assert f"{theirs}/uv" in level(start.command(made(tmp_path, trainer={"env_file": secrets})))["ok"]
     # A script that starts prime-rl may need uv as well, though nothing says so; a command without it need not.
     script = ["sh", "train.sh"]
     lacking = level(start.command(made(tmp_path, trainer={"command": script, "env": {"PATH": "/usr/bin:/bin"}})))
-    assert "uv is not found" in lacking["warn"]
+    assert "uv not found" in lacking["warn"]
     assert "fail" not in lacking
     new = [sys.executable, "rl", "--run.name", "one"]
     settings = made(tmp_path, trainer={"command": new, "env": {"PATH": "/usr/bin:/bin"}})
     assert level(start.command(settings), "uv") == {}
     unknown = level(start.command(made(tmp_path, trainer={"user": "nobody-of-that-name"})))
-    assert "no user" in unknown["fail"]
+    assert "user nobody-of-that-name not found" in unknown["fail"]
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_a_wandb_key_or_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     said_no = ["rl", "--wandb.offline", "False"]
     assert "no W&B key" in level(start.keys(made(tmp_path, trainer={"command": said_no})))["warn"]
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x\n")
-    assert "a key is there" in level(start.keys(made(tmp_path)))["ok"]
+    assert "key found" in level(start.keys(made(tmp_path)))["ok"]
     both = level(start.keys(made(tmp_path, trainer={"env": {"WANDB_RUN_ID": "x"}})))
-    assert "both claim it" in both["warn"]
+    assert "both would use this id" in both["warn"]
 
 
 def test_settings_of_vllm_that_blind_podwatch(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_resume_command_is_tried_before_the_night(tmp_path: Path) -> None:
     )
     given = made(tmp_path, trainer={"resume_args": ["--ckpt.resume-step", "{step}"]})
     assert "--ckpt.resume-step 1" in level(start.layout(given, sets_of(given)), "resume")["ok"]
-    assert "named in the configuration" in level(start.layout(settings, sets_of(settings)), "layout")["ok"]
+    assert "set in the configuration" in level(start.layout(settings, sets_of(settings)), "layout")["ok"]
     unknown = made(tmp_path, trainer={"layout": "auto", "command": ["./mine"], "output_dir": tmp_path / "nothing"})
     texts = [x.text for x in doctor.examine(unknown) if x.level == "fail" and "recognizes" in x.text]
     assert len(texts) == 1, "said once, though several checks need the layout"
@@ -160,9 +160,9 @@ def test_the_resume_command_is_tried_before_the_night(tmp_path: Path) -> None:
 
 def test_packages_shared_with_the_trainer(tmp_path: Path) -> None:
     shared = level(start.packages(made(tmp_path, trainer={"command": [sys.executable, "train.py"]})))
-    assert "trainer's own environment" in shared["warn"]
+    assert "in the trainer's environment" in shared["warn"]
     apart = level(start.packages(made(tmp_path, trainer={"command": ["/bin/sh", "train.sh"]})))
-    assert "of its own" in apart["ok"]
+    assert "has its own environment" in apart["ok"]
 
 
 # -- the machine
@@ -181,7 +181,7 @@ def test_foreign_memory_on_a_gpu_is_found_before_a_start(tmp_path: Path, monkeyp
     assert "GPU 1" in found["ok"]
     assert "fail" not in level(gpus(settings, "training is running"))
     assert "fail" not in level(gpus(made(tmp_path, gpu={"inference": [1]}), "")), "another run's card"
-    assert "GPU 7 is configured but not here" in level(gpus(made(tmp_path, gpu={"inference": [7]}), ""))["fail"]
+    assert "GPU 7 of [gpu] not found" in level(gpus(made(tmp_path, gpu={"inference": [7]}), ""))["fail"]
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         server.bind(("127.0.0.1", 0))
         server.listen()
         settings = made(tmp_path, inference={"urls": [f"http://127.0.0.1:{server.getsockname()[1]}"]})
-        assert "is taken" in level(machine.ports(settings, ""))["fail"]
+        assert "is in use" in level(machine.ports(settings, ""))["fail"]
         assert "ok" in level(machine.ports(settings, "training is running"))
     assert "is free" in level(machine.ports(settings, ""))["ok"]
 
@@ -225,7 +225,7 @@ def test_the_file_limit_is_tried(tmp_path: Path, capable: bool) -> None:
     if capable or Path("/run/systemd/system").is_dir():
         assert said.startswith("ok 65536 open files")
     else:
-        assert said.startswith("fail training needs 65536 open files and gets 20000")
+        assert said.startswith("fail training needs 65536 open files but gets only 20000")
 
 
 def test_the_file_limit_of_the_running_tree_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,12 +262,12 @@ def test_processes_of_an_earlier_start_are_named(tmp_path: Path) -> None:
 
 def test_what_is_ahead_of_the_newest_complete_step(tmp_path: Path) -> None:
     settings = made(tmp_path)
-    assert "nothing lies ahead" in level(leftovers.ahead(settings, "", sets_of(settings)))["ok"]
+    assert "no files are ahead" in level(leftovers.ahead(settings, "", sets_of(settings)))["ok"]
     orphan = tmp_path / "outputs/run_default/checkpoints/step_15/orchestrator"
     orphan.mkdir(parents=True)
     (orphan / "progress.pt").write_bytes(b"x")
     found = level(leftovers.ahead(settings, "", sets_of(settings)))
-    assert "would set aside" in found["warn"]
+    assert "ahead of a fresh start" in found["warn"]
     assert "run_default" in found["warn"]
     assert "warn" not in level(leftovers.ahead(settings, "training is running", sets_of(settings))), (
         "normal while it runs"
@@ -302,7 +302,7 @@ def test_throughput_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
 def test_what_a_slow_line_means() -> None:
     found = verdict(22e6, 39_000_000 * 600, 600.0)
     assert found.level == "warn"
-    assert found.text == "needs 39 MB/s, measured 22 MB/s: every second save will reach the store"
+    assert found.text == "saves need 39 MB/s, measured 22 MB/s: only every second save reaches the store"
     assert "every 4th" in verdict(10e6, 39_000_000 * 600, 600.0).text
     assert verdict(40e6, 39_000_000 * 600, 600.0).level == "ok"
 
@@ -310,7 +310,7 @@ def test_what_a_slow_line_means() -> None:
 def test_a_clock_that_is_wrong() -> None:
     assert "behind" in level(_clock(3600.0))["warn"]
     assert "ahead of" in level(_clock(-3600.0))["warn"]
-    assert "agrees" in level(_clock(1.0))["ok"]
+    assert "matches" in level(_clock(1.0))["ok"]
     assert not list(_clock(None))
 
 

@@ -31,7 +31,7 @@ def check(tmp: Path, capacity: int, *sizes: int, command: tuple[str, ...] = ()) 
 def test_a_disk_that_holds_one_set_fails_with_the_numbers(tmp_path: Path) -> None:
     (line,) = check(tmp_path, 90 * MB, 47 * MB)
     assert line.level == "fail"
-    assert "holds one set only: a set is 47 MB, with margin 51.7 MB" in line.text
+    assert "space for one checkpoint only: a checkpoint is 47 MB, with margin 51.7 MB" in line.text
     (line,) = check(tmp_path, 90 * MB, 30 * MB, 47 * MB)
     assert line.level == "fail", "what lies there may go, and it is not enough"
 
@@ -48,5 +48,5 @@ def test_the_trainers_own_peak(tmp_path: Path) -> None:
     command = ("uv", "run", "rl", "--ckpt.keep-last", "4")
     lines = check(tmp_path, 200 * MB, 47 * MB, 47 * MB, command=command)
     assert [line.level for line in lines] == ["warn", "ok"]
-    assert "the trainer keeps 4 sets, so 5 lie here at the peak (235 MB)" in lines[0].text
+    assert "the trainer keeps 4 checkpoints, so up to 5 exist (235 MB)" in lines[0].text
     assert len(check(tmp_path, 250 * MB, 47 * MB, command=command)) == 1

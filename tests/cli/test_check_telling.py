@@ -26,13 +26,13 @@ def lines(made: Settings, *, send: bool = False) -> list[tuple[str, str]]:
 def test_each_channel_is_looked_at_and_nothing_is_sent(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     tell = ["/bin/sh", "-c", f"cat > {out}"]
-    assert lines(settings(tmp_path)) == [("ok", "nobody is told: [notify] is empty")]
+    assert lines(settings(tmp_path)) == [("ok", "podwatch sends no notices: [notify] is empty")]
     found = lines(settings(tmp_path, command=tell, urls=[URL, "http://10.0.0.1/x", "http://127.0.0.1/x"]))
     assert [level for level, _ in found] == ["ok", "ok", "warn", "ok"]
     assert not any("T024BE7LD" in text for _, text in found)
     assert not out.exists()
-    assert lines(settings(tmp_path, command=["/no/such"])) == [("fail", "/no/such is not found")]
-    assert lines(settings(tmp_path, command=tell), send=True) == [("ok", "notify.command: a test notice was taken")]
+    assert lines(settings(tmp_path, command=["/no/such"])) == [("fail", "/no/such not found")]
+    assert lines(settings(tmp_path, command=tell), send=True) == [("ok", "notify.command: test notice accepted")]
     assert json.loads(out.read_text())["topic"] == "test"
     ((level, text),) = lines(settings(tmp_path, command=["/bin/sh", "-c", "echo not today; exit 2"]), send=True)
     assert (level, text) == ("fail", "notify.command: exit 2: not today")
@@ -45,7 +45,9 @@ def test_urls_in_a_file_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="other users can read"):
         lines(settings(tmp_path, urls_file=file))
     file.chmod(0o600)
-    assert lines(settings(tmp_path, urls_file=file)) == [("ok", "https://hooks.example.com/... is told")]
+    assert lines(settings(tmp_path, urls_file=file)) == [
+        ("ok", "podwatch sends notices to https://hooks.example.com/...")
+    ]
     file.write_text("hooks.example.com/T024BE7LD")
     with pytest.raises(ConfigurationError, match="URL number 1 has no scheme") as refused:
         lines(settings(tmp_path, urls_file=file))

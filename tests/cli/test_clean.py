@@ -66,7 +66,7 @@ def podwatch(config: Path, *arguments: str, answer: str | None = None) -> subpro
 def test_without_a_daemon_everything_is_set_aside_and_comes_back(tmp_path: Path) -> None:
     config, output = pod(tmp_path)
     before = {p.relative_to(output): p.read_bytes() for p in output.rglob("*") if p.is_file()}
-    assert podwatch(config, "clean", "--dry-run").stdout.startswith("set aside: 2 entries")
+    assert podwatch(config, "clean", "--dry-run").stdout.startswith("to quarantine: 2 entries")
     unasked = podwatch(config, "clean")
     assert (unasked.returncode, "--yes" in unasked.stderr) == (64, True)
     refused = podwatch(config, "clean", answer="n")
@@ -249,7 +249,7 @@ other = spawn(PODWATCH_START_ID="s2", PODWATCH_RUN="another")
 found = strays.look(settings)
 by_pid = {s.identity.pid: s for s in found.strays}
 assert set(by_pid) == {foreign, left, other}, by_pid
-assert not by_pid[foreign].leftover and by_pid[foreign].whose == "not of this run"
+assert not by_pid[foreign].leftover and by_pid[foreign].whose == "does not belong to this run"
 assert by_pid[left].leftover
 assert not by_pid[other].leftover and "another" in by_pid[other].whose
 text = "\\n".join(strays.describe(found))
@@ -259,7 +259,7 @@ assert ended == {by_pid[left]: "killed"}, ended
 started[1].wait()
 assert sorted(living()) == sorted([foreign, other])
 ended = strays.end([by_pid[foreign], by_pid[left]], term=5)
-assert ended == {by_pid[foreign]: "ended", by_pid[left]: "had ended already"}, ended
+assert ended == {by_pid[foreign]: "ended", by_pid[left]: "had already ended"}, ended
 print("well")
 """,
     )
@@ -285,8 +285,8 @@ other.stdout.readline()
 found = {s.identity.pid: s for s in strays.look(settings).strays}
 assert set(found) == {kernel.pid, other.pid}, found
 assert found[kernel.pid].interactive and not found[kernel.pid].leftover
-assert not found[other.pid].leftover and "does not train here" in found[other.pid].whose
-assert strays.end([found[kernel.pid]], term=0.3) == {found[kernel.pid]: "is interactive: podwatch leaves it alone"}
+assert not found[other.pid].leftover and "but of another user" in found[other.pid].whose
+assert strays.end([found[kernel.pid]], term=0.3) == {found[kernel.pid]: "not ended: it is interactive"}
 assert kernel.poll() is None and other.poll() is None
 print("well")
 """,
@@ -355,8 +355,8 @@ def test_a_successor_with_the_same_pid_is_never_ended() -> None:
         identity = identify(process.pid)
         assert identity is not None
         older = type(identity)(identity.pid, identity.start_ticks - 1, identity.boot_id, identity.pid_namespace)
-        stray = strays.Stray(older, "root", time.time(), "sleep", (0,), True, "not of this run", False)
-        assert strays.end([stray], term=0.1) == {stray: "had ended already"}
+        stray = strays.Stray(older, "root", time.time(), "sleep", (0,), True, "does not belong to this run", False)
+        assert strays.end([stray], term=0.1) == {stray: "had already ended"}
         assert process.poll() is None
     finally:
         process.send_signal(signal.SIGKILL)

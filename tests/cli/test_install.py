@@ -58,7 +58,7 @@ def test_an_instance_takes_its_name_from_systemd(root: Path) -> None:
         "/etc/systemd/system/podwatch@night-2.service.d/10-paths.conf",
     ]
     assert line(made.files[0][1], "ExecStart") == "/opt/podwatch --run %i run"
-    with pytest.raises(UsageError, match="not a name"):
+    with pytest.raises(UsageError, match="not a valid service name"):
         plan(root, name="a b")
 
 
@@ -99,7 +99,7 @@ def test_a_place_that_is_missing_is_said_before_systemd_fails_on_it(root: Path, 
     with pytest.raises(HostError) as caught:
         plan(root, text)
     assert gone in caught.value.where
-    assert caught.value.fix.startswith("mkdir -p ")
+    assert caught.value.fix.startswith("create it (mkdir -p ")
 
 
 @needs_root
@@ -108,7 +108,7 @@ def test_a_configuration_of_somebody_else_is_refused(root: Path) -> None:
     config = root / "podwatch.toml"
     settings = load_settings(config, environ={}).settings
     os.chown(config, 65534, 65534)
-    with pytest.raises(ConfigurationError, match="root only") as caught:
+    with pytest.raises(ConfigurationError, match="belongs to root") as caught:
         install.plan_install(settings, config, ["/opt/podwatch"])
     assert caught.value.fix == f"chown root {config}"
 
@@ -139,7 +139,7 @@ def test_without_systemd_there_are_two_other_ways(machine) -> None:
     done = machine.podwatch("install")
     assert done.returncode == 69
     assert done.stderr.count("\n") == 1
-    assert "this machine runs no systemd" in done.stderr
+    assert "systemd does not run here" in done.stderr
     assert "run --detach" in done.stderr
 
 
@@ -151,7 +151,7 @@ def test_dry_run_needs_no_systemd_and_writes_nothing(machine, root: Path) -> Non
     done = machine.podwatch("-c", str(config), "install", "--dry-run", PODWATCH_RUN_ID="not-the-service's")
     assert done.returncode == 0, done.stderr
     assert "would write /etc/systemd/system/podwatch.service" in done.stdout
-    assert f"would make {root}/state" in done.stdout
+    assert f"would create {root}/state" in done.stdout
     assert not (root / "state").exists()
     bad = machine.podwatch("-c", str(root / "nothing.toml"), "install", "--dry-run")
     assert bad.returncode == 78

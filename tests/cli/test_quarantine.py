@@ -37,7 +37,7 @@ def test_what_was_set_aside_is_listed_and_comes_back(tmp_path: Path) -> None:
     back = podwatch(config, "return", "7")
     assert back.returncode == 0, back.stderr
     assert (ahead / "file").read_text() == "kept"
-    assert podwatch(config, "list").stdout.strip() == "nothing is set aside"
+    assert podwatch(config, "list").stdout.strip() == "the quarantine is empty"
 
     again = podwatch(config, "return", "7")
     assert again.returncode == 69

@@ -99,7 +99,7 @@ def test_since_and_until_limit_what_is_told_not_what_is_known(recording: Path) -
     before = document(recording, "--until", "2023-11-14T22:37:30Z")
     assert died(before) == []
     assert before["turns"] < 900  # type: ignore[operator]
-    assert "no turn was recorded in that time" in run(recording, "--since", "1h").output
+    assert "nothing was recorded in that time" in run(recording, "--since", "1h").output
 
 
 def test_the_thresholds_of_a_configuration(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_nothing_to_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PODWATCH_CONFIG", "")
     said = str(run().exception)
-    assert said.startswith("whose recording? There is no configuration file")
+    assert said.startswith("no recording given, and no configuration file")
     assert "podwatch replay FILE" in said
     assert isinstance(run(tmp_path / "no").exception, UsageError)
     config = tmp_path / "podwatch.toml"

@@ -92,7 +92,7 @@ def test_onto_a_fresh_pod(stored):
     result = machine.podwatch("restore", "-c", config)
     assert result.returncode == 0, result.stderr
     assert "restored step 40" in result.stdout
-    assert "it was trained with: rm -rf" in result.stdout
+    assert "training command: rm -rf" in result.stdout
     assert (output / "step_40" / "model.bin").read_bytes() == body
     record = load_run_record(Workspace(output))
     assert (record.run_id, record.lineage.id) == ("r", "line")

@@ -39,7 +39,7 @@ def test_list(stored):
     assert shown.returncode == 0, shown.stderr
     assert max(len(line) for line in shown.stdout.splitlines()) <= 80
     older, past, mine = (next(x for x in shown.stdout.splitlines() if x.startswith(n)) for n in ("older", "past", "r "))
-    assert "another tool's backups" in older
+    assert "backups of another tool" in older
     assert past.split()[:3] == ["past", "20", "2"]
     assert mine.split()[:3] == ["r", "40", "1"]
     document = json.loads(machine.podwatch("runs", "list", "-c", config, "--json").stdout)
@@ -58,7 +58,7 @@ def test_archive(stored):
     state.mkdir(parents=True)
     Journal.open(state / "journal.sqlite").close()
     dry = machine.podwatch("runs", "archive", "past", "--dry-run", "-c", config)
-    assert (dry.returncode, dry.stdout.count("would go")) == (0, 2), dry.stderr
+    assert (dry.returncode, dry.stdout.count("would delete")) == (0, 2), dry.stderr
     asked = machine.podwatch("runs", "archive", "past", "-c", config)
     assert (asked.returncode, "--yes" in asked.stderr) == (64, True)
     with FileLock(state / "lock"):
@@ -70,7 +70,7 @@ def test_archive(stored):
     assert not list(store.list(keys.step(10)))
     assert "archived" in machine.podwatch("runs", "list", "-c", config).stdout
     again = machine.podwatch("runs", "archive", "past", "-c", config)
-    assert (again.returncode, "nothing to remove" in again.stdout) == (0, True)
+    assert (again.returncode, "nothing to delete" in again.stdout) == (0, True)
 
 
 def test_archive_refuses_what_it_must(stored):
@@ -78,7 +78,7 @@ def test_archive_refuses_what_it_must(stored):
     nobody = machine.podwatch("runs", "archive", "nosuchrun", "--yes", "-c", config)
     assert (nobody.returncode, "no latest.json" in nobody.stderr) == (69, True)
     strange = machine.podwatch("runs", "archive", "../x", "--yes", "-c", config)
-    assert (strange.returncode, "not a run id" in strange.stderr) == (64, True)
+    assert (strange.returncode, "not a valid run id" in strange.stderr) == (64, True)
     past_run(days_ago(machine, 3), Keys("past"), 10, 20)
     LocalStore(machine.directory / "store", writer_id="w").put_bytes(Keys("past").heartbeat, b"{}")
     alive = machine.podwatch("runs", "archive", "past", "--yes", "-c", config)
@@ -92,7 +92,7 @@ def test_import_and_restore(stored):
     (machine.directory / "store" / "older" / "step_9" / "model.bin").unlink()
     dry = machine.podwatch("runs", "import", "older", "--dry-run", "-c", config)
     assert dry.returncode == 0, dry.stderr
-    assert "step 7: whole, would be taken in" in dry.stdout
+    assert "step 7: complete, would be imported" in dry.stdout
     assert "step 9: REFUSED, nothing matches 'model.bin'" in dry.stdout
     assert not (machine.directory / "store" / "older" / "podwatch").exists()
     taken = json.loads(machine.podwatch("runs", "import", "older", "--json", "-c", config).stdout)
@@ -106,7 +106,7 @@ def test_import_and_restore(stored):
     }
     assert sorted(p.name for p in there.iterdir() if not p.name.startswith(".")) == ["checkpoint"]
     again = machine.podwatch("runs", "import", "older", "--step", "7", "-c", config)
-    assert "step 7: was taken in before" in again.stdout
+    assert "step 7: already imported" in again.stdout
     listed = json.loads(machine.podwatch("runs", "list", "--json", "-c", config).stdout)
     older = next(r for r in listed["runs"] if r["run_id"] == "older")
     assert (older["newest_step"], older["earlier_backups"]["steps"]) == (7, [7, 9])
@@ -118,9 +118,9 @@ def test_import_says_what_it_cannot_find(stored):
     assert (nothing.returncode, "no step_N/" in nothing.stderr) == (69, True)
     old_backup(machine, "deep/er/older", 7)
     named = machine.podwatch("runs", "import", "deep/er/older", "--as", "taken", "-c", config)
-    assert (named.returncode, "latest.json names step 7 now" in named.stdout) == (0, True), named.stderr
+    assert (named.returncode, "latest.json now names step 7" in named.stdout) == (0, True), named.stderr
     absent = machine.podwatch("runs", "import", "deep/er/older", "--step", "8", "-c", config)
-    assert (absent.returncode, "no backup of step 8" in absent.stderr) == (69, True)
+    assert (absent.returncode, "backup of step 8 not found" in absent.stderr) == (69, True)
     assert machine.podwatch("runs", "import", "..", "-c", config).returncode == 64
     assert machine.podwatch("runs", "import", "deep/er/older", "--layout", "x", "-c", config).returncode == 64
     assert machine.podwatch("runs").returncode in (0, 64)

@@ -23,7 +23,7 @@ from tests.telling import views
         ("not-backed-up", 1, "NOT BACKED UP"),
         ("dead-recovering", 2, "TRAINING IS DOWN"),
         ("gave-up", 2, "GAVE UP"),
-        ("blind", 3, "CANNOT SEE"),
+        ("blind", 3, "STATE OF TRAINING UNKNOWN"),
     ],
 )
 def test_exit_code_and_first_line(machine, state, code, words):
@@ -77,7 +77,7 @@ def test_a_killed_daemon_leaves_the_last_snapshot(machine):
     assert document["training_alive"] is False
     text = machine.podwatch("status").stdout
     assert text.startswith("PODWATCH IS NOT RUNNING and TRAINING IS NOT RUNNING")
-    assert "old (last seen" in text
+    assert "old (from" in text
 
 
 def test_a_daemon_that_left_on_purpose_says_since_when(machine):
@@ -98,7 +98,7 @@ def test_training_that_goes_on_unguarded_is_said_first(machine):
     me = own_endpoint("r", started_wall=0.0)
     document["training"].update(pid=me.pid, start_ticks=me.start_ticks)
     write_document(run / "status.json", document)
-    assert machine.podwatch("status").stdout.startswith("PODWATCH IS STOPPED: training goes on UNGUARDED")
+    assert machine.podwatch("status").stdout.startswith("PODWATCH IS STOPPED: training continues UNGUARDED")
 
 
 def test_a_daemon_that_hangs_is_not_ok(machine):
@@ -119,8 +119,8 @@ def test_several_runs_need_a_name(machine):
         write_endpoint(machine.runtime / name, own_endpoint(name, started_wall=0.0))
     result = machine.podwatch("status")
     assert result.returncode == 64
-    assert "--run NAME, one of one, two" in result.stderr
-    assert "no run 'three'" in machine.podwatch("status", "--run", "three").stderr
+    assert "choose one with --run: one, two" in result.stderr
+    assert "run 'three' not found" in machine.podwatch("status", "--run", "three").stderr
     assert "DOES NOT ANSWER" in machine.podwatch("--run", "two", "status").stdout
 
 
@@ -214,12 +214,12 @@ def test_known_runs_forget_old_ones(machine):
     old(machine, "last-week", days=7)
     assert "stopped 7 d ago" in machine.podwatch("status").stdout
     said = machine.podwatch("status", "--run", "none").stderr
-    assert "known: last-week" in said
+    assert "known runs: last-week" in said
     assert "last-quarter" not in said
     assert "removed" not in said
     assert "stopped 60 d ago" in machine.podwatch("status", "--run", "last-quarter").stdout, "it is still there"
     old(machine, "yesterday", days=1)
-    assert "one of last-week, yesterday" in machine.podwatch("status").stderr
+    assert "--run: last-week, yesterday" in machine.podwatch("status").stderr
 
 
 def test_the_run_of_the_configuration_here_is_meant_among_several(machine):

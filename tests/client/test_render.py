@@ -47,10 +47,10 @@ def test_no_line_is_wider_than_the_terminal(name, width):
     [
         ("running", "TRAINING IS RUNNING at step 85 (18 s ago)"),
         ("dead-recovering", "TRAINING IS DOWN"),
-        ("waiting", "starts it again in 80 s"),
+        ("waiting", "restarts it in 80 s"),
         ("gave-up", "GAVE UP"),
-        ("blind", "CANNOT SEE"),
-        ("stopped", "STOPPED, as asked"),
+        ("blind", "STATE OF TRAINING UNKNOWN"),
+        ("stopped", "STOPPED, as requested"),
     ],
 )
 def test_first_line_is_the_verdict(name, words):
@@ -60,7 +60,7 @@ def test_first_line_is_the_verdict(name, words):
 def test_a_trainer_that_lost_its_keeper_is_not_called_somebody_elses():
     document = build_status(views.ALL["running"]())
     document["training"]["supervision"] = "attach"
-    assert "started by someone else" in render(document, width=200)
+    assert "not started by podwatch" in render(document, width=200)
     document["reasons"] = [{"kind": "keeper-lost", "severity": "warning", "summary": "x", "suggestion": "y"}]
     assert "started by podwatch, its keeper has ended" in render(document, width=200)
 
@@ -69,7 +69,7 @@ def test_a_trainer_that_lost_its_keeper_is_not_called_somebody_elses():
 def test_steps_are_called_unknown_only_where_no_log_shows_them(at_risk, unknown):
     document = build_status(views.ALL["stopped"]())
     document["training"].update(step=85, step_source="checkpoint", steps_at_risk=at_risk)
-    assert ("the steps since this checkpoint are unknown" in render(document, width=120).replace("\n", " ")) == unknown
+    assert ("podwatch finds no later step in" in render(document, width=120).replace("\n", " ")) == unknown
 
 
 def test_not_backed_up_stands_right_below_the_verdict():

@@ -46,7 +46,7 @@ def test_ours_is_believed(tmp_path: Path, reads: Callable[[Path], str], mode: in
 @both
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o664, 0o666, 0o777])
 def test_what_others_can_write_is_not(tmp_path: Path, reads: Callable[[Path], str], mode: int) -> None:
-    with pytest.raises(ConfigurationError, match=r"written by others \(mode 0\d+\).*chmod go-w"):
+    with pytest.raises(ConfigurationError, match=r"written by other users \(mode 0\d+\).*chmod go-w"):
         reads(write(tmp_path / "x.toml", mode))
 
 

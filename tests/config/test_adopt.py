@@ -82,7 +82,11 @@ def test_what_runs_is_written_and_everything_else_stays(path: Path, tmp_path: Pa
         assert "--max-steps" in shown.output
         result = adopt(path, pid)
         assert result.exit_code == 0, result.output
-        assert adopt(path, pid).output.splitlines()[-1].endswith(f"already has what runs (pid {pid})")
+        assert (
+            adopt(path, pid)
+            .output.splitlines()[-1]
+            .endswith(f"already has the command of pid {pid}: nothing to change")
+        )
     found = trainer_of(path)
     assert found["command"] == [sys.executable, str(tmp_path / "rl"), "--max-steps", "99"]
     assert found["cwd"] == str(tmp_path / "app")
@@ -101,7 +105,7 @@ def test_what_runs_is_written_and_everything_else_stays(path: Path, tmp_path: Pa
     assert {k: v for k, v in tomllib.loads(text).items() if k != "trainer"} == {
         "run_id": "r1", "gpu": {"inference": [0]},
     }  # fmt: skip
-    assert "left out of the command: --ckpt.resume-step 40" in result.output
+    assert "removed from the command: --ckpt.resume-step 40" in result.output
     assert "WANDB_API_KEY" in result.output
     assert "hush" not in result.output + text + shown.output
     after = path.stat()

@@ -85,7 +85,7 @@ def test_init_copies_a_running_trainer(trainer: "subprocess.Popen[bytes]", tmp_p
     assert "B2_APPLICATION_KEY=hush-3" in lines
     assert "hush" not in target.read_text() + result.output
     assert "hush-4" not in env_file.read_text()
-    assert "left out of the command: --resume.step 40" in result.output
+    assert "removed from the command: --resume.step 40" in result.output
     assert run("validate", "-c", str(target)).exit_code == 0
 
 
@@ -105,7 +105,7 @@ def test_init_without_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     result = run("init")
     assert result.exit_code == 0, result.output
-    assert "no running trainer seen" in result.output
+    assert "no running trainer found" in result.output
     assert load_settings(tmp_path / "podwatch.toml", environ={}).settings.trainer.output_dir == tmp_path / "outputs"
 
 
@@ -349,14 +349,14 @@ def test_init_asks_on_a_terminal_and_enter_skips(
             asked.type("not a name!")
             asked.expect("use letters")
         asked.type(name)
-        asked.expect("store, such as b2://my-bucket (Enter: none")
+        asked.expect("store, such as b2://my-bucket (Enter for none")
         if store:
             asked.type("my-bucket")
-            asked.expect("begin with b2://")
+            asked.expect("start with b2://")
         asked.type(store)
         if store:
             asked.expect("put the B2 key into")
-        asked.expect("next: read it" + ("" if store else ", set [sync] store"))
+        asked.expect("next: read the file" + ("" if store else ", set [sync] store"))
     settings = load_settings(target, environ={}).settings
     assert (settings.run_id, settings.sync.store) == (run_id, expected[1])
 

@@ -46,7 +46,7 @@ def test_a_removed_file_falls_back(file: Path, tmp_path: Path) -> None:
 
 def test_without_a_copy_the_error_stands(file: Path) -> None:
     break_it(file)
-    with pytest.raises(ConfigurationError, match="not TOML"):
+    with pytest.raises(ConfigurationError, match="not valid TOML"):
         load_or_last_good(file, environ={})
 
 

@@ -96,7 +96,7 @@ def test_stop_after_the_next_save_outlives_podwatch(rig: Rig) -> None:
 
     def to_stop() -> bool:
         first = first_line()
-        return first.startswith("TRAINING IS RUNNING") and "STOPS after its next save" in first
+        return first.startswith("TRAINING IS RUNNING") and "STOPS it after its next save" in first
 
     daemon.wait_for(to_stop, 20, "the trainer is seen, and will be stopped")
     rig.obey()

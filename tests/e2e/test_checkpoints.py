@@ -70,7 +70,7 @@ def test_what_the_daemon_says_of_its_checkpoints(rig: Rig) -> None:
 
     # -- check, beside the daemon: what this filesystem tells about files that are being written
     lines = daemon.command("check").stdout.splitlines()
-    (line,) = [text for text in lines if "unwritten ranges can be seen" in text]
+    (line,) = [text for text in lines if "can see unwritten ranges" in text]
     assert "files" in line
     assert found["capabilities"]["filesystem"] in line
     assert "events: yes" in line

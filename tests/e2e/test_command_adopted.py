@@ -27,7 +27,7 @@ def test_a_changed_command_is_shown_and_the_running_one_can_be_adopted(rig: Rig)
     assert "podwatch config adopt" in reason["suggestion"]
     shown = daemon.command("restart", "--dry-run")
     first = shown.stdout.splitlines()
-    assert first[0].startswith("what runs (-) differs")
+    assert first[0].startswith("the running command (-) differs")
     assert [line.strip() for line in first[1:3]] == ["- --max-steps 900000", "+ --max-steps 800000"]
     assert SECRET not in str(status(daemon)) + shown.stdout + daemon.log.read_text()
 

@@ -22,7 +22,7 @@ def test_preempt_says_goodbye_ends_training_and_leaves_and_the_next_one_goes_on(
     engine = rig.engine_pid
     done = leaves_within(daemon, 15, lambda: daemon.command("preempt"))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "training was told to end" in done.stdout
+    assert "podwatch sent training SIGTERM and stopped" in done.stdout
     assert daemon.process is not None
     assert daemon.process.returncode == 0
     assert messages(daemon, "daemon-stopping")[-1].endswith("requests training to end")

@@ -139,14 +139,18 @@ def test_without_steps_between_checkpoints_the_cost_of_a_death_is_unknown() -> N
     view = seen(saved)
     assert steps_at_risk(view.snapshot, sets, None, SyncView()) is None
     status = render(build_status(replace(view, steps_at_risk=None)))
-    assert "steps since this checkpoint are unknown" in " ".join(status.split())
+    assert "podwatch finds no later step in training's logs" in " ".join(status.split())
     counted = seen(saved, ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - 1, 205))
     assert steps_at_risk(counted.snapshot, sets, None, SyncView()) == 0
 
 
 @pytest.mark.parametrize(
     ("last", "saves", "says"),
-    [(None, None, "its content is not read yet"), (None, 0, "nothing stored yet"), (320, 30, "last synced step 320")],
+    [
+        (None, None, "podwatch has not read its content yet"),
+        (None, 0, "nothing stored yet"),
+        (320, 30, "newest stored: step 320"),
+    ],
 )
 def test_what_the_store_holds_is_said_only_once_it_is_known(last: int | None, saves: int | None, says: str) -> None:
     view = views.healthy()

@@ -172,7 +172,7 @@ def test_a_restart_after_a_failure_stays_critical_until_a_step_and_says_what_is_
     document = build_status(again)
     assert (document["training"]["state"], document["overall"]) == ("recovering", "critical")
     assert "not reported a step yet" in document["reasons"][0]["summary"]
-    assert verdict(document) == "TRAINING IS STARTING AGAIN from step 80; no step yet since it was down"
+    assert verdict(document) == "TRAINING IS RESTARTING from step 80; no step since the restart yet"
 
 
 @pytest.mark.parametrize("dead", [False, True])
@@ -184,7 +184,7 @@ def test_a_trainer_process_that_ended_is_in_the_first_line(dead):
         view = replace(view, findings=(finding,))
     document = build_status(view)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
-    assert verdict(document) == "TRAINER PROCESS ENDED 12 s ago, launcher still waiting, last step 85"
+    assert verdict(document) == "TRAINER PROCESS ENDED 12 s ago, its launcher still runs, last step 85"
 
 
 def test_one_that_may_end_is_not():
@@ -280,7 +280,7 @@ def test_a_trainer_process_that_ended_is_no_ok_status_from_the_first_second_on()
     text = render(document, width=120)
     assert text.startswith("TRAINER PROCESS ENDED")
     assert "process ended; its launcher, pid 4242, still runs" in text
-    assert "6 steps made since the newest checkpoint" in text
+    assert "6 steps since the newest checkpoint" in text
     held = Finding(FindingKind.REQUIRED_CHILD_EXITED, Severity.CRITICAL, "it ended", views.NOW - 20)
     assert [r["summary"] for r in build_status(replace(seen, findings=(held,)))["reasons"]] == ["it ended"]
 

@@ -1,5 +1,5 @@
 # ruff: noqa: PTH100, PTH109, PTH117, PTH120
-# Built-in modules only at the top: what is imported before main() may come from the current directory.
+# Built-in modules only at the top: an import before main() can come from the current directory.
 """The ``podwatch`` command: one file per command, heavy imports inside the command."""
 
 import os
@@ -16,18 +16,17 @@ def main() -> None:
 
 
 def leave_out_current_directory() -> None:
-    """Import nothing from where the command is typed, which may be another user's directory.
+    """Remove the current directory from ``sys.path``: it can belong to another user.
 
-    ``python -m`` puts it first. An empty or relative entry of PYTHONPATH means it as well, often by accident
-    (``PYTHONPATH=$PYTHONPATH:/x`` where it was not set). Absolute entries are the caller's choice and stay, and so does
-    where podwatch itself is."""
+    ``python -m`` puts it first, and so does an empty or relative entry of PYTHONPATH, often by accident
+    (``PYTHONPATH=$PYTHONPATH:/x`` with an unset variable). Absolute entries, and podwatch's own directory, are kept."""
     listed = os.environ.get("PYTHONPATH", "")
     entries = listed.split(os.pathsep) if listed else []
     kept = {entry for entry in entries if os.path.isabs(entry)} | {_home()}
     try:
         loose = {os.path.abspath(entry) for entry in entries if not os.path.isabs(entry)}
         first = {os.getcwd(), ""} if not sys.flags.safe_path else set()
-    except FileNotFoundError:  # there is no current directory any more
+    except FileNotFoundError:  # the current directory was deleted
         return
     sys.path[:] = [
         entry

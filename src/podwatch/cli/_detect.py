@@ -1,8 +1,7 @@
-"""Look at this machine for ``podwatch config init``: GPUs, a running trainer, where it writes.
+"""Inspect this machine for ``podwatch config init``: GPUs, a running trainer, its output directory.
 
-Which of the trainer's environment is copied: names that steer training (prefixes in ``KEEP_PREFIXES`` and the names in
-``KEEP``) go into the TOML; names or values that look like a secret, and store credentials, go into the env file;
-everything else is left out.
+Of the trainer's environment, variables that affect training (prefixes in ``KEEP_PREFIXES``, names in ``KEEP``) go into
+the TOML; store credentials, and names or values that look like a secret, go into the env file; the rest is dropped.
 """
 
 import os
@@ -56,7 +55,7 @@ _OUTPUT_FLAGS = (
     "trainer.default_local_dir",
 )
 _NOWHERE = Path("/nonexistent")
-"""Only the command is to speak here, not what lies somewhere."""
+"""An output_dir that does not exist, so that a layout is recognised by the command alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """A running trainer as found. ``secrets`` never go into the TOML or onto a screen."""
+    """A running trainer. ``secrets`` are never written to the TOML or printed."""
 
     pid: int
     layout: str
@@ -82,7 +81,7 @@ class Trainer:
 
 
 def find_gpus() -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs, and a sentence when there are none to see."""
+    """The GPUs, and the reason if there are none."""
     from podwatch.cli.doctoring.common import DEADLINE_SECONDS, in_time
     from podwatch.sensors.gpu import ReaderUnavailable
     from podwatch.sensors.nvml import look_once
@@ -90,21 +89,20 @@ def find_gpus() -> tuple[tuple[Gpu, ...], str]:
     try:
         samples = in_time(lambda: look_once(DEADLINE_SECONDS / 2))
     except ReaderUnavailable as error:
-        return (), f"no GPU seen: {error}"
+        return (), f"no GPU found: {error}"
     except TimeoutError as error:
-        return (), f"GPUs cannot be read: the driver hangs ({error})"
+        return (), f"podwatch cannot read the GPUs: the driver hangs ({error})"
     return tuple(Gpu(g.index, g.name, g.memory_used_bytes, g.memory_total_bytes, g.uuid) for g in samples), ""
 
 
 def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
-    """Those that CUDA_VISIBLE_DEVICES in the trainer's environment leaves, in its order, and a sentence where it says
-    what podwatch cannot map to a GPU. As CUDA reads it: indices, or the beginnings of UUIDs; what follows the first
-    unknown entry is not visible."""
+    """The GPUs in the trainer's CUDA_VISIBLE_DEVICES, in its order, and a remark if podwatch cannot map its value to a
+    GPU. CUDA's rules: indices or prefixes of UUIDs; entries after the first unknown one are not visible."""
     value = env.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return tuple(gpus), ""
     if "MIG-" in value:
-        return tuple(gpus), "CUDA_VISIBLE_DEVICES names MIG instances: correct the GPUs"
+        return tuple(gpus), "CUDA_VISIBLE_DEVICES names MIG instances: correct [gpu] in the file"
     found: list[Gpu] = []
     for word in (word.strip() for word in value.split(",")):
         named = [
@@ -119,8 +117,8 @@ def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> tuple[tuple[Gpu
 
 
 def layout_of(argv: Sequence[str]) -> str:
-    """The layout of a known trainer's command; "auto" for a launcher whose script nobody knows; empty for what is no
-    trainer. A shell counts for nothing here: what it runs is a process of its own."""
+    """The layout of a known trainer's command; "auto" for a launcher with an unknown script; empty if it is not a
+    trainer. Empty for a shell, too: its command is a separate process."""
     found = program(argv)
     if found.launcher == "sh":
         return ""
@@ -153,29 +151,29 @@ def find_trainers() -> tuple[tuple[int, str], ...]:
 
 
 def read_trainer(pid: int) -> Trainer:
-    """Everything a fresh start of that process would need. Raises HostError or PermissionDenied."""
+    """Command, directory and environment of that process. Raises HostError or PermissionDenied."""
     import psutil
 
     try:
         process = psutil.Process(pid)
         argv, cwd, environment = process.cmdline(), process.cwd(), process.environ()
     except psutil.NoSuchProcess as error:
-        raise HostError("no such process", where=f"pid {pid}", fix="name a living trainer with --pid") from error
+        raise HostError("process not found", where=f"pid {pid}", fix="give a running trainer with --pid") from error
     except psutil.AccessDenied as error:
         raise PermissionDenied(
-            "cannot read the trainer's command and environment",
+            "Permission denied: cannot read the trainer's command and environment",
             where=f"pid {pid}",
             fix="run as the same user or as root",
         ) from error
     if not argv:
-        raise HostError("the process has no command line", where=f"pid {pid}", fix="name its launcher with --pid")
+        raise HostError("the process has no command line", where=f"pid {pid}", fix="give its launcher with --pid")
     command, removed = without_resume(argv)
     env, secrets = split_environment(environment)
     return Trainer(pid, layout_of(argv) or "auto", command, Path(cwd), env, secrets, removed)
 
 
 def without_resume(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """argv without resume flags, and what was taken out: podwatch adds its own, with the step it has checked."""
+    """argv without resume flags, and the removed words. podwatch adds its own flags with a verified step."""
     kept: list[str] = []
     removed: list[str] = []
     skip = False
@@ -195,7 +193,7 @@ def without_resume(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What goes into the TOML and what into the env file; the rest is dropped."""
+    """The variables for the TOML and those for the env file; the rest is dropped."""
     env: dict[str, str] = {}
     secrets: dict[str, str] = {}
     for name, value in sorted(environment.items()):
@@ -211,7 +209,7 @@ def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], d
 
 
 def trainer_config(argv: Sequence[str], cwd: Path) -> dict[str, object]:
-    """The trainer's own TOML named by ``@ FILE`` (prime-rl), merged in order; unreadable ones are left out."""
+    """The trainer's own TOML files given as ``@ FILE`` (prime-rl), merged in order; unreadable files are skipped."""
     merged: dict[str, object] = {}
     for position, word in enumerate(argv[:-1]):
         if word == "@":
@@ -233,12 +231,12 @@ def output_dir_of(argv: Sequence[str], cwd: Path) -> tuple[Path, str]:
     configured = trainer_config(argv, cwd).get("output_dir")
     if isinstance(configured, str):
         return _absolute(cwd / configured), "from output_dir in the trainer's config"
-    exists = "which exists" if (cwd / "outputs").is_dir() else "a guess: correct it"
-    return _absolute(cwd / "outputs"), f"outputs under the working directory, {exists}"
+    exists = "it exists" if (cwd / "outputs").is_dir() else "a guess: correct it"
+    return _absolute(cwd / "outputs"), f"outputs in the working directory ({exists})"
 
 
 def run_id_of(argv: Sequence[str], cwd: Path, env: Mapping[str, str], output_dir: Path) -> str:
-    """A name for the run: W&B's or the trainer's own, else from the directories."""
+    """A name for the run: from the trainer's or W&B's settings, else from the directories."""
     candidates: list[str] = []
     for position, word in enumerate(argv):
         name, equals, value = word.partition("=")
@@ -258,14 +256,14 @@ def run_id_of(argv: Sequence[str], cwd: Path, env: Mapping[str, str], output_dir
 
 
 def gpu_split(gpus: Sequence[Gpu], config: Mapping[str, object]) -> tuple[tuple[int, ...], tuple[int, ...], str]:
-    """Inference and trainer GPUs, and how sure that is (facts/prime-rl.md section 4, "GPU map")."""
+    """Inference and trainer GPUs, and how they were found (prime-rl's "inference first" default)."""
     indices = tuple(gpu.index for gpu in gpus)
     inference, trainer = config.get("inference_gpu_ids"), config.get("trainer_gpu_ids")
     if _indices(inference):
         first, second = _as_indices(inference), _as_indices(trainer)
         named = {*first, *second}
         if indices and not named <= set(indices) and max(named) < len(indices):
-            # they count the visible GPUs
+            # indices into the visible GPUs
             places = "from the trainer's config, counted in CUDA_VISIBLE_DEVICES"
             return tuple(indices[n] for n in first), tuple(indices[n] for n in second), places
         return first, second, "from the trainer's config"

@@ -1,7 +1,7 @@
 """The directory that a running prime-rl writes to, for ``podwatch config init``.
 
-Its command need not say: a version with run directories makes up a name where none is set. The open files of the
-process tree are the proof; what the command says, and the newest run below output_dir, are the fallbacks.
+The command does not always name it: versions with run directories generate a name. Open files of the process tree
+decide; the fallbacks are the command and the newest run below output_dir.
 """
 
 import os
@@ -16,12 +16,12 @@ from podwatch.checkpoints.layouts.prime_rl_run import RunDirectory, run_director
 _OLD_TREE = frozenset(
     {"logs", "run_default", "checkpoints", "weights", "rollouts", "broadcasts", "wandb", "torchrun", "configs", "evals"}
 )
-"""What a version without run directories writes right below output_dir."""
+"""The entries that a version without run directories writes directly below output_dir."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRun:
-    """``how`` says where the directory was found; ``added`` are words that the command needs to find it again."""
+    """``how``: how the directory was found. ``added``: words that the command needs to use it again."""
 
     path: Path
     how: str
@@ -29,11 +29,12 @@ class OwnRun:
 
 
 def run_of(pid: int, command: Sequence[str], cwd: Path) -> OwnRun | None:
-    """None: this version writes to output_dir itself, or nothing shows that it does not. Blocks."""
+    """The run directory of process ``pid``. None if it writes to output_dir itself, or if there is no sign of a run
+    directory. Blocks."""
     says = run_directory(command, cwd)
     written = _written_below(pid, says.base)
     if written:
-        return _own(says, says.base / written, f"pid {pid} writes to files in it")
+        return _own(says, says.base / written, f"pid {pid} has files open in it")
     if not hints(command, cwd, "").new_flags and not runs_below(says.base):
         return None
     if says.path is not None:
@@ -48,8 +49,7 @@ def _own(says: RunDirectory, path: Path, how: str) -> OwnRun:
 
 
 def _written_below(pid: int, base: Path) -> str:
-    """The run directory that most open files of the process and its children are in; empty if none is, or if they are
-    in output_dir itself."""
+    """The name of the run directory with most open files of the process tree; empty if there are none."""
     import psutil
 
     root = os.path.realpath(base) + "/"

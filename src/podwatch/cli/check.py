@@ -1,4 +1,4 @@
-"""``podwatch check``: look before the night, not during it."""
+"""``podwatch check``: check the pod before training runs unattended."""
 
 import os
 from pathlib import Path
@@ -17,12 +17,12 @@ _TONE = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @click.command("check")
 @common
-@click.option("--throughput", is_flag=True, help="Measure the way to the store too: 32 MiB are sent and removed.")
+@click.option("--throughput", is_flag=True, help="Also measure upload speed: uploads 32 MiB and deletes them.")
 @click.option("--notify", is_flag=True, help="Send a test notice to each channel of [notify].")
-@click.option("-v", "--verbose", is_flag=True, help="Also what was learned of this run.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show the learned values of this run.")
 @json_option
 def command(where: Where, throughput: bool, notify: bool, verbose: bool, as_json: bool) -> None:
-    """Check this pod before training is left alone. Exit: 0 ok or warnings, 1 something fails, 78 configuration."""
+    """Check this pod before training runs unattended. Exit: 0 ok or warnings, 1 a check failed, 78 configuration."""
     from podwatch.cli.doctor import Line, examine
     from podwatch.config.loading import load_settings
 

@@ -1,4 +1,4 @@
-"""``podwatch checkpoints``: what is on this pod and in the store, whether it is whole, what holds it."""
+"""``podwatch checkpoints``: list, verify and pin the checkpoints on this pod and in the store."""
 
 import shutil
 import sys
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from podwatch.journal.journal import Journal
 
 BLIND = (
-    "structure cannot show flipped bits or lost pages inside tensor data; --deep compares every byte with the hashes "
-    "taken at upload"
+    "note: a structure check cannot find flipped bits or lost pages in tensor data; --deep compares every byte with "
+    "the hashes from the upload"
 )
 
 
@@ -28,7 +28,7 @@ BLIND = (
 @common
 @json_option
 def command(where: Where, as_json: bool) -> None:
-    """List the checkpoint sets on this pod and in the store. Works without a daemon."""
+    """List the checkpoints on this pod and in the store. Works without a daemon."""
     if click.get_current_context().invoked_subcommand is None:
         found = fetch(where)
         if as_json:
@@ -49,10 +49,10 @@ def command(where: Where, as_json: bool) -> None:
 @command.command("verify")
 @common
 @click.option("--step", type=click.IntRange(min=0), help="Only this step.")
-@click.option("--deep", is_flag=True, help="Read everything and compare it with the hashes taken at upload.")
+@click.option("--deep", is_flag=True, help="Read every byte and compare it with the hashes from the upload.")
 @json_option
 def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
-    """Check the structure of every file of every complete set. Exit 1 when one is broken."""
+    """Check the structure of every file of every complete checkpoint. Exit 1 if one is broken."""
     if deep:
         from podwatch.cli.deep_verify import check_deep
 
@@ -64,7 +64,8 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
     else:
         for result in results:
             click.echo("\n".join(_verdict(result)))
-        click.echo("no complete set to check" if not results else "" if deep else f"\n{textwrap.fill(BLIND, 100)}")
+        footer = "" if deep else f"\n{textwrap.fill(BLIND, 100)}"
+        click.echo(footer if results else "no complete checkpoint to check")
     if not all(r["sound"] for r in results):
         raise click.exceptions.Exit(1)
 
@@ -72,17 +73,17 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
 @command.command("pin")
 @common
 @click.argument("step", type=click.IntRange(min=0))
-@click.option("--reason", default="", help="Why; shown wherever the step is listed.")
+@click.option("--reason", default="", help="Reason, shown wherever the step is listed.")
 @json_option
 def pin(where: Where, step: int, reason: str, as_json: bool) -> None:
-    """Never remove this step, here or in the store. Works without a daemon: it is noted for the next one."""
+    """Protect a checkpoint: podwatch never deletes it, here or in the store. Works without a daemon."""
     if find_daemon(where) is not None:
-        say(ask(where, "pin", {"step": step, "reason": reason}, purpose="keep the pin"), as_json=as_json)
+        say(ask(where, "pin", {"step": step, "reason": reason}, purpose="pin a checkpoint"), as_json=as_json)
         return
     with _state(where) as journal:
         journal.pin(step, (reason or "by hand")[:200])
     say(
-        {"message": f"step {step} is pinned: no podwatch removes it, here or in the store", "step": step},
+        {"message": f"step {step} is pinned: podwatch never deletes it, here or in the store", "step": step},
         as_json=as_json,
     )
 
@@ -92,22 +93,22 @@ def pin(where: Where, step: int, reason: str, as_json: bool) -> None:
 @click.argument("step", type=click.IntRange(min=0))
 @json_option
 def unpin(where: Where, step: int, as_json: bool) -> None:
-    """Take the pin of a step away. Works without a daemon."""
+    """Remove the protection of a pinned checkpoint. Works without a daemon."""
     if find_daemon(where) is not None:
-        say(ask(where, "unpin", {"step": step}, purpose="take the pin away"), as_json=as_json)
+        say(ask(where, "unpin", {"step": step}, purpose="unpin a checkpoint"), as_json=as_json)
         return
     from podwatch.domain.errors import UsageError
 
     with _state(where) as journal:
         if step not in journal.pins():
-            raise UsageError(f"step {step} is not pinned", fix="podwatch checkpoints shows what holds it")
+            raise UsageError(f"step {step} is not pinned", fix="`podwatch checkpoints` shows what protects it")
         journal.unpin(step)
-    say({"message": f"step {step} is not pinned any more", "step": step}, as_json=as_json)
+    say({"message": f"step {step} is no longer pinned", "step": step}, as_json=as_json)
 
 
 @contextmanager
 def _state(where: Where) -> "Iterator[Journal]":
-    """The run's state, for writing, under the lock of the daemon that is not there. Raises Busy where one is."""
+    """The run's journal for writing, under the daemon's lock. Busy if a daemon holds it."""
     import os
 
     from podwatch.cli.offline import load
@@ -126,8 +127,8 @@ def _state(where: Where) -> "Iterator[Journal]":
 
 
 def fetch(where: Where) -> dict[str, Any]:
-    """The documents of all sets (newest last) and of the saves in the store. From disk and journal when there is no
-    daemon; ``remote`` is None where nobody here knows what the store holds."""
+    """The documents of all checkpoints here (newest last) and in the store. Without a daemon they come from disk and
+    journal; ``remote`` is None without a readable journal."""
     daemon = find_daemon(where)
     if daemon is not None:
         try:
@@ -176,7 +177,7 @@ def check(where: Where, step: int | None) -> list[dict[str, Any]]:
 
     catalogue = look(load(where))
     if step is not None and all(s.step != step for s in catalogue.sets):
-        raise UsageError(f"there is no checkpoint of step {step}", fix="podwatch checkpoints lists them")
+        raise UsageError(f"checkpoint of step {step} not found", fix="`podwatch checkpoints` lists them")
     results = []
     for found in catalogue.sets:
         if found.step == step or (found.complete and step is None):
@@ -194,25 +195,25 @@ def table(
     places: Sequence[str] = (),
     layout: str = "",
 ) -> list[str]:
-    """Lines with a header; newest last. What does not fit goes to a line of its own, never beyond the width."""
+    """Lines with a header; newest last. Notes that do not fit into the width go to lines of their own."""
     lines = []
     if sets:
-        lines.append(f"{'step':>8}  {'state':<10} {'size':>8}  {'stored':<7} written")
+        lines.append(f"{'step':>8}  {'state':<10} {'size':>8}  {'stored':<9} written")
     else:
-        looked = f" (layout {clean(layout)}; looked in {', '.join(map(clean, places))})" if places else ""
+        looked = f" (layout {clean(layout)}; searched {', '.join(map(clean, places))})" if places else ""
         lines += textwrap.wrap(f"no checkpoints on this pod{looked}", max(20, width), break_on_hyphens=False)
     for found in sets:
         stored = "?" if found.get("stored") is None else "yes" if found["stored"] else "no"
         if found.get("uploading"):
-            stored = "sending"
+            stored = "uploading"
         row = (
-            f"{found['step']:>8}  {found['completeness']:<10} {size(found['size_bytes']):>8}  {stored:<7} "
+            f"{found['step']:>8}  {found['completeness']:<10} {size(found['size_bytes']):>8}  {stored:<9} "
             f"{_age(found.get('changed_at'), now)}"
         )
         lines += _with_notes(row, _notes(found), width)
     elsewhere = [r for r in remote or [] if not r.get("here")]
     if elsewhere:
-        lines += ["", "in the store only:"]
+        lines += ["", "only in the store:"]
     for save in elsewhere:
         lines.append(f"{save['step']:>8}  {'':<10} {size(save['size_bytes']):>8}  {_age(save.get('stored_at'), now)}")
     return lines

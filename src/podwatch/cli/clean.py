@@ -1,4 +1,4 @@
-"""``podwatch clean``: set an old run aside for a fresh start; with ``--gpu``, end what still holds the GPUs."""
+"""``podwatch clean``: move an old run to quarantine for a fresh start; with ``--gpu``, end stray GPU processes."""
 
 import asyncio
 import os
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 SHOWN = 12
 
 
-@click.command("clean", short_help="Set an old run aside for a fresh start; --gpu: end what holds the GPUs.")
+@click.command("clean", short_help="Move an old run to quarantine; --gpu: end stray processes on the GPUs.")
 @common
-@click.option("--dry-run", is_flag=True, help="Show what would be done; do nothing.")
-@click.option("--gpu", is_flag=True, help="List processes on the GPUs that are not of this run's training, and ask.")
-@click.option("--yes", is_flag=True, help="Do not ask. With --gpu: end leftovers of this run, and nothing else.")
+@click.option("--dry-run", is_flag=True, help="Only show what clean would do.")
+@click.option("--gpu", is_flag=True, help="List the GPU processes that do not belong to training; ask to end each one.")
+@click.option("--yes", is_flag=True, help="Do not ask. With --gpu: end only leftover processes of this run.")
 @json_option
 def command(where: Where, dry_run: bool, gpu: bool, yes: bool, as_json: bool) -> None:
-    """Set aside checkpoints, trackers, broadcasts and rollouts of every tree, so that training starts afresh.
+    """Move checkpoints, trackers, broadcasts and rollouts to quarantine: training then starts from the beginning.
 
-    Renamed, never destroyed: `podwatch quarantine return N` brings everything back. Only while no training runs. What
-    is in the store stays there; a new lineage begins, so that it is not fetched again.
+    podwatch deletes nothing: `podwatch quarantine return N` moves everything back. It refuses while training runs.
+    Checkpoints in the store stay there; podwatch starts a new lineage, so the next start does not resume from them.
     """
     if gpu:
         _gpu(where, dry_run=dry_run, yes=yes, as_json=as_json)
@@ -40,9 +40,9 @@ def command(where: Where, dry_run: bool, gpu: bool, yes: bool, as_json: bool) ->
         print_json(plan) if as_json else click.echo("\n".join(_describe(plan)))
         raise click.exceptions.Exit(int(ExitCode.TRY_AGAIN if plan["running"] else ExitCode.OK))
     if not plan["running"] and not yes:  # else the refusal comes from where it is decided
-        _confirm(_describe(plan), "Set all of this aside?")
+        _confirm(_describe(plan), "Move all of this to quarantine?")
     if find_daemon(where) is not None:
-        answer = ask(where, "clean", purpose="set anything aside", timeout=600.0)
+        answer = ask(where, "clean", purpose="move the old run to quarantine", timeout=600.0)
     else:
         answer = asyncio.run(_alone(where))
     say(answer, as_json=as_json)
@@ -50,14 +50,16 @@ def command(where: Where, dry_run: bool, gpu: bool, yes: bool, as_json: bool) ->
 
 def _confirm(lines: list[str], question: str) -> None:
     if not sys.stdin.isatty():
-        raise UsageError("this needs a yes, and nobody can be asked", fix="look with --dry-run, then add --yes")
+        raise UsageError(
+            "this command asks for confirmation, but there is no terminal", fix="look with --dry-run, then add --yes"
+        )
     click.echo("\n".join(lines), err=True)
     if not click.confirm(question, err=True):
         raise click.exceptions.Exit(int(ExitCode.FAILED))
 
 
 def _plan(settings: "Settings") -> dict[str, Any]:
-    """What there is, looked at without changing anything."""
+    """The paths and checkpoints to move. Changes nothing."""
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.cli.offline import look
 
@@ -87,21 +89,21 @@ def _running(settings: "Settings") -> str:
 
 def _describe(plan: dict[str, Any]) -> list[str]:
     if not plan["paths"]:
-        lines = ["nothing is left of an old run"]
+        lines = ["nothing to do: there are no files of an old run"]
     else:
         steps = ", ".join(f"{n} ({state})" for n, state in plan["steps"].items()) or "none"
         entries = counted(len(plan["paths"]), "entry", "entries")
-        lines = [f"set aside: {entries} (renamed, not destroyed); checkpoints: {steps}"]
+        lines = [f"to quarantine: {entries} (moved, not deleted); checkpoints: {steps}"]
         lines += [f"  {clean(path)}" for path in plan["paths"][:SHOWN]]
         if len(plan["paths"]) > SHOWN:
             lines.append(f"  ... and {len(plan['paths']) - SHOWN} more (--json lists all)")
     if plan["running"]:
-        lines.append(f"not now: {clean(plan['running'])}")
+        lines.append(f"not possible now: {clean(plan['running'])}")
     return lines
 
 
 async def _alone(where: Where) -> dict[str, Any]:
-    """Without a daemon, under its lock, by the same code."""
+    """Clean without a daemon, under its lock and with its code."""
     from podwatch.cli.offline import load
     from podwatch.daemon.compose import build
     from podwatch.daemon.emitting import Emitter
@@ -157,7 +159,7 @@ def _gpu(where: Where, *, dry_run: bool, yes: bool, as_json: bool) -> None:
 
 
 def _chosen(found: "tuple[Stray, ...]", *, yes: bool, as_json: bool) -> "list[Stray]":
-    """Each one is asked for by itself; without a terminal nothing but leftovers, and those only with --yes."""
+    """The processes to end: with --yes all leftovers; on a terminal those that the user confirms one by one."""
     if yes:
         return [stray for stray in found if stray.leftover]
     if as_json or not sys.stdin.isatty():
@@ -168,13 +170,13 @@ def _chosen(found: "tuple[Stray, ...]", *, yes: bool, as_json: bool) -> "list[St
 
 
 def _attached(where: Where) -> int:
-    """The trainer that a daemon watches without having started it; 0 where there is none."""
+    """The pid of the trainer that a daemon watches; 0 if there is none."""
     from podwatch.domain.errors import PodwatchError
 
     try:
         if find_daemon(where) is None:
             return 0
-        training = ask(where, "status", purpose="look").get("training") or {}
+        training = ask(where, "status", purpose="report its status").get("training") or {}
     except PodwatchError:
         return 0
     pid = training.get("pid")

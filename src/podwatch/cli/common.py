@@ -1,4 +1,4 @@
-"""What commands share: where to look, how to reach the daemon, how to print. Only click and the client room."""
+"""Shared by the commands: common options, calls to the daemon, output. Imports only click and ``podwatch.client``."""
 
 import functools
 import json
@@ -19,14 +19,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The configuration file and the run that were named; empty where nothing was."""
+    """The configuration file and the run given on the command line; empty if not given."""
 
     config: str = ""
     run: str = ""
 
 
 def common(function: Callable[..., R]) -> Callable[..., R]:
-    """Accept ``-c`` and ``--run`` after the command too, and hand the command a ``where``."""
+    """Accept ``-c`` and ``--run`` also after the command, and pass the command a ``where``."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, config: str, run_name: str, **kwargs: Any) -> R:
@@ -43,13 +43,13 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON instead
 
 
 def find_daemon(where: Where) -> Found | None:
-    """The living daemon of the run that is meant, or None. UsageError when that is ambiguous."""
+    """The running daemon of the run, or None. UsageError if several runs match."""
     found = locate(where.run, where.config)
     return found if found is not None and found.alive else None
 
 
 def need_daemon(where: Where, purpose: str) -> Found:
-    """The same, or NotRunning (exit 69) that says where it was looked for and what to do."""
+    """The running daemon, or NotRunning (exit 69) with the searched places and the fix."""
     found = find_daemon(where)
     if found is None:
         import os
@@ -62,15 +62,14 @@ def need_daemon(where: Where, purpose: str) -> Found:
         there = holder(where.run or hints.run_id, os.environ, hints)
         if there is not None:
             raise NotRunning(
-                f"podwatch runs (pid {there.pid}), but cannot be asked to {purpose}: its runtime directory is none of"
-                " those looked in",
-                where=places,
-                fix=f"set PODWATCH_RUNTIME_DIR to {there.runtime or 'the one it was started with'}",
+                f"cannot {purpose}: podwatch runs (pid {there.pid}), but uses another runtime directory",
+                where=f"not in {places}",
+                fix=f"set PODWATCH_RUNTIME_DIR to {there.runtime or 'the one of that podwatch'}",
             )
         config = f" -c {where.config}" if where.config else ""
         raise NotRunning(
-            f"podwatch is not running, so nobody can {purpose}",
-            where=f"looked in {places}",
+            f"cannot {purpose}: podwatch is not running",
+            where=f"no endpoint in {places}",
             fix=f"start it with `podwatch run{config}` (or: systemctl start podwatch)",
         )
     return found
@@ -84,7 +83,7 @@ def ask(
     purpose: str,
     timeout: float | None = 30.0,
 ) -> dict[str, Any]:
-    """Call the daemon, or say that it is not there."""
+    """The daemon's answer to ``method``. ``purpose`` completes "cannot ..." in the error if no daemon runs."""
     return call(need_daemon(where, purpose).control_path, method, params, timeout=timeout)
 
 
@@ -93,7 +92,7 @@ def print_json(document: object) -> None:
 
 
 def say(answer: Mapping[str, Any], *, as_json: bool) -> None:
-    """The daemon's own message, or its whole answer."""
+    """Print the daemon's message, or its whole answer as JSON."""
     if as_json:
         print_json(answer)
     else:
@@ -101,7 +100,7 @@ def say(answer: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def moment(option: str, text: str) -> float | None:
-    """Seconds of the epoch from "2h" (so long ago) or an RFC 3339 time; None for nothing given. UsageError."""
+    """Epoch seconds of "2h" (2 hours ago) or of an RFC 3339 time; None for an empty text. UsageError."""
     if not text:
         return None
     at = from_rfc3339(text)
@@ -114,17 +113,17 @@ def moment(option: str, text: str) -> float | None:
         return time.time() - parse_duration(text)
     except ValueError as error:
         raise UsageError(
-            "not a time", where=f"{option} {text}", fix='write "2h" or for example "2026-01-31T03:00:00Z"'
+            "not a valid time", where=f"{option} {text}", fix='write for example "2h" or "2026-01-31T03:00:00Z"'
         ) from error
 
 
 def clean(text: object) -> str:
-    """Without control characters: some text comes from the trainer and may try to move the cursor."""
+    """``text`` without control characters, which text from the trainer can contain."""
     return "".join(c if c.isprintable() or c == "\n" else " " for c in str(text))
 
 
 def colours() -> bool:
-    """A terminal, and NO_COLOR is not set."""
+    """Whether to print colours: on a terminal without NO_COLOR."""
     import os
 
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @click.group()
 def config() -> None:
-    """Look at, check or write the configuration."""
+    """Show, check or write the configuration."""
 
 
-@config.command(short_help="Print the effective settings and where each came from.")
+@config.command(short_help="Print the effective settings and their sources.")
 @common
 @json_option
 def show(where: Where, as_json: bool) -> None:
-    """Print the effective settings: value, reason, and where each came from. Secrets are masked."""
+    """Print the effective settings with meaning and source. Secrets are masked."""
     from podwatch.config.explain import render_toml, to_json
 
     loaded = _load(where)
@@ -41,7 +41,7 @@ def show(where: Where, as_json: bool) -> None:
 @common
 @json_option
 def validate(where: Where, as_json: bool) -> None:
-    """Check the configuration; every problem is listed at once. Exit 78 if it cannot be used."""
+    """Check the configuration and list all problems. Exit 78 if podwatch cannot use it."""
     from podwatch.config.problems import ConfigurationProblems
     from podwatch.domain.errors import ConfigurationError
 
@@ -65,15 +65,15 @@ def validate(where: Where, as_json: bool) -> None:
 
 
 @config.command()
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("podwatch.toml"), help="file to write")
-@click.option("--force", is_flag=True, help="overwrite existing files")
-@click.option("--pid", type=int, help="take the command, directory and environment of this process")
-@click.option("--full", is_flag=True, help="write every setting, with its default and its reason")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("podwatch.toml"), help="File to write.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
+@click.option("--pid", type=int, help="Copy command, directory and environment of this process.")
+@click.option("--full", is_flag=True, help="Write every setting with its default and its meaning.")
 def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
-    """Look at this machine and write a configuration.
+    """Write a configuration for this machine.
 
-    A running trainer's command, working directory and relevant environment are copied; its secrets go to a 0600 file
-    beside the configuration, never into it. On a terminal it asks for the run's name and the store; Enter skips.
+    It has the command, working directory and relevant environment of a running trainer. Secrets go into a separate
+    file with mode 0600. On a terminal, podwatch asks for the run's name and the store.
     """
     from podwatch.cli import _detect
     from podwatch.config.explain import render_brief, render_toml
@@ -84,7 +84,7 @@ def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
     env_file = output.with_suffix(".env")
     for file in (output, env_file):
         if os.path.lexists(file) and not force:
-            raise UsageError("the file exists", where=str(file), fix="choose another with -o, or pass --force")
+            raise UsageError("the file already exists", where=str(file), fix="choose another with -o, or use --force")
     found = _detect.find_trainers() if pid is None else ((pid, ""),)
     if len(found) > 1:
         listing = "; ".join(f"{number}: {command[:80]}" for number, command in found)
@@ -110,20 +110,20 @@ def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
     text = f"# Written by `podwatch config init`. {header}\n{body}"
     load_text(text, output, environ={})
     _write(env_file, _env_lines(secrets), 0o600)
-    click.echo(f"wrote {env_file} (mode 0600; {len(secrets)} secrets)")
+    click.echo(f"wrote {env_file} (mode 0600; secrets: {len(secrets)})")
     _write(output, text, 0o644)
     settings = load_settings(output, environ={}).settings
     click.echo(f"wrote {output} (run {settings.run_id}, layout {settings.trainer.layout})")
     if trainer is None:
-        click.echo("no running trainer seen: fill in [trainer] command, or name a running one with --pid and --force")
+        click.echo("no running trainer found: fill in [trainer] command, or give its pid with --pid and --force")
     elif trainer.removed:
-        click.echo(f"left out of the command: {' '.join(trainer.removed)} (podwatch passes the step it has checked)")
+        click.echo(f"removed from the command: {' '.join(trainer.removed)} (podwatch adds its own resume arguments)")
     if no_gpu:
         click.echo(no_gpu)
     if settings.sync.store.startswith("b2:") and not {"B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY"} <= secrets.keys():
         click.echo(f"put the B2 key into {env_file}")
     store = "" if settings.sync.store else "set [sync] store, "
-    click.echo(f"next: read it, {store}then `podwatch config validate -c {output}`")
+    click.echo(f"next: read the file, {store}then run `podwatch config validate -c {output}`")
 
 
 config.add_command(adopt)
@@ -155,7 +155,7 @@ def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], 
         notes["gpu.trainer"] = "; ".join(f"GPU {gpu.index}: {gpu.name}" for gpu in gpus)
     else:
         notes["gpu.inference"] = no_gpu
-    notes["sync.store"] = "without a store checkpoints exist on this pod only"
+    notes["sync.store"] = "without a store, checkpoints exist on this pod only"
     return overrides, notes
 
 
@@ -165,11 +165,11 @@ _STILL_TO_SAY = {
     "gpu.trainer": "[1]",
     "sync.store": '"b2://my-bucket"',
 }
-"""What a run needs although it has a default, with an example."""
+"""Settings that a run needs although they have a default, with an example."""
 
 
 def _ask(overrides: dict[str, object]) -> None:
-    """The two things that nothing on this machine tells for sure. Enter keeps the proposal, or goes without a store."""
+    """Ask for the run's name and the store, which cannot be detected. Enter keeps the proposed name, or no store."""
     from podwatch.domain.remote import valid_run_id
 
     def run_name(text: str) -> str:
@@ -180,19 +180,19 @@ def _ask(overrides: dict[str, object]) -> None:
     def store(text: str) -> str:
         text = text.strip()
         if text and not text.startswith(("b2://", "file:///")):
-            raise click.UsageError("begin with b2:// or file:///, for example b2://my-bucket")
+            raise click.UsageError("start with b2:// or file:///, for example b2://my-bucket")
         return text
 
     proposed = str(overrides["run_id"])
     overrides["run_id"] = click.prompt("name of the run", default=proposed, value_proc=run_name)
-    question = "store, such as b2://my-bucket (Enter: none, checkpoints exist on this pod only)"
+    question = "store, such as b2://my-bucket (Enter for none: checkpoints exist on this pod only)"
     answer = click.prompt(question, default="", show_default=False, value_proc=store)
     if answer:
         overrides["sync.store"] = answer
 
 
 def _secrets(env_file: Path, found: Mapping[str, str]) -> dict[str, str]:
-    """``found``, and what an existing file holds beyond it: a key that was filled in outlives ``--force``."""
+    """``found`` and the other variables of an existing file, so that ``--force`` keeps a key that was filled in."""
     from podwatch.trainer.environment import read_env_file
 
     kept = read_env_file(env_file) if env_file.is_file() else {}
@@ -200,8 +200,8 @@ def _secrets(env_file: Path, found: Mapping[str, str]) -> dict[str, str]:
 
 
 def _own_directory(trainer: Any, overrides: dict[str, object], notes: dict[str, str]) -> None:
-    """prime-rl since 2026-08 writes to a directory per run: that one is podwatch's output_dir, and a start needs its
-    name, which prime-rl makes up where the command has none."""
+    """Use the run directory of prime-rl (since 2026-08) as output_dir, and add its name to the command: without a name
+    prime-rl generates a new directory at each start."""
     from podwatch.cli import _detect
     from podwatch.cli._prime_rl_run import run_of
 
@@ -214,7 +214,7 @@ def _own_directory(trainer: Any, overrides: dict[str, object], notes: dict[str, 
     if own.added:
         overrides["trainer.command"] = [*trainer.argv, *own.added]
         notes["trainer.command"] = (
-            f"copied from pid {trainer.pid}; {' '.join(own.added)} added, else each start makes a new directory"
+            f"copied from pid {trainer.pid}; {' '.join(own.added)} added: else each start would use a new directory"
         )
 
 
@@ -225,7 +225,7 @@ def _load(where: Where) -> "LoadedSettings":
 
 
 def _look_around(loaded: "LoadedSettings") -> list[str]:
-    """What the models cannot know: whether the paths exist and the secrets are kept well."""
+    """Warnings about the machine: missing paths, readable secrets, and concerns of the layout."""
     from podwatch.checkpoints.layouts import concerns
     from podwatch.cli.doctoring.common import in_time
     from podwatch.domain.errors import ConfigurationError
@@ -241,7 +241,7 @@ def _look_around(loaded: "LoadedSettings") -> list[str]:
         try:
             if trainer.env_file.stat().st_mode & 0o077:
                 found.append(
-                    f"[trainer] env_file {trainer.env_file} can be read by others: chmod 600 {trainer.env_file}"
+                    f"[trainer] env_file {trainer.env_file} can be read by other users: chmod 600 {trainer.env_file}"
                 )
         except OSError as error:
             found.append(f"[trainer] env_file {trainer.env_file}: {error.strerror}")
@@ -249,9 +249,9 @@ def _look_around(loaded: "LoadedSettings") -> list[str]:
 
 
 def _env_lines(secrets: Mapping[str, str]) -> str:
-    """NAME=value lines, with commented ones for a B2 key that is not known. A value with blanks or quotes is put in
-    double quotes with backslashes, as systemd reads it."""
-    lines = ["# Secrets, written by `podwatch config init`. Keep the mode at 0600. Training never gets the B2 key."]
+    """NAME=value lines, with commented lines for a missing B2 key. A value with blanks or quotes is double-quoted with
+    backslashes, as systemd reads it."""
+    lines = ["# Secrets, written by `podwatch config init`. Keep mode 0600. Training never receives the B2 key."]
     for name in ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY"):
         if name not in secrets:
             lines.append(f"# {name}=")
@@ -272,5 +272,5 @@ def _write(path: Path, text: str, mode: int) -> None:
         atomic_write(path, text, mode)
     except OSError as error:
         raise HostError(
-            f"cannot write: {error.strerror}", where=str(path), fix="choose another place with -o"
+            f"cannot write the file: {error.strerror}", where=str(path), fix="choose another path with -o"
         ) from error

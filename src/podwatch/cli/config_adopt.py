@@ -1,4 +1,4 @@
-"""``podwatch config adopt``: write the command that runs into the configuration file."""
+"""``podwatch config adopt``: write the running trainer's command into the configuration file."""
 
 import difflib
 import os
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from podwatch.config.settings import Settings
 
 _OF_THE_START = frozenset({"WANDB_RUN_ID", "WANDB_RESUME"})
-"""Which W&B run a start continues is decided for each start."""
+"""Not adopted: podwatch sets the W&B run at each start."""
 _ID_FLAG = re.compile(r"--[\w.-]*wandb[._-](?:id|resume)")
 _PLACEHOLDERS = ("{step}", "{checkpoint}", "{resume_args}", "{output_dir}")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``values`` by key path, as they will be in the file; ``notes`` are lines for the operator; ``removed`` are flags
-    left out of the command."""
+    """``values`` by key path, as in the new file; ``notes`` for the operator; ``removed``: flags removed from the
+    command."""
 
     values: Mapping[tuple[str, ...], Any]
     notes: tuple[str, ...] = field(default=())
@@ -35,14 +35,14 @@ class Change:
 
 @click.command("adopt", short_help="Write the running trainer's command into the configuration file.")
 @common
-@click.option("--pid", type=int, help="take this process instead of the trainer that podwatch watches")
-@click.option("--dry-run", is_flag=True, help="show what would change; write nothing")
+@click.option("--pid", type=int, help="Use this process instead of the trainer that podwatch watches.")
+@click.option("--dry-run", is_flag=True, help="Only show the change.")
 @json_option
 def adopt(where: Where, pid: int | None, dry_run: bool, as_json: bool) -> None:
     """Write the running trainer's command, directory and relevant environment into the configuration file.
 
-    Comments and all other settings stay. Resume flags are left out: podwatch passes the step that it has checked. A
-    secret is never written: in an argument it is refused, in the environment its name is shown.
+    podwatch keeps comments and all other settings, and removes resume flags, because it adds its own. It never writes
+    a secret: it refuses a command with a secret argument, and only lists the names of secret variables.
     """
     from podwatch.cli import _detect
     from podwatch.client.trusted import read_trusted
@@ -52,7 +52,7 @@ def adopt(where: Where, pid: int | None, dry_run: bool, as_json: bool) -> None:
 
     loaded = load_settings(Path(where.config) if where.config else None, environ=os.environ, run=where.run)
     if loaded.path is None:
-        raise ConfigurationError("no configuration file to write to", fix="write one with `podwatch config init`")
+        raise ConfigurationError("configuration file not found", fix="write one with `podwatch config init`")
     path = loaded.path.resolve()
     before = _state(path)
     text = read_trusted(path)
@@ -60,7 +60,7 @@ def adopt(where: Where, pid: int | None, dry_run: bool, as_json: bool) -> None:
     _same_user(trainer.pid, loaded.settings.trainer.user)
     change = proposed(trainer, loaded.settings, ours=_ours(trainer.pid))
     edited = set_values(text, change.values, where=str(path)) if change.values else text
-    load_text(edited, path, environ=os.environ)  # what would not load is never written
+    load_text(edited, path, environ=os.environ)  # never write a file that does not load
     lines = _diff(text, edited, path)
     if edited != text and not dry_run:
         _replace(path, edited, before)
@@ -73,29 +73,29 @@ def adopt(where: Where, pid: int | None, dry_run: bool, as_json: bool) -> None:
     for line in (*lines, *change.notes):
         click.echo(clean(line))
     if edited == text:
-        click.echo(f"{path} already has what runs (pid {trainer.pid})")
+        click.echo(f"{path} already has the command of pid {trainer.pid}: nothing to change")
     elif dry_run:
         click.echo(f"{path} is unchanged (--dry-run)")
     else:
-        click.echo(f"wrote {path}; a running podwatch uses it after `systemctl reload podwatch`, or SIGHUP")
+        click.echo(f"wrote {path}; to apply it to a running podwatch: `systemctl reload podwatch`, or send SIGHUP")
 
 
 def proposed(trainer: "Trainer", settings: "Settings", *, ours: bool) -> Change:
-    """What is to be written. Pure but for the layout, which reads files. ``ours``: podwatch started it. Raises
-    ConfigurationError for what must not be written."""
+    """The change to write. Pure except for the layout, which reads files. ``ours``: podwatch started the trainer.
+    ConfigurationError for a command that must not be written."""
     from podwatch.domain.errors import ConfigurationError
 
     argv, removed = _without_resume(trainer, settings, ours=ours)
     if len(argv) == 1 and ("::" in argv[0] or " " in argv[0]):
         raise ConfigurationError(
-            "the process has replaced its command line by a title, so its arguments cannot be read",
+            "cannot read the arguments: the process replaced its command line by a title",
             where=f"pid {trainer.pid}: {argv[0]}",
-            fix="name the process that started it with --pid, or write [trainer] command by hand",
+            fix="give the process that started it with --pid, or write [trainer] command by hand",
         )
     if ours and any(p in word for word in settings.trainer.command for p in _PLACEHOLDERS):
         raise ConfigurationError(
-            "[trainer] command has placeholders, which the running command has filled in",
-            fix="change it by hand; `podwatch restart --dry-run` shows the difference",
+            "cannot adopt: [trainer] command has placeholders, and the running command has values in their place",
+            fix="edit the file by hand; `podwatch restart --dry-run` shows the difference",
         )
     _refuse_secrets(argv)
     now = settings.trainer
@@ -105,24 +105,24 @@ def proposed(trainer: "Trainer", settings: "Settings", *, ours: bool) -> Change:
     if trainer.cwd != now.cwd:
         values["trainer", "cwd"] = str(trainer.cwd)
     env = {k: v for k, v in trainer.env.items() if k not in _OF_THE_START and now.env.get(k) != v}
-    if ours:  # its environment is what podwatch made from the configuration: only what is configured there can differ
+    if ours:  # podwatch built its environment: only configured variables can differ
         env = {k: v for k, v in env.items() if k in now.env}
     if env:
         values["trainer", "env"] = {**now.env, **env}
     notes = (
-        [f"left out of the command: {' '.join(removed)} (podwatch passes the step it has checked)"] if removed else []
+        [f"removed from the command: {' '.join(removed)} (podwatch adds its own resume arguments)"] if removed else []
     )
     missing = sorted(name for name in trainer.secrets if name not in _names_in(now.env_file))
     if missing and not ours:
         notes.append(
-            f"not written, because they look secret: {', '.join(missing)}. Put what training needs of them into the"
+            f"not written, because they look like secrets: {', '.join(missing)}. Add those that training needs to the"
             f" file of [trainer] env_file ({now.env_file or 'not set'}), mode 0600"
         )
     return Change(values, tuple(notes), removed)
 
 
 def _without_resume(trainer: "Trainer", settings: "Settings", *, ours: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The command of a fresh start, and the flags taken out of it: what ``config init`` knows, and the layout's own."""
+    """The command of a fresh start, and the removed flags: those that ``config init`` removes, and the layout's own."""
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.checkpoints.layouts.argv import strip_flags
 
@@ -152,14 +152,14 @@ def _refuse_secrets(argv: Sequence[str]) -> None:
         if scrub(group) != group or (value and flag.startswith("-") and looks_secret(flag, value)):
             raise ConfigurationError(
                 f"an argument of the running command looks like a secret: {scrub(flag)}",
-                where="nothing was written: the configuration is shown, copied and committed",
+                where="nothing was written: a configuration is shown, copied and committed",
                 fix="put the value into the file of [trainer] env_file (mode 0600) under the name that the trainer"
-                " reads (WANDB_API_KEY, HF_TOKEN, ...), remove the argument from the command, restart training once",
+                " reads (WANDB_API_KEY, HF_TOKEN, ...), remove the argument from the command, and restart training",
             )
 
 
 def _running(where: Where) -> int:
-    """The launcher that podwatch watches; without a podwatch the one trainer that runs here."""
+    """The pid of the launcher that podwatch watches; without a daemon, of the only trainer that runs here."""
     from podwatch.cli import _detect
     from podwatch.client.http import fetch_status
     from podwatch.domain.errors import HostError, UsageError
@@ -169,11 +169,11 @@ def _running(where: Where) -> int:
     if status is not None:
         training = status.get("training") or {}
         if not training.get("alive") or not training.get("pid"):
-            raise HostError("podwatch watches no running trainer", fix="start it, or name a process with --pid")
+            raise HostError("podwatch watches no running trainer", fix="start it, or give a process with --pid")
         return int(training["pid"])
     trainers = _detect.find_trainers()
     if not trainers:
-        raise HostError("no running trainer is seen", fix="name its process with --pid")
+        raise HostError("no running trainer found", fix="give its process with --pid")
     if len(trainers) > 1:
         from podwatch.evidence import scrub
 
@@ -183,7 +183,7 @@ def _running(where: Where) -> int:
 
 
 def _same_user(pid: int, user: str) -> None:
-    """What one user runs must not become what podwatch starts as another, root above all."""
+    """Refuse a command of another user: podwatch would start it as its own user, often root."""
     import pwd
 
     from podwatch.domain.errors import ConfigurationError, HostError
@@ -192,12 +192,12 @@ def _same_user(pid: int, user: str) -> None:
         runs_as = Path(f"/proc/{pid}").stat().st_uid
         wanted = pwd.getpwnam(user).pw_uid if user else os.geteuid()
     except (OSError, KeyError) as error:
-        raise HostError(f"cannot tell whose process this is: {error}", where=f"pid {pid}") from error
+        raise HostError(f"cannot find the user of the process: {error}", where=f"pid {pid}") from error
     if runs_as != wanted:
         raise ConfigurationError(
-            f"the process runs as uid {runs_as}, and podwatch would start its command as uid {wanted}",
+            f"the process runs as uid {runs_as}, but podwatch would start its command as uid {wanted}",
             where=f"pid {pid}",
-            fix="if it is your training, set [trainer] user to its user first",
+            fix="if it is your training, set [trainer] user to that user first",
         )
 
 
@@ -218,7 +218,7 @@ def _names_in(env_file: Path | None) -> frozenset[str]:
 
 
 def _diff(old: str, new: str, path: Path) -> list[str]:
-    """A unified diff, scrubbed: the file may hold what does not belong there."""
+    """A unified diff, scrubbed: the file can contain secrets by mistake."""
     from podwatch.evidence import scrub
 
     lines = difflib.unified_diff(old.splitlines(), new.splitlines(), str(path), f"{path} (adopted)", lineterm="", n=1)
@@ -235,7 +235,7 @@ def _state(path: Path) -> os.stat_result:
 
 
 def _replace(path: Path, text: str, before: os.stat_result) -> None:
-    """Atomically, with the mode and owner that it had; refused if another process changed it meanwhile."""
+    """Replace the file atomically with its old mode and owner. Busy if another process changed it meanwhile."""
     from podwatch.domain.errors import Busy, HostError
     from podwatch.system.files import fsync_dir
 
@@ -252,7 +252,9 @@ def _replace(path: Path, text: str, before: os.stat_result) -> None:
                 os.fsync(file.fileno())
             now = path.stat()
             if (now.st_ino, now.st_mtime_ns, now.st_size) != (before.st_ino, before.st_mtime_ns, before.st_size):
-                raise Busy("the configuration changed while it was read", where=str(path), fix="run it again")
+                raise Busy(
+                    "another process changed the configuration meanwhile", where=str(path), fix="run the command again"
+                )
             temporary.replace(path)
             fsync_dir(path.parent)
         finally:

@@ -1,7 +1,7 @@
-"""``podwatch checkpoints verify --deep``: every byte on this pod against the manifests in the store, and against the
-sums that the trainer took itself where it did.
+"""``podwatch checkpoints verify --deep``: compare every byte on this pod with the manifests in the store, and with the
+trainer's own checksums if there are any.
 
-It runs in this process, never in the daemon: hashing 47 GB must not disturb the watching.
+Runs in the command's process, not in the daemon: hashing 47 GB must not delay detection.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ _NICE = 19
 
 
 def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any]]:
-    """One document per set: structure first, then bytes. ``compared`` is false where there is nothing to compare with;
-    the notes say why."""
+    """One document per checkpoint: structure first, then bytes. ``compared`` is false if there are no hashes to compare
+    with; the notes give the reason."""
     from podwatch.checkpoints.deep import INTEGRITY, compare, compare_own
     from podwatch.cli.offline import load, look
     from podwatch.telling.documents import inspection_document
@@ -39,7 +39,7 @@ def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str,
     catalogue = look(settings)
     wanted = [s for s in catalogue.sets if s.step == step or (s.complete and step is None)]
     if step is not None and not wanted:
-        raise UsageError(f"there is no checkpoint of step {step}", fix="podwatch checkpoints lists them")
+        raise UsageError(f"checkpoint of step {step} not found", fix="`podwatch checkpoints` lists them")
     results = []
     store = _open(settings) if settings.sync.store else None
     try:
@@ -56,7 +56,7 @@ def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str,
             document["compared"] = manifest is not None or own is not None
             if own is not None:
                 document["reasons"] += own.problems
-                document["notes"].append(f"{own.files} files were compared with the trainer's own {INTEGRITY}")
+                document["notes"].append(f"compared {own.files} files with the trainer's own {INTEGRITY}")
                 document["bytes_compared"] = own.size_bytes
             if manifest is None:
                 document["notes"].append(why)
@@ -72,16 +72,16 @@ def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str,
             store.close()
     if store is None and not any(r["compared"] for r in results):
         raise ConfigurationError(
-            "there is nothing to compare with: no store is configured and the trainer took no sums of its own",
+            "no hashes to compare with: no store is configured and the trainer wrote no checksums",
             where="[sync] store",
-            fix="`podwatch checkpoints verify` without --deep checks the structure",
+            fix="run `podwatch checkpoints verify` without --deep to check the structure",
         )
     return sorted(results, key=lambda r: int(r["step"]))
 
 
 def _gently(work: Callable[[], T]) -> T:
-    """``work()`` in a thread of the lowest priority (on Linux a thread has its own): training wants the cores. Only for
-    what reads the bytes: on a busy pod imports and questions to the store would take minutes there."""
+    """The result of ``work()``, run in a thread of lowest priority so that training keeps the cores. Only for reading
+    bytes: on a busy pod, imports and store requests would take minutes at this priority."""
     answers: list[T] = []
     failures: list[BaseException] = []
 
@@ -114,28 +114,28 @@ def _open(settings: Any) -> "ObjectStore":
 
 
 def _manifest(store: "ObjectStore | None", settings: Any, step: int, save_id: str) -> "tuple[Manifest | None, str]":
-    """The manifest of this very save, or why there is none."""
+    """The manifest of this save, or the reason why there is none."""
     from podwatch.sync.job import keys_for
     from podwatch.sync.publish import checked_manifest
 
     if store is None:
-        return None, "no store is configured, so there are no hashes from an upload"
+        return None, "bytes not compared: no store is configured, so there are no hashes from an upload"
     if not save_id:
-        return None, "nothing to compare with: this set is not complete, so it was never uploaded as it is"
+        return None, "bytes not compared: this checkpoint is incomplete and was never uploaded"
     keys = keys_for(settings.sync.store, settings.run_id)
     key = keys.manifest(step, save_id)
     try:
         data = store.get_bytes(key)
         if data is None:
-            return None, f"nothing to compare with: the store has no manifest of this save ({save_id})"
+            return None, f"bytes not compared: the store has no manifest of this save ({save_id})"
         return checked_manifest(keys, data, step, save_id, where=f"{store.url}/{key}"), ""
     except PodwatchError as error:
-        return None, f"nothing to compare with: {error}"
+        return None, f"bytes not compared: {error}"
 
 
 @contextlib.contextmanager
 def _progress(step: int, total: int, *, quiet: bool) -> "Any":
-    """A line on standard error, redrawn twice a second."""
+    """A progress line on standard error, redrawn twice a second."""
     done, last = 0, 0.0
 
     def tell(count: int) -> None:

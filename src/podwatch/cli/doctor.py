@@ -1,7 +1,7 @@
-"""The checks behind ``podwatch check``: each looks at one thing and says ok, warn or fail, with the fix.
+"""The checks of ``podwatch check``: each examines one thing and yields ok, warn or fail, with the fix.
 
-Nothing here changes anything, except that probe objects are written and removed: beside output_dir, and with
-``throughput`` in the store; with ``send_notice`` a notice goes out. The families are in ``podwatch.cli.doctoring``.
+They change nothing, except for probe files beside output_dir, probe objects in the store (with ``throughput``), which
+are deleted again, and a test notice (with ``send_notice``). The checks are in ``podwatch.cli.doctoring``.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,8 @@ __all__ = ["Line", "examine"]
 def examine(
     settings: Settings, *, throughput: bool = False, verbose: bool = False, send_notice: bool = False
 ) -> Iterator[Line]:
-    """Every check in the order a person would repair things. One that cannot look says so and stops none."""
+    """The results of every check, in the order in which an operator fixes things. A check that fails to run yields a
+    result, too, and does not stop the others."""
     now, sets = leftovers.running(settings), sets_of(settings)
     checks: dict[str, Callable[[], Iterator[Line]]] = {
         "output_dir": lambda: places.output_dir(settings),
@@ -58,6 +59,6 @@ def examine(
             told.add(str(error))
             yield Line(name, "fail", f"{error.what}{f' ({error.where})' if error.where else ''}", error.fix)
         except TimeoutError:
-            yield Line(name, "fail", "the file system does not answer", "look at its mount (NFS, FUSE) and at dmesg")
+            yield Line(name, "fail", "the file system does not answer", "check its mount (NFS, FUSE) and dmesg")
         except OSError as error:
-            yield Line(name, "fail", f"cannot look: {error}", "check the path and its permissions")
+            yield Line(name, "fail", f"cannot run this check: {error}", "check the path and its permissions")

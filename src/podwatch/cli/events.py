@@ -1,4 +1,4 @@
-"""``podwatch events``: what happened, from the daemon or straight from the journal."""
+"""``podwatch events``: list events from the daemon, or from the journal without one."""
 
 import time
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ POLL_SECONDS = 1.0
 
 @click.command("events")
 @common
-@click.option("--follow", "-f", is_flag=True, help="Go on as they happen, until Ctrl-C.")
-@click.option("--since", metavar="TIME", default="", help='How far back, as "2h" or as a UTC time ending in Z.')
+@click.option("--follow", "-f", is_flag=True, help="Continue with new events until Ctrl-C.")
+@click.option("--since", metavar="TIME", default="", help='Start time: "2h" (2 hours ago), or a UTC time ending in Z.')
 @click.option("-n", "--limit", type=click.IntRange(min=1, max=1000), default=100, show_default=True)
 @json_option
 def command(where: Where, follow: bool, since: str, limit: int, as_json: bool) -> None:
@@ -45,7 +45,7 @@ def fetch(where: Where, *, after_id: int = 0, since_wall: float = 0.0, limit: in
         try:
             return list(call(found.control_path, "events", params)["events"])
         except NotRunning:
-            pass  # it has just left
+            pass  # it has just stopped
     from podwatch.cli.offline import read_journal
     from podwatch.telling.documents import event_document
 

@@ -1,4 +1,4 @@
-"""How a command ends: errors as one line on stderr with their exit code, never a traceback unless asked for."""
+"""End a command: an error is one line on stderr with its exit code; a traceback only with PODWATCH_DEBUG=1."""
 
 import os
 import sys
@@ -25,8 +25,7 @@ def run(command: click.Command) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         _exit(INTERRUPTED)
     except BrokenPipeError:
-        # `podwatch events | head`: nobody reads any more. Point stdout away so that the interpreter's own flush
-        # at exit does not complain.
+        # `podwatch events | head`: the reader is gone. Redirect stdout so that the interpreter's flush at exit works.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _exit(ExitCode.OK)
     except PodwatchError as error:
@@ -36,7 +35,8 @@ def run(command: click.Command) -> NoReturn:
     except Exception as error:
         _debug()
         click.echo(
-            f"podwatch: internal error ({type(error).__name__}: {error}): report it, with PODWATCH_DEBUG=1 output",
+            f"podwatch: internal error ({type(error).__name__}: {error}): report it with the output of"
+            " PODWATCH_DEBUG=1",
             err=True,
         )
         _exit(ExitCode.FAILED)

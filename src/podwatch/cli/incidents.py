@@ -1,4 +1,4 @@
-"""``podwatch incidents``: the failures of the run and what was done about each."""
+"""``podwatch incidents``: the failures of the run, and podwatch's reaction to each."""
 
 import time
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from podwatch.domain.errors import UsageError
 @click.argument("incident_id", metavar="[ID]", required=False, type=click.IntRange(min=1))
 @json_option
 def command(where: Where, incident_id: int | None, as_json: bool) -> None:
-    """List incidents, newest first; with an ID everything about that one."""
+    """List incidents, newest first; with an ID, show everything about that one."""
     found = fetch(where, incident_id)
     if incident_id is not None and not found:
-        raise UsageError(f"no incident {incident_id}", fix="list them with `podwatch incidents`")
+        raise UsageError(f"incident {incident_id} not found", fix="list them with `podwatch incidents`")
     if as_json:
         print_json(found[0] if incident_id is not None else {"schema_version": 1, "incidents": found})
     elif incident_id is not None:
@@ -34,13 +34,13 @@ NONE = "no incidents: no failure has stopped this run; `podwatch status` shows w
 
 
 def fetch(where: Where, incident_id: int | None) -> list[dict[str, Any]]:
-    """Incident documents, newest first, of the daemon or else of the journal on disk."""
+    """Incident documents, newest first, from the daemon, else from the journal on disk."""
     daemon = find_daemon(where)
     if daemon is not None:
         try:
             return list(call(daemon.control_path, "incidents", {"id": incident_id})["incidents"])
         except NotRunning:
-            pass  # it has just left
+            pass  # it has just stopped
     from podwatch.cli.offline import read_journal
     from podwatch.telling.documents import incident_document
 
@@ -65,7 +65,7 @@ def _lost(steps: object) -> str:
 
 
 def describe(incident: Mapping[str, Any], now: float) -> list[str]:
-    """Everything about one, evidence included."""
+    """Everything about one incident, evidence included."""
     opened, closed = from_rfc3339(incident.get("opened_at")), from_rfc3339(incident.get("closed_at"))
     lines = [f"incident {incident.get('id')}: {clean(incident.get('kind'))}, {clean(incident.get('summary'))}"]
     lines.append(f"opened    {local(opened, now)}")
@@ -90,13 +90,13 @@ def describe(incident: Mapping[str, Any], now: float) -> list[str]:
 
 
 def _weight(agreement: object) -> str:
-    """What a piece of evidence says about the verdict."""
-    words = {"agrees": "confirms it", "disagrees": "speaks against it", "unavailable": "says nothing"}
+    """The meaning of a piece of evidence for the verdict."""
+    words = {"agrees": "confirms it", "disagrees": "contradicts it", "unavailable": "not observed"}
     return words.get(str(agreement), clean(agreement))
 
 
 def log_lines(incident: Mapping[str, Any]) -> list[str]:
-    """What its logs said at the end, from the bundle; empty without one."""
+    """The relevant last log lines from the incident bundle; empty without a bundle."""
     from podwatch.evidence.bundle import TABLES
     from podwatch.evidence.highlights import highlights
 

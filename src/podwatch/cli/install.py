@@ -1,7 +1,7 @@
-"""``podwatch install``: the systemd unit for this configuration (systemd/README.md gives the unit's reasons).
+"""``podwatch install``: the systemd unit for this configuration (systemd/README.md explains the unit).
 
-What is the same everywhere is in the unit file, which is shipped; what is this machine's (the executable, the paths,
-the configuration file) is in the unit's ExecStart line and in one drop-in. Installing twice changes nothing.
+The shipped unit file is the same everywhere. The values of this machine (executable, paths, configuration file) are in
+the unit's ExecStart line and in one drop-in. Installing is idempotent.
 """
 
 import os
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 ETC = Path("/etc/podwatch")
 UNITS = Path("/etc/systemd/system")
 BOOTED = Path("/run/systemd/system")
-"""Exists exactly where systemd is the running init (sd_booted(3))."""
+"""Exists if and only if systemd is the running init (sd_booted(3))."""
 
 
 RESTART_STEPS_SINCE = 254
-"""The systemd that knows RestartSteps= and RestartMaxDelaySec=."""
+"""The first systemd with RestartSteps= and RestartMaxDelaySec=."""
 
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -36,7 +36,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What installing does. ``files`` are (path, text); ``make`` are directories of our own that must exist."""
+    """The changes of an installation. ``files``: (path, text); ``make``: podwatch's own directories to create."""
 
     service: str
     files: tuple[tuple[Path, str], ...]
@@ -46,7 +46,7 @@ class Plan:
 
 @click.command("install", short_help="Install podwatch as a systemd service.")
 @common
-@click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Only show the files that would be written.")
 def command(where: Where, dry_run: bool) -> None:
     """Run podwatch as a systemd service: write the unit and a drop-in for this configuration. Needs root."""
     if not dry_run:
@@ -67,18 +67,17 @@ def command(where: Where, dry_run: bool) -> None:
 
 
 def plan_install(settings: "Settings", config: Path, command: list[str], *, name: str = "", systemd: int = 0) -> Plan:
-    """Everything that is to be written, from the configuration alone. ``name`` makes an instance, podwatch@NAME;
-    ``systemd`` is the version of the one that will read it, 0 where it is unknown.
+    """The plan for a configuration. With ``name`` an instance, podwatch@NAME. ``systemd``: its version, 0 if unknown.
 
-    Raises ConfigurationError or HostError for what would make the service fail at its first start.
+    ConfigurationError or HostError if the service would fail at its first start.
     """
     from podwatch.domain.remote import valid_run_id
 
     if name and not valid_run_id(name):
-        raise UsageError("not a name for a service", where=f"--run {name}", fix="use letters, digits, . _ -")
+        raise UsageError("not a valid service name", where=f"--run {name}", fix="use letters, digits, . _ -")
     if config.stat().st_uid != 0:
         raise ConfigurationError(
-            "the service runs as root and takes its configuration from root only",
+            "the service runs as root and only reads a configuration that belongs to root",
             where=str(config),
             fix=f"chown root {config}",
         )
@@ -87,14 +86,14 @@ def plan_install(settings: "Settings", config: Path, command: list[str], *, name
     writable, make = writable_paths(settings)
     run = [*command, *(["--run", "%i"] if name else []), "run"]
     dropin = [
-        "# Written by `podwatch install` from the configuration; run it again when a path there changes.",
+        "# Written by `podwatch install` from the configuration; run it again after a path there changes.",
         "[Unit]",
         f"RequiresMountsFor={' '.join(quote(p) for p in (*writable, config))}",
         "",
         "[Service]",
         f"ReadWritePaths={' '.join(quote(p) for p in writable)}",
     ]
-    if systemd >= RESTART_STEPS_SINCE:  # an older one warns of an unknown setting at every reload
+    if systemd >= RESTART_STEPS_SINCE:  # an older systemd warns about an unknown setting at every reload
         dropin += ["RestartSteps=6", "RestartMaxDelaySec=1min"]
     if not usual:
         dropin += ["ExecStart=", f"ExecStart={exec_line([*command, '--config', str(config), 'run'])}"]
@@ -106,11 +105,11 @@ def plan_install(settings: "Settings", config: Path, command: list[str], *, name
 
 
 def writable_paths(settings: "Settings") -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """What the service must be able to write, without what lies below another entry; and what to make first.
+    """The paths that the service must be able to write, without nested ones; and the directories to create first.
 
-    The *parent* of the output directory: two entries side by side would be two mounts, and a rename between them fails
-    with EXDEV (facts/systemd.md, "Exposure"). Directly below / only the directory itself and podwatch's corner beside
-    it are named, because naming / would undo ProtectSystem. An entry that does not exist fails the start (status 226).
+    The *parent* of the output directory: two sibling entries would be two mounts, and a rename between them fails with
+    EXDEV. For a directory directly below /, only the directory itself and podwatch's directory beside it, because /
+    would undo ProtectSystem. systemd fails the start for an entry that does not exist (status 226).
     """
     from podwatch.stores.open import parse_store_url
 
@@ -125,7 +124,7 @@ def writable_paths(settings: "Settings") -> tuple[tuple[Path, ...], tuple[Path, 
             else:
                 _must_be_there(path.parent, "the directory that holds the trainer's output")
                 wanted.append(path.parent)
-    own = [settings.state_dir] if settings.state_dir != Path("/var/lib/podwatch") else []  # StateDirectory= makes that
+    own = [settings.state_dir] if settings.state_dir != Path("/var/lib/podwatch") else []  # StateDirectory= creates it
     store = parse_store_url(settings.sync.store).path if settings.sync.store else None
     if store is not None:
         own.append(store)
@@ -139,21 +138,23 @@ def writable_paths(settings: "Settings") -> tuple[tuple[Path, ...], tuple[Path, 
 
 
 def exec_line(argv: list[str]) -> str:
-    """An argv for ``ExecStart=``; the specifier %i stays one."""
+    """An argv quoted for ``ExecStart=``, except for the specifier %i."""
     return " ".join(word if word == "%i" else quote(word.replace("$", "$$")) for word in argv)
 
 
 def quote(word: str | Path) -> str:
-    """A word for a unit file (systemd.syntax(7)): specifiers and quotes mean nothing in it."""
+    """A word quoted for a unit file (systemd.syntax(7)): specifiers and quotes have no effect."""
     text = str(word)
     if any(not c.isprintable() for c in text):
-        raise ConfigurationError(f"a path with control characters cannot stand in a unit: {text!r}", fix="rename it")
+        raise ConfigurationError(
+            f"a systemd unit cannot contain a path with control characters: {text!r}", fix="rename it"
+        )
     text = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{text}"' if any(c in " '\"\\;" for c in text) or not text else text
 
 
 def systemd_version() -> int:
-    """Of this machine's systemd; 0 where there is none or it does not say."""
+    """The version of this machine's systemd; 0 if unknown."""
     try:
         done = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False)
         return int(done.stdout.split()[1])
@@ -162,18 +163,18 @@ def systemd_version() -> int:
 
 
 def executable() -> list[str]:
-    """The podwatch in use: its own script where there is one, so that the service survives an upgrade in place."""
+    """The command of this podwatch: its script if there is one, so that the service survives an upgrade in place."""
     script = Path(sys.prefix, "bin", "podwatch")
     return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-P", "-m", "podwatch"]
 
 
 def _must_be_there(path: Path, what: str) -> None:
     if not path.is_dir():
-        raise HostError(f"{what} does not exist", where=str(path), fix=f"mkdir -p {path}, or mount it")
+        raise HostError(f"{what} does not exist", where=str(path), fix=f"create it (mkdir -p {path}), or mount it")
 
 
 def _shipped(unit: str) -> str:
-    """The unit's text: packaged, or beside the sources in a checkout."""
+    """The unit's text, from the package or from a source checkout."""
     package = Path(__file__).parents[1]
     for directory in (package / "_systemd", package.parents[1] / "systemd"):
         if (directory / unit).is_file():
@@ -191,14 +192,14 @@ def _notes(settings: "Settings", command: list[str], name: str) -> list[str]:
     environment = ETC / f"{name or 'podwatch'}.env"
     if settings.sync.store.startswith("b2://") and settings.trainer.env_file is None and not environment.exists():
         notes.append(
-            f"the store needs its key: B2_APPLICATION_KEY_ID and B2_APPLICATION_KEY in {environment}, mode 0600"
+            f"the store needs a key: put B2_APPLICATION_KEY_ID and B2_APPLICATION_KEY into {environment}, mode 0600"
         )
     try:
         owner = os.stat(command[0]).st_uid  # noqa: PTH116
     except OSError:
         owner = 0
     if owner:
-        notes.append(f"{command[0]} belongs to uid {owner}: whoever can change it can act as root through the service")
+        notes.append(f"{command[0]} belongs to uid {owner}, who can change it and so run commands as root")
     return notes
 
 
@@ -206,7 +207,7 @@ def _notes(settings: "Settings", command: list[str], name: str) -> list[str]:
 
 
 def _load(where: Where) -> tuple["Settings", Path]:
-    """The settings as the service will see them: its environment file counts, this shell's variables do not."""
+    """The settings as the service will load them: with its environment file, without this shell's variables."""
     from podwatch.config.loading import load_settings
     from podwatch.trainer.environment import read_env_file
 
@@ -218,7 +219,7 @@ def _load(where: Where) -> tuple["Settings", Path]:
     loaded = load_settings(Path(where.config) if where.config else None, environ=environ, run=where.run)
     if loaded.path is None:
         raise ConfigurationError(
-            "a service needs a configuration file", where=str(ETC), fix="write one with `podwatch config init`"
+            "the service needs a configuration file", where=str(ETC), fix="write one with `podwatch config init`"
         )
     return loaded.settings, loaded.path
 
@@ -229,14 +230,15 @@ def _named_config(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _require_systemd() -> None:
     if not BOOTED.is_dir() or shutil.which("systemctl") is None:
-        raise HostError("this machine runs no systemd", fix="use `podwatch run --detach`, or podwatch as PID 1")
+        raise HostError("systemd does not run here", fix="use `podwatch run --detach`, or podwatch as PID 1")
     if os.geteuid() != 0:
-        raise PermissionDenied("only root may install a service", where=str(UNITS), fix="use sudo")
+        raise PermissionDenied("Permission denied: only root can install a service", where=str(UNITS), fix="use sudo")
     if any(line.split()[4] == BOOT_ID for line in Path("/proc/self/mountinfo").read_text().splitlines()):
-        # systemd-nspawn does so. A sandboxed service gets a /proc of its own and would see the real one: podwatch and
-        # its keeper would never agree that they live in the same boot.
+        # systemd-nspawn mounts over it. A sandboxed service has its own /proc with the real boot id, so podwatch and
+        # its keeper would compare different boot ids.
         raise HostError(
-            "this container hides the boot id from everyone but sandboxed services",
+            "a mount in this container hides the boot id, but not from sandboxed services: podwatch and its keeper"
+            " would read different boot ids",
             where=BOOT_ID,
             fix=f"umount {BOOT_ID} at each boot of the container, or use `podwatch run --detach`",
         )
@@ -251,7 +253,7 @@ def _write(plan: Plan) -> bool:
         for directory in plan.make:
             if not directory.exists():
                 directory.mkdir(mode=0o755 if directory.parent == Path("/") else 0o700)
-                click.echo(f"made      {directory}")
+                click.echo(f"created   {directory}")
         for path, text in plan.files:
             if path.is_file() and path.read_text() == text:
                 click.echo(f"unchanged {path}")
@@ -261,14 +263,16 @@ def _write(plan: Plan) -> bool:
             changed = True
             click.echo(f"wrote     {path}")
     except OSError as error:
-        raise HostError(f"cannot write: {error.strerror}", where=str(error.filename), fix="is it read-only?") from error
+        raise HostError(
+            f"cannot write: {error.strerror}", where=str(error.filename), fix="check whether it is read-only"
+        ) from error
     return changed
 
 
 def _show(plan: Plan) -> None:
     for directory in plan.make:
         if not directory.exists():
-            click.echo(f"would make {directory}")
+            click.echo(f"would create {directory}")
     for path, text in plan.files:
         same = path.is_file() and os.access(path, os.R_OK) and path.read_text() == text
         click.echo(f"{'unchanged' if same else 'would write'} {path}")
@@ -281,15 +285,15 @@ def _show(plan: Plan) -> None:
 def _systemctl(*arguments: str) -> None:
     done = subprocess.run(["systemctl", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise HostError(f"systemctl {arguments[0]} failed: {done.stderr.strip()}", fix="look at `journalctl -xe`")
+        raise HostError(f"systemctl {arguments[0]} failed: {done.stderr.strip()}", fix="read `journalctl -xe`")
 
 
 def _next_steps(service: str, *, changed: bool) -> None:
     active = subprocess.run(["systemctl", "is-active", "--quiet", service], check=False).returncode == 0
     if active and not changed:
-        click.echo(f"{service} is running as installed.")
+        click.echo(f"{service} is running with these files: nothing to do")
         return
     start = f"systemctl restart {service}" if active else f"systemctl enable --now {service}"
     name = f" --run {service.partition('@')[2]}" if "@" in service else ""
-    click.echo(f"next:  podwatch{name} check\n       {start}" + ("  (training goes on)" if active else ""))
+    click.echo(f"next:  podwatch{name} check\n       {start}" + ("  (training continues)" if active else ""))
     click.echo(f"       podwatch status\n       journalctl -u {service} -f")

@@ -1,4 +1,4 @@
-"""``podwatch logs``: the trainer's output, without secrets: it is read over shoulders and pasted into issues."""
+"""``podwatch logs``: print the trainer's log with secrets removed, because logs are shared and pasted into issues."""
 
 import contextlib
 import os
@@ -20,21 +20,25 @@ POLL_SECONDS = 0.5
 
 @click.command("logs", short_help="Print the end of the trainer's log.")
 @common
-@click.option("-f", "--follow", is_flag=True, help="Go on as it grows, through rotations, until Ctrl-C.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=50, show_default=True, help="Last lines first.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new lines, through rotations, until Ctrl-C.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=50, show_default=True, help="Number of last lines.")
 def command(where: Where, follow: bool, lines: int) -> None:
-    """Print the end of the log that holds the trainer's stdout and stderr. Secrets are removed; the file has them."""
+    """Print the end of the log with the trainer's stdout and stderr. Secrets are removed from the output, not from the
+    file."""
     document = ask_status(where.run, where.config)
     name = str((document.get("training") or {}).get("log_path") or "")
     if not name:
-        raise HostError("no log file is known", fix="start podwatch; a trainer it only watches keeps its own log")
+        raise HostError(
+            "no log file known",
+            fix="start podwatch; if podwatch did not start the trainer, read the trainer's own log",
+        )
     path = Path(name)
     file = _open(path)
     _learn_secrets(where)
     try:
         _last_lines(file, lines)
         held = b""
-        """A line that is being written: half a secret would not be recognised."""
+        """The unfinished last line: half a secret would not be recognised."""
         while follow:
             block = file.read(_BLOCK)
             whole, newline, rest = (held + block).rpartition(b"\n")
@@ -53,7 +57,9 @@ def _open(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except PermissionError as error:
-        raise PermissionDenied("the log is not yours to read", where=str(path), fix="use root") from error
+        raise PermissionDenied(
+            "Permission denied: cannot read the log", where=str(path), fix="run the command as root"
+        ) from error
     except OSError as error:
         raise HostError(
             f"cannot read the log: {error.strerror}", where=str(path), fix="see `podwatch status`"
@@ -74,7 +80,7 @@ def _last_lines(file: BinaryIO, lines: int) -> None:
 
 
 def _learn_secrets(where: Where) -> None:
-    """The values that the configuration and its files hold, as far as this user may read them."""
+    """Register the secrets of the configuration and its files with the scrubber, as far as this user can read them."""
     from podwatch.config.loading import load_settings
     from podwatch.daemon.known_secrets import learn_secrets
 
@@ -84,7 +90,7 @@ def _learn_secrets(where: Where) -> None:
 
 
 def _write(data: bytes) -> None:
-    """Without secrets; to a terminal also without what could move the cursor. Other bytes as they are."""
+    """Write ``data`` without secrets, and to a terminal also without control characters."""
     if not data:
         return
     text = scrub(data.decode("utf-8", "surrogateescape"))
@@ -95,7 +101,7 @@ def _write(data: bytes) -> None:
 
 
 def _reopened(file: BinaryIO, path: Path) -> BinaryIO:
-    """The same file, from the start if it was truncated; the new one after a rotation."""
+    """The same file, from its start after a truncation; the new file after a rotation."""
     try:
         now, open_one = path.stat(), os.fstat(file.fileno())
     except OSError:

@@ -1,4 +1,4 @@
-"""Look at a run without its daemon: its settings, its journal (read only), its checkpoints on disk."""
+"""Read a run without its daemon: settings, journal (read-only) and checkpoints on disk."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def load(where: Where) -> "Settings":
-    """The configuration that ``podwatch run`` would use. Raises ConfigurationError (exit 78)."""
+    """The settings that ``podwatch run`` would use. ConfigurationError (exit 78)."""
     from podwatch.config.loading import load_settings
 
     path = Path(where.config) if where.config else None
@@ -35,12 +35,12 @@ def journal_path(settings: "Settings") -> Path:
 
 @contextmanager
 def read_journal(where: Where) -> Iterator["Journal"]:
-    """The run's journal, never changed by looking. HostError when there is none yet."""
+    """The run's journal, read-only. HostError if there is none yet."""
     from podwatch.journal.journal import Journal
 
     path = journal_path(load(where))
     if not path.exists():
-        raise HostError("this run has no journal yet", where=str(path), fix="it is made by the first `podwatch run`")
+        raise HostError("this run has no journal yet", where=str(path), fix="`podwatch run` creates it")
     journal = Journal.open(path, read_only=True)
     try:
         yield journal
@@ -49,7 +49,7 @@ def read_journal(where: Where) -> Iterator["Journal"]:
 
 
 def _journal_if_any(settings: "Settings") -> "Journal | None":
-    """The run's journal for reading; None when there is none, or none that can be read."""
+    """The run's journal, read-only; None if it is absent or unreadable."""
     from podwatch.journal.journal import Journal
 
     path = journal_path(settings)
@@ -62,7 +62,7 @@ def _journal_if_any(settings: "Settings") -> "Journal | None":
 
 
 def noted(settings: "Settings") -> "tuple[list[PublishedSave], dict[int, str]] | None":
-    """What the journal knows: the saves that are in the store, and the user's pins. None without a readable journal."""
+    """The published checkpoints and the user's pins in the journal. None without a readable journal."""
     journal = _journal_if_any(settings)
     if journal is None:
         return None
@@ -73,8 +73,8 @@ def noted(settings: "Settings") -> "tuple[list[PublishedSave], dict[int, str]] |
 
 
 def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue":
-    """A catalogue that has looked twice, which is what it takes to call a set complete, and marks what the daemon holds
-    back. ``problems`` receives what could not be read for that. Blocks on the file system."""
+    """A catalogue after two scans, which completeness needs, with the checkpoints marked that the daemon holds back.
+    ``problems`` receives what could not be read for the marks. Blocks on the file system."""
     from podwatch.checkpoints.after_reboot import Boots, NoMemory, Recalling, boot_wall
     from podwatch.checkpoints.catalogue import Catalogue
     from podwatch.checkpoints.expected import command_digest
@@ -113,7 +113,7 @@ def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue"
 def _held_back(
     settings: "Settings", layout: "Layout", journal: "Journal | None", workspace: "Workspace", problems: list[str]
 ) -> "HeldBack":
-    """What a daemon that starts now would hold back, by the journal and the run record."""
+    """The checkpoints that a daemon would hold back if it started now, by journal and run record."""
     from dataclasses import replace
 
     from podwatch.checkpoints.held_back import HeldBack
@@ -132,7 +132,7 @@ def _held_back(
     try:
         record = load_run_record(workspace, looking=True)
     except PodwatchError as error:
-        problems.append(f"checkpoints of an earlier branch are not marked: {error}")
+        problems.append(f"podwatch cannot mark checkpoints of an earlier lineage: {error}")
         return held
     if record is not None:
         held.leave(record.earlier)
@@ -140,14 +140,14 @@ def _held_back(
 
 
 def require_store(settings: "Settings") -> str:
-    """The store's URL. Raises ConfigurationError where none is configured."""
+    """The store's URL. ConfigurationError if none is configured."""
     if not settings.sync.store:
         raise ConfigurationError("no store is configured", where="[sync] store", fix='set it to "b2://bucket"')
     return settings.sync.store
 
 
 def open_configured_store(settings: "Settings") -> "ObjectStore":
-    """The store of the configuration, with the credentials that the daemon would use. Raises ConfigurationError."""
+    """The configured store, with the credentials that the daemon would use. ConfigurationError."""
     from podwatch.stores.open import open_store
 
     url = require_store(settings)
@@ -155,7 +155,7 @@ def open_configured_store(settings: "Settings") -> "ObjectStore":
 
 
 def credentials(settings: "Settings") -> "Credentials | None":
-    """The store's key, from wherever the daemon would take it. Raises ConfigurationError, PermissionDenied."""
+    """The store's key, from the same sources as the daemon's. ConfigurationError, PermissionDenied."""
     from podwatch.stores.credentials import credentials_from_environment
 
     directory = os.environ.get("CREDENTIALS_DIRECTORY")

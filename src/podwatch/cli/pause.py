@@ -1,4 +1,5 @@
-"""``podwatch pause``: maintenance. podwatch goes on watching, syncing and pruning, but kills and starts nothing."""
+"""``podwatch pause``: maintenance. podwatch keeps watching, uploading and pruning, but does not stop or start training
+on its own."""
 
 import getpass
 
@@ -8,16 +9,16 @@ from podwatch.cli.common import Where, ask, common, json_option, say
 from podwatch.domain.errors import UsageError
 
 
-@click.command("pause", short_help="Maintenance: kill and start nothing.")
+@click.command("pause", short_help="Maintenance: podwatch does not stop or start training on its own.")
 @common
-@click.option("--for", "duration", metavar="TIME", default="", help='How long, as "2h"; without it, until `unpause`.')
-@click.option("--reason", metavar="TEXT", default="", help="Shown in the status.")
+@click.option("--for", "duration", metavar="TIME", default="", help='Duration, for example "2h"; else until `unpause`.')
+@click.option("--reason", metavar="TEXT", default="", help="Reason, shown in the status.")
 @json_option
 def command(where: Where, duration: str, reason: str, as_json: bool) -> None:
-    """Kill and start nothing until it is over, whatever is found. Sync and pruning go on.
+    """Pause: podwatch reports problems but does not restart training. Uploads and pruning continue.
 
-    It survives a restart of podwatch. What a person asks for (start, restart, stop-training) is done all the same. When
-    the time is over and others hold the run's GPUs, it goes on until they are free.
+    A pause survives a restart of podwatch. The commands start, restart and stop-training still work. If other processes
+    use the run's GPUs when the time is over, the pause continues until the GPUs are free.
     """
     params = {"seconds": _seconds(duration), "reason": reason, "by": who()}
     say(ask(where, "pause", params, purpose="pause"), as_json=as_json)
@@ -31,14 +32,16 @@ def _seconds(text: str) -> float | None:
     try:
         seconds = parse_duration(text)
     except ValueError as error:
-        raise UsageError(str(error), where="--for", fix="leave --for out to pause until `podwatch unpause`") from error
+        raise UsageError(str(error), where="--for", fix="omit --for to pause until `podwatch unpause`") from error
     if seconds <= 0:
-        raise UsageError("a pause of no time", where=f"--for {text}", fix="`podwatch unpause` ends one")
+        raise UsageError(
+            "the duration must be above zero", where=f"--for {text}", fix="to end a pause: `podwatch unpause`"
+        )
     return seconds
 
 
 def who() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as containers have them
+    except (KeyError, OSError):  # a user id without a name, for example in a container
         return ""

@@ -1,4 +1,4 @@
-"""``podwatch prune``: what would go and why; only the daemon carries it out."""
+"""``podwatch prune``: delete old checkpoints on the pod, or explain the plan. The daemon does it."""
 
 from typing import Any
 
@@ -9,14 +9,16 @@ from podwatch.cli.common import Where, ask, clean, common, json_option, print_js
 
 @click.command("prune")
 @common
-@click.option("--dry-run", is_flag=True, help="Explain each set: kept or removed, and why.")
+@click.option("--dry-run", is_flag=True, help="Only show each checkpoint, whether it is kept or removed, and why.")
 @json_option
 def command(where: Where, dry_run: bool, as_json: bool) -> None:
-    """Make room on the pod's disk, in the order that costs least."""
+    """Free disk space on this pod.
+
+    podwatch deletes checkpoints and leftovers that it no longer needs, the least valuable first."""
     if dry_run:
-        answer = ask(where, "prune_plan", purpose="plan a removal", timeout=60.0)
+        answer = ask(where, "prune_plan", purpose="plan which checkpoints to delete", timeout=60.0)
     else:
-        answer = ask(where, "prune", purpose="remove checkpoints", timeout=600.0)
+        answer = ask(where, "prune", purpose="delete checkpoints", timeout=600.0)
     if as_json:
         print_json(answer)
     else:
@@ -24,7 +26,7 @@ def command(where: Where, dry_run: bool, as_json: bool) -> None:
 
 
 def describe(plan: dict[str, Any]) -> list[str]:
-    """One line per set or path, then the message."""
+    """One line per checkpoint or path, then the message."""
     from podwatch.client.times import size
 
     lines = []

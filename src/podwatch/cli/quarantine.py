@@ -1,4 +1,4 @@
-"""``podwatch quarantine``: what was set aside before a restart, and how to get it back."""
+"""``podwatch quarantine``: list what restarts moved away, and move it back."""
 
 import time
 from typing import Any
@@ -12,14 +12,16 @@ from podwatch.domain.counted import counted
 
 @click.group("quarantine")
 def command() -> None:
-    """What restarts have set aside: renamed, never destroyed."""
+    """List or move back quarantined files.
+
+    A restart moves the files ahead of its checkpoint to quarantine; it deletes none."""
 
 
 @command.command("list")
 @common
 @json_option
 def list_(where: Where, as_json: bool) -> None:
-    """List everything that is set aside, oldest first."""
+    """List everything in quarantine, oldest first."""
     from podwatch.cli.offline import load
     from podwatch.daemon.paths import workspace_of
     from podwatch.recovery.quarantine import listing
@@ -29,7 +31,7 @@ def list_(where: Where, as_json: bool) -> None:
         print_json({"schema_version": 1, "quarantines": entries})
     else:
         now = time.time()
-        click.echo("\n".join(line(entry, now) for entry in entries) or "nothing is set aside")
+        click.echo("\n".join(line(entry, now) for entry in entries) or "the quarantine is empty")
 
 
 @command.command("return")
@@ -37,9 +39,9 @@ def list_(where: Where, as_json: bool) -> None:
 @click.argument("number", type=click.IntRange(min=1))
 @json_option
 def return_(where: Where, number: int, as_json: bool) -> None:
-    """Put quarantine NUMBER back where it was. Not while training runs: it could read what appears."""
+    """Move quarantine NUMBER back to its place. podwatch refuses while training runs, which could read the files."""
     if find_daemon(where) is not None:
-        answer = ask(where, "quarantine_return", {"id": number}, purpose="return a quarantine", timeout=120.0)
+        answer = ask(where, "quarantine_return", {"id": number}, purpose="move the quarantine back", timeout=120.0)
         say(answer, as_json=as_json)
         return
     from podwatch.cli.offline import load
@@ -54,13 +56,13 @@ def return_(where: Where, number: int, as_json: bool) -> None:
 
 
 def line(entry: dict[str, Any], now: float) -> str:
-    """One quarantine: number, age, what lies in it."""
+    """One quarantine as a line: number, age, content."""
     wall = entry.get("wall")
     age = ago(now - wall) if isinstance(wall, int | float) else "at an unknown time"
     steps = ", ".join(f"step {n} ({clean(state)})" for n, state in (entry.get("steps") or {}).items())
     begun = entry.get("step")
     if problem := entry.get("problem"):
-        return f"{entry['id']:>4}  {clean(problem)}; nothing of it is used: look at {clean(entry['path'])}"
+        return f"{entry['id']:>4}  {clean(problem)}; podwatch ignores it: check {clean(entry['path'])}"
     start = "a fresh start" if begun is None else f"a start from step {begun}"
     what = steps or counted(len(entry.get("moves") or ()), "entry", "entries")
-    return f"{entry['id']:>4}  {age:<16} {what}; ahead of {start}"
+    return f"{entry['id']:>4}  {age:<16} {what}; moved before {start}"

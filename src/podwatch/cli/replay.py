@@ -1,4 +1,4 @@
-"""``podwatch replay``: would it have restarted last night? Judges a recording by today's rules; needs no daemon."""
+"""``podwatch replay``: run the detection rules over a recording and show what they would have done. Needs no daemon."""
 
 import time
 from collections import Counter
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 SHOWN_GAPS = 10
 
 
-@click.command("replay", short_help="Judge a recorded night again: what would podwatch have done?")
+@click.command("replay", short_help="Show what podwatch would have done in a recorded night.")
 @common
 @click.argument("path", metavar="[FILE|DIR]", required=False, type=click.Path(path_type=Path))
-@click.option("--since", metavar="TIME", default="", help='From here on, as "8h" ago or as a UTC time ending in Z.')
-@click.option("--until", metavar="TIME", default="", help="Up to here, in the same way.")
+@click.option("--since", metavar="TIME", default="", help='Start: "8h" (8 hours ago), or a UTC time ending in Z.')
+@click.option("--until", metavar="TIME", default="", help="End, in the same form.")
 @json_option
 def command(where: Where, path: Path | None, since: str, until: str, as_json: bool) -> None:
-    """Judge a recording by the rules of this podwatch, and say what it would have done.
+    """Run the rules of this podwatch over a recording, and show what podwatch would have done.
 
-    Without FILE: what the run of the configuration has recorded. The thresholds are those of the recording; with -c
-    FILE those of that configuration. Nothing is touched.
+    Without FILE: the recording of the configured run. Thresholds: those of the recording, or with -c FILE those of that
+    configuration. Changes nothing.
     """
     from podwatch.journal.recording_format import read_recording
     from podwatch.journal.replaying import Replay, replay
@@ -54,11 +54,11 @@ def command(where: Where, path: Path | None, since: str, until: str, as_json: bo
 
 
 def describe(told: "Told") -> list[str]:
-    """One finding as it is raised, or the line that it is over."""
+    """A finding as it is raised, or the line that it is cleared."""
     finding = told.finding
     what = f"{finding.kind}{f' {finding.subject}' if finding.subject else ''}"
     if told.cleared_at is not None:
-        return [f"{_at(told.cleared_at)}     over: {clean(what)}"]
+        return [f"{_at(told.cleared_at)}     cleared: {clean(what)}"]
     mark = {"critical": "!!", "warning": "! "}.get(str(finding.severity), "  ")
     act = f"WOULD {str(finding.verdict).upper()}: " if told.acts else ""
     lines = [f"{_at(told.at)}  {mark} {act}{clean(what)}: {clean(finding.summary)}"]
@@ -69,39 +69,41 @@ def describe(told: "Told") -> list[str]:
 
 
 def summary(result: "Replay", *, by: str = "") -> list[str]:
-    """The answer."""
+    """The summary: time range, gaps, restarts, warnings."""
     from podwatch.domain.finding import Severity, Verdict
 
     lines = [""] if result.told else []
     if result.begin is None or result.end is None:
-        return [*lines, "no turn was recorded in that time", *(f"problem: {clean(p)}" for p in result.problems)]
+        return [*lines, "nothing was recorded in that time", *(f"problem: {clean(p)}" for p in result.problems)]
     names = ", ".join(sorted({clean(h.run_id) for h in result.headers}))
     lines.append(
         f"run {names}: {_at(result.begin)} to {_at(result.end)}, {span(result.seconds)} recorded in"
-        f" {result.turns} turns; thresholds {f'of {clean(by)}' if by else 'as recorded'}"
+        f" {result.turns} ticks; thresholds {f'of {clean(by)}' if by else 'as recorded'}"
     )
     for gap in result.gaps[:SHOWN_GAPS]:
         text = f"not recorded: {_at(gap.begin)} to {_at(gap.end)} ({span(gap.end - gap.begin)})"
-        lines.append(text + ": podwatch did not run, or could not keep up")
+        lines.append(text + ": podwatch did not run, or was too slow to record")
     if len(result.gaps) > SHOWN_GAPS:
-        lines.append(f"... and {len(result.gaps) - SHOWN_GAPS} more times (--json lists all)")
+        lines.append(f"... and {len(result.gaps) - SHOWN_GAPS} more gaps (--json lists all)")
     lines += [f"problem: {clean(p)}" for p in result.problems]
     for verdict, past in ((Verdict.RESTART, "restarted"), (Verdict.FINISH, "ended the finished training")):
         acted = result.acted(verdict)
         if acted or verdict is Verdict.RESTART:
-            text = f"would have {past} {len(acted)} time{'' if len(acted) == 1 else 's'}"
+            text = f"podwatch would have {past} {len(acted)} time{'' if len(acted) == 1 else 's'}"
             lines.append(text + (": " + ", ".join(_at(t.at) for t in acted) if acted else ""))
     warned = Counter(str(t.finding.kind) for t in result.told if not t.acts and t.finding.severity is not Severity.INFO)
     if warned:
-        lines.append("would have warned of " + ", ".join(f"{kind} ({n})" for kind, n in sorted(warned.items())))
+        lines.append(
+            "podwatch would have warned of " + ", ".join(f"{kind} ({n})" for kind, n in sorted(warned.items()))
+        )
     return lines
 
 
 def _at(wall: float) -> str:
-    """Local time with seconds: how soon a death was found is what is asked."""
+    """Local time with seconds, because the delay of a detection matters."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
-    except (OverflowError, ValueError, OSError):  # a damaged file can hold any number
+    except (OverflowError, ValueError, OSError):  # a damaged file can contain any number
         return "?"
 
 
@@ -154,25 +156,25 @@ def _own_recording(where: Where) -> Path:
     try:
         settings = load(where)
     except ConfigurationProblems:
-        raise  # there is one, and it says what is wrong with it
+        raise  # there is a file; the error lists its problems
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"whose recording? There is {error.what}",
+            f"no recording given, and {error.what}",
             where=error.where,
-            fix="name a recording (`podwatch replay FILE`), or a configuration with -c FILE",
+            fix="give a recording (`podwatch replay FILE`), or a configuration with -c FILE",
         ) from error
     path = settings.state_dir / settings.run_id / RECORDING
     if not path.is_dir():
         raise HostError(
             f"run {settings.run_id} has no recording yet",
             where=str(path),
-            fix="it is made while `podwatch run` runs with [record] enabled = true; or name a FILE",
+            fix="`podwatch run` records with [record] enabled = true; or give a FILE",
         )
     return path
 
 
 def _policies(where: Where) -> "Policies":
-    """Thresholds of the named configuration; the target step, too, where its layout can read it."""
+    """The thresholds of the given configuration."""
     from podwatch.cli.offline import load
     from podwatch.daemon.policies import policies_from
 

@@ -1,4 +1,4 @@
-"""``podwatch restore``: bring a checkpoint back from the store, verified. Works without a daemon, on a fresh pod."""
+"""``podwatch restore``: download and verify a checkpoint from the store. Works without a daemon, on a fresh pod."""
 
 import time
 from pathlib import Path
@@ -18,24 +18,29 @@ if TYPE_CHECKING:
     from podwatch.system.workspace import Workspace
 
 PATIENCE_SECONDS = 600.0
-"""A person who asked for a restore would rather wait through an outage of some minutes than begin it again."""
+"""Seconds of a store outage that a restore waits for: longer than short outages."""
 
 
-@click.command("restore", short_help="Fetch a checkpoint from the store, verified.")
+@click.command("restore", short_help="Download and verify a checkpoint from the store.")
 @common
-@click.option("--step", type=click.IntRange(min=0), help="This step instead of the newest.")
+@click.option("--step", type=click.IntRange(min=0), help="Fetch this step instead of the newest.")
 @click.option(
-    "--to", metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="Put it below DIR, not in place."
+    "--to",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Restore below DIR instead of output_dir.",
 )
-@click.option("--all-parts", is_flag=True, help="Also what no resume needs: exported weights, [sync] extra.")
+@click.option(
+    "--all-parts", is_flag=True, help="Also fetch the parts that no resume needs: exported weights, [sync] extra."
+)
 @json_option
 def command(where: Where, step: int | None, to: Path | None, all_parts: bool, as_json: bool) -> None:
-    """Fetch a checkpoint, check every size and hash, and put it where the trainer looks for it."""
+    """Download a checkpoint, verify every size and hash, and place it where the trainer looks for it."""
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.cli.offline import journal_path, load, require_store
     from podwatch.journal.journal import Journal
 
-    settings, to = load(where), to and to.absolute()  # the process that fetches works in /
+    settings, to = load(where), to and to.absolute()  # the download process works in /
     require_store(settings)
     if to is None:
         _refuse_beside_a_daemon(Where(where.config, settings.run_id))
@@ -72,32 +77,33 @@ def command(where: Where, step: int | None, to: Path | None, all_parts: bool, as
         click.echo("\n".join(describe(report)))
         if not known:
             click.echo(
-                "other checkpoints lie there without a record: `podwatch run --adopt-existing` if they are yours"
+                "output_dir holds other checkpoints without a run record: podwatch does not resume from them; if they"
+                " are yours: `podwatch run --adopt-existing`"
             )
 
 
 def describe(report: "RestoreReport") -> list[str]:
-    """What was done. The command from the store is shown, never run (docs/security.md)."""
+    """The result as lines. The command from the store is only shown, never run (docs/security.md)."""
     import shlex
 
-    lines = [f"restored step {report.step}: {size(report.total_bytes)}, every size and hash checked"]
+    lines = [f"restored step {report.step}: {size(report.total_bytes)}, every size and hash verified"]
     if report.downloaded_bytes < report.total_bytes:
         here = size(report.total_bytes - report.downloaded_bytes)
-        lines.append(f"  {here} of it were here already")
+        lines.append(f"  {here} of it were already on this pod")
     lines += [f"  {clean(path)}" for path in report.parts]
     lines += [f"  {clean(path)} (not needed for a resume)" for path in report.optional.parts]
-    lines += [f"  left out: {clean(reason)}" for reason in report.optional.left_out]
-    lines += [f"  set aside: {clean(path)}" for path in report.set_aside]
-    lines += [f"  passed over: {clean(reason)}" for reason in report.refused]
+    lines += [f"  not restored: {clean(reason)}" for reason in report.optional.left_out]
+    lines += [f"  moved to quarantine: {clean(path)}" for path in report.set_aside]
+    lines += [f"  skipped: {clean(reason)}" for reason in report.refused]
     if report.train_command:
-        lines.append(f"  it was trained with: {clean(shlex.join(report.train_command))}")
+        lines.append(f"  training command: {clean(shlex.join(report.train_command))}")
     return lines
 
 
 def _refuse_beside_a_daemon(where: Where) -> None:
     if find_daemon(where) is not None:
         raise Busy(
-            "podwatch guards this run, and its trainer may be using these directories",
+            "podwatch guards this run, and its trainer possibly uses these directories",
             where=where.run,
             fix="stop podwatch first, or use --to DIR",
         )
@@ -132,7 +138,7 @@ def _restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, i
 
 
 def _workspace(settings: "Settings") -> "Workspace":
-    """Outside output_dir where a rename from there works, else inside; tried, not guessed."""
+    """A workspace outside output_dir if a test rename from there works, else inside."""
     from podwatch.daemon.paths import workspace_of
 
     workspace = workspace_of(settings)
@@ -144,7 +150,7 @@ def _workspace(settings: "Settings") -> "Workspace":
         raise HostError(
             f"cannot write to output_dir: {error.strerror}",
             where=str(workspace.output_dir),
-            fix="correct its rights, or use --to",
+            fix="correct its permissions, or use --to DIR",
         ) from error
 
 
@@ -163,9 +169,8 @@ def _refuse_another_run(settings: "Settings") -> None:
 
 
 def _record_run(settings: "Settings", lineage: str, *, alone: bool) -> bool:
-    """On a fresh pod, say whose these checkpoints are, so that ``podwatch run`` resumes from them.
-
-    Not when other checkpoints lay there without a record: those are nobody's, and adopting them is for a person.
+    """On a fresh pod, write the run record, so that ``podwatch run`` resumes from these checkpoints. True if there is a
+    record. Not written if there are other checkpoints without a record: the operator must adopt those.
     """
     from podwatch.daemon.paths import workspace_of
     from podwatch.domain.run import Lineage, RunRecord

@@ -1,5 +1,4 @@
-"""How a restore shows itself: one line that is rewritten on a terminal, a line now and then elsewhere, nothing with
---json."""
+"""Progress of a restore: one rewritten line on a terminal, a line every 30 s elsewhere, nothing with --json."""
 
 import sys
 import time
@@ -13,15 +12,15 @@ from podwatch.client.times import size, span
 from podwatch.domain.errors import RemoteError
 
 LINE_SECONDS = 30.0
-"""Between two lines in a log: a 47 GB restore leaves about a dozen."""
+"""Between two lines in a log: about a dozen for a 47 GB restore."""
 DRAW_SECONDS = 0.2
 """Between two drawings on a terminal."""
 _REWRITE = "\r\x1b[K"
-"""To the start of the line, and erase it."""
+"""Go to the start of the line and erase it."""
 
 
 class Showing(AbstractContextManager["Showing"]):
-    """``told`` is the restore's progress, ``waiting`` its word about a store that does not answer."""
+    """Callbacks of a restore: ``told`` shows progress, ``waiting`` a store that does not answer."""
 
     def __init__(self, *, quiet: bool, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._quiet, self._monotonic = quiet, monotonic
@@ -51,7 +50,7 @@ class Showing(AbstractContextManager["Showing"]):
     def waiting(self, error: RemoteError, seconds: float) -> None:
         if not self._quiet:
             self._end_line()
-            click.echo(f"{error.what}; tried again in {span(seconds)}", err=True)
+            click.echo(f"{error.what}; podwatch retries in {span(seconds)}", err=True)
 
     def _text(self, now: float, done: int, total: int) -> str:
         assert self._began is not None

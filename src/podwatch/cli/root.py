@@ -1,4 +1,4 @@
-"""The ``podwatch`` group. A command's module is imported only when that command is used (or for ``--help``)."""
+"""The ``podwatch`` command group. A command's module is imported only for that command (or for ``--help``)."""
 
 import importlib
 import importlib.util
@@ -34,7 +34,7 @@ COMMANDS = {
     "config": "podwatch.cli.config",
     "demo": "podwatch.cli.demo",
 }
-"""Name -> module, in the order of the help. The module offers the click command as ``command`` or by its name."""
+"""Name -> module, in the order of the help. The module defines the click command as ``command`` or by its name."""
 
 
 class LazyGroup(click.Group):
@@ -63,8 +63,8 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__, prog_name="podwatch", message="%(prog)s %(version)s")
 @click.option("-c", "--config", metavar="FILE", default="", help="Configuration file.")
-@click.option("--run", "run_name", metavar="NAME", default="", help="Which run, where several are guarded here.")
+@click.option("--run", "run_name", metavar="NAME", default="", help="Which run, if podwatch guards several here.")
 @click.pass_context
 def cli(ctx: click.Context, config: str, run_name: str) -> None:
-    """Keeps an unattended RL training run alive on a rented GPU pod, and its checkpoints safe."""
+    """Keep an unattended RL training run alive on a rented GPU pod, and its checkpoints safe."""
     ctx.obj = Where(config, run_name)

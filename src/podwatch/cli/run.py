@@ -1,4 +1,4 @@
-"""``podwatch run``: the daemon itself."""
+"""``podwatch run``: the daemon."""
 
 from pathlib import Path
 
@@ -10,17 +10,18 @@ from podwatch.domain.errors import UsageError
 
 @click.command("run", short_help="Guard the run: adopt, attach to or start training.")
 @common
-@click.option("--detach", is_flag=True, help="Go to the background, under a small parent that restarts podwatch.")
-@click.option("--adopt-existing", is_flag=True, help="Take checkpoints found without a record as this run's own.")
-@click.option("--fresh", is_flag=True, help="Start training from the beginning, also where the store does not answer.")
+@click.option("--detach", is_flag=True, help="Run in the background, under a small parent that restarts podwatch.")
+@click.option("--adopt-existing", is_flag=True, help="Accept checkpoints without a run record as this run's.")
+@click.option("--fresh", is_flag=True, help="Start training from the beginning, also if the store does not answer.")
 @click.option("--take-over", is_flag=True, help="Take the run over from the pod that holds it in the store.")
 @click.option(
-    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="One setting, e.g. --set disk.prune_to=70%."
+    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Override a setting: --set disk.prune_to=70%."
 )
 def command(
     where: Where, detach: bool, adopt_existing: bool, fresh: bool, take_over: bool, settings: tuple[str, ...]
 ) -> None:
-    """Guard the run: adopt a running trainer, attach to one, or start it; then watch, sync, prune, restart."""
+    """Guard the run: adopt or attach to running training, or start it; then watch it, upload its checkpoints, free disk
+    space, and restart it after a failure."""
     from podwatch.daemon.entry import run_daemon
 
     code = run_daemon(
@@ -36,11 +37,11 @@ def command(
 
 
 def overrides(settings: tuple[str, ...]) -> dict[str, object]:
-    """``disk.prune_to=70%`` as it was typed; the loader makes types of it."""
+    """Key -> text of each ``disk.prune_to=70%``; the loader converts the text."""
     made: dict[str, object] = {}
     for setting in settings:
         key, separator, value = setting.partition("=")
         if not separator or not key.strip():
-            raise UsageError("not a setting", where=f"--set {setting}", fix="write --set section.key=value")
+            raise UsageError("not a valid setting", where=f"--set {setting}", fix="write --set section.key=value")
         made[key.strip()] = value
     return made

@@ -1,4 +1,4 @@
-"""``podwatch runs``: every run in the store, past ones and what an earlier tool backed up. Works without a daemon."""
+"""``podwatch runs``: all runs in the store, and backups of other tools. Works without a daemon."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 @click.group("runs", short_help="All runs in the store: list, archive, restore, import old backups.")
 def command() -> None:
-    """Runs in the store, this one and others below the same prefix."""
+    """All runs below the store's prefix: list, archive, restore, import."""
 
 
 command.add_command(archive)
 command.add_command(import_command)
 
 
-@command.command("list", short_help="Every run in the store, and backups that another tool made.")
+@command.command("list", short_help="List the runs in the store, and backups of other tools.")
 @common
 @json_option
 def list_command(where: Where, as_json: bool) -> None:
-    """Every run below the store's prefix: newest step, saves, bytes, sign of life. One listing (a class C call per
-    1,000 objects) and two or three small reads per run."""
+    """List every run below the store's prefix: newest step, checkpoints, size, last heartbeat. Costs one listing (a
+    class C call per 1,000 objects) and two or three small reads per run."""
     import time
 
     from podwatch.cli.offline import load
@@ -55,7 +55,7 @@ def _table(runs: "tuple[RemoteRun, ...]", now: float) -> list[str]:
     if not runs:
         return []
     width = min(36, max(3, *(len(r.run_id) for r in runs)))
-    lines = [f"{'RUN':<{width}}  {'STEP':>8} {'SAVES':>5} {'SIZE':>8}  LAST SIGN OF LIFE"]
+    lines = [f"{'RUN':<{width}}  {'STEP':>8} {'SAVES':>5} {'SIZE':>8}  LAST HEARTBEAT"]
     for run in runs:
         if run.ours:
             step = "-" if run.newest_step is None else str(run.newest_step)
@@ -67,13 +67,13 @@ def _table(runs: "tuple[RemoteRun, ...]", now: float) -> list[str]:
             steps = run.earlier.steps
             lines.append(
                 f"{clean(run.run_id):<{width}}  {max(steps):>8} {len(steps):>5} {size(sum(steps.values())):>8}"
-                "  another tool's backups"
+                "  backups of another tool"
             )
         if run.problem:
-            lines.append(f"  latest.json cannot be used: {clean(run.problem)}")
+            lines.append(f"  latest.json is not usable: {clean(run.problem)}")
     names = [r.run_id for r in runs if r.earlier.steps]
     if names:
-        lines.append(f"`podwatch runs import {clean(names[0])}` takes such backups in; they stay as they are")
+        lines.append(f"to copy such backups into podwatch's format: `podwatch runs import {clean(names[0])}`")
     return lines
 
 
@@ -110,15 +110,15 @@ def _run_document(run: "RemoteRun") -> dict[str, Any]:
     }
 
 
-@command.command("restore", short_help="Fetch a save of any run into a directory, verified.")
+@command.command("restore", short_help="Download and verify a checkpoint of any run into a directory.")
 @common
 @click.argument("run_id", metavar="RUN")
-@click.option("--step", type=click.IntRange(min=0), help="This step instead of the newest.")
-@click.option("--to", metavar="DIR", required=True, type=click.Path(file_okay=False, path_type=Path), help="Where to.")
+@click.option("--step", type=click.IntRange(min=0), help="Fetch this step instead of the newest.")
+@click.option("--to", metavar="DIR", required=True, type=click.Path(file_okay=False, path_type=Path), help="Target.")
 @json_option
 def restore(where: Where, run_id: str, step: int | None, to: Path, as_json: bool) -> None:
-    """Fetch a save of RUN below DIR, every size and hash checked. `podwatch restore` brings this pod's own run back to
-    where its trainer looks for it."""
+    """Download a checkpoint of RUN into DIR and verify every size and hash. To restore this pod's own run to where its
+    trainer looks for it, use `podwatch restore`."""
     import tempfile
 
     from podwatch.cli.offline import load
@@ -126,10 +126,10 @@ def restore(where: Where, run_id: str, step: int | None, to: Path, as_json: bool
     from podwatch.cli.restoring import Showing
     from podwatch.journal.journal import Journal
 
-    settings, name, to = load(where), checked_run_id(run_id), to.absolute()  # the process that fetches works in /
+    settings, name, to = load(where), checked_run_id(run_id), to.absolute()  # the download process works in /
     store_url(settings)
     with tempfile.TemporaryDirectory(prefix="podwatch-restore-") as scratch:
-        # A journal for this once: of another run this pod has none, and what lies below DIR speaks for itself.
+        # A temporary journal: this pod has none of another run.
         journal = Journal.open(Path(scratch) / "journal.sqlite")
         try:
             of_run = settings.model_copy(update={"run_id": name})
@@ -151,8 +151,8 @@ def restore(where: Where, run_id: str, step: int | None, to: Path, as_json: bool
             }
         )
         return
-    click.echo(f"restored step {report.step} of {name}: {size(report.total_bytes)}, every size and hash checked")
+    click.echo(f"restored step {report.step} of {name}: {size(report.total_bytes)}, every size and hash verified")
     for path in report.parts:
         click.echo(f"  {clean(path)}")
     for reason in report.refused:
-        click.echo(f"  passed over: {clean(reason)}")
+        click.echo(f"  skipped: {clean(reason)}")

@@ -1,4 +1,4 @@
-"""``podwatch runs archive``: of a finished run, keep only the newest save in the store."""
+"""``podwatch runs archive``: keep only the newest checkpoint of a finished run in the store."""
 
 import sys
 import time
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from podwatch.sync.archiving import ArchivePlan
 
 
-@click.command("archive", short_help="Keep only the newest save of a finished run.")
+@click.command("archive", short_help="Keep only the newest checkpoint of a finished run.")
 @common
 @click.argument("run_id", metavar="RUN")
-@click.option("--keep", type=click.Choice(["latest", "milestones"]), default="latest", help="What stays.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go, and why the rest stays.")
+@click.option("--keep", type=click.Choice(["latest", "milestones"]), default="latest", help="What to keep.")
+@click.option("--dry-run", is_flag=True, help="Only show which checkpoints are deleted or kept, and why.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def archive(where: Where, run_id: str, keep: str, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Remove all saves of a finished run from the store but the newest (or the milestones too). What the pointer names,
-    what is pinned here, and what is not podwatch's stays. Not while anybody guards the run."""
+    """Delete all checkpoints of a finished run from the store except the newest (--keep milestones keeps those too).
+    podwatch also keeps the checkpoint that latest.json names, checkpoints pinned here, and other tools' objects. It
+    refuses while a podwatch guards the run."""
+
     import socket
 
     from podwatch.cli.offline import load
@@ -39,28 +41,34 @@ def archive(where: Where, run_id: str, keep: str, dry_run: bool, yes: bool, as_j
         document = _plan_document(plan, dry_run=dry_run)
         refused = "" if dry_run or plan.nothing else archiver.may_delete()
         if not as_json:
-            click.echo("\n".join(_plan_lines(plan, going="would go" if dry_run or refused else "goes")))
+            click.echo("\n".join(_plan_lines(plan, going="would delete" if dry_run or refused else "delete")))
         if refused:
             if as_json:
                 print_json(document | {"warning": refused})
             raise PermissionDenied(
-                f"nothing was removed: {refused}", where=settings.sync.store, fix="use a key with deleteFiles"
+                f"nothing was deleted: {refused}",
+                where=settings.sync.store,
+                fix="use a key with the capability deleteFiles",
             )
         if not dry_run and not plan.nothing:
             if not yes:
                 doubt = plan.last_word not in FINISHED
-                _confirm(f"Its last word was {plan.last_word!r}. " if doubt else "", size(plan.freed_bytes))
+                _confirm(
+                    f"Its last heartbeat has the state {plan.last_word!r}. " if doubt else "", size(plan.freed_bytes)
+                )
             archiver.carry_out(plan)
     if as_json:
         print_json(document)
     elif not dry_run and not plan.nothing:
-        click.echo(f"archived: {size(plan.freed_bytes)} less in the store")
+        click.echo(f"archived: deleted {size(plan.freed_bytes)} from the store")
 
 
 def _confirm(doubt: str, freed: str) -> None:
     if not sys.stdin.isatty():
-        raise UsageError("this needs a yes, and nobody can be asked", fix="look with --dry-run, then add --yes")
-    if not click.confirm(f"{doubt}Remove {freed} from the store for good?", err=True):
+        raise UsageError(
+            "this command asks for confirmation, but there is no terminal", fix="look with --dry-run, then add --yes"
+        )
+    if not click.confirm(f"{doubt}Permanently delete {freed} from the store?", err=True):
         raise click.exceptions.Exit(int(ExitCode.FAILED))
 
 
@@ -68,18 +76,18 @@ def _plan_lines(plan: "ArchivePlan", *, going: str) -> list[str]:
     lines = []
     for decision in reversed(plan.decisions):
         save = decision.save
-        word = "stays" if decision.stays else going
+        word = "keep" if decision.stays else going
         what = f"{word}: {clean(decision.reason)}"
         if decision.until is not None:
             until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(decision.until))
-            what = f"stays until {until}: a day's grace for readers"
+            what = f"keep until {until}: a reader can still use it for a day"
         lines.append(f"step {save.step:<8} {size(save.size_bytes):>8}  {what}")
     if plan.leftovers:
-        lines.append(f"{going}: objects of {len(plan.leftovers)} saves whose removal was cut off")
+        lines.append(f"{going}: objects of {len(plan.leftovers)} checkpoints whose deletion was interrupted")
     if plan.uploads:
-        lines.append(f"{going}: {len(plan.uploads)} uploads that were begun and never finished")
+        lines.append(f"{going}: {len(plan.uploads)} unfinished uploads")
     if plan.nothing:
-        lines.append("nothing to remove")
+        lines.append("nothing to delete")
     return lines
 
 

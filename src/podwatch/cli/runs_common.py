@@ -1,4 +1,4 @@
-"""What the ``podwatch runs`` commands share: the store, and what this pod knows of a run."""
+"""Shared by the ``podwatch runs`` commands: the store, and this pod's state of a run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Here:
-    """What this pod knows of a run: its pins, and what it believes to be in the store."""
+    """This pod's state of a run: its pins, and its record of the checkpoints in the store."""
 
     def __init__(self, journal: Any) -> None:
         self._journal = journal
@@ -25,7 +25,7 @@ class Here:
 
 @contextmanager
 def state_here(settings: "Settings", run: str) -> Iterator[Here]:
-    """The run's state on this pod, if there is any, under its lock. Busy where a podwatch guards it."""
+    """The run's state on this pod, if any, under the run's lock. Busy if a podwatch guards the run here."""
     from podwatch.journal.journal import Journal
     from podwatch.system.locks import FileLock
 
@@ -74,5 +74,5 @@ def checked_run_id(text: str) -> str:
     from podwatch.domain.remote import valid_run_id
 
     if not valid_run_id(text):
-        raise UsageError("not a run id", where=repr(text)[:120], fix="podwatch runs list shows which runs there are")
+        raise UsageError("not a valid run id", where=repr(text)[:120], fix="`podwatch runs list` shows the runs")
     return text

@@ -1,4 +1,4 @@
-"""``podwatch runs import``: take in what an earlier tool backed up."""
+"""``podwatch runs import``: copy backups of another tool into podwatch's format."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,16 +17,14 @@ if TYPE_CHECKING:
     from podwatch.sync.importing_skeleton import Fit
 
 
-@click.command("import", short_help="Take in backups that another tool left under <run>/step_N/.")
+@click.command("import", short_help="Import another tool's backups from <run>/step_N/.")
 @common
 @click.argument("source", metavar="RUN|PREFIX")
-@click.option("--as", "target", metavar="RUN", default="", help="Under this run id (default: that of the backups).")
+@click.option("--as", "target", metavar="RUN", default="", help="Target run id (default: that of the backups).")
 @click.option("--step", "steps", type=click.IntRange(min=0), multiple=True, help="Only this step (repeatable).")
 @click.option("--layout", "layout", metavar="NAME", default="", help="The trainer's layout, if not the configured one.")
-@click.option(
-    "--ignore-times", is_flag=True, help="The backups' file times are those of the copying: do not go by them."
-)
-@click.option("--dry-run", is_flag=True, help="Only judge which are whole.")
+@click.option("--ignore-times", is_flag=True, help="Ignore the file times of the backups: they are those of the copy.")
+@click.option("--dry-run", is_flag=True, help="Only show which backups are complete.")
 @json_option
 def import_command(
     where: Where,
@@ -38,9 +36,9 @@ def import_command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Check each step of an earlier tool by its layout's own rule, copy the whole ones (inside B2, without a download)
-    under podwatch's names, and let latest.json name the newest if the run has nothing of podwatch's yet. The old
-    objects stay as they are. PREFIX is an object-name prefix in which the step_N/ lie."""
+    """Check each backup by its layout's completeness rule and copy the complete ones (inside B2, without a download)
+    under podwatch's names. latest.json then names the newest, if the run has no podwatch checkpoint yet. The original
+    objects are not changed. PREFIX is the object-name prefix that contains the step_N/."""
     import socket
     import time
 
@@ -58,8 +56,8 @@ def import_command(
         backups = [b for b in find_backups(store, place, ignore_times=ignore_times) if not steps or b.step in steps]
         missing = set(steps) - {b.step for b in backups}
         if not backups or missing:
-            what = f"no backup of step {min(missing)}" if missing else "no step_N/ with objects of another tool"
-            raise IntegrityError(what, where=f"{store.url}/{place}/", fix="podwatch runs list shows what there is")
+            what = f"backup of step {min(missing)} not found" if missing else "no step_N/ with another tool's objects"
+            raise IntegrityError(what, where=f"{store.url}/{place}/", fix="`podwatch runs list` shows the backups")
         importer = Importer(
             store,
             keys,
@@ -76,12 +74,12 @@ def import_command(
             if found is not None:
                 there = importer.there(found)
                 if not dry_run:
-                    _say(as_json or there, f"step {backup.step}: whole, {size(found.total_bytes)}: being copied ...")
+                    _say(as_json or there, f"step {backup.step}: complete, copying {size(found.total_bytes)} ...")
                     importer.take_in(found)
                     newest = found
                 answer |= {
                     "taken_in": not dry_run,
-                    "reason": "was taken in before" if there else "",
+                    "reason": "already imported" if there else "",
                     "others": found.others,
                 }
                 answer |= {"save_id": found.save_id, "layout": found.layout}
@@ -93,7 +91,7 @@ def import_command(
             alive = sign_of_life(walls, store_time(store, time.time())) is not None or guarded_here(settings, run)
             placing = importer.point(newest, alive=alive)
             pointed = placing.reason
-            what = f"latest.json names step {newest.step} now" if placing.moves else "latest.json stays"
+            what = f"latest.json now names step {newest.step}" if placing.moves else "latest.json is unchanged"
             _say(as_json, f"{what}: {placing.reason}")
     if as_json:
         print_json({"schema_version": 1, "run_id": run, "dry_run": dry_run, "pointer": pointed, "backups": answers})
@@ -112,12 +110,12 @@ def _judge(
 
     site = replace(site_of(settings), checkpoint_dir=None)
     if run != settings.run_id:
-        site = replace(site, command=())  # the configured command says nothing of another run
+        site = replace(site, command=())  # the configured command belongs to another run
     name = layout or (make_layout(settings).name if settings.trainer.layout == "auto" else settings.trainer.layout)
     if name not in KINDS:
-        raise UsageError(f"layout {name!r} is not known", where="--layout", fix=f"choose one of {', '.join(KINDS)}")
+        raise UsageError(f"unknown layout {name!r}", where="--layout", fix=f"choose one of {', '.join(KINDS)}")
     if name == "custom" and site.custom is None:
-        raise UsageError("a custom layout needs its section", where="--layout", fix="add [checkpoints.custom]")
+        raise UsageError("layout custom needs its section", where="--layout", fix="add [checkpoints.custom]")
 
     def make(output: Path) -> Layout:
         return KINDS[name].make(replace(site, output_dir=output))
@@ -135,14 +133,14 @@ def _import_line(answer: dict[str, Any], *, dry_run: bool) -> str:
     head = f"step {answer['step']}"
     if "save_id" not in answer:
         return f"{head}: REFUSED, {clean(answer['reason'])[:300]}"
-    others = f"; {answer['others']} objects of it are no part of a checkpoint" if answer["others"] else ""
+    others = f"; {answer['others']} other objects are not part of the checkpoint" if answer["others"] else ""
     if answer["reason"]:
         return f"{head}: {answer['reason']}{others}"
-    return f"{head}: {'whole, would be taken in' if dry_run else 'taken in, every object verified'}{others}"
+    return f"{head}: {'complete, would be imported' if dry_run else 'imported, every object verified'}{others}"
 
 
 def _source(source: str, target: str, prefix: str) -> tuple[str, str]:
-    """(object-name prefix of the step_N/, run id they go to)."""
+    """(object-name prefix of the step_N/, target run id)."""
     from podwatch.domain.remote import check_relative_path, valid_run_id
 
     place = source.strip("/")
@@ -151,7 +149,7 @@ def _source(source: str, target: str, prefix: str) -> tuple[str, str]:
     try:
         check_relative_path(place)
     except IntegrityError:
-        raise UsageError("not a run id and not a prefix of object names", where=repr(source)[:120]) from None
+        raise UsageError("neither a run id nor an object-name prefix", where=repr(source)[:120]) from None
     return place, checked_run_id(target or place.rpartition("/")[2])
 
 

@@ -1,4 +1,4 @@
-"""``podwatch start``: training is wanted; start it, or guard the one that a person started."""
+"""``podwatch start``: start training, or guard a trainer that an operator started."""
 
 import sys
 from typing import Any
@@ -11,31 +11,31 @@ from podwatch.domain.errors import ExitCode
 COMMAND_SHOWN = 60
 
 
-@click.command("start", short_help="Training is wanted: start it, keep it running.")
+@click.command("start", short_help="Start training and keep it running.")
 @common
-@click.option("--step", type=click.IntRange(min=0), help="From this step instead of the newest complete one.")
-@click.option("--fresh", is_flag=True, help="From the beginning, on a new lineage.")
-@click.option("--attach", metavar="PID", type=click.IntRange(min=1), help="Guard this running trainer of yours.")
+@click.option("--step", type=click.IntRange(min=0), help="Resume from this step instead of the newest complete one.")
+@click.option("--fresh", is_flag=True, help="Start from the beginning, in a new lineage.")
+@click.option("--attach", metavar="PID", type=click.IntRange(min=1), help="Guard this trainer, which you started.")
 @click.option(
     "--beside",
     metavar="PID",
     type=click.IntRange(min=1),
-    help="This process is not the run's training: start although it runs.",
+    help="This process is not the run's training: start training although it runs.",
 )
 @json_option
 def command(where: Where, step: int | None, fresh: bool, attach: int | None, beside: int | None, as_json: bool) -> None:
-    """Start training (durably: podwatch keeps it running from now on).
+    """Start training and keep it running, also after a restart of podwatch.
 
-    A trainer that you started yourself is not joined by a second one: podwatch guards it from now on and says which it
-    is. Where several could be meant they are listed, and you are asked. While a process only may become this run's
-    training, podwatch starts nothing beside it: --attach or --beside decides.
+    If you already started a trainer yourself, podwatch guards it and starts no second one. If several processes could
+    be this run's trainer, podwatch lists them and asks. If a process could become this run's training, podwatch starts
+    nothing: decide with --attach or --beside.
     """
     if fresh and step is not None:
-        raise click.UsageError("--step and --fresh exclude each other")
+        raise click.UsageError("--step and --fresh cannot be used together")
     if attach is not None and (fresh or step is not None):
-        raise click.UsageError("--attach takes a running trainer as it is: without --step and --fresh")
+        raise click.UsageError("--attach cannot be used with --step or --fresh: the trainer already runs")
     if attach is not None and beside is not None:
-        raise click.UsageError("--attach and --beside exclude each other")
+        raise click.UsageError("--attach and --beside cannot be used together")
     params: dict[str, Any] = {"step": step, "fresh": fresh, "attach": attach, "beside": beside}
     answer = ask(where, "start", params, purpose="start training")
     if answer.get("needs_choice"):
@@ -44,11 +44,11 @@ def command(where: Where, step: int | None, fresh: bool, attach: int | None, bes
                 print_json(answer)
             else:
                 click.echo("\n".join(choices(answer)), err=True)
-                click.echo("say which: podwatch start --attach PID", err=True)
+                click.echo("choose one: podwatch start --attach PID", err=True)
             raise click.exceptions.Exit(int(ExitCode.USAGE))
         click.echo("\n".join(choices(answer)))
         known = click.Choice([str(found["pid"]) for found in answer["candidates"]])
-        params["attach"] = int(click.prompt("Guard which (its pid)", type=known, show_choices=False))
+        params["attach"] = int(click.prompt("pid of the trainer to guard", type=known, show_choices=False))
         answer = ask(where, "start", params, purpose="start training")
     say(answer, as_json=as_json)
 

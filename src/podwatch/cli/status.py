@@ -1,4 +1,4 @@
-"""``podwatch status``: is training alive, which step, is it backed up, what is podwatch doing."""
+"""``podwatch status``: the state of training, its step, its backup, and what podwatch does."""
 
 import sys
 import time
@@ -21,9 +21,9 @@ _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 @click.option("--watch", is_flag=True, help="Refresh every two seconds until Ctrl-C.")
 @click.option("--plugin", is_flag=True, help="One line for monitoring systems, with performance data.")
 def command(where: Where, as_json: bool, watch: bool, plugin: bool) -> None:
-    """Show what is true right now. Exit: 0 ok, 1 warning, 2 critical, 3 unknown or not running."""
+    """Show the current state of the run. Exit: 0 ok, 1 warning, 2 critical, 3 unknown or not running."""
     if sum((as_json, watch, plugin)) > 1:
-        raise click.UsageError("--json, --watch and --plugin exclude each other")
+        raise click.UsageError("--json, --watch and --plugin cannot be used together")
     document = ask_status(where.run, where.config)
     if as_json:
         print_json(document)
@@ -37,13 +37,13 @@ def command(where: Where, as_json: bool, watch: bool, plugin: bool) -> None:
                 document = ask_status(where.run, where.config)
                 _show(document, paint=True)
         except KeyboardInterrupt:
-            click.echo()  # the prompt gets a line of its own
+            click.echo()  # so that the prompt starts on a new line
     sys.stdout.flush()
     raise click.exceptions.Exit(exit_code(document))
 
 
 def _show(document: dict[str, object], *, paint: bool) -> None:
-    """``paint``: over what the window shows, cut to its size; else one after the other."""
+    """Print the status. ``paint``: clear the window first and cut the text to its size."""
     columns, rows = _window()
     text = render(document, width=columns or 80, colour=colours())
     if paint and sys.stdout.isatty():
@@ -53,7 +53,7 @@ def _show(document: dict[str, object], *, paint: bool) -> None:
 
 
 def _window() -> tuple[int, int]:
-    """Columns and rows of the terminal; 0 where they are not known."""
+    """Columns and rows of the terminal; 0 if unknown."""
     import os
 
     try:

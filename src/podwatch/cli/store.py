@@ -1,4 +1,4 @@
-"""``podwatch store``: look at what is in the store, prove it, clear it up. Works without a daemon."""
+"""``podwatch store``: list, verify and sweep the content of the store. Works without a daemon."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from podwatch.sync.inventory import SavedSet
 
 
-@click.group("store", short_help="What the store holds: list, verify, sweep.")
+@click.group("store", short_help="Content of the store: list, verify, sweep.")
 def command() -> None:
-    """Look at the store itself, past the daemon and its memory."""
+    """List, verify or sweep the store directly, without the daemon."""
 
 
-@command.command("ls", short_help="List every save of this run in the store, newest first.")
+@command.command("ls", short_help="List every checkpoint of this run in the store, newest first.")
 @common
 @json_option
 def ls(where: Where, as_json: bool) -> None:
-    """List every save of this run in the store, newest first; the one that latest.json names is marked."""
+    """List every checkpoint of this run in the store, newest first. A * marks the one that latest.json names."""
     from podwatch.cli.offline import load
 
     settings = load(where)
@@ -40,9 +40,9 @@ def ls(where: Where, as_json: bool) -> None:
         )
         return
     if pointer_problem:
-        click.echo(f"latest.json cannot be used: {clean(pointer_problem)}", err=True)
+        click.echo(f"latest.json is not usable: {clean(pointer_problem)}", err=True)
     if not saves:
-        click.echo(f"no saves of run {settings.run_id} in {settings.sync.store}")
+        click.echo(f"no checkpoints of run {settings.run_id} in {settings.sync.store}")
         _tell_calls()
         return
     for save in saves:
@@ -51,17 +51,17 @@ def ls(where: Where, as_json: bool) -> None:
         what += ", and optional parts" if save.optional else ""
         click.echo(f"{mark} step {save.step:<8} {save.save_id:<18} {what}, {ago(save.age_seconds)}")
     if any(s.named for s in saves):
-        click.echo("* latest.json names it")
+        click.echo("* named by latest.json")
     _tell_calls()
 
 
-@command.command("verify", short_help="Prove each save by its manifest and objects.")
+@command.command("verify", short_help="Verify each checkpoint by its manifest and objects.")
 @common
 @click.option("--step", type=click.IntRange(min=0), help="Only this step.")
-@click.option("--deep", is_flag=True, help="Download every byte and compare the hashes (costs what a restore costs).")
+@click.option("--deep", is_flag=True, help="Download every byte and compare the hashes (costs as much as a restore).")
 @json_option
 def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
-    """Prove each save: the manifest, and every object by id, size and mark; with --deep every part's hash."""
+    """Verify each checkpoint: its manifest, and every object by id, size and writer tag; with --deep every hash."""
     from podwatch.cli.offline import load
     from podwatch.sync.inventory import verify_optional, verify_save
     from podwatch.sync.job import keys_for
@@ -73,7 +73,7 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
         raise IntegrityError(
             "nothing to verify" if step is None else f"step {step} is not in the store",
             where=settings.sync.store,
-            fix="`podwatch store ls` lists what there is",
+            fix="`podwatch store ls` lists the checkpoints",
         )
     answers = []
     store = _open(settings)
@@ -94,18 +94,18 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
         print_json({"schema_version": 1, "deep": deep, "pointer_problem": pointer_problem, "saves": answers,
                     "calls": _calls()})  # fmt: skip
     elif pointer_problem:
-        click.echo(f"latest.json cannot be used: {clean(pointer_problem)}")
+        click.echo(f"latest.json is not usable: {clean(pointer_problem)}")
     if pointer_problem or not all(a["sound"] and not a["optional_reasons"] for a in answers):
         sys.exit(1)
 
 
-@command.command("sweep", short_help="Remove what serves nobody; --dry-run lists it.")
+@command.command("sweep", short_help="Delete useless objects; --dry-run lists them.")
 @common
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
 @json_option
 def sweep(where: Where, dry_run: bool, as_json: bool) -> None:
-    """Remove what serves nobody: unfinished uploads, superseded versions and saves without a manifest, older than a
-    day. Only what carries podwatch's mark."""
+    """Delete useless objects older than a day: unfinished uploads, superseded versions, and checkpoints without a
+    manifest. Deletes only objects with podwatch's writer tag."""
     import time
 
     from podwatch.cli.offline import journal_path, load, look
@@ -149,7 +149,7 @@ def _calls() -> dict[str, int]:
 
 
 def _tell_calls() -> None:
-    """What this look cost; nothing for a store that charges nothing."""
+    """Print the number of billed calls, if the store bills calls."""
     from podwatch.stores.calls import TOTAL
 
     if any(TOTAL.snapshot().values()):

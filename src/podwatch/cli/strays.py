@@ -1,7 +1,7 @@
-"""Who is on the GPUs and does not belong to this run's training: for ``podwatch check`` and ``podwatch clean --gpu``.
+"""Processes on the GPUs that do not belong to this run's training, for ``podwatch check`` and ``podwatch clean --gpu``.
 
-By /proc alone: a process with a CUDA context (``/dev/nvidia-uvm`` open) or a device file. NVML's pids are those of the
-host inside a container, so only its bytes are used (facts/prime-rl.md section 5).
+Found by /proc alone: a process with a CUDA context (``/dev/nvidia-uvm`` open) or a device file. In a container NVML
+reports the host's pids, so only its byte counts are used.
 """
 
 import contextlib
@@ -30,14 +30,15 @@ from podwatch.trainer.processes import read
 from podwatch.trainer.records import KeeperRecord, read_end, read_record
 
 TERM_SECONDS, KILL_SECONDS = 10.0, 5.0
-STUCK = "still there after SIGKILL: stuck in the kernel; only a reboot helps"
+STUCK = "still running after SIGKILL: stuck in the kernel; reboot the machine"
 _SERVICES = frozenset({"nvidia-persiste", "nvidia-cuda-mps", "dcgm-exporter", "nv-hostengine", "dcgmi", "Xorg"})
-"""They belong to the machine, hold device files and next to no memory."""
+"""Services of the machine: they hold device files, and hardly any memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """``context``: a CUDA context, so memory. ``whose`` in words; ``leftover``: of an earlier start of this run."""
+    """A process on a GPU. ``context``: it has a CUDA context, so memory. ``whose``: its owner as text. ``leftover``: it
+    belongs to an earlier start of this run."""
 
     identity: ProcessIdentity
     user: str
@@ -48,7 +49,7 @@ class Stray:
     whose: str
     leftover: bool
     interactive: bool = False
-    """A notebook, a REPL, a shell: listed, and never ended from here."""
+    """A notebook, a REPL or a shell: listed, never ended."""
 
     def __str__(self) -> str:
         return f"pid {self.identity.pid}"
@@ -56,8 +57,8 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``unseen``: how many processes podwatch has no permission to read. ``devices``: used bytes by NVML index;
-    ``blind``: why there are none."""
+    """``unseen``: number of processes that podwatch has no permission to read. ``devices``: used bytes by NVML index;
+    ``blind``: the reason if there are none."""
 
     strays: tuple[Stray, ...]
     unseen: int = 0
@@ -82,7 +83,7 @@ class Found:
 
 
 def look(settings: Settings, *, attached: int = 0) -> Found:
-    """``attached``: the pid of a trainer that a daemon watches without having started it. Blocks."""
+    """All strays. ``attached``: the pid of a trainer that a daemon watches but did not start; 0 for none. Blocks."""
     record = read_record(settings.state_dir / settings.run_id / "keeper")
     record = record if record is not None and from_here(record.keeper) else None
     ours = _tree(record, attached)
@@ -108,9 +109,9 @@ def look(settings: Settings, *, attached: int = 0) -> Found:
         whose, leftover = _whose(identity, left, record, settings.run_id)
         mine = users.issuperset(procfs.users(pid) or (-1,))
         if identity in persons:
-            whose = f"interactive, so podwatch never ends it; {whose}"
+            whose = f"interactive (podwatch never ends it), {whose}"
         elif leftover and not mine:
-            whose = f"{whose}, but of a user who does not train here"
+            whose = f"{whose}, but of another user"
         leftover = leftover and mine and identity not in persons
         strays.append(
             Stray(identity, _user(pid), _started(identity), " ".join(scrub_argv(argv))[:500],
@@ -120,7 +121,7 @@ def look(settings: Settings, *, attached: int = 0) -> Found:
 
 
 def _tree(record: KeeperRecord | None, attached: int) -> set[int]:
-    """What trains now: everything below a living keeper whose trainer lives, or below what a daemon is attached to."""
+    """The pids of running training: all processes below a living keeper and trainer, or below the attached trainer."""
     roots = [attached] if attached else []
     if record is not None and is_alive(record.launcher):
         roots.append(record.launcher.pid)
@@ -130,14 +131,14 @@ def _tree(record: KeeperRecord | None, attached: int) -> set[int]:
 
 
 def _interactive() -> frozenset[ProcessIdentity]:
-    """Everything on this pod that an operator sits at, and the servers of their terminals."""
+    """All interactive processes on this pod, and the servers of their terminals."""
     seen = [found for pid in procfs.all_pids() if (found := read(pid)) is not None]
     pids = find_interactive(seen)
     return frozenset(p.identity for p in seen if p.pid in pids or terminal_server(p))
 
 
 def _left_in_session(record: KeeperRecord | None) -> frozenset[ProcessIdentity]:
-    """What is in the sessions of this run's last start. Their numbers may be another process's by now."""
+    """The processes in the sessions of this run's last start. Compares identities: session numbers are reused."""
     if record is None:
         return frozenset()
     ended = read_end(record.directory, record.start_id)
@@ -147,22 +148,23 @@ def _left_in_session(record: KeeperRecord | None) -> frozenset[ProcessIdentity]:
 def _whose(
     identity: ProcessIdentity, left: Container[ProcessIdentity], record: KeeperRecord | None, run_id: str
 ) -> tuple[str, bool]:
-    """A marker that is there beats the session; a living trainer's own stray (re-parented) is no leftover."""
+    """The owner as text, and whether it is a leftover. An environment marker outranks the session. A re-parented
+    process of living training is not a leftover."""
     pid = identity.pid
     start = procfs.environment_value(pid, "PODWATCH_START_ID")
     run = procfs.environment_value(pid, "PODWATCH_RUN")
     living = record is not None and is_alive(record.launcher)
     if start is not None:
         if run not in (None, run_id):
-            return f"of run {run}, which podwatch started too", False
+            return f"belongs to run {run}, which podwatch also started", False
         if living and record is not None and start == record.start_id:
-            return "of the training that runs", False
-        return "left over from an earlier start of this run", True
+            return "belongs to the running training", False
+        return "leftover of an earlier start of this run", True
     if record is not None and identity in left:
         if living:
-            return "of the training that runs", False
-        return "left over: it is in the session of this run's last start", True
-    return "not of this run", False
+            return "belongs to the running training", False
+        return "leftover of this run's last start (same session)", True
+    return "does not belong to this run", False
 
 
 def _user(pid: int) -> str:
@@ -181,7 +183,7 @@ def _started(identity: ProcessIdentity) -> float:
 
 
 def _devices(wanted: Iterable[int]) -> tuple[dict[int, int] | None, str]:
-    """Bytes in use by GPU; None and the reason where they cannot be read."""
+    """Bytes in use by GPU, or None and the reason."""
     from podwatch.cli.doctoring.gpus import read_gpus
 
     chosen = set(wanted)
@@ -196,34 +198,36 @@ def line(stray: Stray) -> str:
     where = ", ".join(f"GPU {index}" for index in stray.gpus) or "a GPU"
     what = "has a CUDA context on" if stray.context else "holds the device file of"
     since = ago(time.time() - stray.started_wall)
-    return f"{stray}, user {stray.user}, since {since}, {what} {where}; {stray.whose}: {stray.command[:120]}"
+    return f"{stray}, user {stray.user}, started {since}, {what} {where}; {stray.whose}: {stray.command[:120]}"
 
 
 def describe(found: Found) -> list[str]:
-    lines = [line(stray) for stray in found.strays] or ["nothing else is on this run's GPUs"]
+    lines = [line(stray) for stray in found.strays] or ["no other process uses this run's GPUs"]
     lines += [f"GPU {index}: {gib(used)} used" for index, used in sorted((found.devices or {}).items())]
     if found.blind:
-        lines.append(f"the GPUs' memory cannot be read: {found.blind}")
+        lines.append(f"cannot read the GPUs' memory: {found.blind}")
     if found.unseen:
         some = f"{found.unseen} process" + ("" if found.unseen == 1 else "es")
-        lines.append(f"{some} may not be looked into: run as root, in a container with CAP_SYS_PTRACE, to see all")
+        lines.append(
+            f"Permission denied: cannot inspect {some}; to see all, run as root, in a container with CAP_SYS_PTRACE"
+        )
     return lines
 
 
 def end(strays: Sequence[Stray], *, term: float = TERM_SECONDS, kill: float = KILL_SECONDS) -> dict[Stray, str]:
-    """SIGTERM to exactly these, SIGKILL after ``term`` seconds; how each ended, in words. By pidfd: never a stranger
-    that got the same pid."""
+    """Send SIGTERM to these processes, SIGKILL after ``term`` seconds. Returns how each ended, as text. Uses pidfds, so
+    that a reused pid is never signalled."""
     result: dict[Stray, str] = {}
     waiting: dict[Stray, int] = {}
     try:
         persons = _interactive()
         for stray in strays:
             if stray.identity in persons:
-                result[stray] = "is interactive: podwatch leaves it alone"
+                result[stray] = "not ended: it is interactive"
                 continue
             descriptor = open_pidfd(stray.identity)
             if descriptor is None:
-                result[stray] = "had ended already"
+                result[stray] = "had already ended"
                 continue
             waiting[stray] = descriptor
             try:

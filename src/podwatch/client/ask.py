@@ -1,4 +1,4 @@
-"""Ask a run for its status by the best way there is: control socket, HTTP, last snapshot on disk."""
+"""Read a run's status: from the control socket, else by HTTP, else from the last snapshot on disk."""
 
 import os
 import time
@@ -14,7 +14,7 @@ from podwatch.client.times import ago, from_rfc3339, rfc3339
 from podwatch.domain.errors import Busy, HostError
 
 EXIT_CODES = {"ok": 0, "warning": 1, "critical": 2}
-"""Everything else is 3: unknown, or podwatch is not running (monitoring-plugin convention, facts/peers.md (e))."""
+"""Everything else is 3: unknown, or podwatch is not running (the convention of monitoring plugins)."""
 
 
 def exit_code(document: Mapping[str, Any]) -> int:
@@ -26,8 +26,8 @@ def exit_code(document: Mapping[str, Any]) -> int:
 def ask_status(
     run: str = "", config: str = "", environ: Mapping[str, str] = os.environ, *, timeout: float = 3.0
 ) -> dict[str, Any]:
-    """A status document, always. Without a living daemon: ``running`` false, ``overall`` unknown, and the last
-    snapshot's values where there are any. UsageError when several runs could be meant."""
+    """The status document. Without a living daemon: ``running`` false, ``overall`` unknown, and the values of the last
+    snapshot if there is one. UsageError if several runs match."""
     found = locate(run, config, environ)
     if found is None:
         hints = read_hints(config, environ)
@@ -47,22 +47,22 @@ def _live(found: Found, timeout: float) -> dict[str, Any] | None:
     try:
         return call(found.control_path, "status", timeout=timeout)
     except Busy:
-        return None  # the same loop would answer HTTP: it is stuck
+        return None  # the event loop is stuck, and HTTP uses the same one
     except HostError:
-        pass  # no socket, or not our user: HTTP needs no privilege
+        pass  # no socket, or another user's: HTTP needs no privilege
     return fetch_status(found.endpoint.http_url, timeout=timeout) if found.endpoint.http_url else None
 
 
 def _stale(found: Found) -> dict[str, Any]:
-    """The last snapshot, marked as what it is."""
+    """The last snapshot, marked as not current."""
     endpoint, now = found.endpoint, time.time()
     snapshot = found.snapshot()
     document = dict(snapshot[0]) if snapshot else {}
     seen = from_rfc3339(document.get("time")) or (snapshot[1] if snapshot else None)
     lives = training_lives(document)
     if found.alive:
-        kind, summary = "podwatch-silent", f"podwatch (pid {endpoint.pid}) is there but does not answer"
-        fix = "see its log; `podwatch run` again after ending it takes the running trainer over"
+        kind, summary = "podwatch-silent", f"podwatch (pid {endpoint.pid}) runs but does not answer"
+        fix = f"read its log; to replace it, end pid {endpoint.pid} and run `podwatch run`: it takes over the trainer"
     elif endpoint.stopped_wall is not None:
         kind = "podwatch-stopped"
         summary = f"podwatch was stopped {ago(now - endpoint.stopped_wall)}"
@@ -90,18 +90,18 @@ def _stale(found: Found) -> dict[str, Any]:
 def _nothing(run: str, roots: list[Path], config: str) -> dict[str, Any]:
     named = f" for run {run}" if run else ""
     places = ", ".join(str(r) for r in roots)
-    said = f"podwatch is not running{named}; its endpoint was looked for in {places}"
+    said = f"podwatch is not running{named} (no endpoint in {places})"
     return _unknown(run, "podwatch-not-found", said, _start_hint(config))
 
 
 def _elsewhere(run: str, there: Holder, roots: list[Path]) -> dict[str, Any]:
-    """It runs: only nobody here knows where its doors are."""
+    """The status of a daemon that holds the run's lock but whose endpoint was not found."""
     places = ", ".join(str(r) for r in roots)
     said = (
-        f"podwatch (pid {there.pid}) holds the lock of this run ({there.lock}), but its endpoint is in none of "
-        f"{places}: it was started with another runtime directory, or is just starting"
+        f"podwatch (pid {there.pid}) runs and holds the lock of this run ({there.lock}), but has no endpoint in "
+        f"{places}: it uses another runtime directory, or is just starting"
     )
-    fix = f"ask with PODWATCH_RUNTIME_DIR={there.runtime or 'the directory it was started with'}"
+    fix = f"run this command with PODWATCH_RUNTIME_DIR={there.runtime or 'the runtime directory of that podwatch'}"
     return _unknown(run, "podwatch-elsewhere", said, fix)
 
 

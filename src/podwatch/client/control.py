@@ -1,4 +1,4 @@
-"""Call a method of the daemon over its control socket: one JSON line there, one JSON line back."""
+"""Call a method of the daemon over its control socket: one JSON line per request, one per answer."""
 
 import json
 import os
@@ -10,19 +10,19 @@ from typing import Any
 from podwatch.domain.errors import Busy, ExitCode, HostError, InternalError, PermissionDenied, PodwatchError
 
 MAX_ANSWER = 64 << 20
-"""Bytes; a status or a long list of events stays far below."""
+"""Bytes, far above the size of a status or a long list of events."""
 _SAFE_PATH = 100
-"""sun_path holds 108 bytes; a longer path goes through a directory handle."""
+"""Bytes. ``sun_path`` holds 108; a longer path is opened through a directory descriptor."""
 
 
 class NotRunning(HostError):  # noqa: N818 - it is the state, not a fault
-    """Nobody listens on the control socket."""
+    """No process listens on the control socket."""
 
     exit_code = ExitCode.UNAVAILABLE
 
 
 class RemoteRefusal(PodwatchError):  # noqa: N818
-    """The daemon answered with an error; its exit code travels with it."""
+    """The daemon answered with an error and its exit code."""
 
     def __init__(self, what: str, *, where: str, fix: str, exit_code: int) -> None:
         super().__init__(what, where=where, fix=fix)
@@ -35,9 +35,9 @@ class RemoteRefusal(PodwatchError):  # noqa: N818
 def call(
     path: Path, method: str, params: Mapping[str, Any] | None = None, *, timeout: float | None = 10.0
 ) -> dict[str, Any]:
-    """The method's result. ``timeout`` in seconds counts per read; None waits for ever (``sync --wait``).
+    """The method's result. ``timeout``: seconds per read; None waits forever (``sync --wait``).
 
-    Raises NotRunning, PermissionDenied, Busy (no answer in time), or RemoteRefusal with the daemon's own words.
+    Raises NotRunning, PermissionDenied, Busy (no answer in time), or RemoteRefusal with the daemon's message.
     """
     request = json.dumps({"id": 1, "method": method, "params": dict(params or {})}).encode() + b"\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -51,14 +51,16 @@ def call(
             raise NotRunning("podwatch is not running here", where=str(path), fix="start it: podwatch run") from error
         except PermissionError as error:
             raise PermissionDenied(
-                "the control socket is not yours", where=str(path), fix="use the user that podwatch runs as, or root"
+                "Permission denied: cannot open the control socket",
+                where=str(path),
+                fix="run the command as the user of podwatch, or as root",
             ) from error
         except TimeoutError as error:
             raise Busy(
-                f"podwatch does not answer {method!r} in time", where=str(path), fix="try again; see `podwatch status`"
+                f"podwatch did not answer {method!r} in time", where=str(path), fix="try again; see `podwatch status`"
             ) from error
         except OSError as error:
-            raise HostError(f"the control connection broke: {error}", where=str(path), fix="try again") from error
+            raise HostError(f"the control connection failed: {error}", where=str(path), fix="try again") from error
     return _result(line, path)
 
 
@@ -87,7 +89,7 @@ def _read_line(connection: socket.socket) -> bytes:
 
 def _result(line: bytes, path: Path) -> dict[str, Any]:
     if not line:
-        raise HostError("podwatch closed the connection without an answer", where=str(path), fix="see its log")
+        raise HostError("podwatch closed the connection without an answer", where=str(path), fix="read its log")
     try:
         answer = json.loads(line)
         if answer["ok"]:
@@ -103,5 +105,5 @@ def _result(line: bytes, path: Path) -> dict[str, Any]:
             exit_code=int(error.get("exit_code", 1)),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise InternalError("podwatch sent an answer that is not understood", where=str(path)) from error
+        raise InternalError("podwatch sent an invalid answer", where=str(path)) from error
     raise refusal

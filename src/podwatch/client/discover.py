@@ -1,7 +1,7 @@
-"""Find the daemon of a run from its runtime directory. Parses no configuration beyond two plain keys.
+"""Find the daemon of a run by its runtime directory. Reads only two keys of the configuration.
 
-Order: ``$PODWATCH_RUNTIME_DIR``, ``$RUNTIME_DIRECTORY``, what ``-c`` names, /run/podwatch, $XDG_RUNTIME_DIR/podwatch,
-/var/lib/podwatch/run, ~/.local/state/podwatch/run. Each holds one directory per run.
+Order: ``$PODWATCH_RUNTIME_DIR``, ``$RUNTIME_DIRECTORY``, the state_dir of ``-c``, /run/podwatch,
+$XDG_RUNTIME_DIR/podwatch, /var/lib/podwatch/run, ~/.local/state/podwatch/run. Each has one directory per run.
 """
 
 import os
@@ -16,13 +16,12 @@ from podwatch.client.trusted import read_trusted_bytes
 from podwatch.domain.errors import ConfigurationError, UsageError
 
 FORGOTTEN_AFTER = 14 * 86400.0
-"""Seconds since the last word of its podwatch after which a run is no longer listed: a pod that was stopped over a
-holiday is known again, and the runs of last quarter are not in the way."""
+"""Seconds after podwatch's last write until a run is no longer listed: longer than a holiday."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One run's runtime directory and what its endpoint file says."""
+    """A run's runtime directory and its endpoint."""
 
     directory: Path
     endpoint: Endpoint
@@ -43,7 +42,7 @@ class Found:
         return None if document is None else (document, written)
 
     def last_word(self) -> float:
-        """Epoch second at which its podwatch wrote something here last; 0 where that cannot be read."""
+        """Epoch second of podwatch's last write in this directory; 0 if it cannot be read."""
         times = [self.endpoint.stopped_wall or 0.0]
         for name in (ENDPOINT, SNAPSHOT):
             try:
@@ -53,8 +52,8 @@ class Found:
         return max(times)
 
     def remembered(self, now: float) -> bool:
-        """Whether it is listed, and can be meant without being named: its podwatch or its training lives, or its state
-        is still there and it had a podwatch within ``FORGOTTEN_AFTER``. ``now`` in epoch seconds."""
+        """Whether the run is listed, and can be chosen without a name: its podwatch or its training is alive, or its
+        state exists and podwatch wrote here within ``FORGOTTEN_AFTER``. ``now`` in epoch seconds."""
         if self.alive or self.training_lives():
             return True
         return not self.state_gone() and now - self.last_word() <= FORGOTTEN_AFTER
@@ -64,7 +63,7 @@ class Found:
         return found is not None and bool(training_lives(found[0]))
 
     def state_gone(self) -> bool:
-        """The directory with the run's state was removed. False where that cannot be told."""
+        """Whether the directory with the run's state was removed. False if unknown."""
         found = self.snapshot()
         daemon = found[0].get("daemon") if found is not None else None
         place = daemon.get("state_dir") if isinstance(daemon, dict) else None
@@ -80,7 +79,7 @@ class Found:
 
 
 def training_lives(document: Mapping[str, Any]) -> bool | None:
-    """Whether the launcher that a status document names still lives; None where it was not known."""
+    """Whether the launcher in a status document is alive; None if the document names none."""
     training = document.get("training")
     pid = training.get("pid") if isinstance(training, dict) else None
     if not isinstance(pid, int) or not isinstance(training, dict):
@@ -90,7 +89,7 @@ def training_lives(document: Mapping[str, Any]) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What a configuration file says about where to look; empty where it says nothing."""
+    """The keys of a configuration file that locate the daemon; empty if the file does not set them."""
 
     run_id: str = ""
     state_dir: Path | None = None
@@ -117,13 +116,13 @@ def runtime_roots(environ: Mapping[str, str], hints: Hints = NO_HINTS) -> list[P
 
 
 def searched(environ: Mapping[str, str], hints: Hints = NO_HINTS) -> list[Path]:
-    """Where is really looked: $PODWATCH_RUNTIME_DIR alone where it is set."""
+    """The directories that are searched: only $PODWATCH_RUNTIME_DIR if it is set."""
     explicit = environ.get("PODWATCH_RUNTIME_DIR")
     return [Path(explicit)] if explicit else runtime_roots(environ, hints)
 
 
 def find_runs(environ: Mapping[str, str] = os.environ, hints: Hints = NO_HINTS) -> list[Found]:
-    """Every run with an endpoint file, living ones first; the first directory wins for a run seen twice."""
+    """Every run with an endpoint file, running ones first. For a run found twice: the living one, else the first."""
     found: dict[str, Found] = {}
     for root in searched(environ, hints):
         try:
@@ -142,31 +141,30 @@ def find_runs(environ: Mapping[str, str] = os.environ, hints: Hints = NO_HINTS) 
 
 
 def choose(runs: Sequence[Found], run: str) -> Found | None:
-    """The run that is meant, or None when there is none at all.
+    """The run to use, or None if there is none.
 
-    Without a name: the one that lives; else the one that is remembered; of those that are forgotten the last one whose
-    state is still there. UsageError when ``run`` is not among them, or when several could be meant.
+    Without a name: the running one; else the remembered one; else the latest forgotten one whose state exists.
+    UsageError if ``run`` is not among them, or if several match.
     """
     now = time.time()
     if run:
         named = [f for f in runs if f.endpoint.run_id == run]
         if not named and runs:
             names = _names([f for f in runs if f.remembered(now)])
-            raise UsageError(f"no run {run!r} on this machine", fix=f"known: {', '.join(names) or 'none'}")
+            raise UsageError(f"run {run!r} not found on this machine", fix=f"known runs: {', '.join(names) or 'none'}")
         return named[0] if named else None
     pool = [f for f in runs if f.alive] or [f for f in runs if f.remembered(now)]
     if not pool:
         left = [f for f in runs if not f.state_gone()]
         return max(left, key=Found.last_word, default=None)
     if len(pool) > 1:
-        raise UsageError("several runs on this machine", fix=f"say which: --run NAME, one of {', '.join(_names(pool))}")
+        raise UsageError("several runs on this machine", fix=f"choose one with --run: {', '.join(_names(pool))}")
     return pool[0]
 
 
 def locate(run: str = "", config: str = "", environ: Mapping[str, str] = os.environ) -> Found | None:
-    """The run that is meant, or None: by ``config`` (or $PODWATCH_CONFIG), else by the configuration files in their
-    usual places, as every command takes them, where they name a run that is known here; else by what is found in the
-    usual directories. Raises as ``choose`` and ``read_hints``."""
+    """The run to use, or None: by ``config`` (or $PODWATCH_CONFIG), else by a configuration file in its default place
+    if it names a run that is known here, else by the default directories. Raises like ``choose`` and ``read_hints``."""
     hints = read_hints(config, environ)
     if hints is not NO_HINTS:
         return choose(find_runs(environ, hints), run or hints.run_id)
@@ -187,7 +185,7 @@ def locate(run: str = "", config: str = "", environ: Mapping[str, str] = os.envi
 
 
 def _usual_hints(config: str) -> Hints:
-    """What this file says, if it is there and can be trusted."""
+    """The hints of this file, if it exists and is trusted."""
     if not Path(config).exists():
         return NO_HINTS
     try:
@@ -197,10 +195,9 @@ def _usual_hints(config: str) -> Hints:
 
 
 def read_hints(config: str, environ: Mapping[str, str] = os.environ) -> Hints:
-    """run_id and state_dir from the file that ``-c`` or ``$PODWATCH_CONFIG`` names, and nothing else from it.
+    """run_id and state_dir from the file that ``-c`` or ``$PODWATCH_CONFIG`` names.
 
-    ConfigurationError when the named file cannot be read as TOML, or must not be trusted: it names the directory in
-    which the daemon's socket is looked for.
+    ConfigurationError if the file is not valid TOML, or not trusted: it decides which control socket is used.
     """
     name = config or environ.get("PODWATCH_CONFIG", "")
     if not name:
@@ -211,7 +208,7 @@ def read_hints(config: str, environ: Mapping[str, str] = os.environ) -> Hints:
     try:
         document = tomllib.loads(raw.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        # podwatch itself continues with its last good copy: those two lines are mostly still whole, and say where
+        # A running daemon continues with its last good copy, and these two lines are usually intact.
         document = _two_lines(raw.decode(errors="replace"))
         if not document:
             raise ConfigurationError(
@@ -225,7 +222,7 @@ def read_hints(config: str, environ: Mapping[str, str] = os.environ) -> Hints:
 
 
 def _two_lines(text: str) -> dict[str, str]:
-    """run_id and state_dir from a text that is not TOML as a whole."""
+    """run_id and state_dir from invalid TOML."""
     import re
 
     return {name: value for name, _, value in re.findall(r"""(?m)^\s*(state_dir|run_id)\s*=\s*(["'])(.*?)\2""", text)}

@@ -1,7 +1,7 @@
-"""A podwatch that runs although its runtime directory is none of those looked in: who holds the run's lock.
+"""Find a running podwatch by the run's lock if its runtime directory is unknown.
 
-Without it "not running" would be said of a run that is guarded, because it was started with another
-PODWATCH_RUNTIME_DIR (or as another user).
+Otherwise a run whose podwatch was started with another PODWATCH_RUNTIME_DIR, or as another user, would be reported as
+"not running".
 """
 
 import os
@@ -14,7 +14,7 @@ from podwatch.client.discover import Hints
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """``runtime`` is its runtime directory, empty where its environment may not be read."""
+    """The process that holds a run's lock. ``runtime``: its runtime directory; empty if it cannot be read."""
 
     pid: int
     lock: Path
@@ -22,8 +22,8 @@ class Holder:
 
 
 def holder(run: str, environ: Mapping[str, str], hints: Hints, locks: Path = Path("/proc/locks")) -> Holder | None:
-    """The process that guards ``run`` (empty: any run whose state lies in the usual places). Takes no lock itself: one
-    taken for a moment could keep a podwatch from starting."""
+    """The process that holds the lock of ``run`` (empty: of any run in the default state directories). Reads
+    /proc/locks and takes no lock: even a short one could prevent podwatch from starting."""
     held = _held(locks)
     for path in _lock_files(run, environ, hints):
         try:
@@ -55,7 +55,7 @@ def _lock_files(run: str, environ: Mapping[str, str], hints: Hints) -> Iterable[
 
 
 def _held(locks: Path) -> dict[int, int]:
-    """Inode -> the process that holds a flock on it. Devices are not compared: an overlay shows another one."""
+    """Inode -> pid of the process that holds a flock on it. Devices are not compared: overlays show another device."""
     try:
         lines = locks.read_text().splitlines()
     except OSError:
@@ -70,7 +70,7 @@ def _held(locks: Path) -> dict[int, int]:
 
 
 def _user_of(pid: int) -> int:
-    """Real user id; -1 where there is no such process. Another user's file can have the same inode number elsewhere."""
+    """Real user id; -1 without such a process. It is compared because inode numbers repeat across file systems."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("Uid:")))

@@ -1,7 +1,7 @@
-"""``endpoint.json``: where a daemon can be reached. Written by the daemon, read by everyone, secret-free.
+"""``endpoint.json``: the addresses of a daemon. The daemon writes it; every user can read it; it holds no secret.
 
-A run's runtime directory holds ``endpoint.json`` and ``status.json`` (readable by all) and the control socket in a
-directory of its own that only the daemon's user may enter.
+A run's runtime directory holds ``endpoint.json`` and ``status.json`` (readable by all users), and the control socket in
+a subdirectory that only the daemon's user can enter.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ CONTROL = Path("control") / "control.sock"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One daemon. ``stopped_wall`` is set when it left on purpose; a pid that is gone without it means it died."""
+    """One daemon. ``stopped_wall`` is set at an ordered stop; a missing process without it means that it died."""
 
     run_id: str
     pid: int
@@ -35,14 +35,14 @@ class Endpoint:
     version: str = ""
 
     def alive(self) -> bool:
-        """Whether that very process still lives (pid and start time compared). True where this cannot be told."""
+        """Whether that process is alive, by pid and start time (by pid alone if the start time is unknown)."""
         if self.stopped_wall is not None or (self.boot_id and self.boot_id != boot_id()):
             return False
         return process_alive(self.pid, self.start_ticks)
 
 
 def own_endpoint(run_id: str, *, started_wall: float, **fields: Any) -> Endpoint:
-    """An endpoint that names the calling process."""
+    """An endpoint for the calling process."""
     return Endpoint(
         run_id=run_id,
         pid=os.getpid(),
@@ -54,14 +54,14 @@ def own_endpoint(run_id: str, *, started_wall: float, **fields: Any) -> Endpoint
 
 
 def write_endpoint(directory: Path, endpoint: Endpoint) -> None:
-    """Replace ``endpoint.json`` whole, mode 0644. OSError is the caller's."""
+    """Replace ``endpoint.json`` atomically, mode 0644. Raises OSError."""
     write_document(directory / ENDPOINT, asdict(endpoint))
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Replace a JSON file by rename, so that a reader never sees half of it. Not fsynced: it describes a process."""
+    """Replace a JSON file atomically by rename. Not fsynced: it describes a living process."""
     staged = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
-    text = json.dumps(document)  # json.dump() encodes piece by piece in Python: ten times the time
+    text = json.dumps(document)  # json.dump() is ten times slower
     try:
         with staged.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -74,9 +74,9 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
 
 
 def read_document(path: Path, *, limit: int = 16 << 20) -> dict[str, Any] | None:
-    """A JSON object from a file, or None when it is absent, unreadable, too big or broken."""
+    """A JSON object from a file; None if it is absent, unreadable, larger than ``limit`` bytes, or broken."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would hold the command up
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(limit + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
         document = json.loads(data) if len(data) <= limit else None
@@ -86,7 +86,7 @@ def read_document(path: Path, *, limit: int = 16 << 20) -> dict[str, Any] | None
 
 
 def read_endpoint(directory: Path) -> Endpoint | None:
-    """The endpoint in a runtime directory, or None. Unknown fields are ignored, so a newer daemon can be read."""
+    """The endpoint in a runtime directory, or None. Ignores unknown fields, which a newer daemon can write."""
     document = read_document(directory / ENDPOINT)
     if document is None:
         return None
@@ -107,7 +107,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Field 22 of ``/proc/PID/stat``; None when there is no such process (or it is a zombie)."""
+    """Field 22 of ``/proc/PID/stat``; None if there is no such process or it is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         fields = stat.rpartition(")")[2].split()
@@ -117,6 +117,6 @@ def start_ticks(pid: int) -> int | None:
 
 
 def process_alive(pid: int, ticks: int) -> bool:
-    """Whether process ``pid`` with that start time lives. ``ticks`` 0 means the start time was not recorded."""
+    """Whether process ``pid`` with that start time is alive. ``ticks`` 0: start time unknown, the pid alone decides."""
     now = start_ticks(pid)
     return now is not None and (ticks == 0 or now == ticks)

@@ -1,4 +1,4 @@
-"""Read ``/status`` over HTTP: the way for a user who may not enter the control directory."""
+"""Read ``/status`` over HTTP, for users who cannot open the control socket."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ MAX_ANSWER = 16 << 20
 
 
 def fetch_status(url: str, *, timeout: float = 2.0) -> dict[str, Any] | None:
-    """The status document from ``http://host:port``, or None for any failure. Seconds count per read."""
+    """The status document from ``http://host:port``; None after any failure. ``timeout``: seconds per read."""
     import http.client
     import json
     from urllib.parse import urlsplit

@@ -1,4 +1,4 @@
-"""The status as one line for monitoring systems: ``PODWATCH OK - text | perfdata`` (facts/peers.md (e))."""
+"""The status as one line for monitoring plugins: ``PODWATCH OK - text | perfdata``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from podwatch.client.times import from_rfc3339
 
 
 def plugin_line(document: Mapping[str, Any]) -> str:
-    """One line without newline. ``|`` would start the performance data, so it never occurs in the text."""
+    """One line without newline. ``|`` starts the performance data, so it is replaced in the text."""
     word = str(document.get("overall") or "unknown").upper() if document.get("running") else "UNKNOWN"
     text = verdict(document)
     if not_backed_up(document):

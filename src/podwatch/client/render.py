@@ -1,8 +1,7 @@
-"""The status document as text for a tired person at 4 a.m.: first line the verdict, then facts, then what to do.
+"""Render the status document as text: the verdict in the first line, then facts, then what the operator must do.
 
-Pure: the same document gives the same text. Unknown and missing fields never break it, because it must also show
-what an older or newer daemon said. Everything from outside is stripped of control characters: some of it was written
-by the trainer.
+Pure. Unknown and missing fields are ignored, because the document can come from an older or newer daemon. Control
+characters are removed from every value: the trainer wrote some of them.
 """
 
 import textwrap
@@ -19,7 +18,7 @@ Document = Mapping[str, Any]
 
 
 def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
-    """The whole screen, ending in a newline. ``width`` in columns, kept between 40 and 120."""
+    """The whole screen, ending in a newline. ``width`` in columns, clamped to 40..120."""
     width = max(40, min(width, 120))
     paint = _Paint(colour)
     overall = str(document.get("overall"))
@@ -51,7 +50,7 @@ def not_backed_up(document: Document) -> bool:
 
 
 def verdict(document: Document) -> str:
-    """One sentence: what is true of the training right now."""
+    """One sentence: the current state of training."""
     if not document.get("running"):
         return _verdict_without_daemon(document)
     return _verdict(document) + _paused(document)
@@ -63,7 +62,7 @@ def _paused(document: Document) -> str:
         return ""
     until, now = from_rfc3339(pause.get("until")), _now(document)
     if pause.get("held_by"):
-        end = f"until others free the GPUs ({_clean(pause['held_by'])})"
+        end = f"until the GPUs are free (in use by {_clean(pause['held_by'])})"
     elif until is None or now is None:
         end = "until `podwatch unpause`"
     else:
@@ -85,7 +84,7 @@ def _verdict(document: Document) -> str:
     ended = _age(document, training.get("trainer_ended_at"))
     if ended is not None and state in ("running", "starting", "down"):
         last = "" if step is None else f", last step {step}"
-        return f"TRAINER PROCESS ENDED {ago(ended)}, launcher still waiting{last}{_ending(recovery)}"
+        return f"TRAINER PROCESS ENDED {ago(ended)}, its launcher still runs{last}{_ending(recovery)}"
     match state:
         case "running":
             if training.get("step_late") and age is not None:
@@ -95,12 +94,12 @@ def _verdict(document: Document) -> str:
             up = _age(document, training.get("started_at"))
             return f"TRAINING IS STARTING{source}" + (f" (for {span(up)}, no step yet)" if up is not None else "")
         case "recovering" if recovery.get("waiting") and again is not None:
-            return f"TRAINING IS DOWN; podwatch starts it again in {span(-again)}"
+            return f"TRAINING IS DOWN; podwatch restarts it in {span(-again)}"
         case "recovering" if recovery.get("phase") == "confirming" and training.get("alive"):
-            return f"TRAINING IS STARTING AGAIN{source}; no step yet since it was down"
+            return f"TRAINING IS RESTARTING{source}; no step since the restart yet"
         case "recovering":
             doing = _clean(recovery.get("phase") or "").replace("looking", "choosing the checkpoint")
-            return f"TRAINING IS DOWN; podwatch is bringing it back{source}" + (f" ({doing})" if doing else "")
+            return f"TRAINING IS DOWN; podwatch is restarting it{source}" + (f" ({doing})" if doing else "")
         case "down":
             why = next((r.get("summary") for r in _list(document, "reasons") if r.get("severity") == "critical"), "")
             return "TRAINING IS DOWN" + (f": {_clean(why)}" if why else "")
@@ -115,12 +114,12 @@ def _verdict(document: Document) -> str:
         case "finished":
             return "TRAINING IS FINISHED" + ("" if step is None else f" (last step {step})")
         case "stopped":
-            return "TRAINING IS STOPPED, as asked; podwatch starts it on `podwatch start`"
-    return "CANNOT SEE THE TRAINING: podwatch runs but its view of the trainer is blind"
+            return "TRAINING IS STOPPED, as requested; to start it: `podwatch start`"
+    return "STATE OF TRAINING UNKNOWN: podwatch runs but cannot observe the trainer"
 
 
 def _late(training: Document, age: float) -> str:
-    """The trainer lives, and that is all that can be said."""
+    """The verdict for a living trainer whose next step is late."""
     usual = training.get("median_step_seconds")
     pace = f" (usually {span(usual)})" if isinstance(usual, int | float) else ""
     saving = "; a checkpoint is being saved" if training.get("saving") else ""
@@ -128,7 +127,7 @@ def _late(training: Document, age: float) -> str:
 
 
 def _ending(recovery: Document) -> str:
-    return {"ending": "; it STOPS after its next save, as asked", "stopping": "; it is being stopped"}.get(
+    return {"ending": "; podwatch STOPS it after its next save, as requested", "stopping": "; podwatch stops it"}.get(
         str(recovery.get("phase")), ""
     )
 
@@ -137,17 +136,17 @@ def _verdict_without_daemon(document: Document) -> str:
     lives = document.get("training_alive")
     found = next((str(r.get("kind")) for r in _list(document, "reasons")), "")
     if found == "podwatch-elsewhere":
-        return "PODWATCH RUNS, AND CANNOT BE ASKED FROM HERE"
+        return "PODWATCH RUNS BUT CANNOT BE REACHED FROM HERE"
     guard = {
         "podwatch-silent": "PODWATCH DOES NOT ANSWER",
         "podwatch-stopped": "PODWATCH IS STOPPED",
         "podwatch-died": "PODWATCH IS NOT RUNNING",
     }.get(found, "PODWATCH IS NOT RUNNING")
     if lives is True:
-        return f"{guard}: training goes on UNGUARDED"
+        return f"{guard}: training continues UNGUARDED"
     if lives is False:
         return f"{guard} and TRAINING IS NOT RUNNING"
-    return f"{guard}: nobody guards the training"
+    return f"{guard}: training is UNGUARDED"
 
 
 def _rows(document: Document) -> Iterator[tuple[str, str, str]]:
@@ -160,7 +159,7 @@ def _rows(document: Document) -> Iterator[tuple[str, str, str]]:
         now = _now(document)
         if seen is None or now is None:
             return
-        yield "", f"what follows is {span(now - seen)} old (last seen {local(seen, now)})", YELLOW
+        yield "", f"the values below are {span(now - seen)} old (from {local(seen, now)})", YELLOW
     yield from _training_rows(document)
     alive = _dict(document, "training").get("alive")
     for gpu in _list(document, "gpus"):
@@ -185,18 +184,18 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         if training.get("median_step_seconds"):
             text += f", one every {span(training['median_step_seconds'])}"
         if training.get("steps_at_risk") is not None and training.get("trainer_ended_at"):
-            text += f"; {_steps(training['steps_at_risk'])} made since the newest checkpoint"
+            text += f"; {_steps(training['steps_at_risk'])} since the newest checkpoint"
         elif training.get("steps_at_risk") is not None and training.get("state") in ("running", "starting"):
             text += f"; {_steps(training['steps_at_risk'])} lost if training died now{_pod_lost(document)}"
         elif training.get("step_source") == "checkpoint" and training.get("steps_at_risk") is None:
-            text += "; the steps since this checkpoint are unknown: no log of training that podwatch reads shows them"
+            text += "; this is the newest checkpoint; podwatch finds no later step in training's logs"
         yield "step", text, ""
     if training.get("alive"):
         parts = [_whose_pid(training)] if training.get("pid") else []
         up = _age(document, training.get("started_at"))
         parts += [f"up {span(up)}"] if up is not None else []
         parts += [_counted(training["processes"], "process", "processes")] if training.get("processes") else []
-        how = {"keeper": "started by podwatch", "attach": "started by someone else, watched"}
+        how = {"keeper": "started by podwatch", "attach": "not started by podwatch"}
         if any(r.get("kind") == "keeper-lost" for r in _list(document, "reasons")):
             parts += ["started by podwatch, its keeper has ended"]
         elif training.get("supervision") in how:
@@ -211,7 +210,7 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
 
 
 def _pod_lost(document: Document) -> str:
-    """What is lost with the pod, where that is more: the steps since the newest checkpoint in the store."""
+    """The steps since the newest checkpoint in the store, if a lost pod costs more than a dead trainer."""
     training, sync = _dict(document, "training"), _dict(document, "sync")
     step, last, risk = training["step"], sync.get("last_step"), training["steps_at_risk"]
     unread = last is None and sync.get("saves", 0) is None
@@ -222,7 +221,7 @@ def _pod_lost(document: Document) -> str:
 
 
 def _whose_pid(training: Document) -> str:
-    """The trainer's own pid where it is one process below a launcher; a launcher is called one."""
+    """The pid of the trainer and of its launcher, if there are both."""
     launcher, pids = training["pid"], training.get("trainer_pids")
     pids = [pid for pid in pids if pid != launcher] if isinstance(pids, list) else []
     if training.get("trainer_ended_at"):
@@ -250,7 +249,7 @@ def _gpu_row(gpu: Document, alive: object) -> tuple[str, str, str]:
 
 
 def _outdated(row: Document, alive: object) -> str:
-    """For a reading from before podwatch stopped or started the trainer, where it may mislead."""
+    """A remark on a reading from before podwatch stopped or started the trainer; empty for a current one."""
     if not row.get("outdated"):
         return ""
     return "  (before the start)" if alive else "  (before the stop)"
@@ -300,15 +299,15 @@ def _backup_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         return
     last = sync.get("last_step")
     if last is None and sync.get("saves", 0) is None:
-        text = "its content is not read yet"
+        text = "podwatch has not read its content yet"
     elif last is None:
         text = "nothing stored yet"
     else:
-        text = f"last synced step {last} ({ago(_age(document, sync.get('last_published_at')))})"
+        text = f"newest stored: step {last} ({ago(_age(document, sync.get('last_published_at')))})"
     if sync.get("uploading_step") is not None:
         sent, total = sync.get("uploaded_bytes") or 0, sync.get("total_bytes") or 0
         share = f" ({100 * sent / total:.0f} %)" if total else ""
-        text += f"; sending step {sync['uploading_step']}: {size(sent)} of {size(total)}{share}"
+        text += f"; uploading step {sync['uploading_step']}: {size(sent)} of {size(total)}{share}"
         if sync.get("upload_bytes_per_second") is not None:
             text += f", {size(sync['upload_bytes_per_second'])}/s"
         if sync.get("upload_left_seconds") is not None:
@@ -318,11 +317,11 @@ def _backup_rows(document: Document) -> Iterator[tuple[str, str, str]]:
     text += _not_sent(_dict(document, "counters"))
     if sync.get("superseded"):
         who = f" {_clean(sync['holder'])}" if sync.get("holder") else ""
-        text += f"; SUPERSEDED by pod{who}: nothing is published from here any more"
+        text += f"; SUPERSEDED by pod{who}: this pod no longer uploads checkpoints"
     elif sync.get("standing") == "aside":
-        text += "; control.json gives this run to another pod"
+        text += "; control.json assigns this run to another pod: this pod does not train it"
     elif sync.get("standing") == "watching":
-        text += f"; pod {_clean(sync.get('holder') or 'unknown')} may still train this run"
+        text += f"; this pod does not train: pod {_clean(sync.get('holder') or 'unknown')} possibly still does"
     if sync.get("ok") is False:
         word = "REFUSED" if sync.get("refused") else "NOT REACHABLE"
         text += f"; {word}: {_clean(sync.get('error') or 'unknown error')}"
@@ -333,7 +332,7 @@ def _backup_rows(document: Document) -> Iterator[tuple[str, str, str]]:
 
 
 def _not_sent(counters: Document) -> str:
-    """How many checkpoints never reached the store; empty where all did."""
+    """How many checkpoints never reached the store; empty if all did."""
     skipped, abandoned = counters.get("skipped") or 0, counters.get("abandoned") or 0
     total = (counters.get("published") or 0) + skipped + abandoned
     counts = [f"{skipped} skipped"] * bool(skipped) + [f"{abandoned} abandoned"] * bool(abandoned)
@@ -357,14 +356,14 @@ def _incident_row(document: Document, incident: Document) -> tuple[str, str, str
 def _podwatch_row(document: Document) -> tuple[str, str, str]:
     daemon, recovery = _dict(document, "daemon"), _dict(document, "recovery")
     phase, detail = _clean(recovery.get("phase") or "watching"), _clean(recovery.get("detail") or "")
-    phase = "watching" if phase == "running" else phase  # it is podwatch that this row is about
+    phase = "watching" if phase == "running" else phase  # this row is about podwatch, not about training
     text = f"{phase}{f': {detail}' if detail else ''}"
     if (recovery.get("attempts") or 0) > 1:
         text += f" (attempt {recovery['attempts']})"
     if recovery.get("confirmed") is False:
         text += "; the resume is NOT CONFIRMED"
     if daemon.get("mode") == "observe":
-        text += "; OBSERVE: kills and deletions are only reported"
+        text += "; OBSERVE mode: podwatch only reports restarts and deletions"
     return "podwatch", text, ""
 
 

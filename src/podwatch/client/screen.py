@@ -1,4 +1,4 @@
-"""The status in a window that is painted again and again: never taller than the window, the verdict always in view."""
+"""Fit the status into a terminal window for ``status --watch``: the verdict is always visible."""
 
 import re
 
@@ -6,8 +6,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def fit(text: str, columns: int, rows: int) -> str:
-    """``text`` cut at its end to what a window of that size shows; the last line then says how many lines are hidden.
-    Without the newline at the end, which would scroll the first line out. A size of 0 or less is unknown: no limit."""
+    """``text`` cut at its end to the window; the last line then shows how many lines are hidden. Without a final
+    newline, which would scroll the first line out of the window. A size of 0 or less is unknown: no limit."""
     lines = text.rstrip("\n").split("\n")
     if rows <= 0 or columns <= 0 or sum(_height(line, columns) for line in lines) <= rows:
         return "\n".join(lines)
@@ -17,7 +17,7 @@ def fit(text: str, columns: int, rows: int) -> str:
         if free < 0:
             break
         shown.append(line)
-    if not shown:  # not even the verdict and one more line
+    if not shown:  # no space for the verdict and one more line
         return _COLOUR.sub("", lines[0])[: columns * rows]
     hidden = len(lines) - len(shown)
     note = f"({hidden} more line{'' if hidden == 1 else 's'} hidden: enlarge the window)"
@@ -25,5 +25,5 @@ def fit(text: str, columns: int, rows: int) -> str:
 
 
 def _height(line: str, columns: int) -> int:
-    """Rows that a terminal needs for it."""
+    """Number of terminal rows that ``line`` takes."""
     return max(1, -(-len(_COLOUR.sub("", line)) // columns))

@@ -1,4 +1,4 @@
-"""Times and sizes in words, and RFC 3339, with nothing but the standard library."""
+"""Format times and sizes, and convert RFC 3339. Standard library only."""
 
 import calendar
 import math
@@ -6,7 +6,7 @@ import time
 
 
 def rfc3339(wall: float | None) -> str | None:
-    """``2026-01-31T03:00:00.250Z``; None stays None. Times of zero or below mean "unknown" and give None too."""
+    """Epoch seconds as ``2026-01-31T03:00:00.250Z``; None for None and for unknown times (zero or below)."""
     if wall is None or wall <= 0 or not math.isfinite(wall):
         return None
     whole = int(wall)
@@ -15,7 +15,7 @@ def rfc3339(wall: float | None) -> str | None:
 
 
 def from_rfc3339(text: object) -> float | None:
-    """Epoch seconds of our own RFC 3339 times (UTC, ``Z``); None for anything else."""
+    """Epoch seconds of an RFC 3339 time in UTC with ``Z``; None for anything else."""
     if not isinstance(text, str) or not text.endswith("Z"):
         return None
     body, _, fraction = text[:-1].partition(".")
@@ -27,7 +27,7 @@ def from_rfc3339(text: object) -> float | None:
 
 
 def span(seconds: float) -> str:
-    """The largest two units that matter: ``0.3 s``, ``18 s``, ``4 min``, ``1 h 12 min``, ``3 d 4 h``."""
+    """A duration in its two largest units: ``0.3 s``, ``18 s``, ``4 min``, ``1 h 12 min``, ``3 d 4 h``."""
     seconds = max(0.0, seconds)
     if seconds < 5 and seconds != int(seconds):
         return f"{seconds:.1f} s"
@@ -44,7 +44,7 @@ def span(seconds: float) -> str:
 
 
 def ago(seconds: float | None) -> str:
-    """``18 s ago``; a moment in the future by clock skew is ``just now``; None is ``never``."""
+    """``18 s ago``; ``just now`` also for a future time (clock skew); ``never`` for None."""
     if seconds is None:
         return "never"
     return "just now" if seconds < 1 else f"{span(round(seconds))} ago"
@@ -63,12 +63,12 @@ def size(size_bytes: float | None) -> str:
 
 
 def gib(size_bytes: float | None) -> str:
-    """GPU memory as ``nvidia-smi`` readers know it: GiB with one decimal."""
+    """GPU memory in GiB with one decimal."""
     return "?" if size_bytes is None else f"{size_bytes / (1 << 30):.1f} GiB"
 
 
 def local(wall: float | None, now: float) -> str:
-    """Local clock time; with the date when it is more than 20 hours from ``now`` (both epoch seconds)."""
+    """Local time; with the date if it is more than 20 hours from ``now`` (both in epoch seconds)."""
     if wall is None:
         return "?"
     form = "%H:%M:%S" if abs(now - wall) < 20 * 3600 else "%Y-%m-%d %H:%M"

@@ -1,10 +1,10 @@
-"""Reading a configuration file that only root or the caller could have written: the daemon and every command use this.
+"""Read a configuration file that only root or the caller can have written. The daemon and every command use this.
 
-The check follows links and tests the file itself: a regular file of root's or the caller's that nobody else can
-write, or any regular file on a read-only mount (a Kubernetes ConfigMap, whose file is a link into a directory that is
-replaced as a whole). Not checked are the directories on the way and the links themselves: another user who owns the
-directory in which you type a command can choose *which* file of root's or yours is found there, but not what it says.
-On a FUSE mount the owner is what its server says, so that server must be root's or the caller's.
+The check follows links and tests the file itself: a regular file of root or the caller that no other user can write, or
+any regular file on a read-only mount (a Kubernetes ConfigMap, whose file is a link into a directory that is replaced as
+a whole). Parent directories and links are not checked: another user who owns the directory in which you type a command
+can choose *which* file of root's or yours is found there, but not its content. On a FUSE mount the server reports the
+owner, so the server itself must belong to root or the caller.
 """
 
 import os
@@ -17,21 +17,21 @@ MAX_BYTES = 1 << 20
 
 
 def read_trusted(path: Path) -> str:
-    """Its text. Raises ConfigurationError where it cannot be read, or must not be trusted."""
+    """The file's text. ConfigurationError if it cannot be read or is not trusted."""
     raw = read_trusted_bytes(path)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise ConfigurationError(
-            "the configuration is not UTF-8", where=f"{path}:{line}", fix="save it as UTF-8"
+            "the configuration is not valid UTF-8", where=f"{path}:{line}", fix="save it as UTF-8"
         ) from error
 
 
 def read_trusted_bytes(path: Path) -> bytes:
-    """Its content. Raises as ``read_trusted`` does; never waits for a FIFO."""
+    """The file's bytes. Raises like ``read_trusted``. Does not block on a FIFO."""
     try:
-        # A path only, first: to open a device, or a file that another user holds a lease on, may already do something.
+        # O_PATH first: opening a device, or a file with another user's lease, can already have side effects.
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             _check(path, place)
@@ -45,7 +45,7 @@ def read_trusted_bytes(path: Path) -> bytes:
             f"cannot read the configuration: {error.strerror}", where=str(path), fix="check its path and permissions"
         ) from error
     if len(raw) > MAX_BYTES:
-        raise ConfigurationError("the configuration is larger than 1 MiB", where=str(path), fix="is it the right file?")
+        raise ConfigurationError("the configuration is larger than 1 MiB", where=str(path), fix="correct the path")
     return raw
 
 
@@ -56,29 +56,29 @@ def _check(path: Path, place: int) -> None:
     server = _fuse_user(place, status)
     if server not in (0, os.geteuid()):
         raise ConfigurationError(
-            f"the configuration is on a FUSE mount of uid {server}, who could make podwatch run anything",
+            f"the configuration is on a FUSE mount of uid {server}, who could make podwatch run any command",
             where=str(path),
-            fix="copy it to a directory of yours",
+            fix="copy it to your own directory",
         )
     if os.fstatvfs(place).f_flag & os.ST_RDONLY:
         return
     file = os.path.realpath(path) if path.is_symlink() else path
     if status.st_uid not in (0, os.geteuid()):
         raise ConfigurationError(
-            f"the configuration belongs to uid {status.st_uid}, who could make podwatch run anything",
+            f"the configuration belongs to uid {status.st_uid}, who could make podwatch run any command",
             where=str(path),
             fix=f"chown {os.geteuid()} {file}",
         )
     if status.st_mode & 0o022:
         raise ConfigurationError(
-            f"the configuration can be written by others (mode {stat.S_IMODE(status.st_mode):04o})",
+            f"the configuration can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})",
             where=str(path),
             fix=f"chmod go-w {file}",
         )
 
 
 def _fuse_user(place: int, status: os.stat_result) -> int:
-    """The uid of the FUSE server that shows this file; 0 where it is on another kind of file system."""
+    """The uid of the FUSE server of this file; 0 for any other file system."""
     if os.major(status.st_dev) != 0:
         return 0  # a disk
     try:
@@ -91,7 +91,7 @@ def _fuse_user(place: int, status: os.stat_result) -> int:
 
 
 def fuse_user(mount: str, mounts: str) -> int:
-    """The same for the number of a mount and the text of /proc/self/mountinfo."""
+    """The same for a mount id and the text of /proc/self/mountinfo."""
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         fields = after.split()

@@ -1,4 +1,4 @@
-"""Settings: what may be configured, in which units, where it came from.
+"""Settings: their models, units and sources.
 
 A layout or a store is only a name here; ``daemon`` resolves it.
 """

@@ -1,5 +1,5 @@
-"""The directory in which the user typed the command. Relative paths are resolved against it, wherever we work now: a
-daemon works in ``/``, so that it imports nothing from a directory that other users can write to."""
+"""The directory in which the user typed the command. Relative paths are resolved against it, also in a daemon, whose
+working directory is ``/`` so that it imports nothing from a directory that other users can write to."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -8,13 +8,13 @@ from contextvars import ContextVar
 from pathlib import Path
 
 TYPED_IN = "PODWATCH_DIRECTORY"
-"""Set by a daemon for itself, and by that for the one that its init starts; a command resolves against its own."""
+"""Environment variable with that directory. A daemon sets it for itself and for the daemon that its init starts."""
 _RELATIVE_TO: ContextVar[str] = ContextVar("podwatch_relative_to", default="")
 
 
 @contextmanager
 def relative_to(environ: Mapping[str, str]) -> Iterator[None]:
-    """While settings are made: what their relative paths mean."""
+    """Resolve relative paths against ``environ``'s directory while settings are built."""
     token = _RELATIVE_TO.set(environ.get(TYPED_IN, ""))
     try:
         yield
@@ -23,7 +23,8 @@ def relative_to(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def resolved(path: Path, directory: str = "") -> Path:
-    """Absolute, by ``directory`` or else the current one. Links stay. Raises ValueError where there is none."""
+    """``path`` made absolute by ``directory``, else by the current directory. Does not resolve links. ValueError if
+    there is no current directory."""
     if path.is_absolute():
         return path
     try:
@@ -33,8 +34,7 @@ def resolved(path: Path, directory: str = "") -> Path:
 
 
 def move_to_root(environ: "os._Environ[str]") -> None:
-    """Work in ``/`` from now on, and keep in ``environ`` what relative paths mean. Nothing is lost without a current
-    directory: then only absolute paths were usable before."""
+    """Change the working directory to ``/`` and save the previous one in ``environ``, for relative paths."""
     if TYPED_IN not in environ:
         try:
             environ[TYPED_IN] = str(Path.cwd())

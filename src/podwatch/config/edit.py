@@ -1,7 +1,7 @@
-"""Change a few values of a TOML file and nothing else: comments, order and layout stay.
+"""Change a few values of a TOML file and keep comments, order and layout.
 
-The text is edited by line and column, then parsed again: it must hold exactly what was wanted, else nothing is
-returned. That check makes a dependency for editing TOML unnecessary.
+The text is edited by line and column, then parsed again. Unless the result holds exactly the requested values, an error
+is raised. This check makes a TOML-editing dependency unnecessary.
 """
 
 import json
@@ -16,8 +16,8 @@ Path = tuple[str, ...]
 
 
 def set_values(text: str, changes: Mapping[Path, Any], *, where: str = "") -> str:
-    """``text`` with these values set, by key path. Raises ConfigurationError where that cannot be done without touching
-    anything else (a key inside an inline table, for example); ``where`` is named there."""
+    """``text`` with these values set, by key path. ConfigurationError (naming ``where``) if that would change anything
+    else, for example for a key inside an inline table."""
     wanted = tomllib.loads(text)
     for path, value in changes.items():
         _put(wanted, path, value, where)
@@ -32,7 +32,7 @@ def set_values(text: str, changes: Mapping[Path, Any], *, where: str = "") -> st
     if not same:
         keys = ", ".join(".".join(path) for path in changes)
         raise ConfigurationError(
-            f"{keys} cannot be changed in place: the file writes it in a form that podwatch does not edit",
+            f"podwatch cannot change {keys} in this file: it does not edit this form of TOML",
             where=where,
             fix="; ".join(f"write {'.'.join(path)} = {literal(value)}" for path, value in changes.items()),
         )
@@ -40,9 +40,9 @@ def set_values(text: str, changes: Mapping[Path, Any], *, where: str = "") -> st
 
 
 def literal(value: Any) -> str:
-    """A TOML value on one line: text, truth, numbers, lists and tables of these."""
+    """A TOML value on one line: a string, boolean or number, or a list or table of these."""
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but for a character beyond the first plane, which TOML takes as it is, and DEL.
+        # JSON escapes are valid TOML except for surrogate pairs (avoided by ensure_ascii=False) and DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         inside = ", ".join(f"{_key(name)} = {literal(item)}" for name, item in value.items())
@@ -62,7 +62,7 @@ def _put(document: dict[str, Any], path: Path, value: Any, where: str) -> None:
     for name in path[:-1]:
         inner = table.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise ConfigurationError(f"{name} is no table", where=where, fix="correct the file by hand")
+            raise ConfigurationError(f"{name} is not a table", where=where, fix="correct the file by hand")
         table = inner
     table[path[-1]] = list(value) if isinstance(value, tuple) else value
 
@@ -93,7 +93,7 @@ def _set(text: str, path: Path, value: Any) -> str:
 
 
 def _after_equals(line: str) -> int:
-    """The column behind the ``=`` of a key line; keys may be quoted."""
+    """The column after the ``=`` of a key line. Keys can be quoted."""
     quote = ""
     for column, character in enumerate(line):
         if quote:
@@ -106,7 +106,7 @@ def _after_equals(line: str) -> int:
 
 
 def _value_end(lines: list[str], first: int, column: int) -> tuple[int, int, list[str]]:
-    """(line, column) behind the value that begins there, and the comments inside it."""
+    """(line, column) after the value that starts there, and the comments inside it."""
     depth, quote = 0, ""
     comments: list[str] = []
     end = column

@@ -1,4 +1,4 @@
-"""Settings as a commented TOML file, as JSON and as a reference page, all from the models."""
+"""Settings as a commented TOML file, as JSON and as a reference page, all generated from the models."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,26 +17,26 @@ from podwatch.domain.secrets import scrub, scrub_argv
 MASK = "***"
 _SECTION_NOTES = {
     "trainer": "the training that podwatch starts, watches and resumes",
-    "gpu": "GPU memory is what tells a silent death",
-    "inference": "the second signal for a silent death, and for a hang",
-    "hang": "training that lives but makes no step",
-    "checkpoints": "when a checkpoint counts as whole",
+    "gpu": "GPU memory shows a silent death",
+    "inference": "the inference server corroborates a silent death or a hang",
+    "hang": "training that is alive but makes no step",
+    "checkpoints": "when a checkpoint counts as complete",
     "checkpoints.custom": 'only for layout = "custom"',
-    "sync": "copies outside this pod",
-    "disk": "room for the next checkpoint",
-    "recovery": "how often and how patiently to restart",
+    "sync": "copies of checkpoints outside this pod",
+    "disk": "disk space for the next checkpoint",
+    "recovery": "how often to restart, and how long to wait",
     "resources": "the machine's own limits",
-    "training": "the health of the training itself, as warnings",
-    "record": "what was sensed, kept for `podwatch replay`",
+    "training": "warnings about the health of the training itself",
+    "record": "recorded sensor data for `podwatch replay`",
     "http": "health, status and metrics",
-    "notify": "who hears what happened while nobody looked",
+    "notify": "where podwatch sends notices",
     "wandb": "podwatch's own run in the training's W&B project",
-    "log": "what podwatch says about itself",
+    "log": "podwatch's own log",
 }
 
 
 def value_of(settings: Settings, key: str) -> object:
-    """The effective value; None also for a key in a section that is not there."""
+    """The effective value; None also for a key in an absent section."""
     value: object = settings
     for name in key.split("."):
         value = getattr(value, name, None)
@@ -44,7 +44,7 @@ def value_of(settings: Settings, key: str) -> object:
 
 
 def plain(field: FieldInfo, value: object) -> object:
-    """A value in the form a person writes: units as text, paths as text, tuples as lists."""
+    """A value as a user writes it: units and paths as text, tuples as lists."""
     parser = next((item.func for item in field.metadata if isinstance(item, BeforeValidator)), None)
     parser = parser or _unit_inside(field)
     if value is None:
@@ -63,13 +63,13 @@ def plain(field: FieldInfo, value: object) -> object:
 
 
 def _entry(model: BaseModel) -> dict[str, object]:
-    """One table of a list of tables: what was said, not the defaults."""
+    """One table of a list of tables, without the defaults."""
     fields = type(model).model_fields
     return {name: plain(fields[name], getattr(model, name)) for name in fields if name in model.model_fields_set}
 
 
 def masked(key: str, value: object) -> object:
-    """What may be shown of a value: names yes, secrets no (promise 11)."""
+    """The value with secrets masked; names stay readable."""
     if isinstance(value, Mapping):
         return {
             name: MASK if looks_secret(str(name), str(text)) else masked(f"{key}.{name}", text)
@@ -87,7 +87,7 @@ def masked(key: str, value: object) -> object:
 
 
 def _is_argv(value: object) -> bool:
-    """One command of a list of commands."""
+    """Whether ``value`` is a list of strings."""
     return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
 
 
@@ -119,10 +119,9 @@ def render_toml(
     mask: bool = True,
     notes: Mapping[str, str] | None = None,
 ) -> str:
-    """The effective settings as TOML that loads again, each with its description and where it came from.
+    """The effective settings as loadable TOML, each with its description and source.
 
-    Values at their default are commented out, so that a file made of it stays small in meaning. ``notes`` are further
-    comments by key.
+    Values at their default are commented out. ``notes`` are further comments by key.
     """
     lines: list[str] = []
     section = ""
@@ -147,8 +146,8 @@ def render_toml(
 
 
 def render_brief(settings: Settings, *, notes: Mapping[str, str], hints: Mapping[str, str]) -> str:
-    """Only what differs from the defaults, as TOML that loads again, each with its note beside it. ``hints`` are
-    literals by key for settings that still have to be filled in: commented lines. Nothing is masked."""
+    """The settings that differ from the defaults, as loadable TOML, each with its note. ``hints`` are literals by key
+    for settings that the user still has to fill in: commented lines. Nothing is masked."""
     lines: list[str] = []
     section = ""
     for key, field in walk():
@@ -179,7 +178,7 @@ def to_json(settings: Settings, sources: Mapping[str, str], path: Path | None) -
 
 
 def render_reference() -> str:
-    """The table part of docs/configuration.md: every key with its default and its reason."""
+    """The tables of docs/configuration.md: every key with its default and reason."""
     lines: list[str] = []
     section: str | None = None
     for key, field in walk():
@@ -189,7 +188,7 @@ def render_reference() -> str:
             lines += ["", f"## {title}", ""]
             if home in _SECTION_NOTES:
                 lines += [f"{_SECTION_NOTES[home].capitalize()}.", ""]
-            lines += ["| key | default | what, and why this default | environment |", "|---|---|---|---|"]
+            lines += ["| key | default | meaning, and reason for the default | environment |", "|---|---|---|---|"]
             section = home
         default = (
             "required" if field.is_required() else _code(plain(field, field.get_default(call_default_factory=True)))
@@ -208,7 +207,7 @@ def _is_default(field: FieldInfo, value: object) -> bool:
 
 
 def _unit_inside(field: FieldInfo) -> Any:
-    """The unit of ``Size | None``: pydantic leaves the marker inside the union."""
+    """The unit parser of ``Size | None``: pydantic keeps the marker inside the union."""
     for member in getattr(field.annotation, "__args__", ()):
         for item in getattr(member, "__metadata__", ()):
             if isinstance(item, BeforeValidator):

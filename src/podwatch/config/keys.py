@@ -1,4 +1,4 @@
-"""The keys the models know, as dotted names, and which names smell of a secret."""
+"""The dotted names of all settings, and which names look like a secret."""
 
 import difflib
 import re
@@ -29,7 +29,7 @@ OPERATIONAL = frozenset(
         "PODWATCH_DIRECTORY",
     }
 )
-"""Names that begin like a setting but steer programs instead; exported to training or read by the command line."""
+"""PODWATCH_* variables that are not settings: exported to training, or read by commands."""
 OPERATIONAL_PREFIXES = ("PODWATCH_HEARTBEAT_",)
 
 _SECRET = re.compile(
@@ -40,17 +40,17 @@ _USERINFO = re.compile(r"^[a-z][a-z0-9+.-]*://[^/\s@]*:[^/\s@]+@", re.I)
 
 
 def looks_secret(name: str, value: str = "") -> bool:
-    """Whether an environment variable or flag of this name (or with this value) must never be written or shown."""
+    """Whether an environment variable or flag of this name (or with this value) must not be written or shown."""
     return bool(_SECRET.search(name) or (value and _USERINFO.match(value)))
 
 
 def is_credential_key(name: str) -> bool:
-    """Whether a TOML key is an attempt to put store credentials into the file."""
+    """Whether a TOML key names store credentials."""
     return bool(_SECRET_TOML.match(name) or (name.isupper() and looks_secret(name)))
 
 
 def submodel(field: FieldInfo) -> type[BaseModel] | None:
-    """The section a field holds, also behind ``| None``. A list of sections is one key: ``[[log_rules]]``."""
+    """The section model of a field, also for ``| None``. A list of sections (``[[log_rules]]``) is one key: None."""
     if get_origin(field.annotation) is tuple:
         return None
     for candidate in (field.annotation, *get_args(field.annotation)):
@@ -79,7 +79,7 @@ def known_keys() -> tuple[str, ...]:
 
 @cache
 def known_sections() -> tuple[str, ...]:
-    """Dotted section names, a section before those inside it."""
+    """Dotted section names, parents first."""
     found: dict[str, None] = {}
     for name in known_keys():
         parts = name.split(".")
@@ -93,7 +93,7 @@ def env_name(key: str) -> str:
 
 
 def suggest_key(path: tuple[str, ...]) -> str:
-    """A sentence for an unknown key: the nearest of its own section first, then the same name elsewhere."""
+    """The fix for an unknown key: the nearest name in its section, else the same name in another section."""
     section, name = ".".join(path[:-1]), path[-1].replace("-", "_").lower()
     siblings = _names_in(section)
     if name in siblings:
@@ -101,18 +101,18 @@ def suggest_key(path: tuple[str, ...]) -> str:
     leaves: dict[str, list[str]] = {}
     for key in known_keys():
         leaves.setdefault(key.rpartition(".")[2], []).append(key)
-    # A right name in the wrong section says more than one that only resembles it.
+    # The right name in another section is a better guess than a similar name.
     if name not in leaves and (close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)):
         return f'did you mean "{close[0]}"?'
     if close := difflib.get_close_matches(name, list(leaves), n=1, cutoff=0.75):
         homes = [key.rpartition(".")[0] for key in leaves[close[0]]]
         places = " or ".join(f"in [{home}]" if home else "at the top of the file" for home in homes)
         return f'did you mean "{close[0]}" {places}?'
-    return "remove it" + (f"; [{section}] knows {', '.join(siblings)}" if section and siblings else "")
+    return "remove it" + (f"; the keys of [{section}] are {', '.join(siblings)}" if section and siblings else "")
 
 
 def suggest_env(name: str) -> str:
-    """A sentence for an unknown PODWATCH_* variable."""
+    """The fix for an unknown PODWATCH_* variable."""
     names = [env_name(key) for key in known_keys()] + sorted(OPERATIONAL)
     upper = name.upper()
     if upper in names:
@@ -131,7 +131,7 @@ def _names_in(section: str) -> list[str]:
 
 
 def flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mapping to dotted leaves; a mapping that is itself a setting (``trainer.env``) stays one leaf."""
+    """A nested mapping as dotted leaves; a mapping that is a setting itself (``trainer.env``) is one leaf."""
     leaves: dict[str, Any] = {}
     for name, value in data.items():
         key = f"{prefix}{name}"

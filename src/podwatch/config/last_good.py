@@ -1,7 +1,7 @@
-"""The last configuration that worked, kept for a start with one that does not (DESIGN section 5, end).
+"""A copy of the last configuration that loaded, used when the file is broken.
 
-A guard that refuses to start because of a typo guards nothing. So the daemon keeps a copy of each file it could load
-in ``<state_dir>/<run_id>/``, and falls back to it, loudly. Exit 78 remains for the case that there is no copy.
+A daemon that refuses to start because of a typo guards nothing. It therefore keeps a copy of each file that it loaded
+in ``<state_dir>/<run_id>/``, uses it when the file cannot be loaded, and reports that. Without a copy it exits with 78.
 """
 
 import json
@@ -27,9 +27,8 @@ def last_good_path(state_dir: Path, run_id: str) -> Path:
 
 
 def save_last_good(loaded: LoadedSettings) -> None:
-    """Keep a copy of the file that was just loaded. Nothing to do for settings without a file, or from a copy.
-
-    Replaced atomically and fsynced. Raises OSError; a guard can go on without it.
+    """Store a copy of the file that was just loaded, atomically and fsynced. Does nothing for settings without a file
+    or from a copy. Raises OSError, which the daemon can ignore.
     """
     if loaded.path is None or loaded.refused:
         return
@@ -59,9 +58,9 @@ def save_last_good(loaded: LoadedSettings) -> None:
 def load_last_good(
     path: Path, *, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None, run: str = ""
 ) -> LoadedSettings | None:
-    """The last good copy of the file at ``path``, or None when there is none that can be used.
+    """The settings of the last good copy of the file at ``path``; None without a usable copy.
 
-    The copy must be of this very file. Environment and flags apply as usual.
+    Environment and flags apply as usual.
     """
     for copy in _copies(path, environ, overrides or {}):
         try:
@@ -77,8 +76,8 @@ def load_last_good(
 def load_or_last_good(
     path: Path | None, *, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None, run: str = ""
 ) -> LoadedSettings:
-    """As load_settings, but a file that cannot be used is replaced by its last good copy, with ``refused`` set to the
-    reason. Raises the file's own ConfigurationError when there is no copy."""
+    """Like load_settings, but uses the last good copy of an unusable file, with ``refused`` set to the reason. Without
+    a copy it raises the file's own ConfigurationError."""
     try:
         return load_settings(path, environ=environ, overrides=overrides, run=run)
     except ConfigurationError as error:
@@ -99,8 +98,8 @@ def _named(path: Path | None, environ: Mapping[str, str], run: str) -> Path | No
 
 
 def _copies(path: Path, environ: Mapping[str, str], overrides: Mapping[str, object]) -> list[Path]:
-    """Where a copy may lie. The broken file itself is asked for state_dir and run_id line by line, because those two
-    lines are mostly still whole; then the usual place, every run."""
+    """Possible copies. state_dir and run_id are read from the broken file line by line, because these two lines are
+    usually intact; then the default state_dir with every run."""
     told: dict[str, str] = {}
     try:
         told = {name: value for name, _, value in _SETTING.findall(read_trusted(path))}

@@ -1,7 +1,7 @@
-"""From a file, the environment and flags to one checked Settings, or to every problem at once.
+"""Load file, environment and flags into one validated Settings, or report every problem at once.
 
-Order (DESIGN section 7): ``-c``, ``$PODWATCH_CONFIG``, ``./podwatch.toml``, ``/etc/podwatch/podwatch.toml`` (or
-``/etc/podwatch/NAME.toml`` with ``--run NAME``); then the environment, then flags, each stronger than the one before.
+The file is the first of ``-c``, ``$PODWATCH_CONFIG``, ``./podwatch.toml``, ``/etc/podwatch/podwatch.toml`` (or
+``/etc/podwatch/NAME.toml`` with ``--run NAME``). The environment overrides the file; flags override both.
 """
 
 import json
@@ -51,9 +51,9 @@ _AT = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """The effective settings and where each came from. ``path`` is None when environment and flags were enough.
+    """The effective settings and the source of each. ``path`` is None if environment and flags were enough.
 
-    ``refused`` is set when the file could not be used and the last good copy stands in for it (last_good.py).
+    ``refused`` is the reason why the file could not be used, if its last good copy was used instead (last_good.py).
     """
 
     settings: Settings
@@ -73,9 +73,9 @@ def load_settings(
     search: bool = True,
     run: str = "",
 ) -> LoadedSettings:
-    """Load and check everything. Raises ConfigurationError (exit 78) naming every problem with file and line.
+    """Load and validate the settings. ConfigurationError (exit 78) lists every problem with file and line.
 
-    ``overrides`` are flags by dotted key. Without ``search`` only ``path`` (or nothing) is read.
+    ``overrides`` are flags by dotted key. With ``search`` false, only ``path`` (or no file) is read.
     """
     found = find_file(path, environ=environ, run=run) if search or path else None
     text = read_trusted(found) if found is not None else ""
@@ -90,7 +90,7 @@ def load_text(
     overrides: Mapping[str, object] | None = None,
     run: str = "",
 ) -> LoadedSettings:
-    """As load_settings, for a text that was read already; ``path`` is only named in messages."""
+    """Like load_settings, for text that is already read; ``path`` is only used in messages."""
     data = parse_toml(text, path)
     lines = key_lines(text)
     flags = _flags(overrides or {})
@@ -126,7 +126,7 @@ def load_text(
 
 
 def _learn_secrets(settings: Settings, environ: Mapping[str, str]) -> None:
-    """What the configuration and the environment hold of secrets is known to the scrubber from here on."""
+    """Register the secrets of the configuration and the environment with the scrubber."""
     register_named(environ)
     trainer = settings.trainer
     register_named(trainer.env)
@@ -139,7 +139,7 @@ def _learn_secrets(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def search_path(environ: Mapping[str, str], run: str = "") -> tuple[Path, ...]:
-    """Where a configuration is looked for, in order."""
+    """The paths that are searched for a configuration, in order."""
     if run:
         return (ETC / f"{run}.toml",)
     named = environ.get("PODWATCH_CONFIG", "")
@@ -147,7 +147,7 @@ def search_path(environ: Mapping[str, str], run: str = "") -> tuple[Path, ...]:
 
 
 def find_file(path: Path | None, *, environ: Mapping[str, str], run: str = "") -> Path | None:
-    """The file to use, absolute. A file that was named must exist; the usual places may be empty (None)."""
+    """The absolute path of the file to use. A named file must exist; None if the default places have no file."""
     if path is not None:
         return _must_exist(named_file(path, environ), "-c/--config")
     if run:
@@ -158,29 +158,27 @@ def find_file(path: Path | None, *, environ: Mapping[str, str], run: str = "") -
         try:
             place = resolved(name, environ.get(TYPED_IN, ""))
         except ValueError:
-            continue  # without a current directory there is no file in it
+            continue  # the current directory is gone
         try:
             place.stat()
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise ConfigurationError(f"cannot look for {place}: {error.strerror}", where=str(place.parent)) from error
+            raise ConfigurationError(f"cannot read {place}: {error.strerror}", where=str(place.parent)) from error
         return place
     return None
 
 
 def named_file(path: Path, environ: Mapping[str, str]) -> Path:
-    """Absolute, by the directory in which the command was typed. Raises ConfigurationError where that is gone."""
+    """``path`` made absolute by the directory in which the command was typed. ConfigurationError if that is gone."""
     try:
         return resolved(path, environ.get(TYPED_IN, ""))
     except ValueError as error:
-        raise ConfigurationError(
-            f"the configuration {error}", where=str(path), fix="name it by its full path"
-        ) from error
+        raise ConfigurationError(f"the configuration {error}", where=str(path), fix="use its absolute path") from error
 
 
 def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
-    """Raises ConfigurationError with line and column."""
+    """The parsed document. ConfigurationError with line and column."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -188,12 +186,12 @@ def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
         at = _AT.search(message)
         line, column = (at[1], at[2]) if at and at[1] else (str(len(text.splitlines()) or 1), "1")
         raise ConfigurationError(
-            f"this is not TOML: {_AT.sub('', message)}", where=f"{path}:{line}:{column}", fix="correct that line"
+            f"not valid TOML: {_AT.sub('', message)}", where=f"{path}:{line}:{column}", fix="correct that line"
         ) from error
 
 
 def changes_needing_restart(old: Settings, new: Settings) -> tuple[str, ...]:
-    """Dotted keys that differ and that a running podwatch cannot take over (DESIGN section 4, SIGHUP)."""
+    """Dotted keys that differ and that a running podwatch cannot change on reload."""
     fixed: tuple[str, ...] = ("run_id", "state_dir", "trainer.layout", "trainer.output_dir", "trainer.checkpoint_dir")
     fixed += ("checkpoints.custom", "sync.store", "http.enabled", "http.host", "http.port")
     return tuple(key for key in fixed if _get(old, key) != _get(new, key))
@@ -211,7 +209,7 @@ _INPUTS: ContextVar[_Inputs] = ContextVar("podwatch_settings_inputs")
 
 
 class _FromSources(Settings, BaseSettings):
-    """Settings, fed by pydantic-settings from the inputs of the current load."""
+    """Settings that pydantic-settings fills from the inputs of the current load."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
@@ -241,7 +239,7 @@ class _Flags(PydanticBaseSettingsSource):
 
 
 class _Environment(EnvSettingsSource):
-    """PODWATCH_* of the mapping that was passed in; lists as JSON or with commas."""
+    """PODWATCH_* of the given mapping; lists as JSON or separated by commas."""
 
     def __init__(self, settings_cls: type[BaseSettings], inputs: _Inputs) -> None:
         self._inputs = inputs
@@ -256,7 +254,7 @@ class _Environment(EnvSettingsSource):
             return json.loads(text)
         is_list = get_origin(field.annotation) is tuple
         if str in get_args(field.annotation) and not is_list:
-            raise ValueError("a plain word is meant")
+            raise ValueError("the value is a plain word")
         if is_list:
             return [piece.strip() for piece in text.split(",") if piece.strip()]
         return value
@@ -268,7 +266,7 @@ class _Environment(EnvSettingsSource):
 
 
 class _File(TomlConfigSettingsSource):
-    """The text was read and parsed before, from a descriptor whose owner was checked; it is not opened again."""
+    """Already parsed data: the file was read from a descriptor whose owner was checked and is not opened again."""
 
     def __init__(self, settings_cls: type[BaseSettings], inputs: _Inputs) -> None:
         self._data = inputs.data
@@ -277,7 +275,7 @@ class _File(TomlConfigSettingsSource):
 
 
 def _variables(environ: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:
-    """The settings among the environment, by the lower-case names pydantic-settings looks for."""
+    """The settings in the environment, by the lower-case names that pydantic-settings expects."""
     variables: dict[str, str] = {}
     problems: list[Problem] = []
     names = {env_name(key) for key in known_keys()} | {env_name(section) for section in known_sections()}
@@ -290,7 +288,9 @@ def _variables(environ: Mapping[str, str]) -> tuple[dict[str, str], list[Problem
         elif name not in names:
             problems.append(Problem(f"unknown setting {name}", where="environment", fix=suggest_env(name)))
         elif value.strip().startswith(("[", "{")) and not _is_json(value):
-            problems.append(Problem(f"{name} is not valid JSON", where="environment", fix='for example ["a", "b"]'))
+            problems.append(
+                Problem(f"{name} is not valid JSON", where="environment", fix='write for example ["a", "b"]')
+            )
         else:
             variables[name.lower()] = value
     return variables, problems
@@ -305,7 +305,7 @@ def _is_json(text: str) -> bool:
 
 
 def _flags(dotted: Mapping[str, object]) -> dict[str, Any]:
-    """Flags as the nested mapping the models take. Text for a list is read as in the environment: JSON or commas."""
+    """Flags as a nested mapping for the models. Text for a list is JSON or separated by commas."""
     fields = dict(walk())
     nested: dict[str, Any] = {}
     for key, given in dotted.items():
@@ -322,7 +322,9 @@ def _flags(dotted: Mapping[str, object]) -> dict[str, Any]:
         for section in sections:
             inner = target.setdefault(section, {})
             if not isinstance(inner, dict):
-                raise ConfigurationError(f"{section} is a setting and a section at once", where=f"command line, {key}")
+                raise ConfigurationError(
+                    f"{section} is used both as a setting and as a section", where=f"command line, {key}"
+                )
             target = inner
         target[leaf] = value
     return nested
@@ -339,7 +341,7 @@ def _must_exist(path: Path, named_by: str) -> Path:
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "does not exist"
         raise ConfigurationError(
-            f"the configuration named by {named_by} {what}",
+            f"the configuration given by {named_by} {what}",
             where=str(path),
             fix=f"correct the path, or write the file with `podwatch config init -o {path}`",
         )
@@ -349,14 +351,15 @@ def _must_exist(path: Path, named_by: str) -> Path:
 def _warnings(settings: Settings, sources: Mapping[str, Source]) -> tuple[str, ...]:
     found: list[str] = []
     if not settings.sync.store:
-        found.append("NOT BACKED UP: [sync] store is not set, checkpoints exist on this pod only")
+        found.append("NOT BACKED UP: [sync] store is not set; checkpoints exist on this pod only")
     if not settings.gpu.inference:
-        found.append("[gpu] inference is empty: a silent death of the inference engine cannot be seen by GPU memory")
+        found.append("[gpu] inference is empty: podwatch cannot detect a silent death of the inference engine")
     if not settings.trainer.command:
-        found.append("[trainer] command is empty: podwatch can attach to a trainer but never start one")
+        found.append("[trainer] command is empty: podwatch can attach to a running trainer but cannot start one")
     both = set(settings.gpu.inference) & set(settings.gpu.trainer)
     if both:
-        found.append(f"GPU {', '.join(map(str, sorted(both)))} is shared by inference and trainer: judged by its share")
+        numbers = ", ".join(map(str, sorted(both)))
+        found.append(f"inference and trainer share GPU {numbers}: podwatch judges it by its learned share of memory")
     return tuple(found)
 
 

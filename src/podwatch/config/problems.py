@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, said so that a person can correct all of it in one go."""
+"""The problems of a configuration, worded so that the user can correct all of them at once."""
 
 import difflib
 import re
@@ -18,7 +18,7 @@ _EXAMPLES = {"run_id": 'run_id = "my-run"', "trainer": "[trainer]", "trainer.out
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to correct. ``missing`` marks a value that simply is not there."""
+    """One thing to correct. ``missing``: a required value is absent."""
 
     what: str
     where: str = ""
@@ -31,7 +31,7 @@ class Problem:
 
 
 class ConfigurationProblems(ConfigurationError):  # noqa: N818 - several, so not "Error"
-    """All problems of one configuration together, in the order of the file."""
+    """All problems of one configuration, in the order of the file."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(dict.fromkeys(problems))
@@ -49,7 +49,7 @@ class ConfigurationProblems(ConfigurationError):  # noqa: N818 - several, so not
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Which source holds which key, to name the right place in a message."""
+    """Which source holds which key, for the place named in a message."""
 
     path: Path | None
     lines: dict[tuple[str, ...], int]
@@ -70,13 +70,13 @@ class Sources:
 
 
 def explain_errors(error: ValidationError, sources: Sources) -> list[Problem]:
-    """One problem per key, sorted as they stand in the file."""
+    """One problem per key, in the order of the file."""
     problems: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
         path = tuple(str(piece) for piece in detail["loc"])
         key = _setting_of(path)
         if detail["type"] == "extra_forbidden" and is_credential_key(path[-1]):
-            continue  # told by find_secrets, with the better fix
+            continue  # find_secrets reports it, with a better fix
         if detail["type"] == "extra_forbidden":
             key = ".".join(path)
             problems[key] = Problem(f"unknown key {_name(key)}", where=sources.where(key), fix=suggest_key(path))
@@ -91,7 +91,7 @@ def explain_errors(error: ValidationError, sources: Sources) -> list[Problem]:
 
 
 def find_secrets(data: dict[str, Any], lines: dict[tuple[str, ...], int], path: Path | None) -> list[Problem]:
-    """Secrets do not belong into the file: it is shown, copied and committed (DESIGN section 7)."""
+    """Secrets in the file. They are errors because the file is shown, copied and committed."""
     found: list[Problem] = []
 
     def at(key: tuple[str, ...]) -> str:
@@ -121,7 +121,7 @@ def _covers(key: str, name: str) -> bool:
 
 
 def _setting_of(path: tuple[str, ...]) -> str:
-    """The setting a pydantic location lies in: list indices and union members are cut off."""
+    """The setting of a pydantic location, without list indices and union members."""
     names = set(known_keys()) | set(known_sections())
     for length in range(len(path), 0, -1):
         if ".".join(path[:length]) in names:
@@ -138,19 +138,21 @@ def _name(key: str) -> str:
 
 def _message(key: str, detail: dict[str, Any]) -> str:
     text = str(detail["msg"]).removeprefix("Value error, ")
+    text = re.sub(r"^Input should be (?=greater|less)", "expected a value ", text)
+    text = re.sub(r"^Input should be ", "expected ", text)
     if key == "trainer.resume_args":
-        text = 'must be "auto", "none" or a list of arguments'
+        text = 'expected "auto", "none" or a list of arguments'
     if not key:
         return text
     value = detail.get("input")
     if isinstance(value, str | int | float) and not isinstance(value, bool) and repr(value) not in text:
         secret = looks_secret(key) or looks_secret("", str(value))
-        text = f"{text[0].lower()}{text[1:]}" + ("" if secret else f" (it is {value!r})")
-    return f"{_name(key)}: {text}{_nearest(detail)}"
+        text = f"{text[0].lower()}{text[1:]}" if secret else f"{value!r} ({text[0].lower()}{text[1:]})"
+    return f"Invalid value for {_name(key)}: {text}{_nearest(detail)}"
 
 
 def _nearest(detail: dict[str, Any]) -> str:
-    """What was probably meant, where only certain words are known and one of them is close."""
+    """The similar allowed word, if only certain words are allowed."""
     if detail["type"] != "literal_error" or not isinstance(detail.get("input"), str):
         return ""
     words = re.findall(r"'([^']+)'", str(detail.get("ctx", {}).get("expected", "")))

@@ -1,7 +1,7 @@
-"""Every setting podwatch has, with its default and the reason for the default.
+"""Every setting of podwatch, with its default and the reason for the default.
 
-The models are the single source: ``config show`` and ``config init`` print from them, docs/configuration.md lists
-them. Loading (files, environment, flags, suggestions) is loading.py's job.
+``config show``, ``config init`` and docs/configuration.md are generated from these models. ``loading.py`` reads files,
+environment and flags.
 """
 
 import re
@@ -40,57 +40,64 @@ NoticeTopic = Literal["findings", "restarts", "gave-up", "disk", "store", "super
 
 
 class Section(BaseModel):
-    """Unknown keys are errors; a loaded section never changes."""
+    """A frozen model that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     @field_validator("*", mode="after")
     @classmethod
     def _absolute(cls, value: object) -> object:
-        """A daemon works in ``/``: a path must not depend on where it is used."""
+        """Make paths absolute: the daemon's working directory is ``/``."""
         return resolved(value) if isinstance(value, Path) else value
 
 
 class TrainerSettings(Section):
     layout: LayoutName = Field(
         "auto",
-        description="how the trainer lays out its checkpoints; auto finds out from the command and output_dir, says"
-        " why, and asks if several fit; docs/layouts.md lists them",
+        description="how the trainer lays out its checkpoints (list: docs/layouts.md); auto decides from the command"
+        " and output_dir, reports the reason, and stops with an error if several layouts fit",
     )
     output_dir: Path = Field(..., description="the trainer's output directory (it need not exist yet)")
     checkpoint_dir: Path | None = Field(
         None,
-        description="where checkpoints lie if not at their usual place under output_dir (prime-rl: ckpt.output_dir, in"
-        " which checkpoints/ lies; others: the directory of the step directories itself)",
+        description="checkpoint directory, if it is not at its usual place under output_dir (prime-rl:"
+        " ckpt.output_dir, the parent of checkpoints/; other layouts: the parent of the step directories)",
     )
-    command: tuple[str, ...] = Field((), description="argv of a fresh start, without any resume flag; never a shell")
+    command: tuple[str, ...] = Field((), description="argv of a fresh start, without resume flags; not run by a shell")
     cwd: Path | None = Field(None, description="working directory of the command; default: output_dir's parent")
-    env: dict[str, str] = Field(default_factory=dict, description="extra environment, no secrets")
-    env_file: Path | None = Field(None, description="NAME=value lines with the secrets; mode 0600")
+    env: dict[str, str] = Field(default_factory=dict, description="extra environment variables; no secrets")
+    env_file: Path | None = Field(None, description="file with secrets as NAME=value lines; mode 0600")
     user: str = Field("", description="run training as this user; default: podwatch's own")
     nofile: int = Field(65_536, ge=1024, description="open-file limit for training; vLLM wants 65,536")
     resume_args: str | tuple[str, ...] = Field(
-        "auto", description='"auto" (by layout and version), "none", or a list; {step} and {checkpoint} are replaced'
+        "auto",
+        description='arguments that make the command resume: "auto" (by layout and version), "none", or a list;'
+        " podwatch replaces {step} and {checkpoint}",
     )
-    max_steps: int | None = Field(None, ge=1, description="target step, if neither the command nor its config tells")
-    supervise: Literal["auto", "keeper", "attach"] = Field("auto", description="adopt, attach or start")
+    max_steps: int | None = Field(None, ge=1, description="target step, if neither the command nor its config gives it")
+    supervise: Literal["auto", "keeper", "attach"] = Field(
+        "auto",
+        description='"auto": adopt or attach to running training, else start it; "keeper": only training that podwatch'
+        ' starts; "attach": never start training',
+    )
     start_before: tuple[tuple[str, ...], ...] = Field(
         (),
-        description="commands run before each start, each a list of arguments; what they leave running belongs to this"
-        ' start and ends with it, so a Ray head started here is ours: [["ray", "start", "--head", "--port=6399"]]',
+        description="commands to run before each start, each a list of arguments; podwatch ends the processes that they"
+        ' leave running together with training, for example [["ray", "start", "--head", "--port=6399"]]',
     )
     stop_also: tuple[tuple[str, ...], ...] = Field(
         (),
-        description="commands run after training was stopped, for what was started outside its tree and has to end"
-        " with it; they may run twice, and podwatch cannot tell what else they end (`ray stop` ends every Ray of the"
-        " user)",
+        description="commands to run after training has stopped, to end processes outside its process tree; they must"
+        " be safe to run twice, and can end unrelated processes (`ray stop` ends every Ray of the user)",
     )
-    stop_grace: Duration = Field(30.0, description="SIGTERM to SIGKILL; prime-rl answers SIGTERM within seconds")
-    save_grace: Duration = Field(600.0, description="the same while a save is in flight: 47 GB take minutes")
+    stop_grace: Duration = Field(30.0, description="time from SIGTERM to SIGKILL; prime-rl ends within seconds")
+    save_grace: Duration = Field(600.0, description="time from SIGTERM to SIGKILL during a save: 47 GB take minutes")
     logs: tuple[str, ...] = Field((), description="globs of log files with step lines, under output_dir or absolute")
-    resume_attempts: int = Field(2, ge=1, description="proven failed loads of a step before the one before is taken")
+    resume_attempts: int = Field(
+        2, ge=1, description="proven failed loads of a checkpoint before podwatch tries the previous one"
+    )
     startup_patience: Duration = Field(
-        70 * 60.0, description="start to first step; vLLM's own engine timeout is 4200 s in prime-rl"
+        70 * 60.0, description="time from start to first step; prime-rl sets vLLM's engine timeout to 4200 s"
     )
 
     @field_validator("start_before", "stop_also")
@@ -111,38 +118,57 @@ class TrainerSettings(Section):
 class GpuSettings(Section):
     inference: tuple[int, ...] = Field((), description="NVML indices that hold the inference engine")
     trainer: tuple[int, ...] = Field((), description="NVML indices that hold the trainer")
-    poll: Duration = Field(2.0, gt=0, description="four polls fit into hold")
-    hold: Duration = Field(8.0, gt=0, description="memory must stay gone this long before it is called a death")
-    floor: Size = Field(GIB, description="below this a GPU of its own counts as empty: a bare context is 0.3-0.7 GiB")
-    deadline: Duration = Field(5.0, gt=0, description="an NVML call slower than this makes the sensor blind")
-    release_wait: Duration = Field(
-        60.0, description="wait for GPU memory to fall after a stop, then 'blocked': a start on a full GPU fails"
+    poll: Duration = Field(2.0, gt=0, description="time between two reads of GPU memory; four fit into hold")
+    hold: Duration = Field(8.0, gt=0, description="memory must stay gone this long to count as a silent death")
+    floor: Size = Field(
+        GIB, description="a dedicated GPU with less than this in use counts as empty: a bare context uses 0.3-0.7 GiB"
     )
-    release_margin: Size = Field(GIB, description="this much above the memory used before training counts as free")
+    deadline: Duration = Field(5.0, gt=0, description="an NVML call slower than this makes the GPU sensor blind")
+    release_wait: Duration = Field(
+        60.0,
+        description="after a stop, wait this long for GPU memory to be released, then the state is `blocked`: a start"
+        " on a full GPU fails",
+    )
+    release_margin: Size = Field(
+        GIB, description="a GPU counts as free when it uses at most this much more than before training"
+    )
 
 
 class InferenceSettings(Section):
     urls: tuple[str, ...] = Field((), description='inference servers, for example ["http://127.0.0.1:8000"]')
-    timeout: Duration = Field(2.0, gt=0, description="answers slower than this count as a timeout")
-    poll: Duration = Field(5.0, gt=0, description="/health and /metrics; cheap, but no need at the GPU's rhythm")
+    timeout: Duration = Field(2.0, gt=0, description="a slower answer counts as a timeout")
+    poll: Duration = Field(
+        5.0, gt=0, description="time between two reads of /health and /metrics; slower than gpu.poll is enough"
+    )
     discover: bool = Field(
-        True, description="where urls is empty, ask the servers found in the trainer's process tree by their ports"
+        True, description="if urls is empty, find the servers by their ports in the trainer's process tree"
     )
     liveness: Literal["auto", "off"] = Field(
-        "auto", description="also ask prime-rl's /liveness where the server has it: it alone sees a hung engine"
+        "auto", description="also read prime-rl's /liveness if the server has it: only it shows a hung engine"
     )
     sleep: Literal["auto", "yes", "no"] = Field(
         "auto",
-        description='"yes": the engine sleeps between phases and its memory falls on purpose (no silent-death verdict);'
-        ' "auto": by --enable-sleep-mode in its command and /is_sleeping',
+        description='"yes": the engine sleeps between phases and releases its memory, so podwatch does not judge silent'
+        ' deaths by memory; "auto": detect it by --enable-sleep-mode in its command and by /is_sleeping',
     )
 
 
 class HangSettings(Section):
-    floor: Duration = Field(25 * 60.0, description="prime-rl may wait 2 x 720 s for one weight update")
-    k: float = Field(6.0, ge=2, description="times the learned median step; five times slower is slow, not hung")
+    floor: Duration = Field(
+        25 * 60.0,
+        description="shortest time without a step that can be a hang; a weight update of prime-rl can take 2 x 720 s",
+    )
+    k: float = Field(
+        6.0,
+        ge=2,
+        description="a hang needs this many learned median step times without a step; five times slower is slow, not"
+        " hung",
+    )
     agree: Duration = Field(
-        600.0, gt=0, description="idle GPUs, or flat tokens, must hold this long to agree; healthy steps pause for less"
+        600.0,
+        gt=0,
+        description="idle GPUs or flat token counters corroborate a hang after this long; pauses of healthy steps are"
+        " shorter",
     )
 
 
@@ -151,32 +177,36 @@ STEP_FIELD = re.compile(r"\{step(?::0(\d)d?)?\}")
 
 
 class CustomLayoutSettings(Section):
-    """``layout = "custom"``: patterns are relative to output_dir; ``{step}`` stands for the number, with or without
+    """``layout = "custom"``: patterns are relative to output_dir; ``{step}`` is the number, with or without
     leading zeros."""
 
     step_dir: str = Field(
         "checkpoints/step_{step}",
-        description="where one step is: a directory, or a file such as ckpt_{step}.pt; {step} in one segment,"
+        description="path of one step: a directory, or a file such as ckpt_{step}.pt; {step} in exactly one segment,"
         " {step:06d} if a restore must write six digits",
     )
     required: tuple[str, ...] = Field((), description="globs inside the step directory that must each match a file")
-    optional: tuple[str, ...] = Field((), description="globs that are removed with the step but not uploaded")
-    ahead: tuple[str, ...] = Field((), description="more paths with {step} to set aside when they are ahead of N")
-    last: str = Field("", description="glob of the file that is written last, if there is one")
+    optional: tuple[str, ...] = Field(
+        (), description="globs of files that podwatch deletes with the step but does not upload"
+    )
+    ahead: tuple[str, ...] = Field(
+        (), description="more paths with {step} to quarantine when they are ahead of the resume step"
+    )
+    last: str = Field("", description="glob of the file that the trainer writes last, if there is one")
     step_line: str = Field(
-        "", description="regular expression of a log line that says a step is done; its first group is the number"
+        "", description="regular expression of the log line that reports a finished step; its first group is the number"
     )
     trainer_processes: tuple[str, ...] = Field(
         (),
-        description="regular expressions: a process below the launcher whose command line matches one is the trainer,"
-        " so that its end is seen while the launcher lives",
+        description="regular expressions; a process below the launcher whose command line matches one is the trainer:"
+        " podwatch then sees its end while the launcher lives",
     )
-    orchestrator_processes: tuple[str, ...] = Field((), description="the same for what drives rollouts and batches")
+    orchestrator_processes: tuple[str, ...] = Field((), description="the same for the process that drives rollouts")
     inference_processes: tuple[str, ...] = Field(
-        (), description="the same for the inference server, whose port is then found by itself"
+        (), description="the same for the inference server; podwatch then finds its port automatically"
     )
     engine_processes: tuple[str, ...] = Field(
-        (), description="the same for the processes that hold the model's GPU memory, if the server is another one"
+        (), description="the same for the processes that hold the model's GPU memory, if the server does not"
     )
 
     @field_validator("trainer_processes", "orchestrator_processes", "inference_processes", "engine_processes")
@@ -214,84 +244,100 @@ class CustomLayoutSettings(Section):
 
 
 class CheckpointSettings(Section):
-    rescan: Duration = Field(10.0, gt=0, description="a rescan is the truth; events only make it come sooner")
-    settle: Duration = Field(5.0, ge=0, description="a set with a strong marker must be unchanged this long")
-    settle_weak: Duration = Field(60.0, ge=0, description="the same where the layout has no marker")
+    rescan: Duration = Field(10.0, gt=0, description="time between two rescans; file events only trigger one sooner")
+    settle: Duration = Field(5.0, ge=0, description="a checkpoint with a strong marker must be unchanged this long")
+    settle_weak: Duration = Field(60.0, ge=0, description="the same for a layout without a marker")
     settle_tracker: Duration = Field(
-        15.0, ge=0, description="the same where a file written last, or a tracker beside the steps, is the marker"
+        15.0, ge=0, description="the same where a file written last, or a tracker file beside the steps, is the marker"
     )
     leases: bool = Field(
         False,
-        description="ask the kernel by read leases whether a file is still open for writing; for an instant this can"
-        " delay the trainer's own open, so only where the layout has no marker",
+        description="use kernel read leases to see whether a file is still open for writing, only for layouts without a"
+        " marker: a lease can briefly delay the trainer's own open",
     )
-    custom: CustomLayoutSettings | None = Field(None, description='a section; needed for layout = "custom"')
+    custom: CustomLayoutSettings | None = Field(None, description='a section; required for layout = "custom"')
 
 
 class SyncSettings(Section):
     store: str = Field("", description='"b2://bucket[/prefix]" or "file:///path"; empty: NOT BACKED UP')
     part_size: Size = Field(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
     connections: int = Field(
-        4, ge=1, le=32, description="parallel connections to begin with: enough to fill two cores or a fast line"
+        4, ge=1, le=32, description="parallel connections at first: enough to fill two cores or a fast uplink"
     )
     connections_max: int = Field(
-        32, ge=1, le=64, description="they grow to this where more help: where each is bound by latency or a cap"
+        32,
+        ge=1,
+        le=64,
+        description="podwatch adds connections up to this while more of them raise the speed",
     )
-    max_rate: Size | None = Field(None, description="bytes per second at most, so that training keeps its line")
+    max_rate: Size | None = Field(None, description="upload limit in bytes per second, to leave bandwidth to training")
     upload_gap: Duration = Field(
-        0.0, ge=0, description="at least this long between the starts of two uploads; saves in between are skipped"
+        0.0,
+        ge=0,
+        description="shortest time between the starts of two uploads; podwatch skips the checkpoints in between",
     )
-    sweep: Duration = Field(600.0, description="look for anything not stored yet; completions are sent at once")
-    max_lag: Duration = Field(2 * 3600.0, description="nothing new in the store for this long is critical")
+    sweep: Duration = Field(
+        600.0,
+        description="time between two searches for checkpoints that are not stored; new ones are uploaded immediately",
+    )
+    max_lag: Duration = Field(2 * 3600.0, description="no new checkpoint in the store for this long is critical")
     keep_last: int = Field(
-        3, ge=1, description="newest sets kept in the store: one to resume from, two to step back to"
+        3, ge=1, description="number of newest checkpoints kept in the store: one to resume from, two to step back to"
     )
-    keep_every: int = Field(10, ge=0, description="every n-th save is a milestone and stays; 0: none")
+    keep_every: int = Field(10, ge=0, description="every n-th checkpoint is a milestone and is kept; 0: none")
     optional_parts: Literal["milestones", "all", "none"] = Field(
         "milestones",
-        description="which saves carry what no resume needs (prime-rl's weights): milestones and the final one, all of"
-        " them, or none; a third of a set's bytes, worth it where a model may be taken from",
+        description="which checkpoints are uploaded with the parts that no resume needs (prime-rl's exported weights):"
+        " milestones and the final one, all, or none; they are a third of the bytes, needed only to use the model",
     )
     extra: tuple[str, ...] = Field(
         (),
-        description="files and directories below output_dir that milestones and the final save carry, too, e.g. the"
-        ' exported model: ["final"]; no links, no key files',
+        description="files and directories below output_dir to upload with milestones and the final checkpoint, for"
+        ' example the exported model: ["final"]; never links or key files',
     )
     extra_max: Size = Field(
         100_000_000_000,
         ge=0,
-        description="more than this in `extra` is not sent: a 32B model in bf16 fits, a mistyped path does not fill the"
-        " bucket",
+        description="podwatch does not upload `extra` if it is larger than this: a 32B model in bf16 fits, a mistyped"
+        " path does not fill the bucket",
     )
     artefacts: bool = Field(
         True,
-        description="also store the files that the command names, ends of logs and incident bundles, scrubbed of"
-        " secrets: what is left to read when the pod is gone",
+        description="also upload the files named in the command, the ends of logs and the incident bundles, scrubbed of"
+        " secrets, so that they survive the pod",
     )
     artefacts_every: Duration = Field(
-        900.0, ge=60, description="so much of a log is lost with a pod at most; sooner after an incident"
+        900.0, ge=60, description="time between two uploads of log ends (sooner after an incident)"
     )
     artefacts_log: Size = Field(
-        256_000, ge=1000, le=5_000_000, description="end of each log that is stored: a night's warnings, a few cents"
+        256_000, ge=1000, le=5_000_000, description="bytes of the end of each log to upload: a night's warnings"
     )
     heartbeat: Duration = Field(
-        60.0, ge=5, le=100, description="sign of life in the store; B2 punishes faster, others wait for three of them"
+        60.0,
+        ge=5,
+        le=100,
+        description="time between two heartbeats in the store; B2 throttles faster writes, other pods wait for three"
+        " missed ones",
     )
     holder_patience: Duration = Field(
-        300.0, description="another pod's heartbeat is watched this long before its run is taken over: five missed ones"
+        300.0, description="podwatch takes over another pod's run after no heartbeat for this long (five missed ones)"
     )
     claim_wait: Duration = Field(
-        100.0, ge=0, description="from a claim to its decision in B2: a confirmation's 30 s, a write's 60 s, 10 more"
+        100.0,
+        ge=0,
+        description="time from a claim in B2 to its decision: 30 s of a confirmation, 60 s of a write, 10 s of margin",
     )
     refusal_wait: Duration = Field(
-        60.0, ge=0, description="a pod that may not train because the store refuses it (key, cap, bucket) ends"
-        " with exit code 77 after this long: what was made a moment ago is known to all of B2's servers by then"
-    )  # fmt: skip
+        60.0,
+        ge=0,
+        description="if the store refuses access (key, cap, bucket) and training cannot start, podwatch exits with"
+        " code 77 after this long: by then all of B2's servers know a new key or bucket",
+    )
 
     @model_validator(mode="after")
     def _patience(self) -> "SyncSettings":
         if self.holder_patience < 2 * self.heartbeat:
-            raise ValueError("holder_patience must be at least two heartbeats, or a living pod loses its run")
+            raise ValueError("holder_patience must be at least two heartbeats; otherwise a living pod loses its run")
         return self
 
     @field_validator("store")
@@ -309,7 +355,7 @@ class SyncSettings(Section):
             if not path or path.startswith("/") or any(s in ("", ".", "..") for s in path.split("/")):
                 raise ValueError(f"{path!r} must be a path below output_dir, without . and ..")
             if any(other != path and path.startswith(f"{other}/") for other in clean):
-                raise ValueError(f"{path!r} lies in another of them already")
+                raise ValueError(f"{path!r} is inside another entry of the list")
         return clean
 
     @field_validator("part_size")
@@ -322,18 +368,23 @@ class SyncSettings(Section):
 
 class DiskSettings(Section):
     prune_above: Ratio = Field(
-        0.85, description="start to remove: prime-rl never looks at free space, and a full disk kills the run"
+        0.85,
+        description="podwatch starts to delete old checkpoints above this disk usage: prime-rl does not check free"
+        " space, and a full disk kills the run",
     )
-    prune_to: Ratio = Field(0.75, description="stop removing: ten points of hysteresis")
-    margin: float = Field(1.1, ge=1.0, description="room for the next save = its predicted size x this")
-    capacity: Size | None = Field(None, description="real capacity where an overlay shows the host's disk")
+    prune_to: Ratio = Field(0.75, description="podwatch stops deleting at this disk usage: ten points of hysteresis")
+    margin: float = Field(1.1, ge=1.0, description="space kept free for the next save = its predicted size x this")
+    capacity: Size | None = Field(None, description="real capacity, if an overlay shows the host's disk")
     lead: Duration = Field(
-        300.0, ge=0, description="what is not in the store goes only so long before the next save: uploads may end"
+        300.0,
+        ge=0,
+        description="podwatch deletes a checkpoint that is not in the store at the earliest this long before the next"
+        " save: its upload can still finish",
     )
     on_full: Literal["stay", "stop"] = Field(
         "stay",
-        description='"stop" ends training cleanly before a save that cannot fit, instead of letting it crash; podwatch'
-        " reports both as critical",
+        description='if the next save cannot fit: "stop" ends training cleanly before it, "stay" lets training continue'
+        " and crash; podwatch reports both as critical",
     )
 
     @model_validator(mode="after")
@@ -344,45 +395,55 @@ class DiskSettings(Section):
 
 
 class RecoverySettings(Section):
-    budget_restarts: int = Field(5, ge=1, description="give up only when this count and budget_time are both used up")
+    budget_restarts: int = Field(
+        5, ge=1, description="podwatch gives up only when this number of restarts and budget_time are both used up"
+    )
     budget_time: Duration = Field(2 * 3600.0, description="see budget_restarts")
-    backoff_min: Duration = Field(10.0, description="first pause between restarts, so that a passing fault can pass")
+    backoff_min: Duration = Field(10.0, description="first pause between restarts: some faults pass")
     backoff_max: Duration = Field(600.0, description="longest pause between restarts: an idle pod costs money")
-    calm: Duration = Field(1800.0, description="after this long without a failure the counters start from zero")
-    retry_after_give_up: Duration = Field(3600.0, description="one try this often after giving up; 0: never")
+    calm: Duration = Field(1800.0, description="the counters restart from zero after this long without a failure")
+    retry_after_give_up: Duration = Field(
+        3600.0, description="after giving up, podwatch makes one attempt this often; 0: never"
+    )
     preempt_grace: Duration = Field(
         3.0,
         ge=1,
         le=600,
-        description="at a preemption everything is said and training is told within this: the shortest notice is 5 s",
+        description="at a preemption podwatch writes the heartbeat and sends training SIGTERM within this time: the"
+        " shortest notice of a provider is 5 s",
     )
     on_give_up: Literal["stay", "exit"] = Field(
-        "stay", description='"exit" ends podwatch with 86 so that an outer engine can move the job'
+        "stay", description='"exit": podwatch exits with code 86 when it gives up, so that an engine can move the job'
     )
 
 
 class ResourceSettings(Section):
-    files_above: Ratio = Field(0.8, description="open files against the limit: vLLM and its sockets grow with load")
-    memory_above: Ratio = Field(0.95, description="host or container memory; the kernel kills near 100 %")
-    shm_above: Ratio = Field(0.9, description="/dev/shm: NCCL and vLLM die with a bus error when it is full")
-    overdue: float = Field(
-        3.0, ge=1, description="no save for this many intervals (learned, else configured) is overdue"
+    files_above: Ratio = Field(
+        0.8, description="warn above this share of the open-file limit: vLLM's sockets grow with load"
     )
-    overdue_floor: Duration = Field(3600.0, description="and never sooner than this")
+    memory_above: Ratio = Field(
+        0.95, description="warn above this share of host or container memory; the kernel kills near 100 %"
+    )
+    shm_above: Ratio = Field(0.9, description="warn above this share of /dev/shm: when it is full, NCCL and vLLM die")
+    overdue: float = Field(
+        3.0, ge=1, description="a checkpoint is overdue after this many save intervals (learned, else configured)"
+    )
+    overdue_floor: Duration = Field(3600.0, description="a checkpoint is never overdue sooner than this")
 
 
 class LogRuleSettings(Section):
-    """``[[log_rules]]``: your own patterns for the trainer's logs; they support a verdict and never kill alone."""
+    """``[[log_rules]]``: your own patterns for the trainer's logs. A match corroborates a verdict; it never restarts
+    training alone."""
 
-    name: str = Field(..., pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="lower-case name, shown in findings")
-    pattern: str = Field(..., min_length=1, max_length=500, description="Python regular expression, per line")
-    count: int = Field(1, ge=1, description="so many hits ...")
-    within: Duration = Field(600.0, gt=0, description="... within this time raise it")
-    critical: bool = Field(False, description="critical instead of a warning")
-    says: str = Field("", description="what it means")
-    fix: str = Field("", description="what to do")
+    name: str = Field(..., pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="lower-case name that findings show")
+    pattern: str = Field(..., min_length=1, max_length=500, description="Python regular expression, matched per line")
+    count: int = Field(1, ge=1, description="number of matches ...")
+    within: Duration = Field(600.0, gt=0, description="... within this time that raise the finding")
+    critical: bool = Field(False, description="raise a critical finding instead of a warning")
+    says: str = Field("", description="what the finding means")
+    fix: str = Field("", description="what the operator must do")
     supports: tuple[Literal["silent-death", "hang", "required-child-exited"], ...] = Field(
-        (), description="verdicts that it may support as one more signal, beside those that can confirm alone"
+        (), description="verdicts that a match corroborates, together with a signal that can confirm alone"
     )
 
     @field_validator("pattern")
@@ -396,52 +457,61 @@ class LogRuleSettings(Section):
 
 
 class TrainingHealthSettings(Section):
-    stop: bool = Field(False, description="stop training after the next save when a rule holds; else only warn")
-    plateau_steps: int = Field(200, ge=0, description="reward does not move for so many steps: a warning; 0: off")
-    plateau_stop_steps: int = Field(300, ge=0, description="with stop: so many steps without improvement end training")
-    entropy_below: float | None = Field(0.05, description="a collapsed policy explores nothing any more")
-    kl_above: float | None = Field(0.5, description="the policy has left its reference")
-    grad_norm_above: float | None = Field(5.0, description="an exploding update")
-    steps: int = Field(5, ge=1, description="steps in a row before it is told")
-    metrics_file: str = Field("", description="JSON lines with the figures; default: the layout's metrics.jsonl")
+    stop: bool = Field(False, description="stop training after the next save when a rule matches; else only warn")
+    plateau_steps: int = Field(200, ge=0, description="warn when the reward is flat for this many steps; 0: off")
+    plateau_stop_steps: int = Field(
+        300, ge=0, description="with stop: end training after this many steps without improvement"
+    )
+    entropy_below: float | None = Field(
+        0.05, description="warn below this entropy: a collapsed policy does not explore"
+    )
+    kl_above: float | None = Field(0.5, description="warn above this KL divergence: the policy has left its reference")
+    grad_norm_above: float | None = Field(5.0, description="warn above this gradient norm: an exploding update")
+    steps: int = Field(5, ge=1, description="number of consecutive steps before a warning")
+    metrics_file: str = Field("", description="JSON-lines file with the metrics; default: the layout's metrics.jsonl")
     metrics_url: str = Field("", description="the trainer's own /metrics, for example http://127.0.0.1:9090")
 
 
 class RecordSettings(Section):
-    enabled: bool = Field(True, description="keep what was sensed, so that `podwatch replay` can judge it again")
-    max_size: Size = Field(32_000_000, ge=1_000_000, description="on disk in all; the oldest part goes first")
+    enabled: bool = Field(True, description="record the sensor data, so that `podwatch replay` can judge it again")
+    max_size: Size = Field(
+        32_000_000, ge=1_000_000, description="size of all recordings on disk; podwatch deletes the oldest part first"
+    )
 
 
 class HttpSettings(Section):
     enabled: bool = Field(True, description="health, status and metrics for probes, and the trainer's progress pings")
-    host: str = Field("127.0.0.1", description="no control goes through HTTP, but nobody outside needs it either")
-    port: int = Field(9477, ge=0, le=65535, description="if taken, the next free one; 0: any")
+    host: str = Field("127.0.0.1", description="address to listen on; HTTP only reads, and only this machine needs it")
+    port: int = Field(9477, ge=0, le=65535, description="port; if it is taken, the next free one; 0: any")
 
 
 class NotifySettings(Section):
-    """Who hears what happened while nobody looked (docs/notifications.md)."""
+    """Where podwatch sends notices (docs/notifications.md)."""
 
     command: tuple[str, ...] = Field(
-        (), description="argv that gets each notice as JSON on stdin and in PODWATCH_*; never a shell"
+        (), description="argv that receives each notice as JSON on stdin and in PODWATCH_*; not run by a shell"
     )
     urls: tuple[str, ...] = Field(
         (),
-        description="https://... gets a POST of the JSON; other schemes (ntfy, tgram, slack, mailto...) need"
-        " podwatch[notify]; what has a key in it belongs into urls_file",
+        description="an https:// URL receives the JSON by POST; other schemes (ntfy, tgram, slack, mailto...) need"
+        " podwatch[notify]; put a URL that contains a key into urls_file",
     )
-    urls_file: Path | None = Field(None, description="more of them, one a line, in a file with mode 0600")
+    urls_file: Path | None = Field(None, description="file with more URLs, one per line; mode 0600")
     events: tuple[NoticeTopic, ...] = Field(
         ("findings", "restarts", "gave-up", "disk", "store", "superseded", "preempted", "finished"),
-        description="what is told: all of it is either rare or needs a person",
+        description="topics to send: each is rare or needs an operator",
     )
     min_severity: Literal["warning", "critical"] = Field(
-        "critical", description="least severity of a finding that is told: a warning can wait for the morning"
+        "critical", description="lowest severity of a finding that is sent: a warning can wait until the morning"
     )
     remind: Duration = Field(
-        3600.0, ge=0, description="a critical finding that lasts is told again after this, then twice as long; 0: never"
+        3600.0,
+        ge=0,
+        description="podwatch repeats the notice of a critical finding that lasts after this time, then after twice as"
+        " long; 0: never",
     )
-    per_hour: int = Field(20, ge=2, description="notices at most; half of them are kept for what is critical")
-    timeout: Duration = Field(20.0, gt=0, le=300, description="for one attempt; then it is tried again, up to 8 times")
+    per_hour: int = Field(20, ge=2, description="most notices per hour; half of them are reserved for critical ones")
+    timeout: Duration = Field(20.0, gt=0, le=300, description="time limit of one attempt; up to 8 attempts")
 
     @field_validator("urls")
     @classmethod
@@ -453,15 +523,17 @@ class NotifySettings(Section):
 
 
 class WandbSettings(Section):
-    """podwatch's own W&B run beside the training's, in a process of its own (docs/notifications.md)."""
+    """podwatch's own W&B run, written by a separate process (docs/notifications.md)."""
 
-    enabled: bool = Field(False, description="off: W&B is somebody else's server, and its client needs 90 MB beside us")
-    project: str = Field("", description="default: the training's own, by WANDB_PROJECT, its command or its files")
-    entity: str = Field("", description="default: the one of the key")
-    every: Duration = Field(300.0, ge=10, description="one row of figures this often; they change slowly")
-    alerts: bool = Field(True, description="what [notify] events would tell becomes a W&B alert too")
+    enabled: bool = Field(
+        False, description="write podwatch's own W&B run; off by default: a third-party server, and 90 MB of memory"
+    )
+    project: str = Field("", description="W&B project; default: training's own, from WANDB_PROJECT, command or files")
+    entity: str = Field("", description="W&B entity; default: the entity of the key")
+    every: Duration = Field(300.0, ge=10, description="time between two rows of metrics; they change slowly")
+    alerts: bool = Field(True, description="also send the notices of [notify] events as W&B alerts")
     python: Path | None = Field(
-        None, description="a Python with wandb, such as the trainer's own; default: podwatch's, with podwatch[wandb]"
+        None, description="a Python with wandb, such as the trainer's; default: podwatch's own, with podwatch[wandb]"
     )
 
 
@@ -469,16 +541,19 @@ class LogSettings(Section):
     format: Literal["auto", "console", "json", "journal"] = Field(
         "auto", description="journal under systemd, console on a terminal, JSON lines otherwise"
     )
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest severity that is logged")
 
 
 class Settings(Section):
-    """The whole configuration of one run."""
+    """The configuration of one run."""
 
-    run_id: str = Field(..., description="names the run here and in the store; letters, digits, . _ -")
-    mode: Literal["act", "observe"] = Field("act", description='"observe" syncs but only reports kills and deletions')
+    run_id: str = Field(..., description="name of the run here and in the store; letters, digits, . _ -")
+    mode: Literal["act", "observe"] = Field(
+        "act", description='"observe": upload checkpoints, but only report restarts and deletions'
+    )
     state_dir: Path = Field(
-        Path("/var/lib/podwatch"), description="database, lock and sockets; on local disk, never under output_dir"
+        Path("/var/lib/podwatch"),
+        description="directory for database, lock and sockets; on local disk, never under output_dir",
     )
     trainer: TrainerSettings
     gpu: GpuSettings = Field(default_factory=GpuSettings)
@@ -491,7 +566,7 @@ class Settings(Section):
     resources: ResourceSettings = Field(default_factory=ResourceSettings)
     log_rules: tuple[LogRuleSettings, ...] = Field(
         (),
-        description="a list of tables, each a pattern for the trainer's logs:"
+        description="a list of tables, each a pattern for the trainer's logs, with the keys"
         " name, pattern, count, within, critical, says, fix, supports",
     )
     training: TrainingHealthSettings = Field(default_factory=TrainingHealthSettings)
@@ -505,7 +580,7 @@ class Settings(Section):
     @classmethod
     def _run_id(cls, value: str) -> str:
         if not valid_run_id(value):
-            raise ValueError("use 1 to 128 letters, digits, '.', '_' or '-', starting with a letter or digit")
+            raise ValueError("expected 1 to 128 letters, digits, '.', '_' or '-', starting with a letter or digit")
         return value
 
     @model_validator(mode="after")
@@ -514,5 +589,5 @@ class Settings(Section):
             raise ValueError('layout = "custom" needs a [checkpoints.custom] section')
         output, state = self.trainer.output_dir, self.state_dir
         if state == output or output in state.parents:
-            raise ValueError("state_dir must not lie under trainer.output_dir: trainers wipe it or refuse to start")
+            raise ValueError("state_dir must not be inside trainer.output_dir: trainers wipe it or refuse to start")
         return self

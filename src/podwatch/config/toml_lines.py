@@ -1,4 +1,4 @@
-"""Which line of a TOML file a key stands on: the standard parser does not tell, and an error without it costs time."""
+"""Line numbers of the keys in a TOML file, for error messages: ``tomllib`` does not report them."""
 
 import re
 
@@ -10,7 +10,7 @@ _PIECE = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
 
 
 def key_lines(text: str) -> dict[tuple[str, ...], int]:
-    """Line numbers (from 1) by key path, tables included. Works on broken files as far as it can."""
+    """Line numbers (from 1) by key path, tables included. Broken files give what can be read."""
     found: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
     open_value = _Value()
@@ -29,7 +29,7 @@ def key_lines(text: str) -> dict[tuple[str, ...], int]:
 
 
 def line_of(lines: dict[tuple[str, ...], int], path: tuple[str, ...]) -> int | None:
-    """The line of ``path``, else of the nearest table above it that is written out."""
+    """The line of ``path``, else of its nearest parent table."""
     while path:
         if path in lines:
             return lines[path]
@@ -42,7 +42,7 @@ def _pieces(dotted: str) -> tuple[str, ...]:
 
 
 class _Value:
-    """Knows whether a value that began on one line goes on over the next."""
+    """Tracks whether a value continues on the next line."""
 
     def __init__(self) -> None:
         self._depth = 0

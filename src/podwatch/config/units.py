@@ -1,7 +1,7 @@
-"""Human units: ``"2s"``, ``"35m"``, ``"47GB"``, ``"85%"``.
+"""Values with units: ``"2s"``, ``"35m"``, ``"47GB"``, ``"85%"``.
 
-Sizes follow the SI: ``47GB`` is 47e9 bytes, ``1GiB`` is 2**30. A bare number is taken in the base unit (seconds,
-bytes, or a ratio 0 to 1).
+Sizes follow the SI: ``47GB`` is 47e9 bytes, ``1GiB`` is 2**30. A bare number is in the base unit (seconds, bytes, or a
+ratio from 0 to 1).
 """
 
 import math
@@ -18,13 +18,13 @@ _PIECE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 def parse_duration(value: Any) -> float:
-    """Seconds from ``"1h30m"``, ``"2s"``, ``"250ms"`` or a bare number. Raises ValueError with an example."""
+    """Seconds from ``"1h30m"``, ``"2s"``, ``"250ms"`` or a bare number. ValueError with an example."""
     number = _bare(value)
     if number is None:
         text = str(value).strip()
         pieces = _PIECE.findall(text)
         if not pieces or _PIECE.sub("", text).strip():
-            raise ValueError(f'{value!r} is not a duration; write for example "2s", "35m" or "1h30m"')
+            raise ValueError(f'{value!r} is not a duration such as "2s", "35m" or "1h30m"')
         unknown = [unit for _, unit in pieces if unit.lower() not in _TIME]
         if unknown:
             raise ValueError(f"unknown time unit {unknown[0]!r} in {value!r}; use ms, s, m, h or d")
@@ -35,14 +35,14 @@ def parse_duration(value: Any) -> float:
 
 
 def parse_size(value: Any) -> int:
-    """Bytes from ``"47GB"``, ``"1GiB"`` or a bare number. Raises ValueError with an example."""
+    """Bytes from ``"47GB"``, ``"1GiB"`` or a bare number. ValueError with an example."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     number = _bare(value)
     if number is None:
         match = _PIECE.fullmatch(str(value).strip())
         if match is None:
-            raise ValueError(f'{value!r} is not a size; write for example "47GB" or "1GiB"')
+            raise ValueError(f'{value!r} is not a size such as "47GB" or "1GiB"')
         unit = match.group(2).lower()
         if unit not in _SIZE:
             raise ValueError(f"unknown size unit {match.group(2)!r} in {value!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB")
@@ -56,20 +56,20 @@ def parse_size(value: Any) -> int:
 
 
 def parse_ratio(value: Any) -> float:
-    """A ratio 0 to 1 from ``"85%"`` or ``0.85``. A bare number above 1 is refused, because 85 and 0.85 look alike."""
+    """A ratio from 0 to 1, from ``"85%"`` or ``0.85``. ValueError for a bare number above 1: "85" is ambiguous."""
     text = str(value).strip()
     number = _bare(text.removesuffix("%").strip())
     if number is None:
-        raise ValueError(f'{value!r} is not a share; write for example "85%"')
+        raise ValueError(f'{value!r} is not a percentage such as "85%"')
     if text.endswith("%"):
         number /= 100.0
     if not 0.0 <= number <= 1.0:
-        raise ValueError(f'{value!r} is not between 0% and 100%; write for example "85%"')
+        raise ValueError(f'{value!r} is not between 0% and 100%; write it as a percentage such as "85%"')
     return number
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest exact form: ``90.0`` is ``"1m30s"``. parse_duration gives the same number back."""
+    """The shortest exact form, which parse_duration reads back: ``90.0`` is ``"1m30s"``."""
     if 0 < seconds < 1:
         text = f"{_plain(seconds * 1000)}ms"
         return text if parse_duration(text) == seconds else f"{_plain(seconds)}s"
@@ -111,7 +111,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def _plain(number: float) -> str:
-    """A float without an exponent that reads back as the same float."""
+    """A float as text without an exponent, which reads back as the same float."""
     text = repr(float(number))
     if "e" in text:
         text = format(Decimal(text), "f")

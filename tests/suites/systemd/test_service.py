@@ -72,7 +72,7 @@ def test_without_root_it_is_refused_with_77(pod: Pod) -> None:
     )
     python = str(Path(PODWATCH).with_name("python"))
     said = pod.run("sh", "-c", 'cd /; "$0" -c "$1"; echo code=$?', python, program)
-    assert "only root may install a service" in said
+    assert "only root can install a service" in said
     assert "code=77" in said
 
 

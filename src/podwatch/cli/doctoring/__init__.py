@@ -1,1 +1,1 @@
-"""The families of checks behind ``podwatch check``; ``podwatch.cli.doctor`` puts them in order."""
+"""The checks of ``podwatch check``; ``podwatch.cli.doctor`` runs them in order."""

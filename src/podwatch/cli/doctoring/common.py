@@ -1,4 +1,4 @@
-"""What the checks share: one line of the report, and calls that may hang."""
+"""Shared by the checks: a line of the report, and calls with a deadline."""
 
 import functools
 import threading
@@ -19,7 +19,7 @@ DEADLINE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One result. ``level`` is ok, warn or fail; ``fix`` is empty for ok. Its text is scrubbed here."""
+    """One result. ``level`` is ok, warn or fail; ``fix`` is only shown for the last two. Scrubs its text."""
 
     name: str
     level: str
@@ -32,7 +32,7 @@ class Line:
 
 
 def in_time(function: Callable[[], T], *, seconds: float = DEADLINE_SECONDS) -> T:
-    """The result of a call that may hang, from a daemon thread that is left behind if it does. TimeoutError."""
+    """The result of a call that can hang. It runs in a daemon thread; TimeoutError after ``seconds``."""
     box: dict[str, Any] = {}
 
     def call() -> None:
@@ -53,7 +53,7 @@ def in_time(function: Callable[[], T], *, seconds: float = DEADLINE_SECONDS) -> 
 
 
 def sets_of(settings: Settings) -> Sets:
-    """The sets on this pod, looked for once however many checks ask. Raises as making the layout does."""
+    """A cached function that returns the checkpoints on this pod. It raises the errors of ``make_layout``."""
     from podwatch.cli.offline import look
 
     return functools.cache(lambda: tuple(in_time(lambda: look(settings)).sets))

@@ -1,4 +1,4 @@
-"""What an earlier start left behind, what a restart would set aside, and what podwatch remembers."""
+"""Check for leftovers of an earlier start, files that a start would quarantine, and podwatch's stored state."""
 
 import os
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from podwatch.cli.doctoring.common import Line, Sets, in_time
 from podwatch.config.settings import Settings
 from podwatch.daemon.paths import workspace_of
+from podwatch.domain.counted import counted
 from podwatch.domain.errors import HostError
 from podwatch.journal.journal import Journal
 from podwatch.journal.run_record import load_run_record
@@ -19,7 +20,7 @@ SHOWN = 4
 
 
 def running(settings: Settings) -> str:
-    """What trains here now, in words; empty where nothing does."""
+    """The running training as text; empty if there is none."""
     record = read_record(settings.state_dir / settings.run_id / "keeper")
     if record is not None and is_alive(record.launcher):
         return f"training is running under its keeper (pid {record.launcher.pid})"
@@ -38,24 +39,28 @@ def supervise(settings: Settings, now: str) -> Iterator[Line]:
     several = seen.candidates
     if len(several) > 1:
         listed = "; ".join(f"pid {c.launcher.pid}: {c.reason}" for c in several)
-        yield Line("supervise", "fail", f"several trainers could be this run's: {listed}", "stop what does not belong")
+        yield Line("supervise", "fail", f"several trainers could be this run's: {listed}", "stop the wrong ones")
     elif now and mode == "keeper" and several:
         yield Line(
-            "supervise", "fail", f"{now}, and supervise = keeper takes none over", 'stop it, or set it to "auto"'
+            "supervise",
+            "fail",
+            f"{now}; with supervise = keeper podwatch does not take it over",
+            'stop it, or set supervise = "auto"',
         )
     elif now:
-        yield Line("supervise", "ok", f"{mode}: {now}; podwatch would watch it")
+        yield Line("supervise", "ok", f"{mode}: {now}; `podwatch run` watches it")
     elif seen.pending:
         listed = "; ".join(f"pid {c.launcher.pid}: {c.reason}" for c in seen.pending)
-        text = f"{mode}: podwatch starts nothing beside what may be this run's training: {listed}"
-        yield Line("supervise", "warn", text, "`podwatch start --attach PID`, or `--beside PID` if it is not")
+        text = f"{mode}: podwatch starts no training because this process could be the run's trainer: {listed}"
+        fix = "if it is: `podwatch start --attach PID`; if not: `podwatch start --beside PID`"
+        yield Line("supervise", "warn", text, fix)
     else:
-        waits = "waits for a trainer that a person starts" if mode == "attach" else "starts training itself"
-        yield Line("supervise", "ok", f"{mode}: nothing is running; podwatch {waits}")
+        waits = "waits for a trainer that you start" if mode == "attach" else "starts training"
+        yield Line("supervise", "ok", f"{mode}: no training is running; `podwatch run` {waits}")
 
 
 def leftovers(settings: Settings, now: str) -> Iterator[Line]:
-    """Processes and files of an earlier start, on which the next one would hang or fail."""
+    """Processes and files of an earlier start, which can make the next start hang or fail."""
     record = read_record(settings.state_dir / settings.run_id / "keeper")
     current = record.start_id if record is not None and is_alive(record.launcher) else ""
     found = []
@@ -67,31 +72,32 @@ def leftovers(settings: Settings, now: str) -> Iterator[Line]:
                 stuck = ", stuck in the kernel" if status.state == "D" else ""
                 found.append(f"{pid} {status.name}{stuck}")
     if found:
-        text = f"{len(found)} processes of an earlier start still run: {', '.join(found[:SHOWN])}"
-        yield Line("leftovers", "fail", text, "end them; those on a GPU with `podwatch clean --gpu`")
+        text = f"processes of an earlier start still running: {len(found)} ({', '.join(found[:SHOWN])})"
+        yield Line("leftovers", "fail", text, "end them; `podwatch clean --gpu` ends those on a GPU")
     since = _last_start(settings)
     if not now and since is not None:
         stale = in_time(lambda: litter.look(litter.owner_id(settings.trainer.user), since))
         if stale.stale:
             names = ", ".join(str(path) for path in stale.stale[:SHOWN])
-            yield Line("leftovers", "ok", f"{len(stale.stale)} stale files are cleared before the start: {names}")
+            text = f"podwatch deletes {len(stale.stale)} stale files before the next start: {names}"
+            yield Line("leftovers", "ok", text)
         elif stale.unseen:
-            text = "whether stale vllm or torchelastic files are in use cannot be seen, so they stay"
-            yield Line("leftovers", "warn", text, "run podwatch as root, or remove them by hand")
+            text = "podwatch cannot see whether stale vllm or torchelastic files are in use, so it keeps them"
+            yield Line("leftovers", "warn", text, "run podwatch as root, or delete them by hand")
     if not found:
-        yield Line("leftovers", "ok", "no process of an earlier start is left")
+        yield Line("leftovers", "ok", "no process of an earlier start is running")
 
 
 def _last_start(settings: Settings) -> float | None:
     try:
         record = load_run_record(workspace_of(settings))
     except HostError:
-        return None  # `places` says what is wrong with it
+        return None  # the check "directories" reports it
     return record.last_start.wall if record is not None and record.last_start is not None else None
 
 
 def ahead(settings: Settings, now: str, sets: Sets) -> Iterator[Line]:
-    """Step desync (facts/prime-rl.md section 3): harmless while training runs, a hang of the next start otherwise."""
+    """Files ahead of the newest complete checkpoint: normal while training runs, else they make the next start hang."""
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.domain.checkpoint import newest_complete
 
@@ -99,23 +105,24 @@ def ahead(settings: Settings, now: str, sets: Sets) -> Iterator[Line]:
     newest = newest_complete(sets())
     step = None if newest is None else newest.step
     paths = in_time(lambda: layout.ahead_of(step))
-    what = "a fresh start" if step is None else f"step {step}, the newest complete one"
+    what = "a fresh start" if step is None else f"step {step}, the newest complete checkpoint"
     if not paths:
-        yield Line("steps", "ok", f"nothing lies ahead of {what}")
+        yield Line("steps", "ok", f"no files are ahead of {what}")
         return
     seen = ", ".join(f"{s.role} at step {s.step}" for s in in_time(layout.progress))
     names = ", ".join(
         str(p.relative_to(layout.output_dir)) if layout.output_dir in p.parents else str(p) for p in paths[:SHOWN]
     )
     more = ", ..." if len(paths) > SHOWN else ""
-    text = f"a start would set aside {len(paths)} entries ahead of {what}: {names}{more}{f' ({seen})' if seen else ''}"
-    yield Line(
-        "steps", "ok" if now else "warn", text, "podwatch does it, by renaming; a start by hand would hang on them"
+    text = (
+        f"{counted(len(paths), 'entry is', 'entries are')} ahead of {what}: {names}{more}{f' ({seen})' if seen else ''}"
     )
+    fix = "nothing: podwatch moves them to quarantine before it starts training; a start by hand would hang on them"
+    yield Line("steps", "ok" if now else "warn", text, fix)
 
 
 def remembered(settings: Settings, verbose: bool) -> Iterator[Line]:
-    """A pause in force, and with ``verbose`` what was learned of the run."""
+    """A pause in effect, and with ``verbose`` the learned values of the run."""
     from podwatch.daemon.app import LEARNED
     from podwatch.daemon.pausing import KEY, described
     from podwatch.domain.pause import Pause
@@ -129,8 +136,8 @@ def remembered(settings: Settings, verbose: bool) -> Iterator[Line]:
     finally:
         journal.close()
     if pause is not None:
-        text = f"{described(pause)}: nothing is killed and nothing started"
-        yield Line("pause", "warn", text, "`podwatch unpause` ends it")
+        text = f"{described(pause)}: podwatch does not stop or start training on its own"
+        yield Line("pause", "warn", text, "to end the pause: `podwatch unpause`")
     for name, value in sorted(learned.items() if verbose and isinstance(learned, dict) else ()):
         if value not in (None, "", 0, [], {}, False):
             yield Line("learned", "ok", f"{name}: {value}")

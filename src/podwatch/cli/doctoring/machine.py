@@ -1,4 +1,4 @@
-"""The machine: limits, ports, who supervises podwatch, and which second signals a verdict could have."""
+"""Check the machine: limits, ports, podwatch's service manager, and the available corroborating signals."""
 
 import contextlib
 import os
@@ -34,11 +34,11 @@ for pair in ((wanted, max(hard, wanted)), (min(wanted, hard), hard)):
         pass
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
-"""What the keeper does before it starts training (``raise_nofile``), in a process that ends at once."""
+"""The keeper's ``raise_nofile``, tried in a short-lived process."""
 
 
 def limits(settings: Settings) -> Iterator[Line]:
-    """The open-file limit that training would get, by trying; then the limits of the training that runs now."""
+    """The open-file limit that training would get (tried), and the limit of running training."""
     wanted = settings.trainer.nofile
     got = _tried(wanted)
     by_systemd = os.geteuid() == 0 and Path("/run/systemd/system").is_dir()
@@ -47,26 +47,26 @@ def limits(settings: Settings) -> Iterator[Line]:
             f"raise the hard limit where the pod is started (docker run --ulimit nofile={wanted}:{wanted},"
             f" LimitNOFILE={wanted} in the unit), or lower trainer.nofile"
         )
-        yield Line("nofile", "fail", f"training needs {wanted} open files and gets {got}: tried", fix)
+        yield Line("nofile", "fail", f"training needs {wanted} open files but gets only {got} (tried)", fix)
     elif wanted < 65_536:
-        yield Line("nofile", "warn", f"training gets {wanted} open files, vLLM wants 65,536", "raise trainer.nofile")
+        yield Line("nofile", "warn", f"training gets {wanted} open files; vLLM wants 65,536", "raise trainer.nofile")
     elif got < wanted:
         yield Line("nofile", "ok", f"{wanted} open files: systemd sets the limit for the unit (this shell has {got})")
     else:
-        yield Line("nofile", "ok", f"{wanted} open files can be given to training: tried")
+        yield Line("nofile", "ok", f"training gets {wanted} open files (tried)")
     lowest = _running_limit(settings)
     if lowest is not None and lowest[0] < wanted:
         limit, name = lowest
         yield Line(
             "nofile",
             "warn",
-            f"training that runs now has a limit of {limit} open files ({name}), not {wanted}",
-            "raise the hard limit where the pod is started, then `podwatch restart`",
+            f"running training has a limit of {limit} open files ({name}), not {wanted}",
+            "raise the hard limit where the pod is started, then run `podwatch restart`",
         )
 
 
 def _tried(wanted: int) -> int:
-    """The soft limit that a child of this process gets. 0 if it cannot be tried."""
+    """The soft limit that a child of this process gets; 0 if the trial fails."""
     command = [sys.executable, "-I", "-S", "-c", _RAISE, str(wanted)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=DEADLINE_SECONDS, check=True, env={}, cwd="/")
@@ -76,8 +76,8 @@ def _tried(wanted: int) -> int:
 
 
 def _running_limit(settings: Settings) -> tuple[int, str] | None:
-    """The lowest soft limit in the tree that podwatch's keeper started, and the process that has it; None where nothing
-    runs, or nothing can be read."""
+    """The lowest soft limit in the keeper's process tree, and the process that has it. None if no training runs or
+    nothing is readable."""
     record = read_record(settings.state_dir / settings.run_id / "keeper")
     if record is None or not is_alive(record.launcher):
         return None
@@ -108,24 +108,24 @@ def http(settings: Settings) -> Iterator[Line]:
     if settings.http.port in (0, got):
         yield Line("http", "ok", f"{settings.http.host}:{got} is free")
     else:
-        text = f"port {settings.http.port} is taken; {got} would be used"
-        yield Line("http", "warn", text, "fine if podwatch itself holds it; else set [http] port")
+        text = f"port {settings.http.port} is in use; podwatch would use {got}"
+        yield Line("http", "warn", text, "nothing if a running podwatch uses it; else set [http] port")
 
 
 def ports(settings: Settings, now: str) -> Iterator[Line]:
-    """The inference servers' ports on this machine: a server left over makes the next one fail to bind."""
+    """The inference servers' ports on this machine: with a leftover server, the next one fails to bind."""
     parts = [urlsplit(url) for url in settings.inference.urls]
     local = [p.port for p in parts if p.hostname in ("127.0.0.1", "localhost", "::1") and p.port]
     for port in dict.fromkeys(local):
         if now or not port_taken(port):
-            yield Line("ports", "ok", f"port {port} " + ("belongs to what is running" if now else "is free"))
+            yield Line("ports", "ok", f"port {port} " + ("is used by running training" if now else "is free"))
         else:
-            fix = f"end what listens there (ss -ltnp 'sport = :{port}'); a start waits until it is free"
-            yield Line("ports", "fail", f"port {port} is taken, and no training of this run is running", fix)
+            fix = f"end the process that listens there (ss -ltnp 'sport = :{port}'); a start waits until it is free"
+            yield Line("ports", "fail", f"port {port} is in use, but this run's training is not running", fix)
 
 
 def signals(settings: Settings) -> Iterator[Line]:
-    """A death is acted upon only where a second signal agrees (promise 3): which ones this pod could give."""
+    """The corroborating signals of this pod. Without one podwatch does not restart training."""
     seen = ["the trainer's exit", "step lines and checkpoints"]
     if settings.inference.urls or settings.inference.discover:
         seen.append("the inference server's health")
@@ -133,15 +133,16 @@ def signals(settings: Settings) -> Iterator[Line]:
         seen.append("progress pings")
     if _may_see_contexts(settings):
         seen.append("CUDA contexts")
-        yield Line("signals", "ok", f"a death could be confirmed by {', '.join(seen)}")
+        yield Line("signals", "ok", f"signals that can corroborate a death: {', '.join(seen)}")
     else:
-        fix = "run podwatch as root or as training's user; as a service with CAP_SYS_PTRACE"
-        text = f"CUDA contexts of training cannot be seen from here; there are {', '.join(seen)}"
+        fix = "run podwatch as root, as training's user, or as a service with CAP_SYS_PTRACE"
+        text = f"podwatch cannot see CUDA contexts of training; other corroborating signals: {', '.join(seen)}"
         yield Line("signals", "warn", text, fix)
 
 
 def _may_see_contexts(settings: Settings) -> bool:
-    """A keeper started by podwatch looks for it; a trainer that somebody else started has to be looked into by us."""
+    """Whether CUDA contexts of training are visible: the keeper sees those of its own trainer; for an attached trainer
+    podwatch itself needs the permission."""
     if settings.trainer.supervise != "attach" and settings.trainer.command:
         return True
     effective = next(
@@ -157,18 +158,18 @@ def _may_see_contexts(settings: Settings) -> bool:
 
 def host(settings: Settings) -> Iterator[Line]:
     if Path("/run/systemd/system").is_dir():
-        yield Line("systemd", "ok", "present: podwatch can be a service")
+        yield Line("systemd", "ok", "available: podwatch can run as a service")
         return
     fix = "use `podwatch run --detach`, or make `podwatch run` the container's command"
-    yield Line("systemd", "warn", "not present (a container?)", fix)
+    yield Line("systemd", "warn", "not available (a container?)", fix)
     if not _hears_sigterm():
-        text = "PID 1 does not heed SIGTERM: when this container is stopped, nobody is told (no preemption notice)"
-        fix = "make `podwatch run` its command, or call `podwatch preempt` from the provider's hook"
+        text = "PID 1 ignores SIGTERM: podwatch gets no preemption notice when this container is stopped"
+        fix = "make `podwatch run` the container's command, or call `podwatch preempt` from the provider's hook"
         yield Line("preemption", "warn", text, fix)
 
 
 def _hears_sigterm() -> bool:
-    """Whether PID 1 has a handler: without one the kernel drops SIGTERM for it (facts/providers.md)."""
+    """Whether PID 1 has a SIGTERM handler: without one the kernel drops the signal for PID 1."""
     if procfs.read_stat(1) is None:
         return True
     try:

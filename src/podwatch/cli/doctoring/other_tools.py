@@ -1,4 +1,4 @@
-"""The old sync or clean-up script that still runs: one sends half a save, the other deletes what podwatch keeps."""
+"""Check for other sync or clean-up scripts: they can upload incomplete checkpoints, or delete those podwatch keeps."""
 
 import os
 import re
@@ -20,8 +20,7 @@ _SCRIPT = re.compile(
     r"(?:^|[^a-z])(?:sync(?:er)?|upload(?:er)?|back_?up|clean(?:er|_?up)?|prune|purge|rotate)(?:$|[^a-z])",
     re.IGNORECASE,
 )
-"""What such scripts are called: ``sync_to_s3.py``, ``cleanup-checkpoints.sh``; neither ``async_rl.py`` nor
-``cleanrl``."""
+"""Names of such scripts: ``sync_to_s3.py``, ``cleanup-checkpoints.sh``; but not ``async_rl.py`` or ``cleanrl``."""
 _SUBCOMMAND = re.compile(r"-.*|[a-z]+")
 """An option, or a plain word such as the ``sync`` of ``podwatch sync``."""
 _WORDS = re.compile(r"[\s;&|()'\"]+")
@@ -32,10 +31,10 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """What a command has to name before it is any of our business."""
+    """The names in a command line that make it concern this run."""
 
     output_dirs: tuple[str, ...]
-    """As configured, and as resolved."""
+    """The configured path, and the path with links resolved."""
     bucket: str = ""
 
 
@@ -46,15 +45,15 @@ def other_tools(settings: Settings) -> Iterator[Line]:
     ours = Ours(tuple(sorted({str(output), os.path.realpath(output)})), bucket)
     found = in_time(lambda: [*_running(ours, find.run_of(settings)), *_scheduled(ours)])
     if not found:
-        yield Line("other tools", "ok", "nothing else seems to send or delete this run's files")
+        yield Line("other tools", "ok", "no other tool found that uploads or deletes this run's files")
         return
     listed = "; ".join(found[:_SHOWN]) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
     fix = (
-        "stop it: it may send half a save, or delete what podwatch keeps (docs/runs.md says what takes its place)"
+        "stop it: it can upload incomplete checkpoints, or delete those podwatch keeps (replacements: docs/runs.md)"
         if store
-        else "podwatch has no store and makes no copies: keep it if it is your backup, stop it if it deletes"
+        else "podwatch has no store and makes no copies: keep the tool if it is your backup, stop it if it deletes"
     )
-    yield Line("other tools", "warn", f"looks like another tool on this run's files: {listed}", fix)
+    yield Line("other tools", "warn", f"another tool seems to work on this run's files: {listed}", fix)
 
 
 def _running(ours: Ours, run: find.Run) -> Iterator[str]:
@@ -75,9 +74,9 @@ def _scheduled(ours: Ours) -> Iterator[str]:
 
 
 def meddles(argv: Sequence[str], cwd: str, ours: Ours, text_of: Callable[[str], str]) -> str:
-    """The name of a copying or cleaning program that names this run's directory or bucket, on its command line or in
-    the script itself; else empty. Only the name: keys may stand behind it. ``text_of`` reads a script (empty where it
-    cannot)."""
+    """The name of a copying or cleaning program that uses this run's directory or bucket, on its command line or in its
+    script; else empty. Only the name, because arguments can contain keys. ``text_of`` reads a script (empty on
+    failure)."""
     name, arguments = program(argv)
     if name in SHELLS:
         inline = any(word.startswith("-") and "c" in word for word in arguments[:1])
@@ -104,7 +103,7 @@ def _marks(ours: Ours) -> tuple[str, ...]:
 
 
 def _names(word: str, cwd: str, ours: Ours) -> bool:
-    """It contains one of our names, or is a path at, in or above output_dir."""
+    """Whether the word contains one of our names, or is a path equal to, in or above output_dir."""
     if any(mark in word for mark in _marks(ours)):
         return True
     if not word or word.startswith("-") or ":" in word:
@@ -115,7 +114,7 @@ def _names(word: str, cwd: str, ours: Ours) -> bool:
 
 def _text(path: str) -> str:
     try:
-        if not Path(path).is_file():  # a pipe would be waited for
+        if not Path(path).is_file():  # a pipe would block
             return ""
         with Path(path).open("rb") as file:
             return file.read(_READ_BYTES).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Directories, the disk, and room for the next save."""
+"""Check the directories, the disk, and the space for the next save."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from podwatch.system.workspace import Workspace
 LINKS_SHOWN = 4
 
 KEEP_FLAGS = ("--ckpt.keep-last", "--ckpt.keep", "--trainer.ckpt.keep-last")
-"""prime-rl's (facts/prime-rl.md section 2)."""
+"""prime-rl's flags for the number of kept checkpoints."""
 
 
 def output_dir(settings: Settings) -> Iterator[Line]:
@@ -32,23 +32,23 @@ def output_dir(settings: Settings) -> Iterator[Line]:
 
 
 def own_directory(settings: Settings) -> Iterator[Line]:
-    """Can another user lead podwatch out of the run's directories, or take its own away?"""
+    """Whether other users can redirect podwatch out of the run's directories, or replace its own directory."""
     workspace = workspace_of(settings)
     if problem := in_time(workspace.problem):
-        yield Line("directories", "fail", problem, "podwatch changes nothing until this is repaired")
+        yield Line("directories", "fail", problem, "fix this; until then podwatch moves and deletes nothing")
         return
     links = in_time(lambda: _links(settings, workspace))
     for link in links[:LINKS_SHOWN]:
-        text = f"{link} is a symbolic link: podwatch follows none, so it moves and uploads nothing behind it"
+        text = f"{link} is a symbolic link: podwatch does not follow it, so it uploads nothing from its target"
         yield Line("directories", "warn", text, "use a directory, or set trainer.checkpoint_dir to the link's target")
     if exposed := in_time(workspace.exposed):
-        yield Line("directories", "warn", exposed, "or accept it: podwatch notices it")
+        yield Line("directories", "warn", exposed, "or accept it: podwatch detects a replaced directory")
     if not links and not exposed:
         yield Line("directories", "ok", f"{workspace.outside}: only podwatch can change it")
 
 
 def _links(settings: Settings, workspace: Workspace) -> list[Path]:
-    """Links on the way to what the layout reads and moves. A link that is moved itself is none of them."""
+    """Symbolic links among the parents of the paths that the layout reads and moves."""
     layout = make_layout(settings)
     found: dict[Path, None] = {}
     for path in (*layout.watch_roots(), *(p.parent for p in layout.ahead_of(None))):
@@ -78,7 +78,7 @@ def disk(settings: Settings, all_sets: Sets) -> Iterator[Line]:
     sets = all_sets()
     capacity, free = usage.total, usage.free
     if settings.disk.capacity:
-        # as the disk sensor: what statvfs says of the whole disk means nothing then, what lies there of ours does
+        # like the disk sensor: statvfs shows the host's disk then, so only our own files count
         capacity = settings.disk.capacity
         free = max(0, min(free, capacity - sum(found.size_bytes for found in sets)))
     ratio = 1 - free / capacity if capacity else 0.0
@@ -87,47 +87,51 @@ def disk(settings: Settings, all_sets: Sets) -> Iterator[Line]:
     yield Line("disk", level, f"{ratio:.0%} of {size(capacity)} used, {size(free)} free", fix)
     newest = newest_complete(sets)
     if newest is None:
-        yield Line("disk", "ok", "the size of a save is not known yet")
+        yield Line("disk", "ok", "the size of a checkpoint is not known yet")
         return
     last = newest.size_bytes
     need = int(last * settings.disk.margin)
     ours = sum(found.size_bytes for found in sets)
     if free + ours - last < need:
         others = max(0, capacity - free - ours)
-        text = f"the disk ({size(capacity)}) holds one set only: a set is {size(last)}, with margin {size(need)}"
-        text += f", and {size(others)} are taken by something else"
-        yield Line("disk", "fail", text, "a save is written while the one before must stay: use a bigger disk")
+        text = f"the disk ({size(capacity)}) has space for one checkpoint only: a checkpoint is {size(last)}"
+        text += f", with margin {size(need)}, and other files take {size(others)}"
+        fix = "use a bigger disk: podwatch must keep the last checkpoint until the next one is complete"
+        yield Line("disk", "fail", text, fix)
         return
     yield from _peak(settings, last, free + ours)
     if free < need:
-        text = f"the next save needs {size(need)} ({size(last)} and the margin), {size(free)} are free"
-        yield Line("disk", "warn", text, "podwatch prunes before the save: see `podwatch prune --dry-run`")
+        text = f"the next save needs {size(need)} ({size(last)} and the margin), but only {size(free)} are free"
+        fix = "nothing: podwatch deletes old checkpoints before the save (see `podwatch prune --dry-run`)"
+        yield Line("disk", "warn", text, fix)
     else:
-        yield Line("disk", "ok", f"the next save needs {size(need)} with its margin, and {size(free)} are free")
+        yield Line("disk", "ok", f"the next save needs {size(need)} with its margin; {size(free)} are free")
 
 
 def _peak(settings: Settings, last: int, room: int) -> Iterator[Line]:
-    """Trainers delete the oldest after the new one is written: one set more than they keep."""
+    """The peak: trainers delete the oldest checkpoint after the new one, so one more exists than they keep."""
     from podwatch.checkpoints.layouts import argv
 
     kept = argv.positive(argv.flag_value(settings.trainer.command, KEEP_FLAGS))
     if kept is not None and (kept + 1) * last > room:
-        text = f"the trainer keeps {kept} sets, so {kept + 1} lie here at the peak ({size((kept + 1) * last)})"
-        text += f", and there is room for {size(room)}"
-        yield Line("disk", "warn", text, "podwatch removes the oldest before each save; or let the trainer keep fewer")
+        text = f"the trainer keeps {kept} checkpoints, so up to {kept + 1} exist ({size((kept + 1) * last)})"
+        text += f", but there is space for {size(room)} only"
+        yield Line(
+            "disk", "warn", text, "let the trainer keep fewer, or let podwatch delete the oldest before each save"
+        )
 
 
 def files(settings: Settings) -> Iterator[Line]:
-    """What this filesystem tells about files that are being written."""
+    """What podwatch can observe on this filesystem about files that are being written."""
     from podwatch.checkpoints.capabilities import probe
 
     there = nearest(settings.trainer.output_dir.parent)
     found = in_time(lambda: probe(there))
     words = {True: "yes", False: "no", None: "unknown"}
     text = (
-        f"{found.filesystem or 'an unknown filesystem'}: unwritten ranges can be seen: {words[found.holes]}, "
-        f"writers (leases): {words[found.leases]}, events: {words[found.inotify]}"
+        f"{found.filesystem or 'unknown filesystem'}: podwatch can see unwritten ranges: {words[found.holes]}, "
+        f"writers (leases): {words[found.leases]}, file events: {words[found.inotify]}"
     )
-    yield Line("files", "ok", text + ("; quiet times are doubled" if found.slow else ""))
+    yield Line("files", "ok", text + ("; settle times are doubled" if found.slow else ""))
     if settings.checkpoints.leases and not found.leases:
-        yield Line("files", "warn", "[checkpoints] leases has no effect here", "set it to false")
+        yield Line("files", "warn", "[checkpoints] leases has no effect on this filesystem", "set it to false")

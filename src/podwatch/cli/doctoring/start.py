@@ -1,4 +1,4 @@
-"""What a start needs: the program on the PATH that training will have, its keys, the layout, a resume that works."""
+"""Check what a start needs: the program on training's PATH, W&B keys, the layout, the resume command."""
 
 import os
 import pwd
@@ -20,7 +20,7 @@ from podwatch.domain.secrets import scrub_argv
 from podwatch.trainer.environment import build_environment
 
 SERVICE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""What a system service gets from systemd."""
+"""systemd's default PATH of a system service."""
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 
 
@@ -28,24 +28,24 @@ def command(settings: Settings) -> Iterator[Line]:
     trainer = settings.trainer
     if not trainer.command:
         level = "ok" if trainer.supervise == "attach" else "warn"
-        yield Line("command", level, "none: podwatch can watch a trainer but not start one", "set trainer.command")
+        yield Line("command", level, "not set: podwatch can watch a trainer but not start one", "set trainer.command")
         return
     cwd = trainer.cwd or trainer.output_dir.parent
     if not cwd.is_dir():
-        yield Line("command", "fail", f"its directory {cwd} does not exist", "correct trainer.cwd")
+        yield Line("command", "fail", f"working directory {cwd} not found", "correct trainer.cwd")
         return
     if trainer.user:
         try:
             pwd.getpwnam(trainer.user)
         except KeyError:
-            yield Line("command", "fail", f"there is no user {trainer.user}", "correct trainer.user")
+            yield Line("command", "fail", f"user {trainer.user} not found", "correct trainer.user")
             return
     environment = _environment(settings)
     yield from _program(trainer.command[0], settings, environment, cwd, name="command")
     if trainer.command[0] != "uv" and "uv" not in trainer.command and _layout_name(settings) == "prime-rl":
         yield from _uv(settings, environment, cwd)
     if hides_exit_code(trainer.command):
-        yield Line("command", "warn", "a pipe hides the exit code of a crash", "begin the script with set -o pipefail")
+        yield Line("command", "warn", "a pipe hides the exit code of a crash", "start the script with set -o pipefail")
 
 
 def _environment(settings: Settings) -> dict[str, str]:
@@ -62,30 +62,30 @@ def _program(
     if found is None:
         fix = "use an absolute path, or set PATH in trainer.env"
         if shutil.which(wanted):
-            fix = f"it lies in {Path(shutil.which(wanted) or '').parent}, which training's PATH lacks: {fix}"
-        yield Line(name, "fail", f"{program} is not found", fix)
+            fix = f"it is in {Path(shutil.which(wanted) or '').parent}, which is not in training's PATH: {fix}"
+        yield Line(name, "fail", f"{program} not found", fix)
         return
     yield Line(name, "ok", f"{found}, in {cwd}" if name == "command" else found)
     given = "PATH" in settings.trainer.env or path != os.environ.get("PATH")
     serviceable = "/" in program or given or shutil.which(program, path=SERVICE_PATH) is not None
     if not serviceable and Path("/run/systemd/system").is_dir():
-        text = f"{program} is found by this shell's PATH only: a service has systemd's"
+        text = f"{program} is only in this shell's PATH, not in the PATH of a systemd service"
         yield Line(name, "warn", text, f"set PATH in trainer.env, with {Path(found).parent} in it")
 
 
 def _uv(settings: Settings, environment: Mapping[str, str], cwd: Path) -> Iterator[Line]:
     """For a command without uv: launchers of early prime-rl start the inference server and the orchestrator with
-    ``uv run``, later ones do not. Which one it is cannot be known for sure, so its absence alone fails nothing."""
+    ``uv run``, later ones do not. The version is not known for sure, so a missing uv is only a warning."""
     lines = list(_program("uv", settings, environment, cwd, name="uv"))
     if all(line.level == "ok" for line in lines):
         yield from lines
     elif in_time(lambda: hints(settings.trainer.command, cwd, "")).variant != "B":
-        text = "uv is not found; prime-rl of early 2026 starts its inference server and its orchestrator with it"
-        yield Line("uv", "warn", text, "if yours does, set PATH in trainer.env, with uv's directory in it")
+        text = "uv not found; prime-rl of early 2026 starts its inference server and its orchestrator with uv"
+        yield Line("uv", "warn", text, "if you use that version, set PATH in trainer.env, with uv's directory in it")
 
 
 def hides_exit_code(argv: tuple[str, ...]) -> bool:
-    """A shell script given with ``-c`` that ends in a pipe without pipefail: ``train | tee log`` exits with tee's 0."""
+    """Whether a ``sh -c`` script has a pipe without pipefail: ``train | tee log`` exits with tee's 0."""
     if Path(argv[0]).name not in _SHELLS:
         return False
     for position, word in enumerate(argv[1:-1], start=1):
@@ -97,14 +97,13 @@ def hides_exit_code(argv: tuple[str, ...]) -> bool:
                 lexer = shlex.shlex(script, posix=True, punctuation_chars="|&;")
                 lexer.whitespace_split = True
                 return any(token in ("|", "|&") for token in lexer)
-            except ValueError:  # quotes that do not close: the shell will say so
+            except ValueError:  # unbalanced quotes: the shell reports them
                 return False
     return False
 
 
 def keys(settings: Settings) -> Iterator[Line]:
-    """W&B ends training at its start without a key, and asks nobody on a pod. prime-rl is told of offline by a setting
-    of its own as well."""
+    """The W&B key: without one, W&B ends training at its start."""
     if not settings.trainer.command:
         return
     environment = _environment(settings)
@@ -120,30 +119,30 @@ def keys(settings: Settings) -> Iterator[Line]:
     elif offline := _told_offline(settings):
         yield Line("wandb", "ok", f"{offline}: no key is needed")
     elif environment.get("WANDB_API_KEY") or in_netrc:
-        yield Line("wandb", "ok", "a key is there" + ("" if environment.get("WANDB_API_KEY") else f" (in {netrc})"))
+        yield Line("wandb", "ok", "key found" + ("" if environment.get("WANDB_API_KEY") else f" (in {netrc})"))
     else:
-        text = "training will have no W&B key: if it logs there, it ends at its start"
+        text = "training has no W&B key: if it logs to W&B, it fails at its start"
         yield Line("wandb", "warn", text, "put WANDB_API_KEY into trainer.env_file, or WANDB_MODE into trainer.env")
     if environment.get("WANDB_RUN_ID") and _layout_name(settings) == "prime-rl":
-        text = "WANDB_RUN_ID is set for training: prime-rl before v0.5.0 has two W&B runs, which would both claim it"
-        yield Line("wandb", "warn", text, "remove it: podwatch passes the ids that a version understands")
+        text = "WANDB_RUN_ID is set for training: prime-rl before v0.5.0 has two W&B runs, and both would use this id"
+        yield Line("wandb", "warn", text, "remove it: podwatch passes the right ids for each version")
 
 
 def _told_offline(settings: Settings) -> str:
-    """Where the command, or a file it names, says that nothing goes to W&B; empty where neither does."""
+    """Where the command, or a file that it names, switches W&B to offline; empty if neither does."""
     trainer, names = settings.trainer, ("--wandb.offline", "--trainer.wandb.offline")
     said = (argv.flag_value(trainer.command, names) or "").lower()
     if argv.has_flag(trainer.command, names) and said not in ("false", "no", "0"):
-        return "the command says --wandb.offline"
+        return "the command has --wandb.offline"
     for document in argv.toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent):
         section = document.get("wandb")
         if isinstance(section, dict) and section.get("offline") is True:
-            return "the trainer's configuration says wandb.offline = true"
+            return "the trainer's configuration has wandb.offline = true"
     return ""
 
 
 def vllm(settings: Settings) -> Iterator[Line]:
-    """Settings of vLLM that change what podwatch can see (facts/prime-rl.md section 5)."""
+    """Environment variables of vLLM that change what podwatch can observe."""
     if not settings.trainer.command:
         return
     environment = _environment(settings)
@@ -151,16 +150,16 @@ def vllm(settings: Settings) -> Iterator[Line]:
     if found:
         yield Line("vllm", "ok", f"vLLM {found} in {settings.trainer.cwd or settings.trainer.output_dir.parent}/.venv")
     if environment.get("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH") == "1":
-        text = "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1: the server outlives a dead engine and answers 503"
-        yield Line("vllm", "warn", text, "leave it out: that the server ends is one of the signs of a dead engine")
+        text = "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1: the server survives a dead engine and answers 503"
+        yield Line("vllm", "warn", text, "remove it: podwatch uses the server's end as a signal of a dead engine")
     prefix = environment.get("VLLM_PROCESS_NAME_PREFIX", "VLLM")
     if prefix != "VLLM":
-        text = f"VLLM_PROCESS_NAME_PREFIX={prefix}: podwatch knows the engine's processes by VLLM::"
-        yield Line("vllm", "warn", text, "leave it out, so that an engine that ended is told by its name")
+        text = f"VLLM_PROCESS_NAME_PREFIX={prefix}: podwatch recognises the engine's processes by VLLM:: only"
+        yield Line("vllm", "warn", text, "remove it, so that podwatch sees the end of the engine")
     ready = environment.get("VLLM_ENGINE_READY_TIMEOUT_S", "")
     if ready.isdigit() and int(ready) > settings.trainer.startup_patience:
         patience = span(settings.trainer.startup_patience)
-        text = f"VLLM_ENGINE_READY_TIMEOUT_S={ready}: longer than trainer.startup_patience ({patience})"
+        text = f"VLLM_ENGINE_READY_TIMEOUT_S={ready} is longer than trainer.startup_patience ({patience})"
         yield Line("vllm", "warn", text, f'set startup_patience to "{int(ready) + 600}s"')
 
 
@@ -171,7 +170,7 @@ def _vllm_version(settings: Settings) -> str:
 
 
 def packages(settings: Settings) -> Iterator[Line]:
-    """podwatch in the trainer's own environment is upgraded, broken and removed with it."""
+    """Warn if podwatch is installed in the trainer's environment: changes there can break podwatch."""
     import importlib.util
 
     trainer = settings.trainer
@@ -182,13 +181,13 @@ def packages(settings: Settings) -> Iterator[Line]:
             prefixes.add(Path(os.path.realpath(Path(program).parent)).parent)
     own = Path(os.path.realpath(sys.prefix))
     shared = [name for name in ("torch", "vllm") if importlib.util.find_spec(name) is not None]
-    fix = "install it apart: uv tool install podwatch, or pipx"
+    fix = "install podwatch in its own environment, with `uv tool install podwatch` or pipx"
     if shared:
-        yield Line("packages", "warn", f"podwatch shares its packages with {' and '.join(shared)}", fix)
+        yield Line("packages", "warn", f"podwatch shares its environment with {' and '.join(shared)}", fix)
     elif own in prefixes and own != Path("/usr"):
-        yield Line("packages", "warn", f"podwatch is installed in the trainer's own environment ({own})", fix)
+        yield Line("packages", "warn", f"podwatch is installed in the trainer's environment ({own})", fix)
     else:
-        yield Line("packages", "ok", f"podwatch has packages of its own ({own})")
+        yield Line("packages", "ok", f"podwatch has its own environment ({own})")
 
 
 def _layout_name(settings: Settings) -> str:
@@ -199,18 +198,18 @@ def _layout_name(settings: Settings) -> str:
 
 
 def layout(settings: Settings, sets: Sets) -> Iterator[Line]:
-    """Recognised, and why; then the resume command, which must not be tried for the first time at a restart."""
+    """The layout and the reason for it; then the resume command, so that it is tested before a restart needs it."""
     from podwatch.domain.checkpoint import newest_complete
 
     found = in_time(lambda: make_layout(settings))
-    why = found.chosen_because or "named in the configuration"
+    why = found.chosen_because or "set in the configuration"
     variant = f", variant {found.variant}" if found.variant else ""
     yield Line("layout", "ok", f"{found.name}{variant}: {why}")
     others = [r for r in in_time(lambda: recognised(site_of(settings))) if r.layout != found.name]
     if others:
         listed = "; ".join(f"{r.layout}: {r.why}" for r in others)
         certain = any(r.certain for r in others) and not found.chosen_because
-        yield Line("layout", "warn" if certain else "ok", f"others would fit too: {listed}", "see trainer.layout")
+        yield Line("layout", "warn" if certain else "ok", f"other layouts also fit: {listed}", "see trainer.layout")
     for concern in in_time(lambda: concerns(settings)):
         yield Line(concern.subject, "fail" if concern.certain else "warn", concern.what, concern.fix)
     if settings.trainer.command:
@@ -221,23 +220,23 @@ def layout(settings: Settings, sets: Sets) -> Iterator[Line]:
 def _resume(settings: Settings, found: Layout, step: int | None) -> Iterator[Line]:
     trainer = settings.trainer
     tried = 1 if step is None else step
-    about = f"from step {tried}" if step is not None else "from a step (none is here yet)"
+    about = f"from step {tried}" if step is not None else "from an example step (no checkpoint yet)"
     try:
         made = in_time(
             lambda: found.resume_command(trainer.command, tried, trainer.resume_args, found.wandb_identity())
         )
     except PodwatchError as error:
-        # what refuses without any checkpoint may need one to look at
+        # without any checkpoint a layout can refuse because it has to read one
         yield Line("resume", "warn" if step is None else "fail", f"{about}: {error.what}", error.fix)
         return
     yield Line("resume", "ok", f"{about}: {shlex.join(scrub_argv(made.argv))}")
     if trainer.resume_args == "none":
         yield Line(
-            "resume", "warn", "resume_args is none: the command must find the step by itself", "see PODWATCH_STEP"
+            "resume", "warn", "resume_args is none: the command must find the resume step itself", "see PODWATCH_STEP"
         )
     elif made.argv == trainer.command and not made.environment:
         fix = "set trainer.resume_args, or let the script read PODWATCH_RESUME_ARGS"
-        yield Line("resume", "warn", "nothing in the command says which step to resume from", fix)
+        yield Line("resume", "warn", "podwatch cannot pass the resume step: the command has no place for it", fix)
     if made.removed:
-        text = f"resume flags in the command are taken out: {' '.join(made.removed)}"
+        text = f"podwatch removes resume flags from the command: {' '.join(made.removed)}"
         yield Line("resume", "warn", text, "remove them from trainer.command")

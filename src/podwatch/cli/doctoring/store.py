@@ -1,4 +1,4 @@
-"""The store: reachable, a key that may do what is needed, and fast enough for the saves."""
+"""Check the store: reachable, a key with the needed capabilities, and fast enough for the saves."""
 
 import math
 import os
@@ -22,10 +22,10 @@ from podwatch.sync.archiving_list import OLD_STEP
 from podwatch.sync.job import keys_for
 
 SKEW_SECONDS = 120.0
-"""Ages in `status` and the watch over another pod's heartbeat live with less."""
+"""Ages in `status`, and the watch over another pod's heartbeat, tolerate this skew."""
 PIECE_BYTES = 8 << 20
 PIECES = 4
-"""32 MiB in all: long enough for a line of 300 MB/s to show, and seconds on a slow one."""
+"""32 MiB in total: enough to measure an uplink of 300 MB/s, and only seconds on a slow one."""
 
 
 def store(settings: Settings, throughput: bool, sets: Sets) -> Iterator[Line]:
@@ -34,7 +34,7 @@ def store(settings: Settings, throughput: bool, sets: Sets) -> Iterator[Line]:
         yield Line("store", "warn", "NOT BACKED UP: no store is configured", "set [sync] store to b2://bucket")
         return
     if same_filesystem(url, settings.trainer.output_dir):
-        yield Line("store", "fail", f"{url} is on output_dir's own filesystem", "a backup needs another disk, or b2://")
+        yield Line("store", "fail", f"{url} is on the filesystem of output_dir", "use another disk, or b2://")
         return
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     credentials = credentials_from_environment(
@@ -43,7 +43,7 @@ def store(settings: Settings, throughput: bool, sets: Sets) -> Iterator[Line]:
     opened = open_store(url, credentials, writer_id="check", connections=PIECES)
     try:
         warnings = in_time(opened.check, seconds=60.0)
-        yield Line("store", "ok", f"{opened.url} can be used")
+        yield Line("store", "ok", f"{opened.url} is usable")
         for warning in warnings:
             yield Line("store", "warn", warning, "see docs/sync.md")
         yield from _earlier(settings, opened)
@@ -52,23 +52,24 @@ def store(settings: Settings, throughput: bool, sets: Sets) -> Iterator[Line]:
         if throughput:
             yield from _throughput(settings, opened, sets())
     except TimeoutError:
-        yield Line("store", "fail", f"{opened.url} does not answer", "check the network; podwatch goes on without it")
+        fix = "check the network; without a store podwatch still guards training, but uploads nothing"
+        yield Line("store", "fail", f"{opened.url} does not answer", fix)
     finally:
         opened.close()
 
 
 def _earlier(settings: Settings, opened: ObjectStore) -> Iterator[Line]:
-    """What another tool left under this run's id. One class C call: the first thousand objects tell enough."""
+    """Backups of another tool under this run's id. One class C call: the first thousand objects are enough."""
     base = keys_for(settings.sync.store, settings.run_id).root.removesuffix("/podwatch")
     objects = in_time(lambda: list(islice(opened.list(f"{base}/step_"), 1000)), seconds=60.0)
     steps = {int(m[1]) for o in objects if not o.ours and (m := OLD_STEP.match(o.key.removeprefix(f"{base}/")))}
     if steps:
-        text = f"another tool's backups lie under {base}/, up to step {max(steps)}: podwatch leaves them alone"
-        yield Line("store", "ok", f"{text}; `podwatch runs import {settings.run_id}` takes them in")
+        text = f"{base}/ has another tool's backups, up to step {max(steps)}: podwatch neither uses nor deletes them"
+        yield Line("store", "ok", f"{text}; to import them: `podwatch runs import {settings.run_id}`")
 
 
 def _store_clock() -> float | None:
-    """The store's clock minus ours, seconds; None where it does not tell."""
+    """The store's clock minus ours, in seconds; None if unknown."""
     import urllib.error
     import urllib.request
 
@@ -94,9 +95,9 @@ def _clock(skew: float | None) -> Iterator[Line]:
         return
     if abs(skew) > SKEW_SECONDS:
         text = f"this machine's clock is {span(abs(skew))} {'behind' if skew > 0 else 'ahead of'} the store's"
-        yield Line("clock", "warn", text, "set it (chronyd, ntpdate): ages and leases would be judged wrongly")
+        yield Line("clock", "warn", text, "set it (chronyd, ntpdate); else podwatch misjudges ages and leases")
     else:
-        yield Line("clock", "ok", "this machine's clock agrees with the store's")
+        yield Line("clock", "ok", "this machine's clock matches the store's")
 
 
 def _throughput(settings: Settings, opened: ObjectStore, sets: tuple[CheckpointSet, ...]) -> Iterator[Line]:
@@ -106,25 +107,25 @@ def _throughput(settings: Settings, opened: ObjectStore, sets: tuple[CheckpointS
     newest = newest_complete(sets)
     gap = _save_gap(settings, sorted(s.changed_wall for s in sets if s.complete))
     if newest is None or gap is None:
-        why = "no save" if newest is None else "the time between two saves"
-        yield Line("throughput", "ok", f"measured {size(rate)}/s; {why} is known yet, so nothing to compare with")
+        why = "there is no checkpoint yet" if newest is None else "the time between two saves is not known yet"
+        yield Line("throughput", "ok", f"measured {size(rate)}/s; nothing to compare with: {why}")
         return
     yield verdict(rate, newest.size_bytes, gap)
 
 
 def verdict(rate: float, size_bytes: int, gap: float) -> Line:
-    """``rate`` bytes per second measured; a save of ``size_bytes`` comes every ``gap`` seconds."""
+    """The result for a measured ``rate`` (bytes per second) and a save of ``size_bytes`` every ``gap`` seconds."""
     need = size_bytes / gap
     if rate >= need:
         return Line("throughput", "ok", f"saves need {size(need)}/s, measured {size(rate)}/s")
     nth = math.ceil(need / rate)
     ordinal = {2: "second", 3: "third"}.get(nth, f"{nth}th")
-    text = f"needs {size(need)}/s, measured {size(rate)}/s: every {ordinal} save will reach the store"
-    return Line("throughput", "warn", text, "save less often, or accept that the others live on this pod only")
+    text = f"saves need {size(need)}/s, measured {size(rate)}/s: only every {ordinal} save reaches the store"
+    return Line("throughput", "warn", text, "save less often, or accept that the other saves exist on this pod only")
 
 
 def measure(opened: ObjectStore, root: str) -> float:
-    """Bytes per second of a few objects of ours sent side by side; they are deleted again. Raises RemoteError."""
+    """Bytes per second of a parallel upload of a few probe objects, which are deleted again. RemoteError."""
     name, data = f"{root}/check/{secrets.token_hex(8)}", secrets.token_bytes(PIECE_BYTES)
     written: list[StoredObject] = []
     try:
@@ -141,7 +142,7 @@ def measure(opened: ObjectStore, root: str) -> float:
 
 
 def _save_gap(settings: Settings, walls: list[float]) -> float | None:
-    """Seconds between two saves: as learned, else as the sets on this pod tell."""
+    """Seconds between two saves: learned, else from the checkpoints on this pod."""
     from podwatch.daemon.app import LEARNED
     from podwatch.journal.journal import Journal
     from podwatch.judgement.learned import Learned

@@ -1,4 +1,4 @@
-"""Who is told of a bad night, and whether that would get through. Sends nothing unless it is asked to."""
+"""Check the notification channels. Sends a test notice only on request."""
 
 import asyncio
 import importlib.util
@@ -20,13 +20,14 @@ _WEB = ("http", "https")
 
 
 def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
-    """Each channel: can it work; with ``send``, one notice, and what came back."""
+    """Whether each channel can work; with ``send``, the result of one test notice."""
     from podwatch.daemon.notifying import all_urls, channels_of
     from podwatch.telling.notify import shown_url
 
     chosen = settings.notify
     if not (chosen.command or chosen.urls or chosen.urls_file):
-        yield Line("notify", "warn" if send else "ok", "nobody is told: [notify] is empty", "see docs/notifications.md")
+        text = "podwatch sends no notices: [notify] is empty"
+        yield Line("notify", "warn" if send else "ok", text, "see docs/notifications.md")
         return
     urls = all_urls(chosen)
     if send:
@@ -37,14 +38,14 @@ def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
         found = shutil.which(chosen.command[0]) if not chosen.command[0].startswith(".") else None
         if found is None:
             fix = "use an absolute path, and make it executable"
-            yield Line("notify", "fail", f"{chosen.command[0]} is not found", fix)
+            yield Line("notify", "fail", f"{chosen.command[0]} not found", fix)
         else:
-            yield Line("notify", "ok", f"{found} is told")
+            yield Line("notify", "ok", f"podwatch sends notices to {found}")
     for url in urls:
         scheme = url.partition(":")[0]
         if scheme in _WEB or importlib.util.find_spec("apprise") is not None:
             unsafe = scheme == "http" and not shown_url(url).startswith(("http://127.", "http://localhost"))
-            text = f"{shown_url(url)} is told"
+            text = f"podwatch sends notices to {shown_url(url)}"
             yield Line("notify", "warn" if unsafe else "ok", f"{text}{', unencrypted' if unsafe else ''}", "use https")
         else:
             fix = "install podwatch[notify], or use an https:// URL"
@@ -52,7 +53,7 @@ def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
 
 
 def own_wandb(settings: Settings, *, send: bool) -> Iterator[Line]:
-    """podwatch's own W&B run: a Python that has wandb, a way to its server; with ``send``, one alert."""
+    """podwatch's own W&B run: whether its Python has wandb; with ``send``, the result of one alert."""
     if not settings.wandb.enabled:
         return
     from podwatch.daemon.notifying import wandb_plan
@@ -67,18 +68,18 @@ def own_wandb(settings: Settings, *, send: bool) -> Iterator[Line]:
         return
     mode = plan.environment(os.environ).get("WANDB_MODE", "online")
     if mode == "disabled":
-        fix = "leave WANDB_MODE out, set it to offline, or set wandb.enabled = false"
-        yield Line("wandb run", "warn", "WANDB_MODE=disabled: nothing of podwatch's own run is kept", fix)
+        fix = "remove WANDB_MODE, set it to offline, or set wandb.enabled = false"
+        yield Line("wandb run", "warn", "WANDB_MODE=disabled: podwatch's own run is not recorded", fix)
         return
     where = f"in {plan.directory}" if mode == "offline" else f"in the project {plan.project}"
-    yield Line("wandb run", "ok", f"podwatch's own run, by wandb {found}, {mode}, {where}")
+    yield Line("wandb run", "ok", f"podwatch's own run: wandb {found}, {mode}, {where}")
     if send and settings.wandb.alerts:
         run = WandbRun(plan, SystemClock())
         yield _sent(run, settings.run_id, run.close)
 
 
 def _wandb_version(python: str) -> str:
-    """Asked of that Python without importing wandb, which takes seconds; empty where there is none."""
+    """The version of wandb in that Python, without the slow import; empty if there is none."""
     ask = "import importlib.metadata as m; print(m.version('wandb'))"
     try:
         done = subprocess.run([python, "-I", "-c", ask], capture_output=True, text=True, timeout=20, check=False)
@@ -92,7 +93,7 @@ def _sent(channel: "Channel", run_id: str, close: Callable[[], Awaitable[None]] 
     from podwatch.domain.notice import Change, Notice, Topic
     from podwatch.telling.notify import NotSent, document_of
 
-    text = "podwatch check --notify was called; nothing is wrong"
+    text = "test notice of `podwatch check --notify`; nothing is wrong"
     notice = Notice(Topic.TEST, Change.HAPPENED, Severity.INFO, "a test", text, "test", time.time())
 
     async def send() -> None:
@@ -107,6 +108,6 @@ def _sent(channel: "Channel", run_id: str, close: Callable[[], Awaitable[None]] 
     except NotSent as error:
         from podwatch.domain.secrets import scrub
 
-        fix = "nothing would be heard of a bad night; docs/notifications.md"
+        fix = "fix the channel (docs/notifications.md): it would not deliver notices about failures"
         return Line("notify", "fail", f"{channel.name}: {scrub(str(error))}", fix)
-    return Line("notify", "ok", f"{channel.name}: a test notice was taken")
+    return Line("notify", "ok", f"{channel.name}: test notice accepted")
