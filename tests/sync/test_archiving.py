@@ -198,7 +198,7 @@ def test_a_key_that_may_not_delete(b2: World) -> None:
     b2.server.add_key("nodelete", "s", bucket=b2.server.bucket, capabilities=["listFiles", "readFiles", "writeFiles"])
     b2.key_id, b2.key = "nodelete", "s"
     weak = b2.store()
-    assert "may not delete" in archiver(weak, keys).may_delete()
+    assert "cannot delete" in archiver(weak, keys).may_delete()
     assert [s.step for s in archiver(weak, keys).look(Keep.LATEST, keep_every=10).going] == [10]
     assert archiver(store, keys).may_delete() == ""
     with pytest.raises(RemoteError, match="deleteFiles"):

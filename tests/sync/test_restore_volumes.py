@@ -98,7 +98,7 @@ def test_a_volume_that_is_too_small_or_read_only(local: World) -> None:
             pod.restorer().fetch()
         assert [p for p in pod.output.rglob("*") if p.is_file()] == []
         subprocess.run(["mount", "-o", "remount,ro", str(pod.output)], check=True)
-        with pytest.raises(HostError, match="nothing can be put there"):
+        with pytest.raises(HostError, match="cannot move a directory there"):
             pod.restorer().fetch()
     pod.journal.close()
 
