@@ -102,7 +102,7 @@ def test_a_replaced_output_directory_holds_nothing_that_may_be_used(out: Path, r
     assert set(sets) == {5}
     assert sets[5].completeness is Completeness.WRITING, "neither used nor removed"
     assert not sets[5].save_id
-    assert "find out who replaced it" in bench.catalogue.problem or "remove the link" in bench.catalogue.problem
+    assert "find out which user replaced it" in bench.catalogue.problem or "remove the link" in bench.catalogue.problem
     out.rename(out.with_name("of-e"))
     out.with_name("earlier").rename(out)
     assert bench.settle()[5].complete

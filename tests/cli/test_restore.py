@@ -114,7 +114,7 @@ def test_a_step_that_is_not_there(stored):
     machine, _, config, _ = stored
     result = machine.podwatch("restore", "-c", config, "--step", "41")
     assert result.returncode == 69
-    assert "step 41 is not in the store" in result.stderr
+    assert "no whole checkpoint of step 41 is in the store" in result.stderr
 
 
 def test_a_damaged_object_is_not_restored(stored):

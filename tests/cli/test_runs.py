@@ -82,7 +82,7 @@ def test_archive_refuses_what_it_must(stored):
     past_run(days_ago(machine, 3), Keys("past"), 10, 20)
     LocalStore(machine.directory / "store", writer_id="w").put_bytes(Keys("past").heartbeat, b"{}")
     alive = machine.podwatch("runs", "archive", "past", "--yes", "-c", config)
-    assert (alive.returncode, "is guarded" in alive.stderr) == (75, True)
+    assert (alive.returncode, "podwatch is active on run" in alive.stderr) == (75, True)
 
 
 def test_import_and_restore(stored):

@@ -31,7 +31,7 @@ def test_verify_says_what_is_damaged(stored):
     assert machine.podwatch("store", "verify", "-c", config).returncode == 0, "sizes cannot tell"
     deep = machine.podwatch("store", "verify", "--deep", "--step", "40", "-c", config)
     assert deep.returncode == 1
-    assert "part 2 differs from its recorded hash" in deep.stdout
+    assert "part 2 does not match its recorded hash" in deep.stdout
     missing = machine.podwatch("store", "verify", "--step", "41", "-c", config)
     assert missing.returncode != 0
     assert "step 41 is not in the store" in missing.stderr

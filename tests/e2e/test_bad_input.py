@@ -287,7 +287,7 @@ def test_a_store_that_cannot_be_used_does_not_remove_the_guard(rig: Rig, b2: B2S
         del environ["B2_APPLICATION_KEY"]
         words, code = "half of the store's key is missing", 78
     else:
-        environ, words, code = {}, "no credentials for the store", 78
+        environ, words, code = {}, "the store has no credentials", 78
     daemon = rig.daemon(environ, sync__store=f"b2://{bucket}").start()
     # Training does not begin by itself, because the store may hold this run; a person's word is enough.
     daemon.wait_for(lambda: "podwatch start --fresh" in json.dumps(reasons(daemon).get("blocked")), 20, "what to do")

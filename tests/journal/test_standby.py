@@ -157,7 +157,7 @@ def test_a_locked_database_is_known_and_nothing_is_published_or_deleted(tmp_path
         assert journal.pins() == {10: "milestone"}
         assert [i.kind for i in journal.open_intents()] == [IntentKind.STOP]
         for kind in set(IntentKind) - {IntentKind.STOP, IntentKind.START, IntentKind.QUARANTINE}:
-            with pytest.raises(HostError, match=f"no {kind} now"):
+            with pytest.raises(HostError, match=f"cannot {kind} now"):
                 journal.open_intent(kind, {})
         with pytest.raises((HostError, sqlite3.Error)):
             journal.return_to_disk()

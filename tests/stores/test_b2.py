@@ -34,20 +34,20 @@ def refused(call: Callable[[], object]) -> RemoteError:
 
 def test_wrong_key(b2: Make) -> None:
     error = refused(b2(key="nonsense").check)
-    assert (error.what, error.transient) == ("store refuses the key", False)
+    assert (error.what, error.transient) == ("the store refuses the key", False)
     assert "B2_APPLICATION_KEY" in error.fix
 
 
 def test_bucket_does_not_exist(server: B2Server, b2: Make) -> None:
     error = refused(b2(bucket="no-such-bucket").check)
-    assert "'no-such-bucket' does not exist" in error.what
+    assert "'no-such-bucket' not found" in error.what
     assert not error.transient
     server.add_key("gone", "k", bucket="other-bucket")
     error = refused(b2(key_id="gone", key="k").check)
-    assert error.what == "key is for another bucket"
+    assert error.what == "the key is for another bucket"
     server.add_key("dead", "k", bucket="dead-bucket")
     error = refused(lambda: b2(bucket="dead-bucket", key_id="dead", key="k").put_bytes("a", b""))
-    assert "does not exist" in error.what
+    assert "not found" in error.what
 
 
 def test_least_privilege_key_works_without_list_buckets(server: B2Server, b2: Make) -> None:
@@ -56,7 +56,7 @@ def test_least_privilege_key_works_without_list_buckets(server: B2Server, b2: Ma
     seen = len(server.events())
     warnings = store.check()
     assert len(warnings) == 1
-    assert "may not delete" in warnings[0]
+    assert "cannot delete" in warnings[0]
     stored = put_file(store, "mine/f", io.BytesIO(content(11 * MB)), 11 * MB, part_size=5 * MB)
     assert fetch(store, stored) == content(11 * MB)
     assert store.stat("mine/f") is not None
@@ -95,7 +95,7 @@ def test_network(b2: Make) -> None:
         assert (error.what, error.transient, error.where) == ("store cannot be reached", True, url)
     store = B2Store(BUCKET, Credentials(KEY_ID, KEY, "http://no-such-host.invalid"), writer_id="w", retry=QUICK)
     error = refused(store.check)
-    assert (error.what, error.transient) == ("store's name cannot be resolved", True)
+    assert (error.what, error.transient) == ("the store's host name cannot be resolved", True)
 
 
 SHAKY = [

@@ -175,7 +175,7 @@ def test_deaths_that_repeat_end_with_a_clear_error(local: World, tmp_path: Path)
 
     with pytest.raises(HostError, match=rf"{MOST_DEATHS} restore workers ended early .*signal 9") as caught:
         Fetching(job(local, manifest, tmp_path / "s"), die, lambda _here, _came: None).run()
-    assert "continues where it was" in caught.value.fix
+    assert "continues from there" in caught.value.fix
     assert set(children(os.getpid())) == others
     assert fetch(local, job(local, manifest, tmp_path / "s")).staged == ("checkpoint",)
     assert same(local, tmp_path / "s")
@@ -273,7 +273,7 @@ def test_a_part_that_is_damaged_in_the_store_keeps_its_error_and_leaves_nobody(b
     manifest = stored(b2)
     damage(b2, 10, "model.bin", at=2 * PIECE_SIZE + 3)
     shooting = Shooting(b2, job(b2, manifest, tmp_path / "s"))
-    with pytest.raises(IntegrityError, match="differs from its recorded hash") as caught:
+    with pytest.raises(IntegrityError, match="does not match its recorded hash") as caught:
         shooting.run([], lambda workers: workers[0])
     assert caught.value.where == "checkpoint/model.bin part 3"
     assert gone(list(shooting.seen))

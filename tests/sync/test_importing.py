@@ -264,7 +264,7 @@ def test_hostile_names_are_refused_by_step(b2: World) -> None:
 def test_our_own_saves_are_no_backups(world: World) -> None:
     store = world.store()
     store.put_bytes("old/step_3/model.safetensors", b"x")
-    assert "podwatch itself" in str(fits(store, CUSTOM)[3])
+    assert "podwatch wrote it" in str(fits(store, CUSTOM)[3])
     past_run(store, KEYS, 5)
     assert all(isinstance(f, str) for f in fits(store, CUSTOM, source=KEYS.root).values())
     store.close()

@@ -182,8 +182,8 @@ async def test_what_is_not_whole_or_too_large_is_left_out_and_the_set_is_not(loc
     await until(lambda: len(told(local)) == 2)
     assert syncer.state.last_step == 5
     assert optional(local, 5) is None
-    assert "weights left out of the store: model.safetensors.index.json names gone.safetensors" in told(local)[0]
-    assert "2 kB are more than sync.extra_max (1 kB)" in told(local)[1]
+    assert "weights is not stored: model.safetensors.index.json names gone.safetensors" in told(local)[0]
+    assert "its 2 kB exceed sync.extra_max (1 kB)" in told(local)[1]
     assert syncer.state.abandoned_in_a_row == 0
 
 

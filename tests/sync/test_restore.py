@@ -87,7 +87,7 @@ async def test_a_step_by_number_and_to_a_directory(local: World, run: Run) -> No
     assert report.parts == (str(pod.directory / "look" / "checkpoint"),)
     assert tree(pod.directory / "look" / "checkpoint") == tree(local.output / "checkpoints" / "step_5")
     assert pod.journal.published() == []
-    with pytest.raises(RemoteError, match="step 7 is not in the store"):
+    with pytest.raises(RemoteError, match="no whole checkpoint of step 7 is in the store"):
         pod.restorer().fetch(7)
     pod.journal.close()
 
@@ -105,9 +105,9 @@ async def test_damaged_falls_back_to_the_older(world: World, run: Run) -> None:
     report = pod.restorer().fetch()
     assert report.step == 5
     assert "step 10" in report.refused[0]
-    assert "differs from its recorded hash" in report.refused[0]
+    assert "does not match its recorded hash" in report.refused[0]
     assert not (pod.output / "checkpoints" / "step_10").exists()
-    with pytest.raises(RemoteError, match="differs"):
+    with pytest.raises(RemoteError, match="does not match"):
         pod.restorer().fetch(10)
     pod.journal.close()
 
@@ -149,7 +149,7 @@ async def test_no_room(local: World, run: Run, tmp_path: Path) -> None:
         if not mounted:
             pytest.skip("mounting needs root")
         pod = fresh(local)
-        with pytest.raises(HostError, match="not enough room to restore: 6 MB needed, 5 MB free"):
+        with pytest.raises(HostError, match="not enough disk space to restore: 6 MB needed, 5 MB free"):
             pod.restorer().fetch(to=tmp_path / "small" / "there")
         assert not list((tmp_path / "small").rglob("*.bin"))
         pod.journal.close()
@@ -310,7 +310,7 @@ async def test_after_a_fresh_start_it_says_that_a_step_must_be_named(local: Worl
     """The store is full of whole checkpoints; the run has deliberately left them (`clean`)."""
     await publish(local, run, 5)
     rewrite(local, lambda _: None, point=lambda p: replace(p, step=None))
-    with pytest.raises(RemoteError, match="started afresh") as caught:
+    with pytest.raises(RemoteError, match="started from the beginning") as caught:
         local.restorer().fetch()
     assert "--step N" in caught.value.fix
     assert "no whole checkpoint" not in str(caught.value)

@@ -134,7 +134,7 @@ def test_damage_in_the_store_is_found(local: World) -> None:
     put_file(local.store(), str(victim.relative_to(root)), io.BytesIO(bytes(body)), len(body), part_size=400)
     assert verify_save(local.store(), save) == (), "sizes and marks cannot tell"
     (reason,) = verify_save(local.store(), save, deep=True)
-    assert "part 11 differs" in reason
+    assert "part 11 does not match" in reason
     victim.unlink()
     (reason,) = verify_save(local.store(), save)
     assert "is not in the store" in reason

@@ -132,7 +132,7 @@ def test_exchanged_between_the_look_and_the_opening(tmp_path: Path, monkeypatch:
         return real(directory, name, judged, path)
 
     monkeypatch.setattr(reading, "_open_same", flip)
-    with pytest.raises(FileNotFoundError, match="exchanged"):
+    with pytest.raises(FileNotFoundError, match="replaced"):
         open_file(tmp_path / "log")
 
 

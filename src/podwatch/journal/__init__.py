@@ -1,4 +1,4 @@
-"""SQLite: events, incidents, intents, uploads, what was learned; and the run record beside output_dir."""
+"""SQLite: events, incidents, intents, uploads, learned values; and the run record beside output_dir."""
 
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal

@@ -1,4 +1,4 @@
-"""The journal for the event loop: one daemon thread that does the waiting, in order."""
+"""The journal for the event loop: one daemon thread performs the calls in order."""
 
 import asyncio
 import contextlib
@@ -14,14 +14,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_WAITING: Final = 10_000
-"""Posts beyond this are dropped and counted: a state disk that hangs must not eat the pod's memory."""
+"""Posts beyond this are dropped and counted: a state disk that hangs must not use up the pod's memory."""
 
 
 class AsyncJournal:
     """Wraps one open Journal; ``close`` closes it too.
 
     Calls run one after the other in the order they were made, ``post`` and ``run`` alike. ``sync`` is the Journal
-    itself, for threads of other rooms: it has its own lock.
+    itself, for threads of other parts: it has its own lock.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -33,9 +33,9 @@ class AsyncJournal:
         self._thread.start()
 
     async def run(self, method: Callable[Concatenate[Journal, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """``await journal.run(Journal.add_event, event)``. A cancelled caller does not undo what was asked."""
+        """``await journal.run(Journal.add_event, event)``. Cancelling the caller does not undo the call."""
         if self._closed:
-            raise HostError("the journal is closed", fix="podwatch is ending")
+            raise HostError("the journal is closed", fix="podwatch is stopping")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[R] = loop.create_future()
 
@@ -57,13 +57,13 @@ class AsyncJournal:
             try:
                 loop.call_soon_threadsafe(deliver, result, failure)
             except RuntimeError:
-                return  # the loop is gone; what was asked is done all the same
+                return  # the loop is closed; the call is done anyway
 
         self._jobs.put(job)
         return await answer
 
     def post(self, method: Callable[Concatenate[Journal, P], R], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Fire and forget, in order with the other calls. Never raises; what cannot be written is counted."""
+        """Fire and forget, in order with the other calls. Never raises; a failed write is counted."""
         if self._closed or self._jobs.qsize() > MAX_WAITING:
             self.dropped += 1
             return
@@ -77,7 +77,7 @@ class AsyncJournal:
         self._jobs.put(job)
 
     async def close(self, timeout: float = 10.0) -> None:
-        """Finish what is waiting, at most ``timeout`` seconds, then close the Journal. Idempotent."""
+        """Finish the pending calls, at most ``timeout`` seconds, then close the Journal. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -1,8 +1,8 @@
-"""The journal: one SQLite file with all that must survive podwatch itself (promise 10).
+"""The journal: one SQLite file with everything that must survive podwatch's own end (promise 10).
 
-Every method is small, synchronous and thread-safe. What records *acts* (intents, uploads, pins) raises HostError when
-it cannot be written, because an act without a record must not happen. What only *tells* (events, incidents, what was
-learned) is dropped and counted instead: a full disk must not stop the guard.
+Every method is small, synchronous and thread-safe. Records of *actions* (intents, uploads, pins) raise HostError when
+they cannot be written, because an action without a record must not happen. Records that only *inform* (events,
+incidents, learned values) are dropped and counted instead: a full disk must not stop the guard.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ MAX_EVENTS: Final = 50_000
 MAX_SETTLED_INTENTS: Final = 5_000
 MAX_INCIDENTS: Final = 1_000
 ROTATE_EVERY: Final = 256
-"""Writes between two rotations, so that trimming costs nothing that shows."""
+"""Writes between two rotations, so that trimming costs little."""
 
 _EVENTS_AFTER: Final = (
     "SELECT id, wall, name, severity, message, fields FROM events WHERE id > ? AND wall >= ? ORDER BY id LIMIT ?"
@@ -48,26 +48,26 @@ _INCIDENT_CHANGES: Final = frozenset(
 
 
 IN_STANDBY: Final = frozenset({IntentKind.STOP, IntentKind.START, IntentKind.QUARANTINE})
-"""What a restart needs. Everything else deletes, publishes or fetches: not without a database."""
+"""Intents that a restart needs. All others delete, publish or fetch, which podwatch does not do without a database."""
 KEPT_AT_ONCE: Final = frozenset({"recovery.memory", "pause"})
 """Learned values that a SIGKILL must not lose while the journal is in memory."""
 
 
 def _keep_known(key: str, known: Any, ours: Any) -> Any:
-    """Of a value in the database and one learned without knowing it: the one in the database."""
+    """Prefers the value in the database over one that was learned without knowing it."""
     return known
 
 
 class Journal:
     """Use ``Journal.open``. ``rebuilt`` says why an unreadable database was replaced; empty if it was not.
 
-    ``dropped`` counts what could not be told because the disk was full or the database failed. ``obstacle`` says why
-    the journal is in memory (``open_for_guard``); None while it is on disk.
+    ``dropped`` counts records that were lost because the disk was full or the database failed. ``obstacle``: why the
+    journal is in memory (``open_for_guard``); None while it is on disk.
     """
 
     obstacle: Obstacle | None = None
     recovered = False
-    """What an earlier podwatch could keep only beside the database was written into it at the opening."""
+    """What an earlier podwatch could keep only beside the database was written into it when this one opened."""
     _standby: Standby | None = None
     _guards = False
     _merge: Merge = staticmethod(_keep_known)
@@ -87,17 +87,17 @@ class Journal:
         self._dropped_ballast = 0
         self._file = StandbyFile(path)
         self._renamed: dict[str, dict[int, int]] = {}
-        """Ids that rows had in memory, by table: who acts meanwhile still uses them."""
+        """Ids that rows had in memory, by table: running operations still use them."""
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------------------------------
 
     @classmethod
     def open(cls, path: Path, *, wall: Callable[[], float] = time.time, read_only: bool = False) -> "Journal":
         """Open or create the database at ``path``.
 
-        A corrupt file is moved aside as ``<name>.corrupt-<n>`` and an empty one takes its place (``rebuilt``).
-        ``read_only`` never changes anything: for commands that look while a daemon runs. Raises HostError when the
-        directory cannot be used or a newer podwatch wrote the file, PermissionDenied when we may not read it.
+        A corrupt file is moved aside as ``<name>.corrupt-<n>`` and replaced by an empty one (``rebuilt``).
+        ``read_only`` never changes anything: for commands that read while a daemon runs. Raises HostError when the
+        directory cannot be used or a newer podwatch wrote the file, PermissionDenied when podwatch cannot read it.
         """
         if read_only:
             journal = cls(path, connect(path, read_only=True), wall, "")
@@ -117,11 +117,11 @@ class Journal:
     def open_for_guard(
         cls, path: Path, *, wall: Callable[[], float] = time.time, merge: Merge | None = None
     ) -> "Journal":
-        """``open`` for the daemon, which must guard whatever happens to its database: never raises HostError.
+        """``open`` for the daemon, which must guard even without a database: never raises HostError.
 
         While the database cannot be written, at the start or later, the journal is in memory (journal/standby.py) and
-        ``obstacle`` says why. Then only what a restart needs is accepted as an intent, and only while the file beside
-        the database keeps it; every other act is refused. ``return_to_disk`` ends that.
+        ``obstacle`` has the reason. Then only intents that a restart needs are accepted, and only while the file beside
+        the database keeps them; every other one is refused. ``return_to_disk`` ends that.
         """
         try:
             journal = cls.open(path, wall=wall)
@@ -146,7 +146,7 @@ class Journal:
         merge: Merge | None = None,
         read: bool = True,
     ) -> "Journal":
-        """A journal that begins in memory; with ``read`` it knows what can be read of the database. Blocks if so."""
+        """A journal that starts in memory; with ``read``, from what can be read of the database. That blocks."""
         chosen = merge or _keep_known
         standby, known = _from_files(path, chosen) if read else (begin(None, None, chosen, known=False), False)
         journal = cls(path, standby.connection, wall, "")
@@ -155,8 +155,8 @@ class Journal:
         return journal
 
     def return_to_disk(self) -> None:
-        """Write what is in memory into the database and use that again. Raises HostError, OSError or sqlite3.Error
-        while it cannot be used. Blocks; others use the journal meanwhile, until the last moment."""
+        """Write the changes in memory into the database and use that again. Raises HostError, OSError or sqlite3.Error
+        while it cannot be used. Blocks; others can use the journal until the last moment."""
         if self._standby is None:
             return
         connection, rebuilt = open_checked(self.path, lenient=False)
@@ -181,8 +181,8 @@ class Journal:
             self._file.remove()
 
     def try_disk(self) -> str:
-        """While in memory: find out whether the database can be used again, and keep what is in memory for whoever
-        opens it next. Returns why it was rebuilt (empty if it was not); raises as ``return_to_disk``. Blocks."""
+        """While in memory: find out whether the database can be used again, and keep the changes for the next podwatch
+        that opens it. Returns why it was rebuilt (empty if it was not); raises as ``return_to_disk``. Blocks."""
         connection, rebuilt = open_checked(self.path, lenient=False)
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -194,7 +194,7 @@ class Journal:
         return rebuilt
 
     def keep(self) -> None:
-        """While in memory: have every change in the file beside the database. Raises OSError."""
+        """While in memory: write every change to the file beside the database. Raises OSError."""
         with self._lock:
             if self._standby is not None:
                 self._file.save(self._standby)
@@ -216,7 +216,7 @@ class Journal:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def add_event(self, event: Event) -> Event:
-        """Store it and return it with its id; id 0 means that it could not be stored (and was counted)."""
+        """Store it and return it with its id; id 0 means that it could not be stored (which was counted)."""
         row = (event.wall, str(event.name), str(event.severity), event.message, _dump(dict(event.fields)))
         number = self._tell("INSERT INTO events (wall, name, severity, message, fields) VALUES (?, ?, ?, ?, ?)", row)
         return replace(event, id=number)
@@ -231,7 +231,7 @@ class Journal:
     # -- intents ------------------------------------------------------------------------------------------------------
 
     def open_intent(self, kind: IntentKind, data: Mapping[str, object]) -> Intent:
-        """On disk when this returns. Raises HostError if it cannot be: then the act must not happen."""
+        """Durable when this returns. Raises HostError if it cannot be written: then the action must not happen."""
         now = self._wall()
         with self._lock:
             number = self._write(
@@ -243,12 +243,12 @@ class Journal:
         return Intent(number, kind, now, dict(data))
 
     def _keep_intent(self, kind: IntentKind, number: int) -> None:
-        """Raises HostError, without a trace of the intent, where the act would have no durable record."""
+        """Raises HostError, and removes the intent, where the action would have no durable record."""
         assert self.obstacle is not None
         try:
             if kind not in IN_STANDBY:
                 raise HostError(
-                    f"no {kind} now: {self.obstacle.text}", where=self.obstacle.where, fix=self.obstacle.fix
+                    f"cannot {kind} now: {self.obstacle.what}", where=self.obstacle.where, fix=self.obstacle.fix
                 )
             self.keep()
         except (HostError, OSError) as error:
@@ -256,13 +256,13 @@ class Journal:
             if isinstance(error, HostError):
                 raise
             raise HostError(
-                f"no {kind} now: it cannot be recorded, {error.strerror or error}",
+                f"cannot {kind} now, because it cannot be recorded: {error.strerror or error}",
                 where=str(self._file.path),
                 fix=self.obstacle.fix,
             ) from error
 
     def amend_intent(self, intent_id: int, data: Mapping[str, object]) -> None:
-        """Add to an open intent what became known while acting. Raises HostError."""
+        """Add facts learned during the action to an open intent. Raises HostError."""
         with self._lock:
             number = self._id("intents", intent_id)
             rows = self._rows("SELECT data FROM intents WHERE id = ?", (number,))
@@ -276,7 +276,7 @@ class Journal:
                 ) from error
 
     def settle(self, intent_id: int, state: IntentState, note: str = "") -> None:
-        """Idempotent. Raises HostError if it cannot be written; the intent then stays open and is looked at again."""
+        """Idempotent. Raises HostError if it cannot be written; the intent then stays open and is examined again."""
         self._write(
             "UPDATE intents SET state = ?, note = ?, settled_wall = ? WHERE id = ?",
             (str(state), scrub(note), self._wall(), self._id("intents", intent_id)),
@@ -347,7 +347,7 @@ class Journal:
     # -- uploads ------------------------------------------------------------------------------------------------------
 
     def save_object(self, step: int, save_id: str, obj: UploadedObject) -> None:
-        """The file is in the store; what was noted of it on the way is no longer needed."""
+        """The file is in the store; records of its unfinished upload are removed."""
         with self._transaction() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO objects (step, save_id, path, document) VALUES (?, ?, ?, ?)",
@@ -356,7 +356,7 @@ class Journal:
             _forget_begun(connection, step, save_id, obj.path)
 
     def save_begun(self, step: int, save_id: str, begun: BegunUpload) -> None:
-        """A large file's upload has begun in the store (again, if there was a record of an earlier one)."""
+        """A large file's upload has started in the store (again, if there was a record of an earlier one)."""
         with self._transaction() as connection:
             _forget_begun(connection, step, save_id, begun.path)
             connection.execute(
@@ -370,7 +370,7 @@ class Journal:
         )
 
     def together(self, writes: Sequence[Callable[["Journal"], object]]) -> None:
-        """All of them durable when it returns, or none: one commit for what arrives faster than a disk settles it."""
+        """All of them durable when it returns, or none: one commit for what arrives faster than a disk can sync."""
         with self._transaction():
             self._together = True
             try:
@@ -380,7 +380,7 @@ class Journal:
                 self._together = False
 
     def begun(self, step: int | None = None, save_id: str = "") -> dict[str, BegunUpload]:
-        """By ``path``, of one save; with no step, of all saves, by upload id."""
+        """By ``path``, of one checkpoint; with no step, of all checkpoints, by upload id."""
         found: dict[str, BegunUpload] = {}
         query = "SELECT document FROM begun WHERE ? IS NULL OR (step = ? AND save_id = ?)"
         for row in self._rows(query, (step, step, save_id)):
@@ -399,7 +399,7 @@ class Journal:
         return {doc["path"]: UploadedObject(**{**doc, "parts_sha1": tuple(doc["parts_sha1"])}) for doc in found}
 
     def unfinished(self) -> list[tuple[int, str]]:
-        """(step, save_id) of every save of which something was sent and that was not published, by step."""
+        """(step, save_id) of every checkpoint that was partly sent and not published, by step."""
         rows = self._rows(
             "SELECT step, save_id FROM begun UNION SELECT step, save_id FROM objects"
             " EXCEPT SELECT step, save_id FROM published ORDER BY step, save_id"
@@ -407,8 +407,8 @@ class Journal:
         return [(int(step), str(save_id)) for step, save_id in rows]
 
     def note_published(self, saved: PublishedSave) -> None:
-        """The save is whole in the store. Its object records are no longer needed for going on, but are kept until
-        ``forget_save`` so that a republication need not hash again."""
+        """The checkpoint is whole in the store. Its object records stay until ``forget_save``, so that publishing it
+        again needs no hashing."""
         self._write(
             "INSERT OR REPLACE INTO published (step, save_id, generation, seq, wall, document)"
             " VALUES (?, ?, ?, ?, ?, ?)",
@@ -421,13 +421,13 @@ class Journal:
         return [PublishedSave(**json.loads(row[0])) for row in rows]
 
     def forget_save(self, step: int, save_id: str) -> None:
-        """Both the publication and its objects: the save is gone from the store, or its files changed."""
+        """Both the publication and its objects: the checkpoint was removed from the store, or its files changed."""
         with self._transaction() as connection:
             connection.execute("DELETE FROM objects WHERE step = ? AND save_id = ?", (step, save_id))
             _forget_begun(connection, step, save_id)
             connection.execute("DELETE FROM published WHERE step = ? AND save_id = ?", (step, save_id))
 
-    # -- what was learned, pins ---------------------------------------------------------------------------------------
+    # -- learned values, pins ----------------------------------------------------------------------------------------
 
     def learn(self, key: str, value: object) -> None:
         """``value`` is anything JSON can hold."""
@@ -461,7 +461,7 @@ class Journal:
                 return self._connection.execute(sql, arguments).fetchall()
 
     def _write(self, sql: str, arguments: tuple[object, ...]) -> int:
-        """One statement, durable when it returns; the new row's id. Raises HostError."""
+        """One statement, durable when it returns; returns the new row's id. Raises HostError."""
         with self._lock:
             while True:
                 before = self._state()
@@ -470,7 +470,7 @@ class Journal:
                         return int(connection.execute(sql, arguments).lastrowid or 0)
                 except HostError:
                     if self._together or self._state() == before:
-                        raise  # else there is room now, or the journal is in memory
+                        raise  # else there is space now, or the journal is in memory
 
     def _state(self) -> tuple[bool, int]:
         return self._standby is None, self._dropped_ballast
@@ -479,14 +479,14 @@ class Journal:
         return self._renamed.get(table, {}).get(number, number)
 
     def _keep_if_possible(self) -> None:
-        """What only tells is kept where it can be: without it a SIGKILL loses it."""
+        """Keep events and learned values beside the database where possible: otherwise a SIGKILL loses them."""
         if self._standby is not None:
             with contextlib.suppress(OSError):
                 self.keep()
 
     def _take_kept(self) -> None:
-        """Write into the database what an earlier podwatch could keep only beside it, and prove that it can be
-        written. Raises sqlite3.Error or OSError."""
+        """Write into the database the changes that an earlier podwatch could keep only beside it, which also proves
+        that it can be written. Raises sqlite3.Error or OSError."""
         kept = self._file.load()
         self._connection.execute("BEGIN IMMEDIATE")
         try:
@@ -503,7 +503,8 @@ class Journal:
             self.recovered = True
 
     def _stand_by(self, error: HostError | OSError | sqlite3.Error) -> bool:
-        """Continue in memory after a failure of the database, with what can still be read of it; whether it does."""
+        """After a failure of the database, continue in memory with its readable content; returns whether that
+        worked."""
         if not self._guards or self._standby is not None or self._closed or not environmental(error):
             return False
         what, where, fix = obstacle_of(error, self.path)
@@ -521,7 +522,7 @@ class Journal:
         return True
 
     def _tell(self, sql: str, arguments: tuple[object, ...]) -> int:
-        """The same for what may be lost: counted instead of raised, 0 instead of an id."""
+        """The same for records that may be lost: counted instead of raised, 0 instead of an id."""
         try:
             return self._write(sql, arguments)
         except HostError:
@@ -544,7 +545,7 @@ class Journal:
                         self._connection.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
                     if room.is_full(error) and self._ballast.drop():
-                        self._dropped_ballast += 1  # the next attempt may find its space
+                        self._dropped_ballast += 1  # the next attempt may find the freed space
                     else:
                         self._stand_by(error)
                     raise host_error(error, self.path) from error
@@ -554,7 +555,7 @@ class Journal:
                 self._rotate()
 
     def _rotate(self) -> None:
-        """Trim old rows and take back reserved space. Failing here loses nothing."""
+        """Trim old rows and take back reserved space. A failure here loses nothing."""
         try:
             self._connection.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (MAX_EVENTS,))
             self._connection.execute(
@@ -580,7 +581,7 @@ def _forget_begun(connection: sqlite3.Connection, step: int, save_id: str, path:
 
 
 def _from_files(path: Path, merge: Merge) -> tuple[Standby, bool]:
-    """What can be read without opening the database; and whether that is all that it holds."""
+    """What can be read without opening the database, and whether that is all of it."""
     kept: Kept | None = None
     with contextlib.suppress(OSError):
         kept = StandbyFile(path).load()
@@ -602,7 +603,7 @@ def _dump(value: object) -> str:
 
 
 def _event(row: tuple[Any, ...]) -> Event | None:
-    """None for a name this version does not know (a newer podwatch wrote it)."""
+    """None for a name that this version does not know (a newer podwatch wrote it)."""
     try:
         return Event(EventName(row[2]), row[1], row[4], Severity(row[3]), json.loads(row[5]), row[0])
     except ValueError:
@@ -610,7 +611,7 @@ def _event(row: tuple[Any, ...]) -> Event | None:
 
 
 def _intent(row: tuple[Any, ...]) -> Intent | None:
-    """None for a kind this version does not know: a newer podwatch opened it, and will find it again."""
+    """None for a kind that this version does not know: a newer podwatch opened it, and will find it again."""
     try:
         return Intent(row[0], IntentKind(row[1]), row[2], json.loads(row[3]), IntentState(row[4]), row[5])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Opening the database: check, migrate, reserve room; and what an SQLite error means to a person."""
+"""Opens the database: check, migrate, reserve space; and translates SQLite errors for the operator."""
 
 import contextlib
 import errno
@@ -35,9 +35,9 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def prepare(path: Path, *, lenient: bool = True) -> sqlite3.Connection:
-    """Open, check, migrate, reserve room. Raises sqlite3.Error (the caller tells corruption from the rest).
+    """Open, check, migrate, reserve space. Raises sqlite3.Error (the caller separates corruption from the rest).
 
-    On a full disk the ballast is given up, once, before that is an error, unless ``lenient`` is false.
+    On a full disk the ballast is released, once, before that is an error, unless ``lenient`` is false.
     """
     try:
         return _prepare(path)
@@ -73,7 +73,7 @@ def _prepare(path: Path, *, lenient: bool = False) -> sqlite3.Connection:
 
 
 def _furnish(connection: sqlite3.Connection, path: Path, *, lenient: bool) -> None:
-    """Tables, then room. ``lenient``: an existing database goes on with whatever room it has."""
+    """Create tables, then reserve space. ``lenient``: an existing database continues with the space it has."""
     complete = schema.version_of(connection) == schema.SCHEMA_VERSION
     schema.migrate(connection, str(path))
     wal = path.with_name(path.name + "-wal")
@@ -88,14 +88,14 @@ def _furnish(connection: sqlite3.Connection, path: Path, *, lenient: bool) -> No
 
 
 def open_checked(path: Path, *, lenient: bool = True) -> tuple[sqlite3.Connection, str]:
-    """The database for writing, and why a damaged one was moved aside and replaced (empty if it was not).
+    """The database for writing, and why a damaged one was replaced (empty if it was not).
 
     Raises HostError, or PermissionDenied, as ``Journal.open`` does.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except PermissionError as error:
-        raise PermissionDenied("may not create the state directory", where=str(path.parent), fix=OWN) from error
+        raise PermissionDenied("cannot create the state directory", where=str(path.parent), fix=OWN) from error
     except OSError as error:
         raise HostError(f"cannot create the state directory: {error.strerror}", where=str(path.parent)) from error
     schema.refuse(version_in_header(path), str(path))
@@ -128,7 +128,7 @@ def move_aside(path: Path) -> Path:
 
 
 def environmental(error: BaseException | None) -> bool:
-    """Whether the disk, a lock or the file itself is at fault, and not what was asked of SQLite."""
+    """Whether the cause is the disk, a lock or the file itself, and not the statement."""
     if not isinstance(error, sqlite3.Error):
         return isinstance(error, OSError)
     return (getattr(error, "sqlite_errorname", "") or "").startswith(_ENVIRONMENT)
@@ -141,7 +141,7 @@ _ENVIRONMENT: Final = (
 
 
 def obstacle_of(error: HostError | OSError | sqlite3.Error, path: Path) -> tuple[str, str, str]:
-    """What is wrong, where, and what the operator does, in words for a finding."""
+    """Problem, place and fix, for a finding."""
     found = host_error(error, path) if isinstance(error, sqlite3.Error) else error
     if isinstance(found, OSError):
         place = str(found.filename or path)
@@ -195,7 +195,7 @@ def host_error(error: sqlite3.Error, path: Path) -> HostError:
         return HostError(
             f"the state database is damaged: {error}",
             where=where,
-            fix="restart podwatch: it moves the file aside and builds a new one; training is not touched",
+            fix="restart podwatch: it moves the file aside and creates a new one; training continues",
         )
     if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
         return PermissionDenied("the state database cannot be written", where=where, fix=OWN)
@@ -207,4 +207,4 @@ def host_error(error: sqlite3.Error, path: Path) -> HostError:
             where=where,
             fix=f"end that process ({' or '.join(lock_holders(path)) or 'a sqlite3 shell or a backup tool'})",
         )
-    return HostError(f"the state database failed: {error}", where=where, fix="check the disk it lies on")
+    return HostError(f"the state database failed: {error}", where=where, fix="check the disk that it is on")

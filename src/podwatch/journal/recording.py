@@ -1,7 +1,7 @@
-"""Keeps what was sensed, for ``podwatch replay``: off the event loop, bounded on disk, and never worth dying for.
+"""Records what was sensed, for ``podwatch replay``: off the event loop, limited on disk, and never a risk to the guard.
 
-The loop hands snapshots over; a thread of its own finds what changed, packs and writes it. A disk that is full, hung or
-gone stops the recording with one complaint, and it is tried again later; the guard does not notice.
+The loop passes snapshots on; a separate thread finds what changed, packs and writes it. A full, hung or missing disk
+stops the recording with one complaint; recording is retried later, and the guard is not affected.
 """
 
 import contextlib
@@ -20,24 +20,24 @@ from podwatch.journal.recording_codec import Mask
 from podwatch.journal.recording_format import SUFFIX, Header, SegmentWriter
 
 FLUSH_SECONDS = 5.0
-"""Written out this often: what a power cut or SIGKILL takes, against packing that gets worse with every flush."""
+"""Seconds between flushes: a power cut or SIGKILL loses that much, but each flush worsens compression."""
 SEGMENT_SECONDS = 6 * 3600.0
-"""A segment is cut at least this often, so that ``--since`` need not read days."""
+"""A new segment starts at least this often, so that ``--since`` need not read days."""
 SEGMENTS = 16
-"""A segment is cut at this share of the whole size, so that what is dropped is never much."""
+"""A new segment starts at this share of the total size, so that little is dropped at once."""
 RETRY_SECONDS = 600.0
 MAX_WAITING = 300
-"""Turns that wait for a slow disk: ten minutes at the default poll, and small, because snapshots share what they hold.
+"""Turns queued for a slow disk: ten minutes at the default poll. They are small, because snapshots share their content.
 """
 MIN_FREE_BYTES = 64 << 20
-"""The last of the disk is the journal's and the incident bundles'."""
+"""Free space below which recording stops: the rest of the disk is for the journal and the incident bundles."""
 CLOSE_SECONDS = 3.0
 _NAME = re.compile(r"(\d{8})-\d{8}T\d{6}Z" + re.escape(SUFFIX))
 
 
 class Recorder:
-    """``header`` is asked when a segment begins, in the thread. ``complain`` is called from the thread with one line
-    when recording stops, and ``None`` when it works again."""
+    """``header`` is called at the start of a segment, in the thread. ``complain`` is called from the thread with one
+    line when recording stops, and with ``None`` when it works again."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Recorder:
         self._number = 0
 
     def turn(self, snapshot: Snapshot) -> None:
-        """Keep this turn. Never blocks, never raises; turns are left out while the disk does not keep up."""
+        """Record this turn. Never blocks, never raises; turns are left out while the disk is too slow."""
         if self._closing:
             return
         if self._thread is None:
@@ -75,11 +75,11 @@ class Recorder:
             self._missed = True
 
     def cut(self) -> None:
-        """The policies changed: the next turn begins a new segment with its own header."""
+        """The policies changed: the next turn starts a new segment with its own header."""
         self._cut = True
 
     def close(self, within: float = CLOSE_SECONDS) -> bool:
-        """Write what is left. Blocks for at most ``within`` seconds; a hung disk is left behind (False)."""
+        """Write the rest. Blocks for at most ``within`` seconds; a hung disk is abandoned (False)."""
         self._closing = True
         if self._thread is None:
             return True
@@ -94,7 +94,7 @@ class Recorder:
         while (job := self._waiting.get()) is not None:
             try:
                 self._keep(*job)
-            except Exception as error:  # whatever it is, it is not worth the guard
+            except Exception as error:  # no failure of the recording may harm the guard
                 self._stop(job[0].at, error)
         with contextlib.suppress(OSError):
             self._end_segment()
@@ -103,7 +103,7 @@ class Recorder:
         if self._failed_at is not None and snapshot.at - self._failed_at < RETRY_SECONDS:
             return
         if missed:
-            self._session = ""  # turns are missing: what follows does not continue what came before
+            self._session = ""  # turns are missing: the next turns do not continue the previous ones
         writer = self._writer
         if writer is not None and (
             missed
@@ -143,7 +143,7 @@ class Recorder:
             writer.close()
 
     def _make_room(self) -> list[int]:
-        """Remove the oldest segments of ours until another fits; returns the numbers of those that are there."""
+        """Remove the oldest segments of ours until another fits; returns the numbers of the remaining ones."""
         found = sorted((m[1], p) for p in self._directory.iterdir() if (m := _NAME.fullmatch(p.name)))
         sizes = {path: path.lstat().st_size for _, path in found}
         total, limit = sum(sizes.values()), self._max_size - self._max_size // SEGMENTS
@@ -167,12 +167,12 @@ class Recorder:
         if first:
             reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
             self._tell(
-                f"recording for `podwatch replay` has stopped: {reason} ({self._directory}); it is tried again every"
-                f" {RETRY_SECONDS / 60:.0f} min, and the guard goes on without it"
+                f"recording for `podwatch replay` has stopped: {reason} ({self._directory}); podwatch tries again every"
+                f" {RETRY_SECONDS / 60:.0f} min; training stays guarded"
             )
 
     def _tell(self, problem: str | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop it is told to may be closed by now
+        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
             self._complain(problem)
 
 

@@ -1,8 +1,8 @@
-"""Frozen dataclasses as JSON, and what changed between two of them: the words of a recording. Pure.
+"""Frozen dataclasses as JSON, and the difference between two of them: the encoding of a recording. Pure.
 
-The types themselves are the schema: fields are read from their annotations once. A field that a record does not have
+The types themselves are the schema: fields are read from their annotations once. A field that is missing in a record
 takes its default, a field that this version does not know is ignored, and anything else that does not fit raises
-``CodecError``: what a recording holds comes from a file, and files are not to be believed.
+``CodecError``: a recording comes from a file, and files are not trusted.
 
 A change is written as ``{"field": change}`` for a dataclass, ``{"3": change}`` for items of a tuple that kept its
 length, ``{"~": [first, last, [items]]}`` for one that did not (so many items kept at either end, new ones between), and
@@ -21,15 +21,15 @@ T = TypeVar("T")
 
 WHOLE, SPLICE = "=", "~"
 MAX_ITEMS = 100_000
-"""Items of one tuple: a tree has hundreds of processes, and a file must not make us hold a billion."""
+"""Limit of items per tuple: a tree has hundreds of processes, and a file must not make podwatch allocate a billion."""
 
 
 class CodecError(ValueError):
-    """What was read does not fit the type."""
+    """Data that does not fit the type."""
 
 
 class _Part:
-    """One type's rules. ``change`` is asked only about values that differ."""
+    """One type's rules. ``change`` is only called for values that differ."""
 
     def encode(self, value: Any, mask: Mask) -> Any:
         return value
@@ -45,7 +45,7 @@ class _Part:
 
 
 class _Exact(_Part):
-    """A JSON value that is one of ours as it stands."""
+    """A JSON value that needs no conversion."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -117,7 +117,7 @@ class _Optional(_Part):
         if isinstance(data, dict) and WHOLE in data:
             return self._inner.decode(data[WHOLE])
         if old is None:
-            raise CodecError("a change of a value that was not there")
+            raise CodecError("a change of a value that does not exist")
         return self._inner.apply(old, data)
 
 
@@ -243,8 +243,8 @@ class _Object(_Part):
 
 
 class Codec(Generic[T]):
-    """One dataclass, to JSON and back. ``free_text`` names the fields (``Class.field``) whose text goes through the
-    mask that is given when writing."""
+    """One dataclass, to JSON and back. ``free_text`` names the fields (``Class.field``) whose text is masked when
+    writing."""
 
     def __init__(self, kind: type[T], free_text: frozenset[str] = frozenset()) -> None:
         self._root = _Object(kind, free_text, {}, {})
@@ -257,7 +257,7 @@ class Codec(Generic[T]):
         return cast("T", self._root.decode(data))
 
     def change(self, old: T | None, new: T, mask: Mask = str) -> dict[str, Any]:
-        """What turns ``old`` into ``new``; with no ``old``, all of it."""
+        """The change from ``old`` to ``new``; with no ``old``, all of ``new``."""
         if old is None:
             return {WHOLE: self._root.encode(new, mask)}
         return cast("dict[str, Any]", self._root.change(old, new, mask))
@@ -265,7 +265,7 @@ class Codec(Generic[T]):
     def apply(self, old: T | None, data: object) -> T:
         """Raises CodecError."""
         if old is None and not (isinstance(data, dict) and WHOLE in data):
-            raise CodecError("a change of something that was not given whole before")
+            raise CodecError("a change without a whole value before it")
         return cast("T", self._root.apply(old, data))
 
 
@@ -298,7 +298,7 @@ def _part(hint: Any, masked: bool, free_text: frozenset[str], known: dict[Any, _
             parameters = getattr(kind, "__parameters__", ())
             known[hint] = _Object(kind, free_text, known, dict(zip(parameters, arguments, strict=False)))
         return known[hint]
-    raise TypeError(f"a recording has no words for {hint}")
+    raise TypeError(f"a recording cannot encode {hint}")
 
 
 def _same(old: Any, new: Any) -> bool:

@@ -1,8 +1,8 @@
-"""The file format of a recording: what the sensors said, turn by turn, small enough to keep for weeks.
+"""The file format of a recording: what the sensors reported, turn by turn, small enough to keep for weeks.
 
 A recording is a directory of segments (or one segment alone). A segment is JSON lines, gzipped (``zcat`` reads it; not
-gzipped is read too): a header, then one line per turn that says what changed since the turn before. The first turn is
-given whole, so a segment stands for itself and the oldest can go. docs/replay.md describes it for people.
+gzipped is read too): a header, then one line per turn with the changes since the turn before. The first turn is whole,
+so each segment can be read alone and the oldest can be removed. docs/replay.md describes the format for users.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from podwatch.judgement.learned import Learned
 SCHEMA_VERSION = 1
 SUFFIX = ".jsonl.gz"
 MAX_LINE = 8 << 20
-"""One turn, unpacked: a whole tree of 10,000 processes takes 4 MB. Longer is no recording of ours."""
+"""One turn, unpacked: a tree of 10,000 processes takes 4 MB. A longer line is not from podwatch."""
 MAX_SEGMENT = 1 << 30
-"""One segment, unpacked: a segment of ours is cut at a few MB packed."""
+"""One segment, unpacked: podwatch starts a new one at a few MB packed."""
 LATEST_WALL = 250_000_000_000.0
-"""Epoch seconds of the year 9892: beyond that no calendar can show it."""
+"""Epoch seconds of the year 9892: calendars cannot show later times."""
 _CHUNK = 1 << 16
 _LEVEL = 6
 _GZIP = zlib.MAX_WBITS | 16
@@ -47,7 +47,7 @@ FREE_TEXT = frozenset(
         "InferenceSample.url",
     }
 )
-"""Text that comes from outside and may hold a secret; it goes through the mask before it is written (promise 11)."""
+"""Text from outside that may hold a secret; it is masked before it is written (promise 11)."""
 
 TURNS = Codec(Snapshot, FREE_TEXT)
 POLICIES = Codec(Policies)
@@ -55,11 +55,11 @@ POLICIES = Codec(Policies)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands at the top of a segment.
+    """The first line of a segment.
 
-    ``session`` is one unbroken time of recording: while it stays the same, no turn is missing between two segments.
-    ``learned`` is what podwatch had learned of the run when the segment began, ``policies`` what it judged by.
-    ``poll`` is the sensing loop's pause in seconds, ``wall`` the epoch second at which the segment began.
+    ``session`` is one uninterrupted recording: while it stays the same, no turn is missing between two segments.
+    ``learned`` is what podwatch had learned of the run when the segment started, ``policies`` the rules it judged by.
+    ``poll`` is the sensing loop's pause in seconds, ``wall`` the epoch second at which the segment started.
     """
 
     run_id: str
@@ -87,7 +87,7 @@ class Header:
 
     @classmethod
     def from_dict(cls, data: object, where: str) -> "Header":
-        """Raises UsageError: it is not a recording, or one of a later podwatch."""
+        """Raises UsageError for data that is no recording, or one of a later podwatch."""
         if not isinstance(data, dict) or type(data.get("podwatch_recording")) is not int:
             raise not_a_recording(where)
         if data["podwatch_recording"] > SCHEMA_VERSION:
@@ -101,7 +101,7 @@ class Header:
         try:
             wall, poll = float(data.get("wall", 0.0)), float(data.get("poll", 2.0))
             if not (abs(wall) < LATEST_WALL and 0.0 < poll < LATEST_WALL):
-                raise ValueError("its times are no times")
+                raise ValueError("its times are invalid")
             return cls(
                 run_id=str(data.get("run_id", "")),
                 layout=str(data.get("layout", "")),
@@ -155,7 +155,7 @@ class SegmentWriter:
         self.turns += 1
 
     def flush(self) -> None:
-        """What was written so far can be read by others, and outlives this process."""
+        """Make everything written so far readable by others; it then survives this process."""
         self._put(self._packer.flush(zlib.Z_SYNC_FLUSH))
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class SegmentWriter:
             self._file.close()
 
     def abandon(self) -> None:
-        """Close without writing: after an error."""
+        """Close without writing, after an error."""
         self._file.close()
 
     def _line(self, data: dict[str, Any]) -> None:
@@ -181,14 +181,14 @@ class SegmentWriter:
 
 
 class Segment:
-    """One segment, read from the front. ``problem`` says after the last turn why no more could be read, if so."""
+    """One segment, read from the front. ``problem``: why reading stopped early, if so."""
 
     def __init__(self, path: Path) -> None:
         """Reads the header. Raises UsageError or HostError."""
         self.path = path
         self.problem = ""
         self.torn = False
-        """It ends in the middle of a line: podwatch or the machine died while it was written."""
+        """It ends in the middle of a line: podwatch or the machine died while writing it."""
         self._lines = _lines(path, self)
         first = next(self._lines, None)
         if first is None:
@@ -196,13 +196,13 @@ class Segment:
         self.header = Header.from_dict(_parsed(first, str(path)), str(path))
 
     def __iter__(self) -> Iterator[Snapshot]:
-        """The turns, once. Ends at the first line that cannot be read; what came before it stands."""
+        """The turns, once. Ends at the first unreadable line; earlier turns stay valid."""
         last: Snapshot | None = None
         for number, line in enumerate(self._lines, 2):
             try:
                 last = TURNS.apply(last, json.loads(line))
                 if not all(abs(t) < LATEST_WALL for t in (last.at, last.wall, last.boot_at or 0.0)):
-                    raise CodecError("its times are no times")
+                    raise CodecError("its times are invalid")
             except (ValueError, TypeError, RecursionError) as error:
                 self.problem = f"line {number} cannot be read ({_short(error)}): the rest of this segment is left out"
                 return
@@ -211,7 +211,7 @@ class Segment:
 
 def read_recording(path: Path) -> Iterator[Segment]:
     """The segments of a directory in order, or of one file. Raises UsageError or HostError for one that cannot be read
-    at all; a damaged one ends early and says so in ``problem``."""
+    at all; a damaged one ends early and has a ``problem``."""
     for segment in segments_of(path):
         yield Segment(segment)
 
@@ -224,20 +224,20 @@ def segments_of(path: Path) -> tuple[Path, ...]:
             return (path,)
         found = tuple(sorted(p for p in path.iterdir() if p.name.endswith((SUFFIX, ".jsonl"))))
     except FileNotFoundError as error:
-        raise UsageError("there is no such recording", where=str(path)) from error
+        raise UsageError("recording not found", where=str(path)) from error
     except OSError as error:
-        raise HostError(f"the recording cannot be read, {error.strerror or error}", where=str(path)) from error
+        raise HostError(f"the recording cannot be read: {error.strerror or error}", where=str(path)) from error
     if not found:
         raise UsageError(
-            "no recording lies in this directory",
+            "no recording found in this directory",
             where=str(path),
-            fix="the daemon records where [record] enabled = true; it may not have run yet",
+            fix="set [record] enabled = true and run the daemon first",
         )
     return found
 
 
 def write_recording(path: Path, header: Header, snapshots: Iterable[Snapshot], mask: Mask = str) -> int:
-    """One segment with all of them; returns how many turns it holds. Raises OSError."""
+    """Write one segment with all of them; returns the number of turns. Raises OSError."""
     writer = SegmentWriter(path, header, mask)
     try:
         for snapshot in snapshots:
@@ -269,17 +269,17 @@ def _lines(path: Path, segment: Segment) -> Iterator[bytes]:
                 rest.append(piece)
                 waiting += len(piece)
             if waiting > MAX_LINE or total > MAX_SEGMENT:
-                segment.problem = "larger than any recording of ours: the rest of this segment is left out"
+                segment.problem = "larger than any recording of podwatch: the rest of this segment is left out"
                 return
     except zlib.error as error:
         segment.problem = f"damaged ({_short(error)}): the rest of this segment is left out"
     except OSError as error:
-        raise HostError(f"the recording cannot be read, {error.strerror or error}", where=str(path)) from error
+        raise HostError(f"the recording cannot be read: {error.strerror or error}", where=str(path)) from error
     segment.torn = waiting > 0
 
 
 def _unpacked(path: Path) -> Iterator[bytes]:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block for ever
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block forever
     with FileIO(fd) as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(None, "it is not a regular file")
@@ -297,7 +297,7 @@ def _unpacked(path: Path) -> Iterator[bytes]:
                 data = packer.unused_data.lstrip(b"\0")  # a file of several streams is a gzip file, too
                 packer = zlib.decompressobj(_EITHER)
             data = data or file.read(_CHUNK) or b""
-        yield packer.flush()  # what it held back for want of input
+        yield packer.flush()  # the rest of its buffer
 
 
 def _short(error: Exception) -> str:

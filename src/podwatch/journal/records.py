@@ -1,15 +1,15 @@
-"""What the journal keeps about uploads: objects already sent, and saves already published."""
+"""The journal's records of uploads: objects already sent, and checkpoints already published."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class UploadedObject:
-    """One file of a save that is in the store already, so that a restarted upload does not send it again.
+    """One file of a checkpoint that is in the store already, so that a restarted upload does not send it again.
 
-    ``path`` is ``<part>/<path inside the part>`` as in the manifest: unique within a save. ``size``, ``mtime_ns``,
-    ``inode`` and ``device`` are those of the source while it was read: any difference now voids this record.
-    ``file_id`` is empty in stores without versions. ``parts_sha1`` are the hashes of the parts as really sent.
+    ``path`` is ``<part>/<path inside the part>`` as in the manifest: unique within a checkpoint. ``size``,
+    ``mtime_ns``, ``inode`` and ``device`` are those of the source while it was read: any difference now voids this
+    record. ``file_id`` is empty in stores without versions. ``parts_sha1`` are the hashes of the parts as really sent.
     """
 
     path: str
@@ -26,11 +26,11 @@ class UploadedObject:
 
 @dataclass(frozen=True, slots=True)
 class BegunUpload:
-    """One large file whose upload in parts was begun: a restarted upload sends only what is missing of it.
+    """One large file whose multi-part upload was started: a restarted upload sends only the missing parts.
 
-    ``upload`` is the store's id; ``parts`` are (number, SHA-1) of parts known to have been sent. The rest says which
-    source it was begun for: any difference now voids this record, and the upload is given up. ``ctime_ns`` (0: not
-    known) changes for harmless reasons, too, a link among them: where it differs, what was sent is compared by hash.
+    ``upload`` is the store's id; ``parts`` are (number, SHA-1) of parts known to have been sent. The rest identifies
+    the source of the upload: any difference now voids this record, and the upload is given up. ``ctime_ns`` (0: not
+    known) changes for harmless reasons too, such as a link: where it differs, the sent parts are compared by hash.
     """
 
     path: str
@@ -47,7 +47,7 @@ class BegunUpload:
 
 @dataclass(frozen=True, slots=True)
 class PublishedSave:
-    """One save whose manifest is verified in the store and was named by our pointer (or came from there).
+    """One checkpoint whose manifest is verified in the store and was named by our pointer (or came from there).
 
     ``wall`` is epoch seconds. ``restored`` means that it was fetched from the store, so it need not be sent again.
     """

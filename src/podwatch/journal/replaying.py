@@ -1,4 +1,5 @@
-"""Run the rules over a recording: what would have been said, and what would have been done. Nothing is touched."""
+"""Runs the rules over a recording: which findings podwatch would have raised, and when it would have acted.
+Read-only."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,14 +14,14 @@ from podwatch.judgement.watch import WatchState, advance, initial
 
 @dataclass(slots=True)
 class Told:
-    """One finding, from the turn it was raised (or changed) to the one it was gone. Times are epoch seconds."""
+    """One finding, from the turn it was raised (or changed) to the turn it ended. Times are epoch seconds."""
 
     at: float
     finding: Finding
     since: float
     start_id: str = ""
     acts: bool = False
-    """podwatch would have acted here: the first confirmed verdict of this start of the trainer."""
+    """podwatch would have acted here: the first confirmed verdict since the trainer's start."""
     cleared_at: float | None = None
 
 
@@ -34,7 +35,7 @@ class Gap:
 
 @dataclass(slots=True)
 class Replay:
-    """What came out. ``seconds`` is the time covered, gaps left out."""
+    """The result. ``seconds`` is the time covered, without gaps."""
 
     headers: list[Header] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
@@ -58,10 +59,10 @@ def replay(
     since: float = float("-inf"),
     until: float = float("inf"),
 ) -> Iterator[Told]:
-    """Judge turn by turn; yields what is raised, and again when it is over, and fills ``result``.
+    """Judge turn by turn; yields each finding when it is raised and again when it ends, and fills ``result``.
 
-    ``policies`` None: those the recording was made with. Turns before ``since`` are judged too, because a detector has
-    to have seen health first, but nothing is told of them; ``since`` and ``until`` are epoch seconds.
+    ``policies`` None: those of the recording. Turns before ``since`` are judged too, because a detector must have seen
+    health first, but their findings are not reported; ``since`` and ``until`` are epoch seconds.
     """
     state: WatchState | None = None
     session = ""
@@ -73,8 +74,8 @@ def replay(
         rules = header.policies if policies is None else _with_target(policies, header.policies)
         result.headers.append(header)
         if state is None or header.session != session or not session:
-            # Another podwatch, or turns that were left out: what it had learned by then goes on (also from turns that
-            # never reached the disk), what was seen does not.
+            # Another podwatch, or missing turns: learned values continue (also from turns that never reached the disk),
+            # observed values do not.
             learned = header.learned if state is None or header.learned != Learned() else state.learned
             if last is not None and since <= last.wall:
                 result.gaps.append(Gap(last.wall, max(last.wall, header.wall)))
@@ -97,8 +98,9 @@ def replay(
 
 
 def _with_target(policies: Policies, recorded: Policies) -> Policies:
-    """The step training ends at and the interval between saves were read from the trainer's command, which a recording
-    does not hold."""
+    """The final step and the interval between saves came from the trainer's command, which a recording does not
+    contain.
+    """
     if policies.resources.save_interval_steps is None:
         known = replace(policies.resources, save_interval_steps=recorded.resources.save_interval_steps)
         policies = replace(policies, resources=known)

@@ -1,9 +1,9 @@
-"""Room to write when the disk has none: reserved free pages, a preallocated WAL, and a ballast file.
+"""Space to write on a full disk: reserved free pages, a preallocated WAL, and a ballast file.
 
-Why: the moment podwatch matters most is the one at which the disk is full. Measured (facts/systemd.md, "SQLite at 100 %
-full"): with free pages inside the database and a WAL that is already long enough, thousands of small writes succeed at
-0 bytes free. SQLite deletes the WAL when the last connection closes, so a ballast file of the same size stands in for
-it between two runs: it is given up when the first write after opening finds no space.
+podwatch matters most at the moment when the disk is full. Measured: with free pages inside the database and a WAL that
+is already long enough, thousands of small writes succeed at 0 bytes free. SQLite deletes the WAL when the last
+connection closes, so a ballast file of the same size takes its place between two runs: it is deleted when the first
+write after opening finds no space.
 """
 
 import os
@@ -13,14 +13,14 @@ from typing import Final
 
 PAGE: Final = 4096
 RESERVED_PAGES: Final = 512
-"""2 MiB: some 5,000 events and intents. Rotation gives pages back, so it lasts as long as the disk stays full."""
+"""2 MiB: some 5,000 events and intents. Rotation returns pages, so it lasts as long as the disk stays full."""
 AUTOCHECKPOINT_PAGES: Final = 128
 """Far below the preallocated length, so that the WAL is wrapped and never needs to grow."""
 BALLAST_BYTES: Final = (RESERVED_PAGES + AUTOCHECKPOINT_PAGES) * PAGE + 128 * 1024
 
 
 def is_full(error: sqlite3.Error) -> bool:
-    """Whether SQLite failed for want of space. "disk I/O error" is what some filesystems make of a quota."""
+    """Whether SQLite failed for lack of space. Some filesystems report a quota as "disk I/O error"."""
     name = getattr(error, "sqlite_errorname", "") or ""
     return name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHM"))
 
@@ -54,7 +54,7 @@ def reserve(connection: sqlite3.Connection) -> None:
 
 
 class Ballast:
-    """A file of real blocks beside the database, given up when the disk is full."""
+    """A file of real blocks beside the database, deleted when the disk is full."""
 
     def __init__(self, database: Path) -> None:
         self.path = database.with_name(database.name + ".ballast")
@@ -68,7 +68,7 @@ class Ballast:
         return True
 
     def restore(self) -> None:
-        """Take the space again if the disk has it; having none is no error."""
+        """Allocate it again if the disk has the space; too little space is no error."""
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError:

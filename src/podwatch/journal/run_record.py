@@ -1,8 +1,8 @@
-"""The run record: one small file beside output_dir, enough to go on from when the pod's own disk is gone.
+"""The run record: one small file beside output_dir, enough to continue the run when the pod's own disk is gone.
 
-Replaced by rename, so that it is always the old one or the new one. A spare file of the same size lies beside it: the
-next version is written into blocks that exist already, so that "training was stopped on purpose" can be recorded on a
-full disk too.
+Replaced by rename, so that it is always the old one or the new one. A spare file of the same size is beside it: the
+next version is written into its existing blocks, so that "training was stopped on purpose" can be recorded on a full
+disk too.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ SPARE_BYTES: Final = 16_384
 """A record is 1-4 KiB; the rest is for long commands."""
 MAX_BYTES: Final = 1 << 20
 MODE: Final = 0o600
-"""The command in it is scrubbed; what a secret looks like in a trainer of your own is not always known."""
+"""The command in the record is scrubbed, but not every secret of a custom trainer can be recognized."""
 
 
 def load_run_record(workspace: Workspace, *, looking: bool = False) -> RunRecord | None:
-    """The record, or None if there is none. A damaged one is moved to ``<name>.corrupt-<n>`` (``looking``: it stays):
-    then also None. Never blocks on what is no regular file.
+    """The record, or None if there is none. A damaged one is moved to ``<name>.corrupt-<n>`` (with ``looking`` it
+    stays), and None is returned. Never blocks on a file that is not regular.
 
-    Raises HostError if a newer podwatch wrote it, PermissionDenied if it may not be read, RootReplaced if it or its
-    directory belongs to another user or was replaced: such a record is never trusted.
+    Raises HostError if a newer podwatch wrote it, PermissionDenied if podwatch cannot read it, RootReplaced if it or
+    its directory belongs to another user or was replaced: such a record is never trusted.
     """
     path = workspace.record
     try:
@@ -74,7 +74,7 @@ def save_run_record(workspace: Workspace, record: RunRecord) -> None:
         raise HostError(
             f"the run record cannot be written: {error.strerror}", where=str(path), fix="free some space on its disk"
         ) from error
-    with contextlib.suppress(OSError):  # without a spare the next save needs free space, that is all
+    with contextlib.suppress(OSError):  # without a spare the next write needs free space
         tree.reserve(spare, SPARE_BYTES, MODE)
 
 

@@ -1,4 +1,4 @@
-"""What a state database holds, read from its files alone: nothing is opened for writing, locked, created or changed.
+"""Reads a state database from its files alone: nothing is opened for writing, locked, created or changed.
 
 SQLite cannot do this: opening a database in WAL mode creates or recovers the shared memory file beside it, which a full
 or read-only disk refuses, and ``immutable=1`` ignores the WAL, in which the newest writes are. So the committed frames
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 MAX_BYTES: Final = 256 << 20
-"""A journal is about 20 MiB at most; what is larger is not one of ours."""
+"""A journal is at most about 20 MiB; a larger file is not from podwatch."""
 _MAGIC: Final = b"SQLite format 3\0"
 _WAL_HEADER, _FRAME_HEADER = 32, 24
 
@@ -29,7 +29,7 @@ def read_database(path: Path) -> sqlite3.Connection | None:
     if not main:
         return None
     if main[:16] != _MAGIC or len(main) < 100:
-        raise _damaged("the file is no SQLite database")
+        raise _damaged("the file is not an SQLite database")
     image = overlay(main, _read(path.with_name(path.name + "-wal")) or b"")
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     try:
@@ -44,8 +44,8 @@ def read_database(path: Path) -> sqlite3.Connection | None:
 
 
 def version_in_header(path: Path) -> int:
-    """The schema version that the file's own header names: known without opening it, which would write to a database
-    of a newer podwatch. 0 where there is none, or it cannot be read: opening it says why."""
+    """The schema version in the file's own header, without opening the database: opening would write to a database of a
+    newer podwatch. 0 where there is none, or it cannot be read: opening it reports why."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -113,7 +113,7 @@ def _checksum(order: str, data: bytes, start: tuple[int, int]) -> tuple[int, int
 
 
 def _read(path: Path) -> bytes | None:
-    """None where it does not exist. Never blocks at a FIFO, never reads without an end."""
+    """None where it does not exist. Never blocks on a FIFO, never reads without a limit."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The journal's tables and how an older database becomes a newer one.
+"""The journal's tables, and the migration of an older database.
 
 ``user_version`` counts the migrations that were applied. A migration is never edited after a release: add another.
 """
@@ -50,7 +50,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def refuse_newer(connection: sqlite3.Connection, where: str) -> int:
-    """The database's version. Raises HostError if a newer podwatch wrote it: guessing could lose what it knows."""
+    """The database's version. Raises HostError if a newer podwatch wrote it: guessing could lose data."""
     version = version_of(connection)
     refuse(version, where)
     return version

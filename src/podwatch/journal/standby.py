@@ -1,12 +1,12 @@
-"""The journal in memory: what stands in for a state database that cannot be used, until it can be used again.
+"""The journal in memory: replaces a state database that cannot be used, until it can be used again.
 
-It begins with everything that could still be read of the database (``known``), notes each row that changes since, and
+It starts with everything that could still be read of the database (``known``), notes each row that changes since, and
 writes those rows into the database when that can be written again: in order, in one transaction, once.
 
 **The changes are kept in a file beside the database** (``<database>.standby``) wherever that can be written, so that
-they survive a SIGKILL: the next podwatch begins with them, or writes them into the database. An intent is in that file
-before its act happens, else the act is refused (promise 10). A token in the database says which file was written into
-it already: a crash between the two leaves neither a lost incident nor an intent twice.
+they survive a SIGKILL: the next podwatch starts with them, or writes them into the database. An intent is in that file
+before its action happens, else the action is refused (promise 10). A token in the database shows which file was written
+into it already, so a crash between the two neither loses an incident nor repeats an intent.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ from podwatch.journal import schema
 from podwatch.system.files import atomic_write, fsync_dir, read_small
 
 UNKNOWN_IDS: Final = 1_000_000_000
-"""Where ids begin while those in the database are not known: above every id that it can hold. They become ordinary
-ones when the rows are written into the database."""
+"""First id while those in the database are not known: above every id that it can hold. Rows get ordinary ids when they
+are written into the database."""
 EVENTS_KEPT: Final = 1_000
-"""So many events of the database are read into memory, to be shown."""
+"""Events of the database that are read into memory, for display."""
 CHANGED_EVENTS_KEPT: Final = 500
-"""So many new events are kept in the file: an incident must survive a SIGKILL, a long list of events need not."""
+"""New events that are kept in the file: an incident must survive a SIGKILL, a long list of events need not."""
 FILE_BYTES: Final = 32 << 20
 SCHEMA: Final = 1
 TOKENS: Final = "journal.returned"
 """Journal key: tokens of the last files that were written into this database."""
 TOKENS_KEPT: Final = 16
 IDENTITY: Final = "writer_id"
-"""Journal key by which a database is recognized: random, made once for each run on a pod."""
+"""Journal key that identifies a database: random, made once for each run on a pod."""
 
 KEYS: Final[dict[str, tuple[str, ...]]] = {
     "events": ("id",),
@@ -47,9 +47,9 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "begun": ("step", "save_id", "path"),
     "begun_parts": ("upload", "number"),
 }
-"""Every table that is kept, in the order in which it is written, with its primary key."""
+"""Every table that is kept, in write order, with its primary key."""
 NUMBERED: Final = ("events", "intents", "incidents")
-"""Tables whose ids SQLite gives."""
+"""Tables whose ids SQLite assigns."""
 
 _TRIGGER: Final = (
     "CREATE TRIGGER {table}_{act} AFTER {act} ON {table} BEGIN"
@@ -58,12 +58,12 @@ _TRIGGER: Final = (
 
 Row = dict[str, Any]
 Merge = Callable[[str, Any, Any], Any]
-"""(key, value in the database, value in memory) -> value to keep, of ``learned`` where the database was not known."""
+"""(key, value in the database, value in memory) -> value to keep, for ``learned`` where the database was not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why the database cannot be used, and what the operator does about it. ``known``: what it held could be read."""
+    """Why the database cannot be used, and the fix. ``known``: its content could be read."""
 
     what: str
     where: str
@@ -96,8 +96,8 @@ class Kept:
 
 @dataclass(slots=True)
 class Standby:
-    """The database in memory. ``before`` are the highest ids that the real one had, ``identity`` says which one that
-    is (None: not known). ``known``: it holds all that the real one holds."""
+    """The database in memory. ``before`` are the highest ids of the real one, ``identity`` its id (None: not known).
+    ``known``: this one has all the real one's content."""
 
     connection: sqlite3.Connection
     known: bool
@@ -106,8 +106,8 @@ class Standby:
     token: str
 
     def changes(self, events: int | None = None) -> list[Change]:
-        """Every row that differs from what was known at the beginning (of ``events`` only the newest), tables in
-        order, ids ascending."""
+        """Every row that differs from the initial content (of ``events`` only the newest), tables in order, ids
+        ascending."""
         found = []
         for table, columns in KEYS.items():
             keys = self.connection.execute("SELECT key FROM changed WHERE name = ? ORDER BY number", (table,))
@@ -125,7 +125,7 @@ class Standby:
 def begin(source: sqlite3.Connection | None, kept: Kept | None, merge: Merge, *, known: bool) -> Standby:
     """An in-memory database with the rows of ``source`` and then the changes that an earlier podwatch ``kept``.
 
-    ``known``: ``source`` is all that the database holds (None: it holds nothing). Raises sqlite3.Error when ``source``
+    ``known``: ``source`` has all of the database's content (None: it is empty). Raises sqlite3.Error when ``source``
     cannot be read, or lacks a column that this podwatch needs.
     """
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -180,10 +180,10 @@ def copy_rows(source: sqlite3.Connection, target: sqlite3.Connection, *, events:
 
 
 def write_into(standby: Standby, target: sqlite3.Connection, merge: Merge) -> dict[str, dict[int, int]]:
-    """All changes, inside the caller's transaction. Returns the ids that are other ones now, by table.
+    """Write all changes, inside the caller's transaction. Returns the ids that changed, by table.
 
-    A database without any row gets everything that is known. One that is not the database read at the beginning, or
-    that could not be read then, keeps what it holds: rows get new ids, and ``merge`` decides about learned values.
+    A database without any row gets everything that is known. One that is not the database read at the start, or that
+    could not be read then, keeps its content: rows get new ids, and ``merge`` decides about learned values.
     """
     if _empty(target) and standby.known:
         copy_rows(standby.connection, target)
@@ -194,7 +194,7 @@ def write_into(standby: Standby, target: sqlite3.Connection, merge: Merge) -> di
 
 
 def write_kept(kept: Kept, target: sqlite3.Connection, merge: Merge) -> dict[str, dict[int, int]]:
-    """The same for changes from a file. Does nothing where its token says that they are in the database already."""
+    """The same for changes from a file. Does nothing where its token shows that they are in the database already."""
     if kept.token in _tokens(target):
         return {}
     same = kept.identity is not None and kept.identity == identity_of(target)
@@ -245,7 +245,7 @@ class StandbyFile:
         self.path = database.with_name(database.name + ".standby")
 
     def load(self) -> Kept | None:
-        """None where there is none, or none that can be understood (then it is moved aside for the operator)."""
+        """None where there is none, or it cannot be parsed (then it is moved aside for the operator)."""
         try:
             raw = read_small(self.path, FILE_BYTES)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""How much lies where no checkpoint is: trash, quarantine, and the trainer's by-products (DESIGN section 6)."""
+"""Measures what is outside checkpoints: trash, quarantine, and the trainer's by-products (docs/disk.md)."""
 
 import stat
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from podwatch.retention.trash import quarantine_entries
 from podwatch.system.workspace import Workspace
 
 ENTRIES_PER_LOOK = 20_000
-"""A look stops counting after so many directory entries (about 0.2 s) and goes on at the next one."""
+"""A measurement stops after so many directory entries (about 0.2 s); the next one continues there."""
 _EVERY_STEP = 1 << 62
 
 SparePaths = Callable[[int], Sequence[tuple[int, Path]]]
@@ -29,7 +29,7 @@ class Found:
 
 
 class Aside:
-    """``look`` blocks and belongs into the removal worker; ``found`` is what it saw last.
+    """``look`` blocks, for the removal worker's thread; ``found`` is its last result.
 
     ``spare_paths`` is the layout's: (step, directory) below a step, oldest first.
     """
@@ -40,7 +40,7 @@ class Aside:
         self.found = Found()
 
     def look(self, now_wall: float, verified: int) -> Found:
-        """Measure. ``verified`` is the newest step that is safe: good sets above it are needed."""
+        """Measure. ``verified`` is the newest safe step: good checkpoints above it are needed."""
         entries = quarantine_entries(
             self._workspace,
             now_wall=now_wall,
@@ -52,8 +52,8 @@ class Aside:
         return self.found
 
     def _spares(self, verified: int) -> tuple[SpareEntry, ...]:
-        """Oldest first, as far as the look's limit goes. An old directory whose mtime has not changed is not walked
-        again; those above ``verified`` may grow inside, so they are each time."""
+        """Oldest first, within the limit. An old directory with unchanged mtime is not walked again; those above
+        ``verified`` may grow inside, so they are walked each time."""
         budget = ENTRIES_PER_LOOK
         measured: dict[str, tuple[int, int]] = {}
         spares: list[SpareEntry] = []
@@ -78,7 +78,7 @@ class Aside:
                 budget -= seen
                 measured[name] = (status.st_mtime_ns, size)
             else:
-                continue  # at the next look, which has the others in its memory
+                continue  # measured next time, when the others are cached
             spares.append(SpareEntry(name, step, measured[name][1], status.st_mtime))
         self._measured = measured
         return tuple(spares)

@@ -1,8 +1,7 @@
-"""Carry a removal plan out: journal, rename into the trash, then delete (DESIGN section 6; promises 2, 9, 10).
+"""Carries out a removal plan: journal, rename into the trash, then delete (docs/disk.md; promises 2, 9, 10).
 
-A crash at any point leaves a set either whole under its own name or never again complete: the part that decides
-completeness is renamed first, and what is left of the set is finished at the next start, if it still is what the
-intent meant.
+A crash at any point leaves a checkpoint either whole under its own name or never complete again: the part that decides
+completeness is renamed first. The next start removes the rest, if it is still what the intent names.
 """
 
 import errno
@@ -31,7 +30,7 @@ from podwatch.system.workspace import Workspace
 
 YIELD_EVERY_ENTRIES = 32
 YIELD_SECONDS = 0.002
-"""A pause after every so many unlinks lets a trainer's own writes through; 100,000 files then take about 6 s longer."""
+"""Unlinks between pauses, which let the trainer's own writes through; 100,000 files then take about 6 s longer."""
 _LOWEST_PRIORITY = 19
 _TOLD_TOGETHER = {
     RemovalKind.SPARE: "broadcasts and rollouts that belong to no checkpoint",
@@ -41,7 +40,7 @@ _TOLD_TOGETHER = {
 
 @dataclass(frozen=True, slots=True)
 class RemovalReport:
-    """``done`` are the removals that left their place; ``freed_bytes`` is what the disk really got back."""
+    """``done`` are the removals that left their place; ``freed_bytes`` is the space that the disk really regained."""
 
     done: tuple[Removal, ...]
     freed_bytes: int
@@ -51,8 +50,8 @@ class RemovalReport:
 class Remover:
     """All methods block: call them on a thread of their own, never on the event loop, and one at a time.
 
-    The workspace's roots are the only directories anything is removed from, besides podwatch's own quarantine and
-    trash. While one of them is replaced nothing is removed, the trash included.
+    podwatch removes only from the workspace's roots and its own quarantine and trash. While one of them is replaced
+    nothing is removed, not even from the trash.
     """
 
     def __init__(
@@ -79,11 +78,11 @@ class Remover:
         paths_of: Callable[[int], Sequence[Path]],
         veto: Callable[[Removal], str] = lambda _: "",
     ) -> RemovalReport:
-        """Do the removals in order. ``paths_of(step)`` gives every path of a step's set, **the part that decides
-        completeness first**. ``veto`` is asked just before each one, from this thread; a reason keeps it: a plan of
-        many sets takes minutes, and training may have been started from one of them meanwhile (promise 2).
+        """Do the removals in order. ``paths_of(step)`` returns every path of a step's checkpoint, **the part that
+        decides completeness first**. ``veto`` is called just before each one, from this thread; a reason keeps the
+        checkpoint: a large plan takes minutes, and training may have been started from it meanwhile (promise 2).
 
-        Goes on after a removal that fails; problems are told by one ``prune-stuck`` event.
+        Continues after a removal that fails; one ``prune-stuck`` event reports the problems.
         """
         done: list[Removal] = []
         problems: list[str] = []
@@ -107,7 +106,7 @@ class Remover:
                 freed += self._empty_trash(problems)
                 continue
             if not moved:
-                continue  # someone else removed it: that is what was wanted
+                continue  # another process removed it already
             freed += self._empty_trash(problems)
             done.append(removal)
             if removal.kind not in _TOLD_TOGETHER:
@@ -128,15 +127,15 @@ class Remover:
                 Event(
                     EventName.PRUNE_STUCK,
                     self._clock.wall(),
-                    f"not everything could be removed: {problems[0]}",
+                    f"podwatch could not remove everything: {problems[0]}",
                     Severity.WARNING,
                     {"problems": len(problems), "first": problems[0]},
                 )
             )
 
     def sweep_trash(self) -> RemovalReport:
-        """Finish what an earlier podwatch began: half-moved sets, then everything in the trash. Also makes a trash on
-        each volume that has none yet, because mkdir fails once it is full."""
+        """Finish an interrupted removal: half-moved checkpoints, then everything in the trash. Also creates the missing
+        trash of each volume, because mkdir fails once the volume is full."""
         problems: list[str] = []
         if why := self._blocked():
             return RemovalReport((), 0, (why,))
@@ -149,7 +148,7 @@ class Remover:
         return RemovalReport((), self._empty_trash(problems), tuple(problems))
 
     def _prepare(self, root: Path) -> None:
-        """Found out by trying. A root that does not exist yet, or is not ours to write, is left for when it matters."""
+        """Find out by trying. A missing root, or one that podwatch cannot write to, is left for later."""
         tree = self._workspace.tree
         try:
             if not tree.is_directory(root) or tree.can_rename(root, self._workspace.trash):
@@ -164,7 +163,7 @@ class Remover:
             return
 
     def _move(self, path: Path, name: str, expected: Identity) -> Moved | None:
-        """Into our trash, or into one on its own file system where the rename is refused as one across two."""
+        """Move it into our trash, or into one on its own filesystem where the rename across two is refused."""
         workspace = self._workspace
         try:
             return move_to_trash(path, workspace, workspace.trash, name, expected=expected)
@@ -185,7 +184,7 @@ class Remover:
     def _finish_all(self, problems: list[str]) -> None:
         try:
             intents = self._journal.open_intents(IntentKind.PRUNE)
-        except Exception as error:  # as in _open_intent: what frees the disk does not depend on the journal
+        except Exception as error:  # as in _open_intent: freeing the disk does not depend on the journal
             problems.append(f"the journal cannot be read: {error}")
             return
         for intent in intents:
@@ -216,14 +215,14 @@ class Remover:
                 if one is not None:
                     moved.append(one)
         except (OSError, PodwatchError):
-            if not moved:  # else it stays open, and the next turn finishes it
+            if not moved:  # else it stays open, and the next run finishes it
                 self._settle(intent, IntentState.FAILED, "the rename was refused")
             raise
         self._settle(intent, IntentState.DONE, f"{counted(len(moved), 'path')} in the trash")
         return moved
 
     def _finish(self, intent: Intent) -> None:
-        """Finish a half-moved set. A path that is not the same directory any more was written again: it stays."""
+        """Finish a half-moved checkpoint. A path that is no longer the same directory was written again: it stays."""
         rows, tree = _rows(intent.data), self._workspace.tree
         found = [tree.lstat(removable(row.path, self._workspace)) for row in rows]
         if not rows or found[0] is not None:
@@ -237,7 +236,8 @@ class Remover:
         self._settle(intent, IntentState.DONE, "finished after a restart")
 
     def _empty_trash(self, problems: list[str]) -> int:
-        """Delete everything in the trash on a thread of the lowest priority; bytes the disk got back."""
+        """Delete everything in the trash on a thread of the lowest priority; returns the bytes that the disk
+        regained."""
         freed: list[int] = []
         tree = self._workspace.tree
         for trash in (self._workspace.trash, *self._more):
@@ -263,14 +263,14 @@ class Remover:
         }
         try:
             return self._journal.open_intent(IntentKind.PRUNE, data)
-        except Exception as error:  # a full or broken state disk must not stop what frees it: the rename is the intent
-            if why := self._blocked():  # but without a journal nothing is judged, let alone removed
-                raise HostError(f"nothing is removed now: {why}") from error
+        except Exception as error:  # a full or broken state disk must not block this: the rename is the intent
+            if why := self._blocked():  # without a journal nothing is judged or removed
+                raise HostError(f"podwatch removes nothing now: {why}") from error
             self._emit(
                 Event(
                     EventName.PRUNE_STUCK,
                     self._clock.wall(),
-                    f"the journal cannot record a removal, which goes on: {error}",
+                    f"the journal cannot record a removal, podwatch continues it anyway: {error}",
                     Severity.WARNING,
                     {"step": removal.step},
                 )
@@ -282,7 +282,7 @@ class Remover:
             return
         try:
             self._journal.settle(intent.id, state, note)
-        except Exception as error:  # as above; the next sweep finds it open and sees that nothing is left to do
+        except Exception as error:  # as above; the next sweep finds it open with nothing left to do
             self._emit(
                 Event(
                     EventName.PRUNE_STUCK,
@@ -310,7 +310,7 @@ class Remover:
         )
 
     def _tell_together(self, kind: RemovalKind, what: str, removals: Sequence[Removal]) -> None:
-        """One line for many small things: nobody reads fifty of them, and each has its intent in the journal."""
+        """One event for many small removals; each has its own intent in the journal."""
         if not removals:
             return
         steps = sorted({r.step for r in removals if r.step is not None})
@@ -351,7 +351,7 @@ def _delete(tree: PinnedTree, trash: Path, names: Iterable[str], freed: list[int
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What a path named when its removal was journaled. The device number is kept in the journal and not compared:
+    """The path's identity when its removal was journaled. The device number is kept in the journal and not compared:
     those of NFS and FUSE change with each mount. Journals of older versions have no kind and no time."""
 
     path: Path
@@ -360,7 +360,7 @@ class _Row:
     mtime: int | None = None
 
     def is_still(self, status: os.stat_result) -> bool:
-        """The inode number alone may have been given to a new directory of the same name: that one is younger."""
+        """A new directory of the same name may have the same inode number, but it is younger."""
         return (
             status.st_ino == self.inode
             and self.kind in (None, stat.S_IFMT(status.st_mode))
@@ -371,7 +371,7 @@ class _Row:
 def _rows(data: Mapping[str, object]) -> list[_Row]:
     rows = data.get("paths")
     if not isinstance(rows, list):
-        raise HostError("a removal in the journal has no paths", where=str(dict(data)), fix="it is left alone")
+        raise HostError("a removal in the journal names no paths", where=str(dict(data)), fix="podwatch ignores it")
     return [_Row(Path(str(path)), int(inode), *(int(v) for v in more)) for path, _device, inode, *more in rows]
 
 
@@ -379,6 +379,6 @@ def _explain(removal: Removal, error: Exception) -> str:
     what = f"step {removal.step}" if removal.step is not None else removal.path
     if isinstance(error, OSError) and error.errno == errno.EXDEV:
         return (
-            f"{what}: cannot be renamed into the trash (another filesystem); move output_dir off the image's own layer"
+            f"{what}: cannot be renamed into the trash (another filesystem). Move output_dir off the image's own layer"
         )
     return f"{what}: {error}"

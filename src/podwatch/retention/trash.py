@@ -1,6 +1,6 @@
-"""What is in trash and quarantine, and how a path of the trainer gets there (promises 8 and 9).
+"""Lists trash and quarantine, and moves the trainer's paths there (promises 8 and 9).
 
-An entry of the trash is called ``<intent id>.<step>.<n>``: the rename is itself the removal's intent, and needs
+A trash entry is called ``<intent id>.<step>.<n>``: the rename is itself the removal's intent, and needs
 neither a new directory nor space, so it works on a disk that is 100 % full.
 """
 
@@ -19,26 +19,26 @@ from podwatch.system.pinned import Identity, PinnedTree
 from podwatch.system.workspace import Workspace
 
 INDEX_BYTES = 16 << 20
-"""The paths of a quarantine of thousands of entries are a few MiB."""
+"""Limit of an index: the paths of a quarantine of thousands of entries are a few MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A rename that was done: ``name`` is the entry's name in the trash."""
+    """A completed rename: ``name`` is the entry's name in the trash."""
 
     path: Path
     name: str
 
 
 def removable(path: Path, workspace: Workspace) -> Path:
-    """``path``, if it may be removed: it is below one of the trainer's directories, or an entry of a quarantine of
-    ours. Raises HostError."""
+    """``path``, if it may be removed: it is below one of the trainer's directories, or an entry of our quarantine.
+    Raises HostError."""
     home = path.parent
     kept = home.name == "quarantine" and path.name.isdecimal() and home in corners_of(workspace, "quarantine")
     if kept or workspace.holds(path):
         return path
     raise HostError(
-        "refuses to remove a path outside the configured directories",
+        "podwatch refuses to remove a path outside the configured directories",
         where=str(path),
         fix="configure its directory as output_dir or trainer.checkpoint_dir if it is the trainer's",
     )
@@ -65,7 +65,7 @@ def move_to_trash(
 
 def other_trashes(path: Path, workspace: Workspace) -> tuple[Path, ...]:
     """Where ``path`` may be moved if a rename into podwatch's own trash fails (EXDEV): its root is another volume, or
-    it is on a mount below it. In the order in which they are to be tried: beside the root, in it, beside ``path``."""
+    it is on a mount below it. In the order to try: beside the root, in it, beside ``path``."""
     if path.parent.name == "quarantine":
         return (path.parent.with_name("trash"),)  # our own, on whichever file system
     return tuple(p for p in corners(path, workspace, "trash") if p != workspace.trash)
@@ -87,10 +87,10 @@ def quarantine_entries(
     keep_seconds: float,
     needed: Callable[[int], bool],
 ) -> tuple[QuarantineEntry, ...]:
-    """Everything in quarantine, on every file system, oldest first, as each ``index.json`` says.
+    """Everything in quarantine, on every filesystem, oldest first, as each ``index.json`` records it.
 
-    ``needed(step)`` says whether a complete set of that step must stay: its new line has no verified set beyond it
-    yet (promise 2). An entry without a readable index is always needed. Blocks.
+    ``needed(step)``: whether a complete checkpoint of that step must stay, because its new lineage has no verified
+    checkpoint beyond it yet (promise 2). An entry without a readable index is always needed. Blocks.
     """
     tree = workspace.tree
     found: list[Path] = []

@@ -1,7 +1,7 @@
-"""Backblaze B2 through b2sdk's session: one request per call, our own retries around it (facts/b2.md section 1).
+"""Backblaze B2 through b2sdk's session: one request per call, with podwatch's own retries around it.
 
 The SDK's ready-made uploads read a file three times and can record a wrong checksum, so parts are sent one by one with
-the hash computed from the very bytes that leave. Everything large is addressed by file id, never by name.
+the hash computed from the very bytes that are sent. Everything large is addressed by file id, never by name.
 """
 
 import re
@@ -56,7 +56,7 @@ class B2Store:
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def create(self, key: str, data: bytes) -> StoredObject | None:
-        raise RemoteError("B2 creates no name exclusively", where=f"{self.url}/{key}", transient=False)
+        raise RemoteError("B2 cannot create a name exclusively", where=f"{self.url}/{key}", transient=False)
 
     def put_bytes(self, key: str, data: bytes) -> StoredObject:
         return self.put_small(key, StreamSource(BytesIO(data)), len(data))
@@ -81,7 +81,7 @@ class B2Store:
 
         answer = self._upload(f"part {number}", stream, send)
         if answer["contentSha1"] != stream.sha1:
-            raise IntegrityError("store holds other bytes than were sent", where=f"{self.url} part {number}")
+            raise IntegrityError("the store holds different bytes than were sent", where=f"{self.url} part {number}")
         return stream.sha1
 
     def parts_there(self, upload: str) -> Mapping[int, StoredPart] | None:
@@ -120,7 +120,7 @@ class B2Store:
         stored = self._object(self._bucket.call(key, "writeFiles", finish), tuple(parts_sha1))
         self._session.account_info.clear_large_file_upload_urls(upload)
         if stored.size != size or stored.key != key:
-            raise IntegrityError("store holds another size than was sent", where=f"{self.url}/{key}")
+            raise IntegrityError("the store holds a different size than podwatch sent", where=f"{self.url}/{key}")
         return stored
 
     def cancel_large(self, upload: str) -> None:
@@ -160,7 +160,7 @@ class B2Store:
             lambda: self._session.copy_part(source.file_id, upload, number, bytes_range=span),
         )
         if int(answer["contentLength"]) != length:
-            raise IntegrityError("store copied another length than was asked for", where=f"{self.url}/{source.key}")
+            raise IntegrityError("the store copied a different length than requested", where=f"{self.url}/{source.key}")
         return str(answer["contentSha1"])
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
@@ -191,7 +191,7 @@ class B2Store:
 
         answer = self._upload(key, stream, send)
         if answer["contentSha1"] not in (stream.sha1, f"unverified:{stream.sha1}") or answer["contentLength"] != size:
-            raise IntegrityError("store holds other bytes than were sent", where=f"{self.url}/{key}")
+            raise IntegrityError("the store holds different bytes than were sent", where=f"{self.url}/{key}")
         return self._object(answer, (stream.sha1,) if size else ())
 
     def _upload(self, key: str, stream: PartStream, send: Callable[[], Any]) -> Any:
@@ -224,7 +224,7 @@ class B2Store:
             return None
         except b2error.BadRequest as error:
             if "fileId" in str(error):
-                return None  # an id this service never gave out
+                return None  # an id that this service never issued
             raise
         return answer
 
@@ -257,7 +257,7 @@ class B2Store:
             try:
                 self._download(key, file_id, done, target, received, None)
             except ResourceNotFound:
-                raise RemoteError("object is not in the store", where=f"{self.url}/{key}", transient=False) from None
+                raise RemoteError("object not found", where=f"{self.url}/{key}", transient=False) from None
             except b2error.UnsatisfiableRange:
                 return  # nothing is left after ``done``
 
@@ -278,9 +278,9 @@ class B2Store:
             try:
                 return receive(self._session, self._url(key, file_id), offset + done, length - done, taken)
             except ResourceNotFound:
-                raise RemoteError("object is not in the store", where=f"{self.url}/{key}", transient=False) from None
+                raise RemoteError("object not found", where=f"{self.url}/{key}", transient=False) from None
             except b2error.UnsatisfiableRange:
-                raise IntegrityError("object is shorter than recorded", where=f"{self.url}/{key}") from None
+                raise IntegrityError("the object is shorter than recorded", where=f"{self.url}/{key}") from None
 
         self._bucket.id(key)
         while True:
@@ -289,7 +289,7 @@ class B2Store:
                 return self._bucket.call(key, "readFiles", read)
             except RemoteError as error:
                 if not error.transient or done == before:
-                    raise  # while bytes come, however often the line breaks, it is worth going on
+                    raise  # continue while bytes arrive, however often the line breaks
 
     def _url(self, key: str, file_id: str) -> str:
         session = self._session
@@ -308,17 +308,17 @@ class B2Store:
             try:
                 for block in response.iter_content(BLOCK):
                     if limit is not None and got + len(block) > limit:
-                        raise IntegrityError("object is larger than it can be", where=f"{self.url}/{key}")
+                        raise IntegrityError("the object is larger than any valid one", where=f"{self.url}/{key}")
                     target.write(block)
                     got += len(block)
                     if progress is not None:
                         progress(len(block))
             except (OSError, ValueError) as error:
                 if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
-                    raise  # the disk that is written to, not the network
-                raise b2error.B2ConnectionError(f"download was cut off: {type(error).__name__}") from error
+                    raise  # an error of the target disk, not of the network
+                raise b2error.B2ConnectionError(f"the download was cut off: {type(error).__name__}") from error
             if got < expected:
-                raise b2error.B2ConnectionError("download was cut off")
+                raise b2error.B2ConnectionError("the download was cut off")
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         return self._names(prefix, limit=1000)
@@ -361,7 +361,7 @@ class B2Store:
             return
         if not current.ours:
             raise RemoteError(
-                "object does not carry podwatch's mark and is left alone",
+                "podwatch keeps this object, because it does not carry podwatch's mark",
                 where=f"{self.url}/{obj.key}",
                 fix="delete it yourself if it is not needed",
                 transient=False,
@@ -398,7 +398,7 @@ class B2Store:
 
 
 def _is_unknown_upload(error: BaseException | None) -> bool:
-    """The store knows no such unfinished upload: finished, cancelled, or never begun."""
+    """The store has no such unfinished upload: finished, cancelled, or never started."""
     return isinstance(error, (ResourceNotFound, b2error.FileNotPresent)) or (
         isinstance(error, b2error.BadRequest) and ("No active upload" in str(error) or "fileId" in str(error))
     )

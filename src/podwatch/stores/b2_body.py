@@ -1,7 +1,7 @@
-"""The body of a download over a connection of our own (b2_wire.py), received into memory that is used again and again.
+"""The body of a download over a connection of our own (b2_wire.py), received into reused memory.
 
-The library hands a body out in fresh objects of at most what one read brought: each costs a few hand-offs of the
-interpreter's lock, which the connections of one process share. Here the kernel fills a whole block before we are woken.
+The library returns a body in fresh objects of at most one read each: each costs a few hand-offs of the interpreter's
+lock, which the connections of one process share. Here the kernel fills a whole block before the thread wakes.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ import requests
 from podwatch.stores.b2_wire import BLOCK
 
 SMALL = 1 << 18
-"""Bytes: a body up to this is read through the buffer that the head came through."""
+"""Bytes: a body up to this size is read through the buffer that the head came through."""
 LARGEST_ERROR = 1 << 20
 
 
 class Body:
-    """An answer whose body is still on its way: as much of the library's Response as the SDK and we use.
+    """An answer whose body is still arriving: as much of the library's Response as the SDK and podwatch use.
 
-    ``done(again)`` gives the connection back, or ends it. Not thread-safe.
+    ``done(again)`` returns the connection to the pool, or ends it. Not thread-safe.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Body:
 
     @property
     def content(self) -> bytes:
-        """An error's text; the connection is done with."""
+        """An error's text; the connection is then free."""
         if self._content is None:
             buffer, got = memoryview(bytearray(min(self.left, LARGEST_ERROR))), 0
             while self.left and got < len(buffer):
@@ -69,8 +69,8 @@ class Body:
         self.close()
 
     def read_into(self, buffer: memoryview) -> int:
-        """Fill ``buffer``, or as much of it as comes in the time of a read. At least one byte: requests.Timeout where
-        none came, requests.ConnectionError where the connection ended."""
+        """Fill ``buffer``, or as much of it as arrives within one read timeout. At least one byte: requests.Timeout if
+        none came, requests.ConnectionError if the connection ended."""
         buffer = buffer[: self.left]
         try:
             count = self._read(buffer)
@@ -92,7 +92,7 @@ class Body:
             count = int(self._answers.readinto(buffer[: self._buffered]))  # type: ignore[attr-defined]
             self._buffered -= count
             if not self._buffered and self._plain:
-                self._line.settimeout(None)  # the kernel keeps the time, so that it can also fill the buffer
+                self._line.settimeout(None)  # the kernel applies the timeout, so that it can also fill the buffer
                 timeout = struct.pack("ll", int(self._seconds), int(self._seconds % 1 * 1e6))
                 self._line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
             return count
@@ -107,7 +107,7 @@ class Body:
         return got
 
     def close(self) -> None:
-        """The connection is used again if the whole body was read."""
+        """The connection is reused if the whole body was read."""
         if not self._open:
             return
         self._open = False

@@ -1,4 +1,4 @@
-"""One bucket as one key sees it: authorized at the first request, and each request tried again while that can help."""
+"""One bucket as one key sees it: authorizes at the first request, and retries each request while that can help."""
 
 import json
 import threading
@@ -14,8 +14,8 @@ from podwatch.stores.credentials import Credentials
 
 T = TypeVar("T")
 SEND_DAMAGED = 4
-"""So often is a body sent that arrives damaged: b2sdk takes a new upload URL, thus another machine of the store, after
-each refusal. What still fails has its cause on this machine, and the caller's pause is right."""
+"""How often a body that arrives damaged is sent: b2sdk uses a new upload URL, thus another machine of the store, after
+each refusal. What still fails has its cause on this machine, and the caller's longer pause is right."""
 
 
 class Bucket:
@@ -60,7 +60,7 @@ class Bucket:
         if allowed.get("buckets"):
             names = ", ".join(str(b.get("name")) for b in allowed["buckets"])
             raise RemoteError(
-                "key is for another bucket",
+                "the key is for another bucket",
                 where=self.url,
                 fix=f"use a key for this bucket (now: {names})",
                 transient=False,
@@ -73,7 +73,7 @@ class Bucket:
         return self._id
 
     def call(self, key: str, capability: str, call: Callable[[], T], *, upload: bool = False) -> T:
-        """Run one request, try again while that can help, and translate what remains into a RemoteError."""
+        """Perform one request, retry while that can help, and translate the final error into a RemoteError."""
         attempt = 0
         damaged = 0
         while True:
@@ -86,7 +86,7 @@ class Bucket:
                 if upload and is_damaged(error):
                     damaged += 1
                     if damaged < SEND_DAMAGED:
-                        continue  # a bit flipped on the way: read and send again at once, on a new upload URL
+                        continue  # a bit flipped in transit: read and send again at once, on a new upload URL
                     again = False
                 if upload and isinstance(error, (b2error.InvalidAuthToken, UploadTokenUsedConcurrently)):
                     again = True  # the next try takes a new upload URL
@@ -99,14 +99,14 @@ class Bucket:
             self._sleep(self._retry.pause(attempt, float(asked) if asked else None))
 
     def check(self) -> tuple[str, ...]:
-        """What the key may do; returns warnings. Raises RemoteError for what is needed and missing."""
+        """Check the key's capabilities; returns warnings. Raises RemoteError for a missing one that is needed."""
         self.id()
         allowed = self.session.account_info.get_allowed()
         capabilities = set(allowed["capabilities"])
-        for name, purpose in (("writeFiles", "upload"), ("readFiles", "verify and restore"), ("listFiles", "look")):
+        for name, purpose in (("writeFiles", "upload"), ("readFiles", "verify and restore"), ("listFiles", "list")):
             if name not in capabilities:
                 raise RemoteError(
-                    f"key lacks the capability {name}, needed to {purpose}",
+                    f"the key lacks the capability {name}, needed to {purpose}",
                     where=self.url,
                     fix=f"create a key for this bucket with listFiles, readFiles, writeFiles (now: "
                     f"{', '.join(sorted(capabilities))})",
@@ -115,7 +115,7 @@ class Bucket:
         prefix = allowed.get("namePrefix") or ""
         self.call(prefix, "listFiles", lambda: self.session.list_file_names(self._id, None, 1, prefix))
         if "deleteFiles" not in capabilities:
-            return ("the key may not delete: old checkpoints stay in the store until you remove them",)
+            return ("the key cannot delete: old checkpoints stay in the store until you remove them",)
         return ()
 
     def close(self) -> None:

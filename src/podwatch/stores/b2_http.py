@@ -1,4 +1,4 @@
-"""How b2sdk is made to talk: one try per call, timeouts a guard can live with, large blocks, kept connections."""
+"""Adapts b2sdk's HTTP: one try per call, short timeouts, large blocks, kept connections."""
 
 import random
 from collections.abc import Callable
@@ -25,7 +25,8 @@ POOL_SPARE = 2
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Full jitter: before try n wait a random time in [0, min(cap, base x 2^n)] seconds, or what the server asked."""
+    """Full jitter: before try n wait a random time in [0, min(cap, base x 2^n)] seconds, or what the server
+    requested."""
 
     attempts: int = 7
     base: float = 0.5
@@ -38,15 +39,15 @@ class Retry:
 
 
 class _Adapter(NotDecompressingHTTPAdapter):  # type: ignore[misc]
-    """Sends in blocks of 1 MiB: the library's 16 KiB halve the speed by hand-offs of the interpreter's lock."""
+    """Sends in blocks of 1 MiB: the library's 16 KiB halve the speed through hand-offs of the interpreter's lock."""
 
     def init_poolmanager(self, *positional: Any, **options: Any) -> None:
         super().init_poolmanager(*positional, **options, blocksize=BLOCK)
 
 
 class _Http(B2Http):  # type: ignore[misc]
-    """One try per call, and timeouts a guard can live with: the SDK's own is 1200 s for JSON calls. They are also what
-    finds a stalled connection: the first limits a block that does not leave, the others an answer that does not come.
+    """One try per call, and timeouts short enough for a watchdog: the SDK's own is 1200 s for JSON calls. They also
+    find a stalled connection: the first limits a block that is not accepted, the others an answer that does not come.
     """
 
     CONNECTION_TIMEOUT = 30
@@ -54,21 +55,21 @@ class _Http(B2Http):  # type: ignore[misc]
     TIMEOUT_FOR_UPLOAD = 60
     TIMEOUT_FOR_COPY = 60
     TIMEOUT_FOR_DOWNLOAD = 30
-    """Nothing at all arrives: a store that reads from its disks answers within a few seconds."""
+    """Seconds without any byte: a store that reads from its disks answers within a few seconds."""
 
     wire: Wire
 
     @classmethod
     def _translate_errors(cls, fcn: Callable[[], Any], post_params: Any = None) -> Any:
-        """An answer that ends in the middle is a broken connection; the SDK would not know it, and not try again."""
+        """An answer that ends in the middle is a broken connection; the SDK would not notice, and not retry."""
 
         def call() -> Any:
             try:
                 answer = fcn()
                 if answer.status_code not in (200, 206):
-                    _ = answer.content  # what it says of the error is read by the SDK: here, where it may break off
+                    _ = answer.content  # read the error text here, where a break is handled, not in the SDK
             except (ChunkedEncodingError, ContentDecodingError) as error:
-                raise requests.ConnectionError(f"the answer broke off: {error}") from error
+                raise requests.ConnectionError(f"the answer was cut off: {error}") from error
             return answer
 
         return super()._translate_errors(call, post_params)
@@ -113,8 +114,8 @@ class _Http(B2Http):  # type: ignore[misc]
 
 
 class Clocks(HttpCallback):  # type: ignore[misc]
-    """How far this machine's clock is from the store's, by the last answer. The SDK's own check refuses every request
-    where they differ by ten minutes; B2's native API needs no clock, and a container cannot set one."""
+    """This machine's clock offset from the store's, by the last answer. The SDK's own check refuses every request when
+    they differ by ten minutes; B2's native API needs no clock, and a container cannot set one."""
 
     def __init__(self) -> None:
         self.skew: float | None = None
@@ -130,8 +131,8 @@ class _Session(B2Session):  # type: ignore[misc]
 
 
 def open_session(connections: int, clocks: Clocks | None = None) -> B2Session:
-    """Not authorized yet. Its account info lives in memory: the SDK's default is a database in the home directory,
-    with the key in it. More connections than are kept would each be opened anew."""
+    """Not authorized yet. Its account info is in memory: the SDK's default is a database in the home directory, with
+    the key in it. Connections beyond the kept number would each be opened again."""
     config = B2HttpApiConfig(user_agent_append="podwatch", install_clock_skew_hook=False)
     session = _Session(InMemoryAccountInfo(), api_config=config)
     http = session.raw_api.b2_http

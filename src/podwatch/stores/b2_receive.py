@@ -1,7 +1,6 @@
-"""One range of one object over b2sdk's session, block by block, with a connection on which nothing moves given up.
+"""Receives one range of one object over b2sdk's session, block by block, and gives up a connection that stalls.
 
-The SDK's own downloader verifies no large object, writes straight to the final path and does not resume (facts/b2.md
-section 1.5).
+The SDK's own downloader verifies no large object, writes directly to the final path and cannot resume.
 """
 
 import time
@@ -17,8 +16,8 @@ from podwatch.stores.b2_body import give_back, read_into
 from podwatch.stores.b2_wire import BLOCK
 
 STALLED = 30.0
-"""Seconds of waiting in which fewer than ``CRAWL`` bytes arrive: the connection is dead in all but name. The same time
-as for an upload's block. A connection on which nothing at all comes is ended by the read timeout of b2_http."""
+"""Seconds in which fewer than ``CRAWL`` bytes arrive: the connection counts as dead. The same time as for an upload's
+block. The read timeout of b2_http ends a connection on which nothing arrives."""
 CRAWL = 1 << 16
 
 
@@ -31,10 +30,10 @@ def receive(
     *,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Hand the bytes to ``take`` in order, in memory that is used again; returns the object's whole size. What ``take``
-    raises passes unchanged.
+    """Pass the bytes to ``take`` in order, in reused memory; returns the object's whole size. Exceptions of ``take``
+    pass unchanged.
 
-    Raises B2Error (transient where the connection broke; the caller goes on behind what was taken) and IntegrityError
+    Raises B2Error (transient where the connection broke; the caller continues after the bytes taken) and IntegrityError
     for an object that ends before the range does.
     """
     last = offset + length - 1
@@ -52,7 +51,7 @@ def receive(
                 left -= count
                 if left and waited > STALLED:
                     if moved < CRAWL:
-                        raise b2error.B2ConnectionError("download stalled")
+                        raise b2error.B2ConnectionError("the download stalled")
                     waited, moved = 0.0, 0
             complete = True
         finally:
@@ -64,14 +63,14 @@ def _read(response: Any, buffer: memoryview) -> int:
     try:
         count = read_into(response, buffer)
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-        raise b2error.B2ConnectionError(f"download was cut off: {type(error).__name__}") from error
+        raise b2error.B2ConnectionError(f"the download was cut off: {type(error).__name__}") from error
     if not count:
-        raise b2error.B2ConnectionError("download was cut off")
+        raise b2error.B2ConnectionError("the download was cut off")
     return count
 
 
 def _total(response: Any, offset: int, length: int) -> int:
-    """The object's size, after a look at whether the answer is the range that was asked for."""
+    """The object's size, after checking that the answer is the requested range."""
     said = str(response.headers.get("Content-Range") or "")
     try:
         if response.status_code == 206:
@@ -79,15 +78,15 @@ def _total(response: Any, offset: int, length: int) -> int:
             span, _, size = rest.partition("/")
             first, last, total = int(span.partition("-")[0]), int(span.partition("-")[2]), int(size)
             good = unit == "bytes" and first == offset
-        else:  # a whole object that holds the range. A shorter one is a proxy's page: B2 says 206 or 416
+        else:  # a whole object that contains the range. A shorter one is a proxy's page: B2 answers 206 or 416
             total = int(response.headers["Content-Length"])
             good, last = response.status_code == 200 and offset == 0 and total >= length, total - 1
     except (KeyError, ValueError):
         good = False
     if not good:
-        raise b2error.B2ConnectionError("store answers with another range than was asked for")
+        raise b2error.B2ConnectionError("the store answers with a different range than requested")
     if total < offset + length:
         raise IntegrityError("object is shorter than recorded", where=str(response.headers.get("X-Bz-File-Name", "")))
     if last < offset + length - 1:
-        raise b2error.B2ConnectionError("store answers with a shorter range than was asked for")
+        raise b2error.B2ConnectionError("the store answers with a shorter range than requested")
     return total

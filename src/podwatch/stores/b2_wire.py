@@ -1,9 +1,9 @@
-"""The bodies of uploads, on plain HTTP/1.1 connections of our own: what is sent thousands of times costs little.
+"""Sends upload bodies on plain HTTP/1.1 connections of our own, because small requests are sent thousands of times.
 
 The HTTP library beneath the SDK takes about 2 ms of CPU for each request, most of it to prepare what never changes, and
-a fresh megabyte of memory for each block (facts/b2.md section 4). Here a small body leaves with its head in one piece,
-and a large one through one buffer. Everything else (JSON calls, downloads, whatever goes through a proxy) stays with
-the library. Errors are raised as that library's, so that the SDK translates them as ever.
+a fresh megabyte of memory for each block. Here a small body is sent with its head in one piece, and a large one through
+one buffer. Everything else (JSON calls, downloads, anything through a proxy) stays with the library. Errors are raised
+as that library's, so that the SDK translates them as before.
 """
 
 import os
@@ -34,7 +34,7 @@ MOST_HEAD = 1 << 16
 MOST_BODY = 16 << 20
 """Bytes of an answer: a file's description is a few kilobytes."""
 IDLE_CHECK = 0.05
-"""Seconds of idleness after which a kept connection is looked at before it is used again."""
+"""Seconds of idleness after which a kept connection is checked before reuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Answer:
     url: str
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """One connection. ``answers`` reads from it; ``used`` is when it was last done with."""
+    """One connection. ``answers`` reads from it; ``used`` is the time of its last use."""
 
     socket: socket.socket
     answers: BinaryIO
@@ -69,7 +69,7 @@ class _Line:
         self.socket.close()
 
     def dropped(self) -> bool:
-        """The other side has closed it, or says something that nobody asked for."""
+        """Whether the other side has closed it, or has sent unrequested bytes."""
         if time.monotonic() - self.used < IDLE_CHECK:
             return False
         waited = self.socket.gettimeout()
@@ -99,7 +99,7 @@ class Wire:
         self._tls: ssl.SSLContext | None = None
 
     def reaches(self, url: str) -> bool:
-        """Is there nothing between this machine and ``url`` that the environment asks to go through?"""
+        """Is ``url`` reached directly, without a proxy from the environment?"""
         host = urlsplit(url).netloc
         if host not in self._direct:
             proxies = getproxies()
@@ -107,8 +107,8 @@ class Wire:
         return self._direct[host]
 
     def post(self, url: str, headers: Mapping[str, str], body: PartStream, timeouts: tuple[float, float]) -> Answer:
-        """``timeouts``: seconds to connect, and for a block to leave or an answer to come. Raises requests.Timeout and
-        requests.ConnectionError; what reading the body raises is in ``body.failure``."""
+        """``timeouts``: seconds to connect, and for a block to be accepted or an answer to come. Raises
+        requests.Timeout and requests.ConnectionError; an exception from reading the body is in ``body.failure``."""
         place, lead = _request("POST", url, headers)
         line: _Line | None = None
         try:
@@ -128,7 +128,7 @@ class Wire:
         return Answer(status, found, content, url)
 
     def get(self, url: str, headers: Mapping[str, str], timeouts: tuple[float, float]) -> "Body":
-        """Ask, and read the head of the answer; its body is read and closed by whoever asked. Raises as ``post``."""
+        """Send the request and read the answer's head; the caller reads and closes its body. Raises as ``post``."""
         from podwatch.stores.b2_body import Body
 
         place, lead = _request("GET", url, headers)
@@ -166,14 +166,14 @@ class Wire:
     def _exchange(
         self, line: _Line, lead: bytes, body: PartStream
     ) -> tuple[int, CaseInsensitiveDict[str], bytes, bool]:
-        """Status, headers, content, and whether the connection can be used again."""
+        """Status, headers, content, and whether the connection can be reused."""
         broken: OSError | None = None
         try:
             self._send(line, lead, body)
         except (BrokenPipeError, ConnectionResetError) as error:
             if body.failure is not None:
                 raise
-            broken = error  # a store that refuses does not read to the end: its answer says why
+            broken = error  # a refusing store does not read to the end: its answer has the reason
         try:
             status, headers, content, again = _answer(line.answers)
         except (OSError, ValueError):
@@ -251,7 +251,7 @@ class Wire:
 
 
 def _request(method: str, url: str, headers: Mapping[str, str]) -> tuple[tuple[str, str, int], bytes]:
-    """Where it goes, and its head."""
+    """The destination and the request's head."""
     parts = urlsplit(url)
     place = (parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
     target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"

@@ -14,8 +14,8 @@ Progress = Callable[[int], None]
 class StoredObject:
     """One version of one object as the store reports it.
 
-    ``file_id`` is empty in stores without versions. ``parts_sha1`` is known to the writer only. ``ours`` tells whether
-    the object carries our writer tag; ``uploaded_wall`` is the store's own clock in epoch seconds.
+    ``file_id`` is empty in stores without versions. Only the writer knows ``parts_sha1``. ``ours``: the object carries
+    podwatch's writer tag; ``uploaded_wall`` is the store's own clock in epoch seconds.
     """
 
     key: str
@@ -30,7 +30,7 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """One part of an unfinished upload that the store holds, with the hash the store checked it by."""
+    """One part of an unfinished upload in the store, with the hash that the store checked."""
 
     size: int
     sha1: str
@@ -38,7 +38,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """An upload in parts that was begun and neither finished nor cancelled: invisible by name, but paid for."""
+    """A multi-part upload that was started and neither finished nor cancelled: invisible by name, but paid for."""
 
     key: str
     upload: str
@@ -54,7 +54,7 @@ class ObjectStore(Protocol):
     """Safe to print: no credentials in it."""
     versioned: bool
     exclusive: bool
-    """Whether ``create`` works: two that create one name never both succeed."""
+    """Whether ``create`` works: of two concurrent creations of one name, at most one succeeds."""
 
     @property
     def clock_skew(self) -> float | None:
@@ -63,7 +63,7 @@ class ObjectStore(Protocol):
         ...
 
     def create(self, key: str, data: bytes) -> StoredObject | None:
-        """Store a small object under a name that does not exist yet; None, and nothing done, where it does."""
+        """Store a small object under a new name; None, and nothing done, if the name exists."""
         ...
 
     def put_bytes(self, key: str, data: bytes) -> StoredObject:
@@ -74,11 +74,11 @@ class ObjectStore(Protocol):
         """The same from a source, hashing what is really sent."""
         ...
 
-    # An upload in parts: begun, sent part by part in any order and by several threads, finished. What is not finished
-    # is invisible to readers, and survives our own end: ``parts_there`` tells what need not be sent again.
+    # A multi-part upload: begin, send parts in any order from several threads, finish. An unfinished one is invisible
+    # to readers and survives this process: ``parts_there`` lists the parts that need not be sent again.
 
     def begin_large(self, key: str, size: int) -> str:
-        """Begin; returns the upload's id."""
+        """Start an upload; returns its id."""
         ...
 
     def put_part(
@@ -88,19 +88,19 @@ class ObjectStore(Protocol):
         ...
 
     def parts_there(self, upload: str) -> Mapping[int, StoredPart] | None:
-        """The parts the store has of an unfinished upload; None if there is no such upload (any more)."""
+        """The store's parts of an unfinished upload; None if there is no such upload (any more)."""
         ...
 
     def finish_large(self, key: str, upload: str, parts_sha1: Sequence[str], size: int) -> StoredObject:
-        """Make it visible. Asked again after a lost answer, it returns what is there."""
+        """Make the object visible. A repeated call after a lost answer returns the object."""
         ...
 
     def cancel_large(self, upload: str) -> None:
-        """Give an unfinished upload up. Unknown or finished is success. RemoteError if the store does not answer."""
+        """Cancel an unfinished upload. Unknown or finished is success. RemoteError if the store does not answer."""
         ...
 
-    # Copies inside the store, of an object that need not be ours: what is stored under the new key is. No byte passes
-    # through here where the store can copy by itself. RemoteError (never transient) when the source is gone.
+    # Copies inside the store, also of objects that are not ours; the copy is. No byte passes through this machine where
+    # the store can copy. RemoteError (never transient) when the source is gone.
 
     def copy_small(self, key: str, source: StoredObject) -> StoredObject:
         """Copy a whole object of at most 5 GB. ``parts_sha1`` is empty where the store cannot tell the hash."""
@@ -131,9 +131,9 @@ class ObjectStore(Protocol):
     def get_range(
         self, key: str, offset: int, length: int, take: Callable[[memoryview], None], *, file_id: str = ""
     ) -> int:
-        """Hand ``length`` bytes (at least one) from ``offset`` on to ``take``, in order, in memory that is used again;
-        returns the object's whole size. A broken connection is taken up again where it broke. What ``take`` raises
-        passes unchanged; an object that is too short raises IntegrityError. Verifying the bytes is the caller's job."""
+        """Pass ``length`` bytes (at least one) from ``offset`` on to ``take``, in order, in reused memory; returns the
+        object's whole size. A broken connection is resumed where it broke. Exceptions of ``take`` pass unchanged; an
+        object that is too short raises IntegrityError. Verifying the bytes is the caller's job."""
         ...
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
@@ -149,13 +149,13 @@ class ObjectStore(Protocol):
         ...
 
     def check(self) -> tuple[str, ...]:
-        """Prove that the store can be used; returns warnings (a key that may not delete...). Raises RemoteError."""
+        """Prove that the store is usable; returns warnings (a key that cannot delete...). Raises RemoteError."""
         ...
 
     def close(self) -> None: ...
 
 
 def store_time(store: ObjectStore, wall: float) -> float:
-    """``wall`` (epoch seconds by this machine's clock) by the store's clock, as far as its last answer showed it: for
-    ages of what lies there."""
+    """``wall`` (epoch seconds by this machine's clock) converted to the store's clock, as far as its last answer showed
+    it: for ages of stored objects."""
     return wall - (store.clock_skew or 0.0)

@@ -1,4 +1,4 @@
-"""How many calls went to the store, by what Backblaze charges for them (facts/b2.md 5.4).
+"""Counts the calls to the store by Backblaze's price classes.
 
 Class A is free; B and C are free up to 2,500 a day each, then $0.004 per 10,000 of B and per 1,000 of C.
 """
@@ -17,7 +17,7 @@ _READ = frozenset({"b2_download_file_by_id", "b2_download_file_by_name", "b2_get
 
 
 def class_of(url: str) -> str:
-    """A, B or C. What is not known counts as the dearest."""
+    """A, B or C. An unknown call counts as the most expensive class."""
     path = url.partition("://")[2].partition("/")[2].partition("?")[0].split("/")
     if path[0] == "file":
         return "B"
@@ -42,23 +42,23 @@ class Calls:
                     self._count[name] += count
 
     def snapshot(self) -> dict[str, int]:
-        """All of them since this process started."""
+        """All calls since this process started."""
         with self._lock:
             return dict(self._count)
 
     def told(self) -> str:
-        """For a person."""
+        """One line for the operator."""
         count = self.snapshot()
         return f"calls to the store: {count['A']} free (A), {count['B']} of class B, {count['C']} of class C"
 
 
 TOTAL = Calls()
-"""Of this process, over all stores it opened: what the account is charged for does not ask who of us called. A child's
-own are added by who listens to it."""
+"""Calls of this process, over all stores that it opened, because the account is charged for their sum. The parent of a
+child process adds the child's calls."""
 
 
 class ChildCalls:
-    """Adds to ``TOTAL`` what one child process says it has called; its messages carry the sum in ``calls``."""
+    """Adds to ``TOTAL`` the calls that one child reports; its messages carry the sum in ``calls``."""
 
     def __init__(self) -> None:
         self._counted: dict[str, int] = {}

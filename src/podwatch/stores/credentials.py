@@ -1,4 +1,4 @@
-"""The store's key: what it is made of and where it may come from. Never printed."""
+"""The store's key: its parts and its possible sources. Never printed."""
 
 import os
 import stat
@@ -28,8 +28,8 @@ def credentials_from_environment(
 ) -> Credentials | None:
     """Key and endpoint from (in this order) systemd's CREDENTIALS_DIRECTORY, an env file, the environment.
 
-    A file that others can read is refused with PermissionDenied: a secret everyone can read is none. None if there is
-    no key anywhere; half a key is a ConfigurationError. What is found is known to the scrubber from then on.
+    A file that others can read is refused with PermissionDenied. None if there is no key anywhere; half a key is a
+    ConfigurationError. The scrubber knows the values from then on.
     """
     values: dict[str, str] = {n: env[n] for n in (KEY_ID, KEY, ENDPOINT) if env.get(n)}
     if env_file is not None and env_file.exists():
@@ -57,9 +57,9 @@ def _read_env_file(path: Path) -> dict[str, str]:
         descriptor = open_file(path, shown=True)
     except OSError as error:
         raise PermissionDenied(
-            f"env file cannot be read: {error.strerror}",
+            f"the env file cannot be read: {error.strerror}",
             where=str(path),
-            fix="give podwatch's user the right to read it",
+            fix="let podwatch's user read it",
         ) from error
     with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -70,5 +70,7 @@ def _read_env_file(path: Path) -> dict[str, str]:
         if equals and name.strip() in (KEY_ID, KEY, ENDPOINT):
             values[name.strip()] = value.strip().strip("\"'")
     if mode & 0o077 and KEY in values:
-        raise PermissionDenied("env file with secrets is open to others", where=str(path), fix=f"chmod 600 {path}")
+        raise PermissionDenied(
+            "other users can read this env file of secrets", where=str(path), fix=f"chmod 600 {path}"
+        )
     return values

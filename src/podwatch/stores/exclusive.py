@@ -1,4 +1,4 @@
-"""A name in a directory for whoever is first."""
+"""Creates a name in a directory for the first of several writers."""
 
 import os
 from pathlib import Path

@@ -1,10 +1,10 @@
 """``file://``: a directory as object store, for a second disk or a network mount.
 
-Objects lie under their key. Our writer tag lies apart, in ``<root>/.podwatch-store/info/<key>.json``, because extended
-attributes do not exist on every filesystem: the last two versions written by us, each known by size and mtime (which
-survive ``cp -a`` and ``rsync -a``), so that a crash between tag and object leaves whichever object is there recognised,
-and a file put there by someone else is not taken for ours. Unfinished writes lie in ``.podwatch-store/tmp``, each held
-by a lock of its writer, so that what a killed writer left is known and removed.
+Objects are files under their key. Our writer tag is separate, in ``<root>/.podwatch-store/info/<key>.json``, because
+not every filesystem has extended attributes: it has the last two versions that we wrote, each identified by size and
+mtime (which survive ``cp -a`` and ``rsync -a``). So after a crash between tag and object the object is recognized
+either way, and a file that another program put there does not count as ours. Unfinished writes are in
+``.podwatch-store/tmp``, each locked by its writer, so that the remains of a killed writer are recognized and removed.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ class LocalStore:
     versioned = False
     exclusive = True
     clock_skew: float | None = None
-    """Its times are this machine's, or of a file server that nothing asks."""
+    """None: its times are this machine's, or those of a file server that podwatch does not ask."""
 
     def __init__(self, root: Path, *, writer_id: str, wall: Callable[[], float] = time.time) -> None:
         self.root = root
@@ -111,7 +111,7 @@ class LocalStore:
                 self._large.drop(upload)
         found = self.stat(key)
         if found is None or not found.ours or found.size != size:
-            raise IntegrityError("store holds no such upload, or another one", where=f"{self.url}/{key}")
+            raise IntegrityError("the store has no such upload, or a different one", where=f"{self.url}/{key}")
         return replace(found, parts_sha1=tuple(parts_sha1))
 
     def cancel_large(self, upload: str) -> None:
@@ -132,7 +132,7 @@ class LocalStore:
             try:
                 descriptor = self._open(key)
             except (FileNotFoundError, NotADirectoryError):
-                raise RemoteError("object is not in the store", where=f"{self.url}/{key}", transient=False) from None
+                raise RemoteError("object not found", where=f"{self.url}/{key}", transient=False) from None
         try:
             yield descriptor
         finally:
@@ -184,7 +184,7 @@ class LocalStore:
             os.close(directory)
 
     def _sweep(self) -> None:
-        """Once per process: remove what writers that are no more have left."""
+        """Once per process: remove what dead writers left."""
         if self._swept:
             return
         self._swept = True
@@ -210,7 +210,7 @@ class LocalStore:
             os.close(scratch)
 
     def _rename(self, source: str, target: str) -> None:
-        for attempt in range(3):  # a delete may take an empty directory away between our mkdir and our rename
+        for attempt in range(3):  # a delete may remove an empty directory between our mkdir and our rename
             directory = self._open_directory(os.path.dirname(target), create=True)  # noqa: PTH120 - a key, not a path
             try:
                 os.rename(self.root / source, os.path.basename(target), dst_dir_fd=directory)  # noqa: PTH119
@@ -244,7 +244,7 @@ class LocalStore:
             with os.fdopen(descriptor, "rb") as file:
                 data = file.read(limit + 1)
         if len(data) > limit:
-            raise IntegrityError("object is larger than it can be", where=f"{self.url}/{key}")
+            raise IntegrityError("the object is larger than any valid one", where=f"{self.url}/{key}")
         return data
 
     def get_file(
@@ -254,7 +254,7 @@ class LocalStore:
             try:
                 descriptor = self._open(key)
             except (FileNotFoundError, NotADirectoryError):
-                raise RemoteError("object is not in the store", where=f"{self.url}/{key}", transient=False) from None
+                raise RemoteError("object not found", where=f"{self.url}/{key}", transient=False) from None
             with os.fdopen(descriptor, "rb") as file:
                 file.seek(offset)
                 while data := file.read(_BLOCK):
@@ -269,14 +269,14 @@ class LocalStore:
             try:
                 descriptor = self._open(key)
             except (FileNotFoundError, NotADirectoryError):
-                raise RemoteError("object is not in the store", where=f"{self.url}/{key}", transient=False) from None
+                raise RemoteError("object not found", where=f"{self.url}/{key}", transient=False) from None
         try:
             buffer = memoryview(bytearray(min(_BLOCK, length)))
             while length:
-                with self._errors(key):  # not around ``take``: the disk that is written to is another
+                with self._errors(key):  # not around ``take``: it writes to another disk
                     count = os.preadv(descriptor, [buffer[:length]], offset)
                 if not count:
-                    raise IntegrityError("object is shorter than recorded", where=f"{self.url}/{key}")
+                    raise IntegrityError("the object is shorter than recorded", where=f"{self.url}/{key}")
                 take(buffer[:count])
                 offset, length = offset + count, length - count
             return os.fstat(descriptor).st_size
@@ -313,7 +313,7 @@ class LocalStore:
             return
         if not current.ours:
             raise RemoteError(
-                "object does not carry podwatch's mark and is left alone",
+                "podwatch keeps this object, because it does not carry podwatch's mark",
                 where=f"{self.url}/{obj.key}",
                 fix="delete it yourself if it is not needed",
                 transient=False,
@@ -349,7 +349,7 @@ class LocalStore:
             self.root.mkdir(parents=True, exist_ok=True)
         probe = self.put_bytes(key, b"podwatch")
         if self.get_bytes(key) != b"podwatch":
-            raise IntegrityError("store returns other bytes than were written", where=self.url)
+            raise IntegrityError("the store returns different bytes than podwatch wrote", where=self.url)
         self.delete(probe)
         return ()
 
@@ -420,16 +420,16 @@ class LocalStore:
             yield
         except PermissionError as error:
             raise RemoteError(
-                f"store refuses access: {error.strerror}",
+                f"the store refuses access: {error.strerror}",
                 where=f"{self.url}/{key}",
-                fix="give podwatch's user the right to read and write there",
+                fix="let podwatch's user read and write there",
                 transient=False,
             ) from error
         except OSError as error:
             raise RemoteError(
-                f"store cannot be used: {error.strerror or error}",
+                f"the store cannot be used: {error.strerror or error}",
                 where=f"{self.url}/{key}",
-                fix="check that the directory is mounted, writable and has room",
+                fix="check that the directory is mounted, writable and has free space",
             ) from error
 
 

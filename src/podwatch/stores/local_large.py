@@ -1,7 +1,7 @@
-"""Uploads in parts into a directory: begun here, finished by a rename, and going on after a kill.
+"""Multi-part uploads into a directory: finished by a rename, continued after a kill.
 
-``<store>/.podwatch-store/large/<id>/`` holds ``meta.json``, the growing ``data`` and, for each part that is safely in
-it, a small file ``<number>`` with its length and hash, written after the data was flushed.
+``<store>/.podwatch-store/large/<id>/`` has ``meta.json``, the growing ``data`` and, for each part that is safely in it,
+a small file ``<number>`` with its length and hash, written after the data was flushed.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 class LargeUploads:
     """``open_directory(folder, create)`` opens a directory below the store's root without following links; the caller
-    closes it. OSError is the caller's to translate."""
+    closes it, and translates OSError."""
 
     def __init__(self, folder: str, open_directory: Callable[..., int]) -> None:
         self._folder, self._open_directory = folder, open_directory
@@ -41,7 +41,7 @@ class LargeUploads:
     def put(self, upload: str, number: int, source: Source, offset: int, length: int, progress: Progress | None) -> str:
         directory = self._open(upload)
         if directory is None:
-            raise RemoteError("no such unfinished upload", where=upload, fix="the file is sent anew", transient=False)
+            raise RemoteError("no such unfinished upload", where=upload, fix="podwatch sends it again", transient=False)
         try:
             target = os.open("data", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             try:
@@ -77,7 +77,7 @@ class LargeUploads:
             return None
         hashes = tuple(found[n].sha1 for n in sorted(found))
         if sorted(found) != list(range(1, len(parts_sha1) + 1)) or hashes != parts_sha1:
-            raise IntegrityError("store holds other parts than were sent", where=upload)
+            raise IntegrityError("the store has different parts than podwatch sent", where=upload)
         directory = self._open(upload)
         if directory is None:
             return None
@@ -85,7 +85,7 @@ class LargeUploads:
             target = os.open("data", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             try:
                 if os.fstat(target).st_size != size:
-                    raise IntegrityError("store holds another size than was sent", where=upload)
+                    raise IntegrityError("the store has a different size than podwatch sent", where=upload)
                 os.fsync(target)
             finally:
                 os.close(target)

@@ -31,14 +31,14 @@ def parse_store_url(url: str) -> StoreLocation:
         path = Path(unquote(parts.path))
         if parts.netloc or not path.is_absolute() or ".." in path.parts:
             raise ConfigurationError(
-                "store is not an absolute path", where=url, fix='write "file:///path", with three slashes'
+                "the store is not an absolute path", where=url, fix='write "file:///path", with three slashes'
             )
         return StoreLocation("file", path=path)
     if parts.scheme == "b2":
         prefix = parts.path.strip("/")
         if "@" in parts.netloc or ":" in parts.netloc:
             raise ConfigurationError(
-                "store URL must not hold credentials", where="b2://...", fix=f"set {KEY_ID} and {KEY} instead"
+                "the store URL must not contain credentials", where="b2://...", fix=f"set {KEY_ID} and {KEY} instead"
             )
         if not _BUCKET.match(parts.netloc):
             raise ConfigurationError("not a bucket name", where=url, fix='write "b2://bucket" or "b2://bucket/prefix"')
@@ -52,14 +52,14 @@ def parse_store_url(url: str) -> StoreLocation:
 
 
 def load(kind: str) -> None:
-    """Import what a store of this kind (``b2``, ``file``) needs, before it is opened: that takes a moment."""
+    """Import what a store of this kind (``b2``, ``file``) needs before it is opened, because that takes a moment."""
     if kind == "b2":
-        from podwatch.stores import plain_sdk  # noqa: F401 - before anybody asks for b2sdk
+        from podwatch.stores import plain_sdk  # noqa: F401 - before b2sdk is imported
         from podwatch.stores.b2 import B2Store  # noqa: F401
 
 
 def open_store(url: str, credentials: Credentials | None, *, writer_id: str, connections: int = 4) -> ObjectStore:
-    """The store behind ``url``. Opening is lazy: trouble shows at the first call, as a RemoteError.
+    """The store behind ``url``. Opening is lazy: the first call raises RemoteError if it fails.
 
     ``connections`` is the number of parallel connections the caller will use. Raises ConfigurationError for a bad URL
     or missing credentials.
@@ -69,7 +69,7 @@ def open_store(url: str, credentials: Credentials | None, *, writer_id: str, con
         return LocalStore(location.path, writer_id=writer_id)
     if credentials is None:
         raise ConfigurationError(
-            "no credentials for the store",
+            "the store has no credentials",
             where=url,
             fix=f"set {KEY_ID} and {KEY} in the environment, in an env_file, or as systemd credentials",
         )
@@ -80,7 +80,7 @@ def open_store(url: str, credentials: Credentials | None, *, writer_id: str, con
 
 
 def same_filesystem(url: str, output_dir: Path) -> bool:
-    """Does a ``file://`` store lie on output_dir's own filesystem? Then it is no backup (DESIGN section 5)."""
+    """Is a ``file://`` store on output_dir's own filesystem? Then it is no backup."""
     location = parse_store_url(url)
     return location.path is not None and _device(location.path) == _device(output_dir)
 

@@ -1,4 +1,4 @@
-"""Reading a source in fixed-size parts while hashing exactly the bytes that leave."""
+"""Reads a source in fixed-size parts and hashes exactly the bytes that are sent."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ class Source(Protocol):
         ...
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """The same into memory that is used again for each block; returns how many bytes."""
+        """The same into reused memory; returns the number of bytes."""
         ...
 
 
@@ -56,14 +56,14 @@ class StreamSource:
 
 
 def became_shorter() -> IntegrityError:
-    return IntegrityError("a file became shorter while it was read", fix="the set is taken up again later")
+    return IntegrityError("a file became shorter while podwatch read it", fix="podwatch tries again later")
 
 
 class PartStream(io.RawIOBase):
     """One part of ``source`` followed by its SHA-1 in hex, as B2's ``hex_digits_at_end`` wants it.
 
-    The hash is of the bytes handed out, so what is recorded is what was sent, even if the file changes meanwhile
-    (facts/b2.md section 0, item 2). ``seek(0)`` starts over, which a retry needs.
+    The hash is of the bytes handed out, so the recorded hash is of the sent bytes, even if the file changes meanwhile.
+    ``seek(0)`` starts over, which a retry needs.
     """
 
     def __init__(self, source: Source, offset: int, length: int, progress: Callable[[int], None] | None = None) -> None:
@@ -74,11 +74,11 @@ class PartStream(io.RawIOBase):
         self._hash = hashlib.sha1(usedforsecurity=False)
         self._reported = 0
         self.failure: Exception | None = None
-        """What reading (or the progress callback) raised: HTTP libraries hide it in errors of their own."""
+        """The exception from reading or from the progress callback: HTTP libraries hide it in their own errors."""
 
     @property
     def sha1(self) -> str:
-        """Of the part; only meaningful once everything was read."""
+        """SHA-1 of the part; only valid once everything was read."""
         return self._hash.hexdigest()
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ def part_spans(size: int, part_size: int) -> list[tuple[int, int]]:
 
 
 def part_sha1(source: Source, offset: int, length: int) -> str:
-    """Of one part as it is now; of what there is of it, where the file has become shorter."""
+    """SHA-1 of one part as it is now; if the file has become shorter, of the rest."""
     digest, block, done = hashlib.sha1(usedforsecurity=False), memoryview(bytearray(min(length, 1 << 20))), 0
     while done < length:
         count = source.read_into(offset + done, block[: length - done])

@@ -1,4 +1,4 @@
-"""One file as one call, part after part: for what is not a checkpoint, and for tests."""
+"""Stores one file in one call, part after part: for tests and files that are no checkpoint."""
 
 import contextlib
 from typing import BinaryIO
@@ -11,7 +11,7 @@ from podwatch.stores.parts import StreamSource, part_spans
 def put_file(
     store: ObjectStore, key: str, stream: BinaryIO, size: int, *, part_size: int, progress: Progress | None = None
 ) -> StoredObject:
-    """Store ``size`` bytes of a seekable stream. Nothing is left behind when it fails."""
+    """Store ``size`` bytes of a seekable stream. Cancels the upload when it fails."""
     source = StreamSource(stream)
     if size <= part_size:
         return store.put_small(key, source, size, progress)

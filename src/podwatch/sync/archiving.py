@@ -1,8 +1,9 @@
-"""Archiving a finished run: only the newest save stays, or the milestones too (judgement/archive.py says which).
+"""Archive a finished run: keep only the newest checkpoint, or the milestones too (rules: judgement/archive.py).
 
-Blocking. The order makes every end harmless: what will go is written into the store first (archive.json), each save
-loses its manifest before its objects, and what was cut off is finished by the next archive of the run. Nothing that
-lacks our mark is touched, nothing that the pointer names, and nothing while somebody guards the run.
+Blocking. The order makes every interruption harmless: the list of removals is written to the store first
+(archive.json), each checkpoint loses its manifest before its objects, and the next archive of the run finishes an
+interrupted one. Never touched: objects without podwatch's mark, the checkpoint that the pointer names, and any run
+on which a podwatch is still active.
 """
 
 from collections.abc import Callable, Collection
@@ -19,14 +20,14 @@ from podwatch.sync.inventory import SavedSet, inventory, verify_save
 from podwatch.sync.publish import read_pointer
 
 FINISHED = frozenset({"finished", "stopped", "released", "preempted", ""})
-"""Last words after which nobody need wonder that the run is archived. A podwatch that said ``restarting`` left training
-alone, and did not come back."""
+"""Last reported states after which archiving needs no warning. A podwatch that reported ``restarting`` left training
+running and did not come back."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivePlan:
-    """``leftovers``: prefixes of saves without a manifest that an archive cut off earlier left; ``uploads``: begun
-    uploads that nobody will finish; ``last_word``: see there."""
+    """``leftovers``: prefixes of checkpoints without a manifest, left by an interrupted archive; ``uploads``:
+    unfinished uploads that nothing will finish; ``last_word``: the last state that the run's podwatch reported."""
 
     keep: Keep
     pointer: Pointer
@@ -49,7 +50,7 @@ class ArchivePlan:
 
 
 class Archiver:
-    """``forget`` is told of each save before it goes: a journal on this pod must not believe that it is stored."""
+    """``forget`` is called with each checkpoint before its removal: this pod's journal must not list it as stored."""
 
     def __init__(
         self,
@@ -63,22 +64,22 @@ class Archiver:
         self._store, self._keys, self._wall, self._host, self._forget = store, keys, wall, host, forget
 
     def look(self, keep: Keep, *, keep_every: int, pins: Collection[int] = ()) -> ArchivePlan:
-        """What would go. Raises Busy while somebody guards the run, IntegrityError when nobody can tell what is newest
-        or when the newest save is not whole, RemoteError for store trouble."""
+        """What an archive would remove. Raises Busy while a podwatch is active on the run, IntegrityError when the
+        newest checkpoint cannot be determined or is damaged, RemoteError for store trouble."""
         self._refuse_alive()
         pointer = self._pointer()
         found, problem = inventory(self._store, self._keys, self._wall())
         now = store_time(self._store, self._wall())
         if problem:
-            raise IntegrityError(f"latest.json cannot be trusted: {problem}", where=self._where, fix="archive nothing")
+            raise IntegrityError(f"latest.json cannot be used: {problem}", where=self._where, fix="do not archive")
         named = next((s for s in found if s.named), None)
         if named is None:
-            raise IntegrityError("latest.json names no save", where=self._where, fix="archive nothing")
+            raise IntegrityError("latest.json names no checkpoint", where=self._where, fix="do not archive")
         if reasons := verify_save(self._store, named):
             raise IntegrityError(
-                f"the newest save, step {named.step}, is damaged: {'; '.join(reasons[:3])}",
+                f"the newest checkpoint, step {named.step}, is damaged: {'; '.join(reasons[:3])}",
                 where=self._where,
-                fix="keep the others until it is clear which one is whole (podwatch store verify)",
+                fix="keep the others; find an undamaged one with `podwatch store verify`",
             )
         stored = self._store.stat(self._keys.latest)
         decisions = plan_archive(
@@ -95,12 +96,12 @@ class Archiver:
         return ArchivePlan(keep, pointer, decisions, self._cut_off(there), uploads, last)
 
     def may_delete(self) -> str:
-        """Empty, or why the key may not."""
+        """Why the key cannot delete; empty if it can."""
         return next((warning for warning in self._store.check() if "delete" in warning), "")
 
     def carry_out(self, plan: ArchivePlan) -> None:
-        """Remove it. Raises Busy when the run came to life or its pointer moved meanwhile, RemoteError; done again, it
-        goes on where it was."""
+        """Remove it. Raises Busy when a podwatch became active on the run or its pointer moved, RemoteError. A repeated
+        call continues an interrupted one."""
         self._refuse_alive()
         removing = (*((s.step, s.save_id) for s in plan.going), *plan.leftovers)
         record = ArchiveRecord(
@@ -111,9 +112,9 @@ class Archiver:
             now = self._pointer()
             if now != plan.pointer or (step, save_id) == (now.step, now.save_id):
                 raise Busy(
-                    "latest.json was moved while the run was archived",
+                    "latest.json changed while the run was archived",
                     where=self._where,
-                    fix="somebody goes on with this run; what is left stays",
+                    fix="this run continues elsewhere; objects not removed yet stay",
                 )
             self._forget(step, save_id)
             self._remove(step, save_id)
@@ -134,9 +135,9 @@ class Archiver:
         pointer = read_pointer(self._store, self._keys)
         if pointer is None:
             raise HostError(
-                "the run has no latest.json, so nothing says which save is its newest",
+                "the run has no latest.json, so its newest checkpoint is not known",
                 where=self._where,
-                fix="podwatch runs list shows which runs there are",
+                fix="`podwatch runs list` shows the runs in the store",
             )
         return pointer
 
@@ -145,13 +146,13 @@ class Archiver:
         age = sign_of_life(walls, store_time(self._store, self._wall()))
         if age is not None:
             raise Busy(
-                f"run {self._keys.run_id} is guarded: its last sign of life is {age:.0f} s old",
+                f"podwatch is active on run {self._keys.run_id}: its last heartbeat is {age:.0f} s old",
                 where=self._where,
-                fix="stop podwatch there, wait a quarter of an hour, and archive then",
+                fix="stop podwatch there, wait 15 minutes, then archive",
             )
 
     def _cut_off(self, there: Collection[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
-        """Saves that an earlier archive began to remove, whose manifest is gone and whose objects are not."""
+        """Checkpoints that an interrupted archive left without a manifest but with objects."""
         record = read_record(self._store, self._keys)
         if record is None or record.done:
             return ()
@@ -162,7 +163,7 @@ class Archiver:
         )
 
     def _remove(self, step: int, save_id: str) -> None:
-        """All versions of ours: deleting only the newest of a name would bring an older one to light."""
+        """Delete all versions of our objects: deleting only the newest of a name would make an older one visible."""
         manifest = self._keys.manifest(step, save_id)
         versions = [v for v in self._store.versions(self._keys.save(step, save_id)) if v.ours]
         for version in sorted(versions, key=lambda v: v.key != manifest):
@@ -170,7 +171,7 @@ class Archiver:
 
 
 def signs(store: ObjectStore, keys: Keys) -> list[float]:
-    """When somebody last said, in the store, that he guards the run. Raises RemoteError."""
+    """Store times of the last heartbeats and leases of this run. Raises RemoteError."""
     beat = store.stat(keys.heartbeat)
     walls = [beat.uploaded_wall] if beat is not None else []
     return walls + [claim.uploaded_wall for claim in store.list(keys.claims)]

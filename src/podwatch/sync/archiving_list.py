@@ -1,7 +1,7 @@
-"""Which runs a store holds: podwatch's own, and backups that an earlier tool left under ``<run_id>/step_N/``.
+"""Lists the runs in a store: podwatch's own, and backups that another tool left under ``<run_id>/step_N/``.
 
 One listing of everything below the store's prefix (a class C call per 1,000 objects), then two or three small reads for
-each run of ours. Names are only shown and grouped, never used as paths.
+each podwatch run. Names are only shown and grouped, never used as paths.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _LEFT = frozenset(HolderState) - {HolderState.RUNNING}
 
 @dataclass(slots=True)
 class EarlierBackups:
-    """What an earlier tool left: ``steps`` maps a step to its bytes; ``latest`` is true where its latest.json lies."""
+    """Backups of another tool: ``steps`` maps a step to its bytes; ``latest``: a latest.json is there."""
 
     steps: dict[int, int] = field(default_factory=dict)
     latest: bool = False
@@ -37,8 +37,8 @@ class EarlierBackups:
 @dataclass(slots=True)
 class RemoteRun:
     """``ours``: podwatch has written here. Times are epoch seconds of the store, sizes bytes of the newest versions.
-    ``state`` is the last word of its podwatch; ``alive``: seconds since a sign of life so young that somebody guards
-    the run; ``problem``: why the pointer cannot be used."""
+    ``state`` is the last state that its podwatch reported; ``alive``: seconds since the last heartbeat, if it is so
+    recent that a podwatch is active on the run; ``problem``: why the pointer cannot be used."""
 
     run_id: str
     ours: bool = False
@@ -56,9 +56,9 @@ class RemoteRun:
 
 
 def list_runs(store: ObjectStore, prefix: str, own_run: str, now_wall: float) -> tuple[tuple[RemoteRun, ...], str]:
-    """Every run, by name, and a remark: "" if all of the store could be seen. Raises RemoteError.
+    """Every run, by name, and a remark ("" if the whole store could be listed). Raises RemoteError.
 
-    A key that may only see ``own_run`` shows that one.
+    A key that is limited to ``own_run`` lists only that one.
     """
     base = f"{prefix}/" if prefix else ""
     remark = ""
@@ -68,7 +68,7 @@ def list_runs(store: ObjectStore, prefix: str, own_run: str, now_wall: float) ->
         if error.transient or isinstance(error, IntegrityError):
             raise
         runs = _group(store.list(f"{base}{own_run}/"), base)
-        remark = f"the key shows run {own_run} only"
+        remark = f"the key can list only run {own_run}"
     found = [run for run in runs.values() if run.ours or run.earlier.steps]
     for run in found:
         if run.ours:
@@ -130,8 +130,8 @@ def _read(store: ObjectStore, keys: Keys, run: RemoteRun, now_wall: float) -> No
 
 
 def last_word(store: ObjectStore, keys: Keys) -> str:
-    """How the run stood when its last heartbeat was written: what the pod said in leaving, else the phase it was in;
-    empty if nothing can be read. Raises RemoteError."""
+    """The run's last reported state: the state in which its pod left, else the phase in its last heartbeat; empty if
+    neither can be read. Raises RemoteError."""
     with contextlib.suppress(IntegrityError, ValueError, RecursionError):
         data = store.get_bytes(keys.heartbeat, limit=SMALL_JSON)
         doc: Any = json.loads(data) if data is not None else None

@@ -1,7 +1,7 @@
-"""``archive.json``: what an archive is removing, written before the first removal, and what became of it.
+"""``archive.json``: what an archive removes, written before the first removal, and the result.
 
-The intent lies in the store, not in a journal: whoever archives need not be the pod that trained, and what was cut off
-half-way can be finished from anywhere.
+The intent is in the store, not in a journal: the pod that archives need not be the pod that trained, and any pod can
+finish an interrupted archive.
 """
 
 import json
@@ -19,8 +19,8 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRecord:
-    """``removing``: (step, save_id) of saves whose removal was begun. ``pointer``: (generation, seq) of the pointer
-    that it was decided by. ``keep``: ``latest`` or ``milestones``."""
+    """``removing``: (step, save_id) of the checkpoints to remove. ``pointer``: (generation, seq) of the pointer at the
+    decision. ``keep``: ``latest`` or ``milestones``."""
 
     run_id: str
     keep: str
@@ -47,7 +47,7 @@ class ArchiveRecord:
 
 
 def read_record(store: ObjectStore, keys: Keys) -> ArchiveRecord | None:
-    """None if there is none of ours, or none that can be understood: it is not acted upon. Raises RemoteError."""
+    """None if podwatch wrote none, or it cannot be parsed (it is then ignored). Raises RemoteError."""
     found = store.stat(keys.archive)
     if found is None or not found.ours:
         return None
@@ -80,11 +80,11 @@ def _parsed(data: bytes, keys: Keys) -> ArchiveRecord:
 
 def _number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
-        raise ValueError("not a number that can be")
+        raise ValueError("not a valid number")
     return value
 
 
 def _save_id(value: object) -> str:
     if not isinstance(value, str) or not _SAVE_ID.fullmatch(value):
-        raise ValueError("not the name of a save")
+        raise ValueError("not a valid save id")
     return value

@@ -1,7 +1,7 @@
-"""Keeps configuration, ends of logs and incident bundles in the store: what a person needs who no longer has the pod.
+"""Keeps configuration, ends of logs and incident bundles in the store, for when the pod itself is gone.
 
-On a cadence, soon after an incident, and at the end. Never on the event loop, never in the way: store trouble is a
-remark here (the upload of checkpoints tells it), and the next round tries again.
+A round runs on a cadence, soon after an incident, and at the end, never on the event loop. Store trouble is only
+remarked here (the upload of checkpoints reports it), and the next round tries again.
 """
 
 import asyncio
@@ -19,22 +19,22 @@ from podwatch.sync.artefacts_read import Artefact
 from podwatch.system.threads import Worker
 
 KEEP = {"config": 50, "logs": 24, "incidents": 60}
-"""Objects of each kind in the store, the newest: three pods' logs, two pods' bundles. At most 24 logs and 60 bundles of
-a few hundred kB: cents a month."""
+"""How many of the newest objects of each kind stay: three pods' logs, two pods' bundles. At most 24 logs and 60 bundles
+of a few hundred kB cost cents a month."""
 KEEP_SECONDS = 90 * 86400.0
 SWEEP_SECONDS = 86400.0
 ROUND_SECONDS = 300.0
-"""A round that takes longer is left behind: its thread hangs on a disk or a network."""
+"""A round that takes longer is abandoned: its thread hangs on a disk or a network."""
 LAST_SECONDS = 3.0
-"""At the end podwatch waits this long for the last words to arrive."""
+"""How long podwatch waits for the last round when it stops."""
 SETTLE_SECONDS = 20.0
-"""After an incident: by then the bundle is written and the stopped trainer has said its last lines."""
+"""Delay after an incident: by then the bundle is written and the stopped trainer has written its last lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArtefactSources:
     """``configs``: paths of the files that the last start's command named. ``secrets``: values that must not appear;
-    where they cannot be known it raises, and nothing is sent."""
+    raises where they cannot be known, and then nothing is sent."""
 
     logs: Callable[[], Sources]
     configs: Callable[[], tuple[str, ...]]
@@ -46,16 +46,16 @@ class ArtefactSources:
 
 @dataclass(slots=True)
 class _Store:
-    """An open store and what is known of it: name -> what lies there, digests of what was sent."""
+    """An open store with its contents: object name -> object, and the digests of what was sent."""
 
     store: ObjectStore
     there: dict[str, StoredObject] = field(default_factory=dict)
     sent: dict[str, bytes] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
-    """Swept: not sent again, although this pod still has it."""
+    """Removed by a sweep: not sent again, although this pod still has it."""
     swept: float | None = None
     keeps: bool = False
-    """The key may not delete: what is written over stays, and is paid for."""
+    """The key cannot delete: a replaced object stays in the store, and is paid for."""
 
 
 class Artefacts:
@@ -84,7 +84,7 @@ class Artefacts:
         self.rounds = 0
 
     async def store(self, *, urgent: bool = False, within: float = ROUND_SECONDS) -> None:
-        """One round. Never raises, but for a cancel. ``urgent``: also what else would wait (see ``_Store.keeps``)."""
+        """One round. Raises only CancelledError. ``urgent``: also send what would otherwise wait."""
         if not self._may_write():
             return
         before, self.problem = self.problem, ""
@@ -92,7 +92,7 @@ class Artefacts:
             await self._worker.call(self._round, urgent, timeout=within)
         except PodwatchError as error:
             self.problem = str(error)
-        except Exception as error:  # evidence must never hurt what it is evidence of
+        except Exception as error:  # sending evidence must never stop the guard
             self.problem = f"{type(error).__name__}: {error}"[:500]
         if self.problem:
             self._forget()
@@ -101,7 +101,7 @@ class Artefacts:
         self.rounds += 1
 
     def soon(self, after: float = SETTLE_SECONDS) -> None:
-        """Something happened: a round, shortly. Several calls make one."""
+        """Schedule a round shortly after an event. Several calls make one round."""
         if self._soon is None or self._soon.done():
             self._soon = asyncio.create_task(self._shortly(after), name="artefacts soon")
 
@@ -110,7 +110,7 @@ class Artefacts:
         await self.store(urgent=True)
 
     async def stop(self, *, last: bool) -> None:
-        """``last``: with a last round, as far as it gets in a few seconds."""
+        """``last``: run a last round first, for at most a few seconds."""
         if self._soon is not None:
             self._soon.cancel()
         if last:
@@ -119,7 +119,7 @@ class Artefacts:
         self._forget()
 
     def _forget(self) -> None:
-        """The store is opened anew next time, with credentials read again."""
+        """The next round opens the store again and reads the credentials again."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.store.close()
@@ -163,7 +163,7 @@ class Artefacts:
             self._delete(opened, before)
 
     def _delete(self, opened: _Store, old: StoredObject) -> bool:
-        """Whether it is gone."""
+        """Whether the object is gone."""
         if opened.keeps or not self._may_delete():
             return False
         try:

@@ -1,6 +1,6 @@
-"""What travels to the store beside checkpoints: configuration, ends of logs, incident bundles. Read, scrubbed, bounded.
+"""Reads what goes to the store beside checkpoints: configuration, ends of logs, incident bundles. Scrubbed and bounded.
 
-Blocking; never raises OSError: what cannot be read is left out.
+Blocking; never raises OSError: unreadable files are left out.
 """
 
 import gzip
@@ -21,16 +21,16 @@ from podwatch.sensors.logs import Sources, find
 from podwatch.system.reading import open_file
 
 MOST_LOGS = 8
-"""Of one look, the last written first: launcher, trainer, orchestrator, inference, and some per rank."""
+"""Logs per round, most recently written first: launcher, trainer, orchestrator, inference, and some per rank."""
 CONFIG_BYTES = 1 << 20
 BUNDLE_FILE_BYTES = 2 << 20
 MOST_BUNDLES = 30
-"""As many as the pod keeps itself."""
+"""As many bundles as the pod keeps itself."""
 _SECRET_NAMES = (".env", ".pem", ".key", "credentials", "id_rsa", ".netrc")
 _HEAD = 64
-"""Bytes by which a file is known again: a freed inode number is handed out at once."""
+"""Leading bytes that identify a file: a freed inode number is reused at once."""
 _WRITTEN_SECONDS = 2.0
-"""A line without an end that is older is not being written any more."""
+"""An unfinished last line that is older counts as finished."""
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 Scrub = Callable[[str], str]
@@ -38,8 +38,8 @@ Scrub = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
-    """``kind`` is ``config``, ``logs`` or ``incidents``; ``name`` is one safe segment. ``fixed``: never another content
-    under this name."""
+    """``kind`` is ``config``, ``logs`` or ``incidents``; ``name`` is one safe segment. ``fixed``: the content of
+    this name never changes."""
 
     kind: str
     name: str
@@ -52,18 +52,18 @@ class Artefact:
 
 
 def scrubber(secrets: frozenset[str]) -> Scrub:
-    """What takes these out, and whatever else is a secret. Text as a whole: a private key has several lines."""
+    """A function that removes these and all other secrets. It needs the whole text: a private key has several lines."""
     return lambda text: scrub(text, secrets)
 
 
 def looks_like_a_key(name: str) -> bool:
-    """Judged by the file's name alone."""
+    """Judged only by the file's name."""
     return any(part in name.lower() for part in _SECRET_NAMES)
 
 
 def configs(paths: Iterable[str], clean: Scrub) -> list[Artefact]:
-    """Named by content, so that every version of a file that a start used is there. A file that looks like a key file,
-    or that only its owner may read, is none of our business."""
+    """Named by content, so that every version of a file that a start used is kept. Files that look like key files, or
+    that only their owner can read, are left out."""
     found = []
     for path in paths:
         name = os.path.basename(path)  # noqa: PTH119 - a recorded name, not a path of ours
@@ -90,8 +90,8 @@ class _Known:
 
 
 class LogEnds:
-    """The last ``most_bytes`` of each log. Scrubbing costs a second per megabyte, so only what is new is scrubbed; what
-    it was scrubbed of is ``secrets``: others begin anew."""
+    """The last ``most_bytes`` of each log. Scrubbing costs a second per megabyte, so only new text is scrubbed; when
+    ``secrets`` changes, everything is scrubbed again."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
@@ -99,7 +99,7 @@ class LogEnds:
         self._secrets: frozenset[str] | None = None
 
     def read(self, sources: Sources, host: str, secrets: frozenset[str]) -> list[Artefact]:
-        """``host`` is in the name: the next pod's logs do not take this one's place."""
+        """``host`` is in the name, so that the next pod's logs do not replace this one's."""
         if secrets != self._secrets:
             self._known, self._secrets = {}, secrets
         clean = scrubber(secrets)
@@ -114,7 +114,7 @@ class LogEnds:
         return found
 
     def _end(self, path: str, clean: Scrub) -> str | None:
-        descriptor = _open(Path(path), follow=True)  # find() has looked where it leads
+        descriptor = _open(Path(path), follow=True)  # find() has checked the link's target
         if descriptor is None:
             return None
         with suppress(OSError), os.fdopen(descriptor, "rb") as file:
@@ -145,7 +145,7 @@ def _same(known: _Known, info: os.stat_result, head: bytes) -> bool:
 
 
 def _before(path: Path, most: int) -> bytes:
-    """Of a log that was rotated just now, the end of its predecessor, from a whole line on."""
+    """The end of a just-rotated log's predecessor, from the start of a line."""
     data = _tail(path.with_name(f"{path.name}.1"), most) if most > 0 else None
     return b"" if data is None else data if len(data) < most else data.partition(b"\n")[2]
 
@@ -155,7 +155,7 @@ def _last(text: str, most: int) -> str:
 
 
 def bundles(directory: Path, known: Callable[[str], bool], since_wall: float, clean: Scrub) -> list[Artefact]:
-    """Every incident bundle written since then whose name is not ``known`` yet, newest last."""
+    """Every incident bundle written since ``since_wall`` whose name is not ``known`` yet, newest last."""
     found = []
     try:
         entries = [e for e in os.scandir(directory) if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
@@ -171,8 +171,8 @@ def bundles(directory: Path, known: Callable[[str], bool], since_wall: float, cl
 
 
 def plain_name(text: str) -> str:
-    """One segment of letters, digits, dots, dashes; never hidden, never empty, at most 150 characters, the end of which
-    tells more than the beginning."""
+    """One segment of letters, digits, dots, dashes; never hidden or empty, at most the last 150 characters, because the
+    end of a name says more than its beginning."""
     return _PLAIN.sub("_", text).lstrip(".")[-150:].lstrip(".") or "unnamed"
 
 
@@ -200,8 +200,8 @@ def _mtime(path: str) -> float:
 
 
 def _open(path: Path, *, follow: bool = False, private: bool = True) -> int | None:
-    """A regular file that may be read for whoever named it (``system.reading``), or None. ``private=False``: not a file
-    that only its owner may read."""
+    """A regular file that the one who named it may read (``system.reading``), or None. ``private=False``: not a file
+    that only its owner can read."""
     try:
         if not follow and stat.S_ISLNK(os.lstat(path).st_mode):
             return None

@@ -1,4 +1,4 @@
-"""Small requests to the store as data, and how they are carried out: what asks can be driven by a simulation too."""
+"""Small store requests as data, and the function that performs them: a simulation can answer the same requests."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.stores.parts import StreamSource
 
 LIMIT = 1 << 20
-"""Bytes of a document read this way."""
+"""Largest document, in bytes, that is read this way."""
 
 
 class TooLate(RemoteError):  # noqa: N818
-    """The confirmation this write rests on is too old (a freeze, a slow store): nothing was sent."""
+    """The confirmation that this write rests on is too old (a freeze, a slow store): nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ListAll:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """``until``: the boottime second after which not a byte of it may leave any more."""
+    """``until``: the boottime second after which no byte may be sent any more."""
 
     key: str
     data: bytes
@@ -38,7 +38,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Answered with None where the name is taken."""
+    """Answered with None if the name is taken."""
 
     key: str
     data: bytes
@@ -53,7 +53,7 @@ Request = Get | ListAll | Put | Create | Delete
 
 
 def perform(store: ObjectStore, steps: Generator[Request, Any, Any], boottime: Callable[[], float]) -> Any:
-    """Carry the requests out against a real store; returns what the generator returns. Raises as both do."""
+    """Perform the requests against a real store; returns what the generator returns. Raises as both do."""
     try:
         request = next(steps)
         while True:
@@ -82,7 +82,7 @@ def _answer(store: ObjectStore, request: Request, boottime: Callable[[], float])
 
 
 def put_before(store: ObjectStore, key: str, data: bytes, until: float, boottime: Callable[[], float]) -> StoredObject:
-    """Store a small object, of which no byte leaves after ``until``, at a retry neither. Raises TooLate."""
+    """Store a small object; sends no byte after ``until``, also not in a retry. Raises TooLate."""
     return store.put_small(key, _Fenced(data, lambda: boottime() <= until), len(data))
 
 
@@ -93,5 +93,5 @@ class _Fenced(StreamSource):
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         if not self._open_still():
-            raise TooLate("too late for this write: whether this pod holds the run has to be asked again")
+            raise TooLate("this write came too late: podwatch must confirm again that this pod holds the lease")
         return super().read_into(offset, buffer)

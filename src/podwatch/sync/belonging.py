@@ -1,6 +1,5 @@
-"""Whose files may be sent: a user can give another user's file a second name in a directory of his own (a hard link),
-and no path shows it.
-"""
+"""Decides whose files may be sent: a user can hard-link another user's file into an own directory; no path shows
+that."""
 
 import os
 from collections.abc import Collection
@@ -14,8 +13,8 @@ from podwatch.system.pinned import PinnedTree
 
 
 def owners_of(tree: PinnedTree) -> tuple[int, ...]:
-    """Whose files may have several names, wherever they lie: the training's user, the owners of the configured
-    directories, and podwatch. Never root: what root's directories hold is judged by the directory. Raises RootReplaced.
+    """Users whose files may have several names, wherever the files are: the training's user, the owners of the
+    configured directories, and podwatch. Never root: files of root are judged by their directory. Raises RootReplaced.
     """
     found = {os.geteuid()} if tree.owner is None else {tree.owner, os.geteuid()}
     for root in tree.roots:
@@ -25,7 +24,7 @@ def owners_of(tree: PinnedTree) -> tuple[int, ...]:
 
 
 def check_contents(tree: PinnedTree, contents: SetContents, owners: Collection[int]) -> None:
-    """For a set that is sent from links of our own, whose directories say nothing about their owner: judge each file
+    """For a checkpoint that is sent from our own hard links, whose directories do not show the owner: judge each file
     where the trainer wrote it. Raises SetForeign, RootReplaced or OSError."""
     roots = {p.part.name: Path(p.part.path) for p in contents.parts}
     for file in contents.files:

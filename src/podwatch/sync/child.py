@@ -1,7 +1,7 @@
-"""``python -m podwatch.sync.child``: uploads one set and tells about it, one JSON line after the other.
+"""``python -m podwatch.sync.child``: uploads one checkpoint and reports progress, one JSON line after the other.
 
-A process of its own, so that detection keeps its rhythm, memory comes back afterwards, and a cancel is a kill. It ends
-when its standard input closes or its parent dies, and never publishes: manifest and pointer are the daemon's.
+A separate process, so that detection keeps its rhythm, memory is returned afterwards, and a cancel is a kill. It ends
+when its standard input closes or its parent dies. It never publishes: only the daemon writes manifest and pointer.
 """
 
 import sys
@@ -21,7 +21,7 @@ from podwatch.system.pinned import RootReplaced
 
 
 class _Sent:
-    """Bytes that have left, summed over the connections, and those that the store had before."""
+    """Bytes sent, summed over the connections, and bytes that the store already had."""
 
     def __init__(self, out: Lines) -> None:
         self._out, self._bytes, self._there, self._lock = out, 0, 0, threading.Lock()
@@ -60,8 +60,8 @@ def _explain(error: BaseException) -> dict[str, Any]:
 
 
 def main() -> int:
-    """``argv``: the parent's PID, and the kind of store, which is loaded before the job comes. The parent sets our
-    priority: what we did ourselves would come after its next change where the CPU is busy."""
+    """``argv``: the parent's PID, and the kind of store, which is loaded before the job arrives. The parent sets our
+    priority: setting it here could override its next change when the CPU is busy."""
     parent, kind = (*sys.argv[1:3], "", "")[:2]
     die_with_parent(int(parent or 0))
     load(kind)
@@ -79,7 +79,7 @@ def main() -> int:
         Sending(job, store, out.say, sent.add, sent.add_there).run()
     except BaseException as error:
         if isinstance(error, Busy) and not lock.held:
-            what = "another upload of this run is at work"
+            what = "another upload of this run is running"
             out.say("error", kind="busy", what=what, where=job.lock, fix="", transient=True)
         else:
             out.say("error", **_explain(error), calls=TOTAL.snapshot())

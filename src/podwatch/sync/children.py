@@ -1,6 +1,6 @@
-"""The upload's processes: one is started ahead while a save is still being written, and waits for its job.
+"""The upload's processes: one is started ahead while a checkpoint is still being written, and waits for its job.
 
-Loading Python and the SDK takes the better part of half a second: the finished set need not wait for it.
+Loading Python and the SDK takes almost half a second, for which the finished checkpoint then need not wait.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ from podwatch.system.child import scrubbed_environment
 from podwatch.system.priority import Given, give
 
 AT_ONCE = 1 << 16
-"""Bytes of what a child says taken at once: some 200 files, a few milliseconds of the loop."""
+"""Bytes of child output read at once: some 200 files, a few milliseconds of the loop."""
 NICE = {Level.LOWEST: 19, Level.RAISED: 10, Level.ORDINARY: 0}
-"""For autogroup and nice value. Each step of one is a fifth less or more: beside one busy neighbour, 19 is 1.5 % of a
-core, 10 is 10 %, and 0 a fair share (sched(7))."""
+"""Autogroup and nice values. Each step is about a fifth of CPU share: beside one busy neighbour, 19 gets 1.5 % of a
+core, 10 gets 10 %, and 0 a fair share (sched(7))."""
 WEIGHT = {Level.LOWEST: CPU_WEIGHT, Level.RAISED: 11, Level.ORDINARY: 100}
-"""The same for a unit, of the 100 that every other unit has."""
+"""Unit weights; every other unit has 100."""
 AUTOGROUP_AGAIN = 0.15
-"""Seconds: the kernel takes one change of an unprivileged process in 0.1 s."""
+"""Seconds: the kernel accepts one change of an unprivileged process per 0.1 s."""
 
 
 @dataclass(slots=True)
 class Child:
-    """A living ``podwatch.sync.child`` that has not been told anything yet; ``unit``: of its own, empty for none;
-    ``level``: what it was given."""
+    """A running ``podwatch.sync.child`` without a job; ``unit``: its own systemd unit, empty for none; ``level``: the
+    priority that it got."""
 
     process: asyncio.subprocess.Process
     unit: str
@@ -42,7 +42,7 @@ class Child:
 
     @property
     def lives(self) -> bool:
-        """Asked of the kernel: the loop learns of an end a few turns later."""
+        """Asked of the kernel: the event loop learns of an exit a few turns later."""
         stat = procfs.read_stat(self.process.pid) if self.process.returncode is None else None
         return stat is not None and stat.state not in "ZXx"
 
@@ -53,47 +53,47 @@ class Child:
 
 
 class Children:
-    """Loop-side object. ``store`` is its URL: what the child loads goes by the kind of store."""
+    """Loop-side object. ``store`` is its URL: what the child loads depends on the kind of store."""
 
     def __init__(self, store: str, unit: OwnUnit | None = None) -> None:
         self._kind, self._unit = parse_store_url(store).scheme if store else "", unit
         self._waiting: Child | None = None
         self.level = Level.LOWEST
-        """What the next upload gets."""
+        """The level of the next upload."""
         self._expected = False
         self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int | None:
-        """PID of the one that waits for its job, if there is one."""
+        """PID of the child that waits for its job, if there is one."""
         return self._waiting.process.pid if self._waiting is not None else None
 
     def expect(self, soon: bool) -> None:
-        """A set will soon be ready to be sent, or none will: starts one ahead, or lets it go. Cheap, may be said as
-        often as one likes."""
+        """A checkpoint will soon be ready to send, or none will: start a child ahead, or end it. Cheap: call it
+        often."""
         if soon is not self._expected:
             self._expected = soon
             self._task = asyncio.create_task(self._follow(), name="upload child ahead")
 
     async def take(self) -> Child:
-        """The one that waits, or a new one; it is the caller's from now on."""
+        """The waiting child, or a new one; the caller owns it from now on."""
         async with self._turn:
             self._expected = False
             child, self._waiting = self._waiting, None
             if child is not None and child.lives:
                 if await self.give(child, self.level):
                     return child
-                await _end(child)  # it has done nothing yet
+                await _end(child)  # it had no job yet
             return await self._start(self.level)
 
     async def give(self, child: Child, level: Level) -> bool:
-        """Let a running child compete at this level. False where it did not take all of it: its nice value, which is
-        what counts inside a CPU group, cannot be lowered without CAP_SYS_NICE; or systemd does not change its unit."""
+        """Set a running child to this level. False where that did not fully work: the nice value, which counts inside a
+        CPU group, cannot be lowered without CAP_SYS_NICE; or systemd does not change the unit."""
         if child.level is level:
             return True
         child.level = level
-        if child.unit and self._unit is not None:  # inside its own unit nothing else counts
+        if child.unit and self._unit is not None:  # inside its own unit only the weight counts
             give(child.process.pid, NICE[level])
             return await self._unit.reweigh(child.unit, WEIGHT[level])
         given = await _set(child.process.pid, NICE[level])
@@ -104,7 +104,7 @@ class Children:
         await self._follow()
 
     def refused(self, child: Child) -> None:
-        """It ended without a word: if it was in a unit of its own, that is not tried again."""
+        """The child ended without a message: if it had its own unit, units are not used again."""
         if child.in_unit and self._unit is not None:
             self._unit.refused()
 
@@ -112,7 +112,7 @@ class Children:
         async with self._turn:
             child = self._waiting
             if self._expected and child is None:
-                with contextlib.suppress(OSError):  # if it still cannot be started then, the upload says so
+                with contextlib.suppress(OSError):  # if it still fails later, the upload reports it
                     self._waiting = await self._start(self.level)
             elif not self._expected and child is not None:
                 self._waiting = None

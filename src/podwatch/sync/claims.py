@@ -1,8 +1,8 @@
-"""Two pods, one run: the protocol of one pod, step by step (DESIGN section 4).
+"""The lease of a run between pods: one pod's side of the protocol, step by step (docs/two-pods.md).
 
-Each method is a generator of requests to the store, answered by whoever drives it: ``perform`` with a real store, a
-simulation with one that freezes, loses and delays. What is decided comes from judgement/claims.py; what is kept here is
-what this pod has seen and put. Only the clock that goes on during suspend counts: a pod is frozen without knowing it.
+Each method is a generator of store requests, answered by its driver: ``perform`` with a real store, or a simulation
+that freezes, loses and delays. Decisions come from judgement/claims.py; this object keeps what this pod has seen and
+written. Only the clock that continues during suspend counts: a pod does not notice that it was frozen.
 """
 
 import secrets
@@ -41,26 +41,26 @@ from podwatch.stores.base import StoredObject
 from podwatch.sync.asking import Create, Delete, Get, ListAll, Put, Request
 
 REMEMBERED = "sync.claim"
-"""Journal key: the claim this pod has won last, so that a restarted podwatch goes on with it."""
+"""Journal key: the lease that this pod won last, so that a restarted podwatch continues with it."""
 EXCLUSIVE_NAME = "only"
-"""In a store that creates names exclusively all claims of a generation want the same one."""
+"""In a store that creates names exclusively, all lease claims of a generation use this same name."""
 EVERY = 5
-"""Pointer and control.json are read at every so many heartbeats: each read is a paid call beyond a daily number. A pod
-that took over from one that never said goodbye looks at the pointer each time: that one may wake up and write."""
+"""Pointer and control.json are read at every n-th heartbeat, because each read beyond a daily number is paid for. A pod
+that took over from a pod that never released the lease reads the pointer each time: that pod may wake up and write."""
 OLD_CLAIM_SECONDS = 24 * 3600.0
-"""Claims of lower generations are removed after this (by the store's clock): B2's upload tokens live as long."""
+"""Claims of lower generations are removed after this (by the store's clock): as long as B2's upload tokens live."""
 
 
 class Superseded(PodwatchError):  # noqa: N818
-    """Another pod owns the run in the store now: publish nothing more (DESIGN section 4)."""
+    """Another pod now holds the lease of the run in the store: publish nothing more (docs/two-pods.md)."""
 
 
 class NotHolding(RemoteError):  # noqa: N818
-    """It is not settled yet that this pod holds the run; waiting can help."""
+    """It is not decided yet whether this pod holds the lease; waiting can help."""
 
 
 class Memory(Protocol):
-    """The journal, as far as it is needed."""
+    """The part of the journal that this needs."""
 
     def learn(self, key: str, value: object) -> None: ...
     def learned(self, key: str, default: Any = None) -> Any: ...
@@ -68,15 +68,15 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Something a person should hear of. ``kind``: claimed, superseded, control, control-refused."""
+    """Something to report to the operator. ``kind``: claimed, superseded, control, control-refused."""
 
     kind: str
     text: str
 
 
 class Claims:
-    """One pod's part. Not thread-safe: one generator at a time. ``training``: whether a trainer of ours lives here;
-    ``trained``: whether this pod has ever started it. ``stamp`` is the time of day, for people."""
+    """One pod's side. Not thread-safe: one generator at a time. ``training``: whether a trainer of ours is alive;
+    ``trained``: whether this pod has ever started one. ``stamp`` is the time of day, for people."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Claims:
         self._timing = timing or Timing()
         self.news: list[News] = []
         self.contested = False
-        """This pod took over from one that may still write."""
+        """This pod took over from a pod that may still write."""
         self._known = Known(me, answers=False, take_over=take_over, exclusive=exclusive, own=self._recorded())
         self._put_at = 0.0
         self._looked_at: float | None = None
@@ -132,19 +132,19 @@ class Claims:
     @property
     def speaks(self) -> bool:
         """Whether this pod writes the heartbeat: as the holder, or while it trains on a claim that is not decided yet,
-        so that whoever else trains sees it soon."""
+        so that another pod that trains sees it soon."""
         return self.holding or (self.decision.act is Act.SETTLE and self.decision.at_once)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def unanswered(self) -> Decision:
         """The store did not answer."""
-        self._looked_at = None  # nothing is known of the time in between
+        self._looked_at = None  # the time in between is unknown
         self._known = replace(self._known, answers=False)
         return self.decision if self.holding else self._decide()
 
     def look(self) -> Generator[Request, Any, Decision]:
-        """Ask the store, decide, and claim if that is what is to be done. Raises what the store raises."""
+        """Read the leases in the store, decide, and claim if that is the decision. Raises what the store raises."""
         began = self._boottime()
         yield from self._read_control()
         sign = parse_sign((yield Get(self._keys.heartbeat)))
@@ -154,7 +154,7 @@ class Claims:
         quiet, before = self._known.answers, self.decision.act
         self._known = replace(self._known, sign=sign, watch=watch, answers=True)
         if not quiet or before not in (Act.WATCH, Act.ASIDE) or self._decide().act is not before:
-            # A watch costs one cheap read at a time; whatever follows it rests on a list of now.
+            # Watching costs one cheap read at a time; every decision rests on a fresh listing.
             began = self._boottime()
             yield from self._list()
             if self._decide().act is Act.CLAIM:
@@ -165,7 +165,7 @@ class Claims:
         found = []
         for item in (yield ListAll(self._keys.claims)):
             name = parse_claim_name(item.key.removeprefix(self._keys.claims))
-            # Where names are exclusive, one without our mark is of a writer that was killed right after: it counts.
+            # Where names are exclusive, a claim without our mark comes from a writer that was killed: it counts.
             if name is not None and (item.ours or self._exclusive):
                 found.append(Claim(*name, item.uploaded_wall, item.file_id, item.writer_id))
         pointer = yield Get(self._keys.latest)
@@ -181,7 +181,7 @@ class Claims:
         newest = winner(others)
         seen, self._rival_seen = self._rival_seen, _numbers(newest) if newest is not None else (0, "")
         if seen is not None and self._rival_seen[0] > 0 and self._rival_seen != seen:
-            # A claim that was not there before is a sign of life too, of one who has not said anything yet.
+            # A new claim counts as a heartbeat too, of a pod that has not written one yet.
             self._known = replace(self._known, watch=replace(self._known.watch, changed=True))
         floor = max(_generation(pointer, self._keys.run_id), sign.generation if sign is not None else 0)
         self._known = replace(self._known, claims=tuple(found), rival=rival, floor=floor, own=self._timed(own))
@@ -196,14 +196,14 @@ class Claims:
         except IntegrityError as error:
             if self._complaint != str(error):
                 self._complaint = str(error)
-                self.news.append(News("control-refused", f"{error}; what was wanted before stays"))
+                self.news.append(News("control-refused", f"{error}; the previous request stays in force"))
             return
         self._complaint = ""
         if wish != self._known.control:
-            told = f"training {'is to be stopped' if wish.stopped else 'may run'}"
+            told = f"training {'must stop' if wish.stopped else 'is allowed'}"
             told += f", on pod {wish.holder} only" if wish.holder else ""
             told += f" ({wish.reason})" if wish.reason else ""
-            self.news.append(News("control", f"control.json in the store: {told}"))
+            self.news.append(News("control", f"control.json in the store was changed: {told}"))
             self._known = replace(self._known, control=wish)
 
     def _decide(self) -> Decision:
@@ -211,7 +211,7 @@ class Claims:
         before, known = self.decision, self._known
         decision = decide(known, self._timing)
         own = known.own
-        if decision.act is Act.HOLD and known.take_over:  # nothing to take over: a later loss counts again
+        if decision.act is Act.HOLD and known.take_over:  # nothing left to take over: a later loss counts again
             known = self._known = replace(known, take_over=False)
         if decision.act is Act.HOLD and own is not None and not (own.won and not own.recorded):
             self._known = replace(known, own=replace(own, won=True, recorded=False))
@@ -219,7 +219,7 @@ class Claims:
         if decision.act is Act.HOLD and before.act is not Act.HOLD:
             self._confirmed_at = self._looked_at
             if self.contested:
-                text = f"this pod holds the run in the store now (generation {decision.generation})"
+                text = f"this pod now holds the run's lease in the store (generation {decision.generation})"
                 self.news.append(News("claimed", text))
         if decision.act is Act.SUPERSEDED and not known.lost:
             self._known = replace(self._known, lost=True)
@@ -242,7 +242,7 @@ class Claims:
         else:
             stored = yield Put(self._key(claim), data, listed_at + CONFIRMED_SECONDS)
         now = self._boottime()
-        if stored is None:  # somebody else was first; whoever that is shows at the next look
+        if stored is None:  # another pod was first; the next look shows which
             self._known = replace(self._known, watch=Watch(), answers=False)
             self.decision = replace(wanted, act=Act.WATCH, wait=0.0)
             return
@@ -273,14 +273,14 @@ class Claims:
     # -- holding ------------------------------------------------------------------------------------------------------
 
     def confirm(self, *, fresh: bool = False) -> Generator[Request, Any, tuple[int, float]]:
-        """Make sure that this pod holds the run: (generation, boottime until which a write may leave). One listing,
-        unless that was done just now. Raises Superseded, NotHolding, or what the store raises."""
+        """Confirm that this pod holds the lease: (generation, boottime until which a write may be sent). One listing,
+        unless one was made just now. Raises Superseded, NotHolding, or what the store raises."""
         self._must_hold()
         now = self._boottime()
         if fresh or self._confirmed_at is None or now - self._confirmed_at > CONFIRMED_SECONDS / 2:
             yield from self._list()
             self._decide()
-            if self.decision.act is Act.CLAIM:  # our claim was deleted: make it again, and wait as with any other
+            if self.decision.act is Act.CLAIM:  # our claim was deleted: claim again, and wait as for any claim
                 yield from self._claim(now)
             self._must_hold()
             self._confirmed_at = now
@@ -293,19 +293,21 @@ class Claims:
             return
         if decision.act in (Act.SUPERSEDED, Act.REFUSE, Act.ASIDE):
             raise Superseded(
-                f"another pod owns this run in the store: {decision.why_not}",
+                f"another pod holds this run's lease: {decision.why_not}",
                 where=self._keys.root,
-                fix="stop training here, or take the run over on purpose: podwatch run --take-over",
+                fix="stop training here, or take the lease over: podwatch run --take-over",
             )
         raise NotHolding(
-            "it is not settled yet that this pod holds the run", where=self._keys.root, fix="it is tried again soon"
+            "it is not decided yet whether this pod holds the run's lease",
+            where=self._keys.root,
+            fix="podwatch tries again soon",
         )
 
     def beat(
         self, state: HolderState, fields: Mapping[str, object], *, versioned: bool
     ) -> Generator[Request, Any, bytes | None]:
-        """A sign of life. Looks first whether another pod has written one meanwhile. Returns the pointer where it was
-        read. Does nothing unless this pod trains by right; raises Superseded where it does not any more."""
+        """Write a heartbeat, after checking that no other pod has written one. Returns the pointer if it was read. Does
+        nothing unless this pod holds the lease and trains; raises Superseded when it has lost the lease."""
         if not self.speaks:
             return None
         now = self._boottime()

@@ -1,4 +1,4 @@
-"""What this room needs from others, as types: so that a test can hand in something small and real."""
+"""Types of what sync needs from other packages, small enough for a test to implement for real."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from podwatch.judgement.upload_tally import Tally
 
 
 class SetSource(Protocol):
-    """The catalogue, as far as uploading needs it."""
+    """The part of the catalogue that uploading needs."""
 
     @property
     def sets(self) -> tuple[CheckpointSet, ...]: ...
@@ -22,7 +22,7 @@ class SetSource(Protocol):
 
 
 class OwnSets:
-    """The sets of this run only: what another run left here is not this run's backup."""
+    """The checkpoints of this run only: checkpoints of another run here are not this run's backup."""
 
     def __init__(self, source: SetSource, owns: Callable[[CheckpointSet], bool]) -> None:
         self._source, self._owns = source, owns
@@ -37,7 +37,7 @@ class OwnSets:
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """Who we are, at this moment: goes into every manifest and pointer.
+    """This podwatch's identity at this moment, for every manifest and pointer.
 
     ``writer_id`` is this podwatch's own, kept with the run's state.
     """
@@ -51,15 +51,15 @@ class RunIdentity:
     layout: str = ""
     config_digest: str = ""
     parent_step: int | None = None
-    """Where the lineage was opened; None: at the beginning of training."""
+    """Where the lineage was opened; None: at the start of training."""
     has_parent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class UploadPace:
-    """How the upload in flight comes on; ``step`` is None while there is none, or before its first figures. Rates in
+    """Progress of the upload in flight; ``step`` is None while there is none, or before its first figures. Rates in
     bytes per second; ``cpu_wait`` is the share of time that it waited for a CPU (0 to 1); ``level`` its priority, and
-    ``reason`` why it is above the lowest; ``cpu_since`` the monotonic second since when it is slow because the CPU is
+    ``reason`` why it is above the lowest; ``cpu_since`` the monotonic second since which it is slow because the CPU is
     busy, None where it is not."""
 
     step: int | None = None
@@ -74,7 +74,7 @@ class UploadPace:
 
 @dataclass(frozen=True, slots=True)
 class SyncState:
-    """What status shows. ``ok`` is None until the store has answered or failed for the first time."""
+    """For status. ``ok`` is None until the store has answered or failed for the first time."""
 
     store_url: str = ""
     ok: bool | None = None
@@ -82,9 +82,9 @@ class SyncState:
     refused: bool = False
     """The store refuses podwatch (key, cap, bucket, configuration): waiting does not help."""
     next_attempt_wall: float | None = None
-    """While it fails: when it is tried again, in epoch seconds."""
+    """While it fails: the time of the next try, in epoch seconds."""
     clock_skew: float | None = None
-    """Seconds that this machine's clock is ahead of the store's; None where that is not known."""
+    """Seconds that this machine's clock is ahead of the store's; None: not known."""
     last_step: int | None = None
     last_published_wall: float | None = None
     uploading_step: int | None = None
@@ -92,15 +92,15 @@ class SyncState:
     total_bytes: int = 0
     superseded: bool = False
     standing: Decision = field(default_factory=lambda: Decision(Act.ASK))
-    """Whether this pod holds the run, as far as the pods of it agree."""
+    """Whether this pod holds the run's lease."""
     stored: frozenset[tuple[int, str]] = frozenset()
-    """(step, save_id) of every save that is whole in the store."""
+    """(step, save_id) of every checkpoint that is whole in the store."""
     newest_of: Mapping[str, int] = field(default_factory=dict)
-    """Lineage -> the newest step that it has in the store."""
+    """Lineage -> its newest step in the store."""
     saves: int | None = None
-    """Checkpoints of this run in the store; None until it was listed."""
+    """Checkpoints of this run in the store; None until the store was listed."""
     abandoned_in_a_row: int = 0
     warnings: tuple[str, ...] = ()
     pace: UploadPace = field(default_factory=UploadPace)
     tally: Tally = field(default_factory=Tally)
-    """What became of the last checkpoints: stored, skipped, abandoned."""
+    """Outcome of the last checkpoints: stored, skipped, abandoned."""

@@ -1,4 +1,4 @@
-"""The daemon's side of an upload: give a child its job, relay what it says, kill it."""
+"""The daemon's side of an upload: give a child its job, relay its messages, kill it."""
 
 import asyncio
 import contextlib
@@ -19,29 +19,29 @@ _LINE_LIMIT = 8 << 20
 
 
 class SetVoid(PodwatchError):  # noqa: N818
-    """The set on disk is no longer what was found complete: it was deleted, replaced or written to."""
+    """The checkpoint on disk is no longer the one that was found complete: it was deleted, replaced or changed."""
 
 
 class SetForeign(SetVoid):
-    """The set holds a file that is not the training's: nothing of it is sent."""
+    """The checkpoint contains a file that is not the training's: nothing of it is sent."""
 
 
 class UploadStopped(PodwatchError):  # noqa: N818
-    """We ended it ourselves (``kill``)."""
+    """podwatch stopped the upload (``kill``)."""
 
 
 class ChildReplaced(PodwatchError):  # noqa: N818
-    """We ended the child so that another one continues (``replace``)."""
+    """podwatch ended the child so that another one continues (``replace``)."""
 
 
 Heard = Callable[[Sequence[dict[str, Any]]], Awaitable[None]]
-"""Told, in order, what the child says of types ``begun``, ``part`` and ``object``: all that came while the one before
-was written down, so that many small files share one commit."""
+"""Called, in order, with the child's messages of types ``begun``, ``part`` and ``object``: all that arrived while the
+previous batch was written, so that many small files share one commit."""
 _TOLD = frozenset({"begun", "part", "object"})
 
 
 class Upload:
-    """One child process. ``run`` returns when everything in the job is in the store; ``kill`` ends it at once."""
+    """One child process. ``run`` returns when all files of the job are in the store; ``kill`` ends it at once."""
 
     def __init__(self, job: UploadJob, children: Children) -> None:
         self.job, self._children = job, children
@@ -50,7 +50,7 @@ class Upload:
         self._killed = self._replaced = False
         self.total_bytes = sum(f.size for f in job.files)
         self.done_bytes = self.line_bytes = 0
-        """In the store, and sent over the line; the rest was there before."""
+        """Bytes in the store, and bytes sent over the line; the rest was there before."""
 
     @property
     def pid(self) -> int | None:
@@ -69,7 +69,7 @@ class Upload:
         self._end()
 
     def replace(self) -> None:
-        """End the child: ``run`` raises ChildReplaced, and another one can send what is missing."""
+        """End the child: ``run`` raises ChildReplaced, and another child can send what is missing."""
         self._replaced = True
         self._end()
 
@@ -79,7 +79,7 @@ class Upload:
                 self._process.kill()
 
     async def give(self, level: Level) -> bool:
-        """Let the running child compete at this level; False where it did not take all of it."""
+        """Set the running child to this level; False where that did not fully work."""
         return self._child is None or await self._children.give(self._child, level)
 
     async def run(self, credentials: Credentials | None, heard: Heard, on_progress: Callable[[int], None]) -> None:
@@ -125,7 +125,7 @@ class Upload:
         if done and code == 0:
             return
         if self._killed:
-            raise UploadStopped("upload was stopped", where=f"step {self.job.step}")
+            raise UploadStopped("the upload was stopped", where=f"step {self.job.step}")
         if failure is not None:
             raise _error(failure)
         if self._replaced:
@@ -134,19 +134,19 @@ class Upload:
             self._children.refused(child)
         last = tail.decode(errors="replace").strip().splitlines()[-1:]
         raise RemoteError(
-            f"upload process ended early ({'killed by signal ' + str(-code) if code < 0 else f'exit {code}'})",
+            f"the upload process ended early ({'killed by signal ' + str(-code) if code < 0 else f'exit {code}'})",
             where=f"step {self.job.step}",
-            fix=f"it is started again{': ' + last[0][:200] if last else ''}",
+            fix=f"podwatch starts it again{': ' + last[0][:200] if last else ''}",
         )
 
 
 async def _batches(stream: asyncio.StreamReader) -> AsyncIterator[list[dict[str, Any]]]:
-    """Everything that was said since the last batch was taken, until the stream ends."""
+    """All messages since the last batch, until the stream ends."""
     rest = b""
     while chunk := await stream.read(AT_ONCE):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _LINE_LIMIT:
-            raise InternalError("upload process says a line without an end", fix="please report this")
+            raise InternalError("the upload process sent a line that is too long", fix="please report this")
         yield [parse_line(line) for line in lines]
 
 
@@ -160,7 +160,7 @@ def _error(message: dict[str, Any]) -> PodwatchError:
     if kind == "replaced":
         return RootReplaced(what, where=where, fix=fix)
     if kind == "internal":
-        return InternalError(f"upload failed inside podwatch: {what}", where=where, fix="please report this")
+        return InternalError(f"the upload failed inside podwatch: {what}", where=where, fix="please report this")
     return RemoteError(what, where=where, fix=fix, transient=bool(message.get("transient")))
 
 

@@ -1,4 +1,4 @@
-"""What the optional parts of a save hold at this moment, and whether it can be sent. Everything here blocks."""
+"""Lists the contents of a checkpoint's optional parts and judges whether they can be sent. Everything here blocks."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from podwatch.system.pinned import HIDDEN
 from podwatch.system.reading import read_file
 
 MOST_FILES = 10_000
-"""Of ``extra``: an exported model has a hundred; a tree of rollouts is not what a milestone is for."""
+"""Limit for ``extra``: an exported model has a hundred files; a tree of rollouts does not belong to a milestone."""
 _INDEX = ".safetensors.index.json"
 _INDEX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """``problem`` says why the part is left out now; ``absent``: there is nothing of it, which is no problem."""
+    """``problem``: why the part is left out now; ``absent``: the part does not exist, which is no problem."""
 
     found: PartFiles
     problem: str = ""
@@ -32,14 +32,14 @@ class Looked:
 
 
 def look(part: PartDir, *, quiet: float, now_wall: float, most_bytes: int = 0, private: Path | None = None) -> Looked:
-    """``quiet``: seconds without a change. ``most_bytes`` bounds the part, 0: no bound. ``private`` is never sent."""
+    """``quiet``: seconds without a change. ``most_bytes`` limits the part, 0: no limit. ``private`` is never sent."""
     if part.name == EXTRA:
         part = replace(part, names=tuple(n for n in part.names if not _through_a_link(part.path, n)))
         if not part.names:
             return Looked(PartFiles(part, present=False), absent=True)
     scan = scan_part(part)
     found = scan.found
-    if part.name == EXTRA:  # the part is the whole of output_dir: a link inside it may lead anywhere in there
+    if part.name == EXTRA:  # this part is the whole output_dir: a link inside it may lead anywhere in there
         files = tuple(f for f in found.files if _may_leave(part.path, f, private))
         found = replace(found, files=files, symlinks=())
     if not found.present or not found.files:
@@ -50,9 +50,9 @@ def look(part: PartDir, *, quiet: float, now_wall: float, most_bytes: int = 0, p
     elif any(is_temporary(f.path) for f in found.files) or now_wall - scan.changed_ns / 1e9 < quiet:
         problem = "it is still being written"
     elif most_bytes and total > most_bytes:
-        problem = f"{in_words(total)} are more than sync.extra_max ({in_words(most_bytes)})"
+        problem = f"its {in_words(total)} exceed sync.extra_max ({in_words(most_bytes)})"
     elif part.name == EXTRA and len(found.files) > MOST_FILES:
-        problem = f"more than {MOST_FILES} files"
+        problem = f"it has more than {MOST_FILES} files"
     else:
         problem = _without_shards(part.path, found.files)
     return Looked(found, problem)
@@ -83,7 +83,7 @@ def _may_leave(root: Path, file: FileEntry, private: Path | None) -> bool:
 
 
 def _without_shards(root: Path, files: Sequence[FileEntry]) -> str:
-    """An exported model names its shards in an index: each must be there."""
+    """An exported model names its shards in an index: each must exist."""
     there = {f.path for f in files}
     for index in sorted(p for p in there if p.endswith(_INDEX)):
         try:
@@ -93,5 +93,5 @@ def _without_shards(root: Path, files: Sequence[FileEntry]) -> str:
         folder = index.rpartition("/")[0]
         missing = sorted(n for n in named if (f"{folder}/{n}" if folder else n) not in there)
         if missing:
-            return f"{index} names {missing[0]}, which is not there"
+            return f"{index} names {missing[0]}, which does not exist"
     return ""

@@ -1,8 +1,7 @@
-"""``python -m podwatch.sync.fetch_child``: fetches one set into staging and tells about it, one JSON line after the
-other.
+"""``python -m podwatch.sync.fetch_child``: fetches one checkpoint into staging, reports progress as JSON lines.
 
-A process of its own, as the upload's: the daemon keeps its rhythm, memory comes back, a cancel is a kill. It ends when
-its standard input closes or its parent dies. Not at a low priority: training waits for it.
+A separate process, as for uploads: the daemon keeps its rhythm, memory is returned, and a cancel is a kill. It ends
+when its standard input closes or its parent dies. Its priority is not lowered: training waits for it.
 """
 
 import gc

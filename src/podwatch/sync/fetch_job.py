@@ -1,4 +1,4 @@
-"""One restore as data: what the child is told on its standard input."""
+"""One restore as data: the job that the child reads on its standard input."""
 
 import json
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from podwatch.system.pinned import Pin
 
 @dataclass(frozen=True, slots=True)
 class FetchJob:
-    """``staging`` maps each part to the directory in which ``<part>/...`` is built up, on the filesystem where the part
-    belongs; ``targets`` to where the part belongs, whatever lies there now. ``owner`` is (uid, gid), None for our own.
-    All of them lie below one of ``pins``. ``connections`` grow to ``connections_max`` where that helps; ``max_rate`` is
-    bytes per second, 0 for no limit."""
+    """``staging`` maps each part to the directory in which ``<part>/...`` is built, on the filesystem of its target;
+    ``targets`` maps each part to its target, whatever is there now. ``owner`` is (uid, gid), None for our own. All are
+    below one of ``pins``. ``connections`` grow to ``connections_max`` where that helps; ``max_rate`` is bytes per
+    second, 0 for no limit."""
 
     step: int
     store: str
@@ -36,7 +36,7 @@ class FetchJob:
         return tuple(sorted(self.targets))
 
     def to_line(self, credentials: Credentials | None) -> bytes:
-        """One JSON line. Holds the secret: goes through a pipe only, never into argv, environment or a log."""
+        """One JSON line. Contains the secret: send it only through a pipe, never in argv, environment or a log."""
         secret = None if credentials is None else [credentials.key_id, credentials.key, credentials.endpoint]
         doc = {**asdict(self), "staging": dict(self.staging), "targets": dict(self.targets), "credentials": secret}
         return json.dumps(doc).encode() + b"\n"

@@ -1,5 +1,5 @@
-"""What one worker of a restore does with a piece: look whether it is there, fetch it, hash it, write it, complete a
-file. Every one of these can be done again after it was done half. Used by several threads at once."""
+"""What one worker of a restore does with a piece: check whether it is there, fetch, hash and write it, complete a file.
+Each of these can be repeated after an interruption. Used by several threads at once."""
 
 import hashlib
 import threading
@@ -17,14 +17,14 @@ from podwatch.sync.pace import RateLimit
 from podwatch.sync.staged import StagedFile, hash_in_place, open_there
 
 LOOK, PIECE, WHOLE, COMPLETE = "look", "piece", "whole", "complete"
-"""Hash a piece where the set belongs; bring one piece of a file; bring a file of at most one piece and complete it;
-complete a file of several."""
+"""Hash a piece at its target; fetch one piece of a file; fetch a file of at most one piece and complete it; complete a
+file of several pieces."""
 THERE, CAME, DIFFERS = "there", "came", "differs"
-"""What became of a piece: it was on this disk already, it came, or what came has another hash than recorded."""
+"""Result for a piece: it was on this disk already, it was fetched, or the fetched bytes do not match the hash."""
 
 
 class Pieces:
-    """``roots`` are the open staging directories by part (none for looking only). ``rate`` is this worker's share of
+    """``roots`` are the open staging directories by part (none for only checking). ``rate`` is this worker's share of
     the limit, in bytes per second; 0: none. Calling it raises IntegrityError, SaveGone, RemoteError or OSError."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Pieces:
             self._limit.take(len(data))
 
         if self._ask(file, offset, length, take) != file.size:
-            raise IntegrityError("object has another size than recorded", where=self._place(file))
+            raise IntegrityError("the object's size differs from the recorded one", where=self._place(file))
         return CAME if digest.hexdigest() == file.parts_sha1[number] else DIFFERS
 
     def _ask(self, file: ManifestFile, offset: int, length: int, take: Callable[[memoryview], None]) -> int:
@@ -86,7 +86,7 @@ class Pieces:
             raise
         except RemoteError as error:
             if not error.transient and store.stat(file.key, file.file_id) is None:
-                raise SaveGone("object is not in the store any more", where=self._place(file)) from error
+                raise SaveGone("the object is not in the store any more", where=self._place(file)) from error
             raise
 
     def _place(self, file: ManifestFile) -> str:
@@ -100,7 +100,7 @@ class Pieces:
 
 
 def staged_file(job: FetchJob, roots: Mapping[str, int], number: int) -> StagedFile:
-    """File ``number`` of the job where it is built up."""
+    """File ``number`` of the job in its staging directory."""
     file = job.files[number]
     return StagedFile(
         file, roots[file.part], job.part_size, partial(open_there, job.pins, job.targets[file.part], file)

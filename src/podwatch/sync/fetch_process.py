@@ -1,4 +1,4 @@
-"""The parent's side of a restore: start the child, relay what it says, kill it. Blocking: for a thread."""
+"""The parent's side of a restore: start the child, relay its messages, kill it. Blocking: for a thread."""
 
 import contextlib
 import os
@@ -17,17 +17,17 @@ from podwatch.sync.lines import parse_line
 from podwatch.system.child import scrubbed_environment
 
 Told = Callable[[int, int], None]
-"""(bytes that are here and right or on their way, bytes that came over the line)."""
+"""(bytes that are here and verified or in flight, bytes that came over the line)."""
 
 
 class Fetcher(Protocol):
     def fetch(self, job: FetchJob, told: Told, keep_open: Sequence[int] = ()) -> Fetched:
-        """Bring the job's set into staging. ``keep_open`` are descriptors (locks) that hold as long as the work does.
-        Raises IntegrityError, SaveGone, RemoteError, HostError or OSError."""
+        """Fetch the job's checkpoint into staging. ``keep_open`` are descriptors (locks) to hold meanwhile. Raises
+        IntegrityError, SaveGone, RemoteError, HostError or OSError."""
         ...
 
     def kill(self) -> None:
-        """End it at once, from any thread; what is staged stays for the next time."""
+        """End it at once, from any thread; staged bytes stay for the next time."""
         ...
 
 
@@ -90,22 +90,22 @@ class FetchProcess:
             process.stdout.close()
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-            drain.join(5.0)  # its workers hold standard error: none of them writes any more when it ends
+            drain.join(5.0)  # its workers hold standard error: when it ends, none of them writes any more
         if done is not None:
             return Fetched(tuple(done["staged"]), int(done["downloaded"]))
         if failure is not None:
             raise raised(failure)
         if self._killed:
-            raise HostError("restore was stopped", where=f"step {job.step}", fix="the next one goes on where it was")
+            raise HostError("the restore was stopped", where=f"step {job.step}", fix="the next one continues there")
         raise HostError(
-            f"restore process ended early (killed, perhaps for lack of memory; exit {process.returncode})",
+            f"the restore process ended early (killed, perhaps for lack of memory; exit {process.returncode})",
             where=f"step {job.step}",
-            fix=f"restore again: it goes on where it was{': ' + last[-1][:200] if last else ''}",
+            fix=f"restore again, it continues from there{': ' + last[-1][:200] if last else ''}",
         )
 
 
 def raised(message: dict[str, Any]) -> BaseException:
-    """The error that the child told about."""
+    """The error that the child reported."""
     what, where, fix = (str(message.get(name, "")) for name in ("what", "where", "fix"))
     kind = message.get("kind")
     if kind == "disk":
@@ -117,7 +117,7 @@ def raised(message: dict[str, Any]) -> BaseException:
         return RemoteError(what, where=where, fix=fix, transient=bool(message.get("transient")))
     if kind == "refused":
         return PodwatchError(what, where=where, fix=fix)
-    return InternalError(f"restore failed inside podwatch: {what}", where=where, fix="please report this")
+    return InternalError(f"the restore failed inside podwatch: {what}", where=where, fix="please report this")
 
 
 def _drain(process: subprocess.Popen[bytes], last: list[str]) -> None:

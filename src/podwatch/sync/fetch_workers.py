@@ -1,9 +1,9 @@
 """The worker processes of a restore: each fetches, hashes and writes pieces with its share of the connections.
 
-Connections of one interpreter wait for each other's turn at its lock; those of several do not. The process that forks
-them stays without threads and without connections, so that it can fork at any time; it alone decides what is done, and
-by whom. Each worker has a socket pair of its own that carries whole messages: whoever gets an order is known, and
-a worker that is killed has either reported a piece or has not. What it had not reported is done again by another.
+Connections of one interpreter wait for each other at its lock; connections of several interpreters do not. The process
+that forks them has no threads and no connections, so that it can fork at any time; it alone decides which worker does
+what. Each worker has its own socket pair that carries whole messages: it is known which worker has which order, and a
+killed worker has either reported a piece or not. Another worker repeats what was not reported.
 """
 
 import contextlib
@@ -27,23 +27,23 @@ from podwatch.sync.pace import WINDOW, Pace
 from podwatch.system.dying import end_with_parent
 
 MOST_WORKERS = 4
-"""Beyond this the line or the disk is the limit, and each worker costs about 10 MiB of memory of its own."""
+"""Above this the line or the disk is the limit, and each worker costs about 10 MiB of memory."""
 RATE_OF_ONE = 250e6
-"""Bytes per second that one worker manages even on a busy machine: a lower ``max_rate`` is kept by one alone."""
+"""Bytes per second that one worker reaches even on a busy machine: for a lower ``max_rate`` one worker is enough."""
 MOST_DEATHS = 4
-"""Workers that may die over one piece. A fifth one would not do better."""
+"""Workers that may die over one piece. A fifth would not do better."""
 SMALL = 1 << 20
-"""Bytes: of pieces up to this, a worker has ``AHEAD`` times as many in hand as connections, and never waits for us."""
+"""Bytes: up to this piece size, a worker gets ``AHEAD`` times as many orders as connections, and never waits for us."""
 AHEAD = 3
 REPORT_EVERY = 0.1
 """Seconds between two reports of one connection."""
 REAPING = 5.0
-"""Seconds that a killed worker may take to end; one that hangs in the kernel ends when the kernel lets it."""
+"""Seconds that a killed worker may take to end; one that hangs in the kernel ends when the kernel returns."""
 
 
 class Order(NamedTuple):
-    """One thing to do. ``touched``: something may be in the piece's place already; ``reading``: how often its bytes
-    have come and were wrong."""
+    """One thing to do. ``touched``: the piece's place may have been written to already; ``reading``: how often its
+    bytes came and were wrong."""
 
     kind: str
     file: int
@@ -55,22 +55,22 @@ class Order(NamedTuple):
 
 Report = Callable[[int], None]
 Perform = Callable[[Order, Report], Any]
-"""What a worker does with an order, in one of its threads; reports the bytes that came over the line."""
+"""Performs an order in one of the worker's threads; reports the bytes that came over the line."""
 
 
 class Boss(Protocol):
-    """Hears of every order, in the process that gave it."""
+    """Receives the reports on every order, in the process that gave it."""
 
     def moved(self, order: Order, count: int) -> None:
-        """So many more bytes came."""
+        """``count`` more bytes arrived."""
         ...
 
     def finished(self, order: Order, result: Any) -> Iterable[Order]:
-        """It is done. Returns what must be done next because of that."""
+        """The order is done. Returns the orders that follow from it."""
         ...
 
     def lost(self, order: Order) -> Order:
-        """Its worker died. Returns what must be done instead; ``moved`` for this one counts no more."""
+        """Its worker died. Returns the order that replaces it; bytes reported for this one no longer count."""
         ...
 
 
@@ -90,10 +90,10 @@ class _Worker:
 
 
 class Workers:
-    """``run`` returns when all orders are done; the first failure is raised, and ends it. ``close`` leaves no process.
+    """``run`` returns when all orders are done; the first failure ends it and is raised. ``close`` leaves no process.
 
-    ``begin`` is called once in each worker. ``parent``: a descriptor whose end ends this process (-1: none). Must be
-    used by one thread, and by a process without others.
+    ``begin`` is called once in each worker. ``parent``: a descriptor whose end ends this process (-1: none). Use it
+    from one thread, in a process without other threads.
     """
 
     def __init__(self, count: int, connections: int, most: int, begin: Callable[[], Perform], parent: int = -1) -> None:
@@ -106,18 +106,19 @@ class Workers:
         self._moved = 0
         self._cpu_of_dead = 0.0
         self._ids = 0
-        self._selector = selectors.PollSelector()  # has no descriptor, so that a fork shares none
+        self._selector = selectors.PollSelector()  # uses no descriptor, so that a fork shares none
         if parent >= 0:
             self._selector.register(parent, selectors.EVENT_READ, None)
 
     @property
     def connections(self) -> int:
-        """How many there are at most now, of all workers together."""
+        """The present limit of connections, of all workers together."""
         return self._pace.lanes
 
     def run(self, orders: Iterable[Order], boss: Boss) -> None:
-        """``orders`` is asked for the next one when a worker has room for it. More connections are tried unless our own
-        work fills the cores: who else keeps them busy does not count as in an upload (lanes.py), for training waits."""
+        """``orders`` is asked for the next one when a worker has capacity. More connections are tried unless our own
+        work fills the cores: load of other processes does not count as in an upload (lanes.py), because training waits.
+        """
         rest = iter(orders)
         began, moved, used = time.monotonic(), self._moved, self._cpu()
         while self._deal(rest) or any(w.hand for w in self._workers):
@@ -151,7 +152,7 @@ class Workers:
     # -- giving -------------------------------------------------------------------------------------------------------
 
     def _deal(self, rest: Iterator[Order]) -> bool:
-        """Give away what can be given; is something left that could not?"""
+        """Hand out orders; returns whether one is left that no worker could take."""
         while True:
             if not self._again:
                 order = next(rest, None)
@@ -165,11 +166,11 @@ class Workers:
             order = self._again.popleft()
             self._ids += 1
             worker.hand[self._ids] = order
-            with contextlib.suppress(OSError):  # it just died: we hear of it
+            with contextlib.suppress(OSError):  # it just died, and its end is handled later
                 worker.socket.send(pickle.dumps((self._ids, order, lanes)))
 
     def _room(self, order: Order) -> tuple[_Worker, int] | None:
-        """Who has the most room for it, and how many connections it has."""
+        """The worker with the most capacity for it, and its number of connections."""
         self._fill()
         share, more = divmod(self._pace.lanes, len(self._workers))
         best: tuple[float, _Worker, int] | None = None
@@ -206,7 +207,7 @@ class Workers:
                 end_with_parent(parent)
                 ours.close()
                 for other in self._workers:
-                    other.socket.close()  # or it would not hear of our parent's end while we live
+                    other.socket.close()  # or it would not see our parent's end while we live
                 _without_standard_streams()
                 _Hands(theirs, self._begin).serve()
             except BaseException:
@@ -224,7 +225,7 @@ class Workers:
         try:
             message = worker.socket.recv(1 << 18)
         except ConnectionResetError:
-            return  # it died with orders unread; what it said before follows, then the end
+            return  # it died with orders unread; its last reports follow, then the end
         if not message:
             self._bury(worker, boss)
             return
@@ -255,9 +256,9 @@ class Workers:
             if self._deaths[place] >= MOST_DEATHS:
                 how = f"signal {-code}" if code < 0 else f"exit {code}"
                 raise HostError(
-                    f"{MOST_DEATHS} restore workers ended early over one piece ({how}: killed, perhaps for lack of "
+                    f"{MOST_DEATHS} restore workers ended early at the same piece ({how}: killed, perhaps for lack of "
                     "memory)",
-                    fix="free memory, then restore again: it continues where it was",
+                    fix="free memory, then restore again: it continues from there",
                 )
             self._again.appendleft(instead)
 
@@ -268,8 +269,8 @@ def _end_if_closed(descriptor: int) -> None:
 
 
 def _without_standard_streams() -> None:
-    """The job's pipe and the protocol's are the parent's alone. Standard error stays: whoever started the parent reads
-    it to its end, and so waits until no worker can write into the staging directory any more (fetch_process.py)."""
+    """Only the parent keeps the job's pipe and the protocol's. Standard error stays open: the process that started the
+    parent reads it to its end, and so waits until no worker can write into staging any more (fetch_process.py)."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(nothing, descriptor)
@@ -287,7 +288,7 @@ class _Hands:
         self._threads = self._wanted = 0
 
     def serve(self) -> None:
-        """Ends with whoever gives the orders."""
+        """Returns when the process that gives the orders ends."""
         while message := self._line.recv(1 << 18):
             number, order, self._wanted = pickle.loads(message)
             self._orders.put((number, order))
@@ -327,11 +328,11 @@ class _Hands:
         try:
             self._line.send(pickle.dumps((number, count, calls, time.process_time(), end)))
         except OSError:
-            os._exit(1)  # nobody is there to hear it
+            os._exit(1)  # the parent is gone
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The same error as the other process will have it."""
+    """An error that the other process can unpickle."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

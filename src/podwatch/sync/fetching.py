@@ -1,8 +1,8 @@
-"""Bringing one save's files into staging directories: every byte hashed, every name distrusted, a kill survived.
+"""Fetches one checkpoint's files into staging: every byte is hashed, no name is trusted, and a kill costs little.
 
-One queue of pieces (the manifest's parts) over all files. What is already staged is hashed and kept where it is right,
-so an interrupted restore loses at most the pieces that were on their way; what a damaged set in place still has right
-is copied from there. Runs in a child process (fetch_child.py).
+One queue of pieces (the manifest's parts) over all files. Staged bytes are hashed and kept where they are right, so an
+interrupted restore loses at most the pieces in flight; intact pieces of a damaged local checkpoint are copied from
+there. Runs in a child process (fetch_child.py).
 """
 
 import contextlib
@@ -26,14 +26,14 @@ from podwatch.system.files import open_dir_below, sync_filesystem
 MARKERS = frozenset(
     {".metadata", "STABLE", "COMPLETED", "trainer_state.json", "latest", "model.safetensors.index.json"}
 )
-"""Files by which a layout knows a set as whole (facts/checkpoints.md): fetched last."""
+"""Files by which a layout recognizes a complete checkpoint (docs/checkpoints.md): fetched last."""
 HASTE = 2
-"""Times the connections that an upload begins with: training waits for a restore, and nothing else needs the line."""
+"""Times the connections that an upload starts with: training waits for a restore, and nothing else needs the line."""
 READINGS = 2
-"""How often a piece is read before it counts as damaged in the store: a bit may flip on the way, hardly ever twice."""
+"""Reads of a piece before it counts as damaged in the store: a bit may flip in transit, hardly ever twice."""
 
 Progress = Callable[[int, int], None]
-"""(bytes that are right or on their way, bytes that came over the line)."""
+"""(bytes that are verified or in flight, bytes that came over the line)."""
 
 
 def is_marker(path: str) -> bool:
@@ -41,12 +41,12 @@ def is_marker(path: str) -> bool:
 
 
 class Fetching:
-    """``run`` brings everything that is not in place already. Raises IntegrityError (damaged), SaveGone (no longer
-    there), RemoteError, HostError (no room, no worker) or OSError.
+    """``run`` fetches everything that is not in place already. Raises IntegrityError (damaged), SaveGone (no longer
+    there), RemoteError, HostError (no space, no worker) or OSError.
 
     Its workers are forked from this process, which must have no threads and no connections yet; ``open_store`` is
     called in each of them. ``parent``: a descriptor whose end ends this process while they work (-1: none).
-    ``settling`` is called when they have ended and what is left is to wait for the disk."""
+    ``settling`` is called when they have ended and only the disk is left to wait for."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Fetching:
         self._here = 0
         self._downloaded = 0
         self._coming: dict[tuple[str, int, int], int] = {}
-        """Bytes of each piece on its way that count as here."""
+        """Bytes of each piece in flight that count as here."""
         self._left: dict[int, int] = {}
-        """Pieces of each file of several that are not right yet. Who brings it to zero completes the file."""
+        """Pieces per multi-piece file that are not right yet. The order that makes it zero completes the file."""
         self._wrong = False
 
     def run(self) -> Fetched:
@@ -102,7 +102,7 @@ class Fetching:
 
     @contextlib.contextmanager
     def _workers(self, files: Collection[ManifestFile], roots: Mapping[str, int]) -> Iterator[Workers]:
-        """For these files. None is left afterwards, however it ends."""
+        """Workers for these files. None is left afterwards, however it ends."""
         cores, rate = len(os.sched_getaffinity(0)), self._job.max_rate
         first = min(HASTE * self._job.connections, self._most)
         count = how_many(cores, first, sum(max(1, len(f.parts_sha1)) for f in files), rate)
@@ -121,7 +121,7 @@ class Fetching:
     # -- what is there ------------------------------------------------------------------------------------------------
 
     def _in_place(self, part: str, files: list[ManifestFile]) -> bool:
-        """Does the part lie where it belongs, every byte and mtime? Its links are put there with its last file."""
+        """Is the part at its target, with every byte and mtime? Its links are made with its last file."""
         target, pins = self._job.targets[part], self._job.pins
         if not files or not all(same_on_disk(pins, target, f) for f in files):
             return False
@@ -142,7 +142,7 @@ class Fetching:
     # -- bringing it --------------------------------------------------------------------------------------------------
 
     def _orders(self, files: Iterable[ManifestFile], roots: Mapping[str, int]) -> Iterator[Order]:
-        """Each file of several pieces is made here, before anybody writes to it; of the others the worker does it."""
+        """Files of several pieces are created here, before any worker writes to them; single pieces by the worker."""
         for file in files:
             which = self._number[file]
             spans = part_spans(file.size, self._job.part_size)
@@ -155,7 +155,7 @@ class Fetching:
             for number, (_, length) in enumerate(spans):
                 yield Order(PIECE, which, number, length, touched[number])
 
-    # What the workers' orders come to (fetch_workers.Boss).
+    # Results of the workers' orders (fetch_workers.Boss).
 
     def moved(self, order: Order, count: int) -> None:
         self._coming[order[:3]] = self._coming.get(order[:3], 0) + count
@@ -172,7 +172,7 @@ class Fetching:
             again = self.lost(order)._replace(reading=order.reading + 1)
             if again.reading >= READINGS:
                 where = f"{file.path} part {order.number + 1}"
-                raise IntegrityError("object differs from its recorded hash", where=where)
+                raise IntegrityError("the object does not match its recorded hash", where=where)
             return (again,)
         self._count(order.length - self._coming.pop(order[:3], 0))
         if order.kind == WHOLE:
@@ -181,7 +181,7 @@ class Fetching:
         return () if self._left[order.file] else (Order(COMPLETE, order.file, 0, 0),)
 
     def lost(self, order: Order) -> Order:
-        """What was written of it counts as nothing; it is done again, over what is there."""
+        """Bytes written for it count as nothing; the order is repeated, over what is there."""
         self._count(-self._coming.pop(order[:3], 0))
         return order._replace(touched=True)
 
@@ -204,8 +204,8 @@ class Fetching:
 
 
 def check_room(wanted: list[tuple[int, int]]) -> None:
-    """(staging directory, bytes) of each file. Raises HostError where they do not fit. What is staged already takes no
-    room again."""
+    """(staging directory, bytes) of each file. Raises HostError where they do not fit. Bytes already staged need no
+    space again."""
     needed: dict[int, int] = {}
     homes: dict[int, set[int]] = {}
     for home, size in wanted:
@@ -219,9 +219,9 @@ def check_room(wanted: list[tuple[int, int]]) -> None:
         staged = sum(allocated(home) for home in homes[device])
         if size > free + staged:
             raise HostError(
-                f"not enough room to restore: {in_words(size)} needed, {in_words(free)} free",
+                f"not enough disk space to restore: {in_words(size)} needed, {in_words(free)} free",
                 where=os.readlink(f"/proc/self/fd/{one}"),  # noqa: PTH115 - text is wanted
-                fix="make room (podwatch prune), then restore again",
+                fix="free space (`podwatch prune`), then restore again",
             )
 
 

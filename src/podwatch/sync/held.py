@@ -1,12 +1,12 @@
-"""A set held by hard links of our own while it is sent, where the trainer removes sets faster than they can be uploaded
-(DESIGN section 5).
+"""Keeps a checkpoint by podwatch's own hard links while it is sent, where the trainer removes checkpoints faster than
+they can be uploaded (docs/sync.md).
 
-The links lie in podwatch's corner beside the trainer's directories, on the same filesystem, which is found out by
-linking. They cost no space until the trainer removes its own names; from then on the set takes room that training
-counts on, so that a set is held only where the next save fits all the same, and let go as soon as it does not.
+The links are in podwatch's directory beside the trainer's directories, on the same filesystem, which is found out by
+linking. They cost no space until the trainer removes its own names; from then on the checkpoint takes space that
+training counts on. So a checkpoint is kept only while the next save still fits, and released as soon as it does not.
 Everything here blocks.
 
-The intent of holding a set records what was judged, so that a podwatch that starts later can finish its upload.
+The intent records what was judged, so that a podwatch that starts later can finish the upload.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ from podwatch.system.workspace import Workspace
 
 _RECORDED = TypeAdapter(SetContents)
 WHAT = "uploading"
-"""The directory of ours that holds them."""
+"""The directory of podwatch that contains the links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """``contents`` is the set as it was found complete, with its parts' directories replaced by ours."""
+    """``contents`` is the checkpoint as it was found complete, with its parts' directories replaced by ours."""
 
     contents: SetContents
     places: tuple[Path, ...]
@@ -48,15 +48,15 @@ class Held:
 
 
 class Holder:
-    """At most one set at a time. ``margin`` is that of the room for the next save."""
+    """Holds at most one checkpoint. ``margin`` is that of the space for the next save."""
 
     def __init__(self, workspace: Workspace, journal: Journal, margin: float) -> None:
         self._workspace, self._journal, self._margin = workspace, journal, margin
         self._tree = workspace.tree
 
     def hold(self, contents: SetContents, lineage: str = "") -> Held | None:
-        """Link every file that travels. None where that cannot be: no room, other filesystems, not allowed, or the set
-        is changing already; whatever was linked is gone then. Raises HostError when it cannot be journaled."""
+        """Link every file that is sent. None where that is impossible: no space, other filesystems, not permitted, or
+        the checkpoint is changing already; all links are then removed. Raises HostError when it cannot be journaled."""
         chosen = contents.set
         sent = {f.part for f in contents.files}
         homes = {p.part.name: self._home(p.part.path) for p in contents.parts if p.part.name in sent}
@@ -92,7 +92,7 @@ class Holder:
         return held
 
     def unchanged(self, held: Held) -> bool:
-        """Is every file still what was found complete? One that the trainer wrote into is not."""
+        """Is every file still as it was when found complete? A file that the trainer wrote to is not."""
         try:
             for part in held.contents.parts:
                 files = [f for f in held.contents.files if f.part == part.part.name]
@@ -106,20 +106,20 @@ class Holder:
         return True
 
     def cramped(self, held: Held) -> bool:
-        """Only we have the set, and its bytes are needed for the next save."""
+        """True when only our links keep the checkpoint, and the next save needs its bytes."""
         cramped = any(self._cramped(place.parent, held.contents) for place in held.places)
         return cramped and not self._elsewhere(held)
 
     def release(self, held: Held) -> None:
-        """Let go of it. What cannot be removed now is found by ``tidy``."""
+        """Remove the links. ``tidy`` finds what cannot be removed now."""
         for place in held.places:
             self._remove(place)
         with contextlib.suppress(HostError):
             self._journal.settle(held.intent, IntentState.DONE, "let go")
 
     def take_over(self, wanted: Callable[[Held], bool] = lambda held: False) -> Held | None:
-        """At the start of a podwatch: what an earlier one held and is ``wanted`` still, if its links are whole and the
-        next save fits beside it. Everything else that is held is removed."""
+        """At the start: return what an earlier podwatch held and is still ``wanted``, if its links are whole and the
+        next save fits beside it. All other held checkpoints are removed."""
         kept: Held | None = None
         with contextlib.suppress(HostError):
             for intent in reversed(self._journal.open_intents(IntentKind.HOLD)):
@@ -140,7 +140,7 @@ class Holder:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _is_whole(self, held: Held) -> bool:
-        """Do the recorded places lie where we hold sets now, with every file as it was, and does it fit there?"""
+        """Are the recorded places where we hold checkpoints now, with every file as it was, and do they fit there?"""
         homes = frozenset(corners_of(self._workspace, WHAT))
         try:
             inside = all(place.parent in homes for place in held.places)
@@ -149,7 +149,7 @@ class Holder:
             return False
 
     def _home(self, path: Path) -> Path | None:
-        """The first place of ours that takes a link of a file below ``path``. Never inside the set's own directory."""
+        """The first of our directories that takes a link of a file below ``path``; never inside the checkpoint."""
         for candidate in corners(path, self._workspace, WHAT):
             if path.parent in candidate.parents:
                 continue
@@ -165,7 +165,7 @@ class Holder:
         return None
 
     def _try(self, path: Path, home: Path) -> None:
-        """One link of the first regular file below ``path``; OSError where it is refused."""
+        """Link the first regular file below ``path``; OSError where that is refused."""
         with self._tree.directory(path) as source, self._tree.directory(home) as target:
             for _, _, names, fd in os.fwalk(dir_fd=source):
                 for name in names:
@@ -200,13 +200,13 @@ class Holder:
 
 
 def free_bytes(directory: int) -> int:
-    """Of the file system of an open directory, for who is not root."""
+    """Free bytes of an open directory's filesystem, for a user who is not root."""
     room = os.fstatvfs(directory)
     return room.f_bavail * room.f_frsize
 
 
 def _recorded(intent: Intent) -> Held | None:
-    """What an intent says; None for one of a version that did not record the set."""
+    """The checkpoint that an intent records; None for an intent of a version that did not record it."""
     data: Mapping[str, Any] = intent.data
     try:
         contents = _RECORDED.validate_python(data["contents"])
@@ -220,7 +220,7 @@ def _recorded(intent: Intent) -> Held | None:
 
 
 def _link(tree: PinnedTree, source: Path, target: Path, files: Sequence[FileEntry]) -> None:
-    """Links of the very files that were judged: each is compared once it is there."""
+    """Link exactly the files that were judged: each link is compared once it exists."""
     tree.make(target)
     with tree.directory(source) as source_root, tree.directory(target) as target_root:
         for file in files:

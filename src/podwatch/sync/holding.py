@@ -1,6 +1,6 @@
-"""Carries out, for one daemon, what the pods of a run agree on (sync/claims.py): asks, waits, claims, beats, tells.
+"""Runs the lease protocol (sync/claims.py) for one daemon: reads, waits, claims, writes heartbeats, reports.
 
-Has a thread and a connection of its own, so that a sign of life never waits behind an upload's verification.
+Has its own thread and connection, so that a heartbeat never waits behind an upload's verification.
 """
 
 import asyncio
@@ -25,11 +25,12 @@ from podwatch.system.clock import Clock
 from podwatch.system.threads import Worker
 
 FIRST_ANSWER_SECONDS = 5.0
-"""So long the last recorded holder waits for the store's first answer before it trains without; B2 needs one."""
+"""How long the last recorded holder waits for the store's first answer before it trains without; B2 needs one
+second."""
 RETRY_MIN, RETRY_MAX = 5.0, 60.0
 """Seconds between tries while the store does not answer."""
 ASIDE_SECONDS = 60.0
-"""How soon a pod sees that control.json gives the run to it again."""
+"""How soon a pod sees that control.json gives it the run again."""
 SETTLED = (Act.HOLD, Act.SUPERSEDED, Act.REFUSE)
 
 _NEWS = {
@@ -41,9 +42,9 @@ _NEWS = {
 
 
 class Holding:
-    """Loop-side object, except ``confirm``. ``open_store`` opens a store for the thread of this room; ``changed`` is
-    called on the loop whenever the decision or ``error`` may be another one; ``refused`` when this pod is not to train
-    at all; ``locked_out`` at each refusal for as long as only the store's refusal keeps this pod from training."""
+    """Loop-side object, except ``confirm``. ``open_store`` opens a store for this object's thread; ``changed`` is
+    called on the loop when the decision or ``error`` may have changed; ``refused`` when this pod must not train at all;
+    ``locked_out`` at each refusal while only the store's refusal keeps this pod from training."""
 
     def __init__(
         self,
@@ -87,13 +88,13 @@ class Holding:
         self._told: Decision | None = None
         self._told_error: PodwatchError | None = None
         self.error: PodwatchError | None = None
-        """Why the store does not say who holds the run, while it does not."""
+        """Why the store cannot show which pod holds the lease, while it cannot."""
 
     @property
     def decision(self) -> Decision:
         decision = self._claims.decision
         if not self._asked and not decision.why_not and self._clock.monotonic() - self._began < FIRST_ANSWER_SECONDS:
-            return replace(decision, why_not="asking the store whether another pod trains this run")
+            return replace(decision, why_not="reading from the store whether another pod trains this run")
         return decision
 
     @property
@@ -102,7 +103,7 @@ class Holding:
 
     @property
     def clock_skew(self) -> float | None:
-        """Seconds that this machine's clock is ahead of the store's; None where that is not known."""
+        """Seconds that this machine's clock is ahead of the store's; None: not known."""
         return self._skew
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -123,11 +124,11 @@ class Holding:
         self._worker.close()
 
     def hurry(self) -> None:
-        """Somebody waits: try again now."""
+        """A caller waits: try again now."""
         self._woken.set()
 
     async def change(self) -> None:
-        """Returns once something may have changed."""
+        """Return once something may have changed."""
         self._turned.clear()
         await self._turned.wait()
 
@@ -138,7 +139,7 @@ class Holding:
             try:
                 await self._worker.call(self._look)
                 self.error, failures, self._refusals = None, 0, 0
-            except Exception as error:  # this task must not end: nobody else asks who holds the run
+            except Exception as error:  # this task must not end: nothing else watches the lease
                 failures += 1
                 self._failed(error)
             self._asked = True
@@ -160,11 +161,11 @@ class Holding:
                 await self._rest(ASIDE_SECONDS if decision.act is Act.ASIDE else decision.wait)
 
     def _refusal_so_far(self) -> tuple[int, float]:
-        """How many refusals came in a row, and the seconds since the first one."""
+        """Number of consecutive refusals, and seconds since the first of them."""
         return self._refusals, self._clock.monotonic() - self._refused_since
 
     async def _until_doubt(self) -> None:
-        """Beats and confirmations find out by themselves; only what they cannot settle is looked at here."""
+        """Wait for what heartbeats and confirmations cannot settle themselves."""
         while self.decision.act is Act.HOLD:
             await self._woken.wait()
             self._woken.clear()
@@ -193,7 +194,7 @@ class Holding:
             self._refusals += 1
             self._refused_since = self._refused_since if self._refusals > 1 else self._clock.monotonic()
         self._claims.unanswered()
-        store, self._store = self._store, None  # opened anew, with credentials read again
+        store, self._store = self._store, None  # opened again with fresh credentials
         if store is not None:
             store.close()
 
@@ -201,7 +202,7 @@ class Holding:
         if self._tidied:
             return
         self._tidied = True
-        with contextlib.suppress(Exception):  # a key that may not delete; the next podwatch tries again
+        with contextlib.suppress(Exception):  # a key that cannot delete; the next podwatch tries again
             await self._worker.call(self._tidy_now)
 
     def _tidy_now(self) -> None:
@@ -209,7 +210,7 @@ class Holding:
             perform(self._opened(), self._claims.tidy(), self._clock.boottime)
 
     async def beat(self, state: HolderState, fields: Mapping[str, object]) -> bytes | None:
-        """A sign of life, if this pod is the one to give it. Returns the pointer where it was looked at. Raises
+        """Write a heartbeat, if this pod is the one to write it. Returns the pointer if it was read. Raises
         PodwatchError."""
         if not self._claims.speaks:
             return None
@@ -228,18 +229,18 @@ class Holding:
             self._tell()
 
     def confirm(self, store: ObjectStore) -> tuple[int, float]:
-        """From any thread: (generation, boottime until which a write may leave). Raises Superseded, NotHolding or what
-        the store raises."""
+        """From any thread: (generation, boottime until which a write may be sent). Raises Superseded, NotHolding or
+        what the store raises."""
         try:
             with self._lock:
                 answer: tuple[int, float] = perform(store, self._claims.confirm(), self._clock.boottime)
                 return answer
         finally:
             if self._loop is not None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: podwatch leaves
+                with contextlib.suppress(RuntimeError):  # the loop is closed: podwatch is stopping
                     self._loop.call_soon_threadsafe(self._tell)
 
-    # -- telling ------------------------------------------------------------------------------------------------------
+    # -- reporting ----------------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
         news, self._claims.news = self._claims.news, []
@@ -273,9 +274,9 @@ def _told(error: Exception) -> PodwatchError:
     if isinstance(error, PodwatchError):
         return error
     if isinstance(error, OSError):
-        return PodwatchError(f"the store hangs: {error}")
-    what = f"asking who holds this run failed inside podwatch: {type(error).__name__}: {error}"
-    return InternalError(what, fix="please report this; it is tried again")
+        return PodwatchError(f"the store does not respond: {error}")
+    what = f"reading this run's lease failed inside podwatch: {type(error).__name__}: {error}"
+    return InternalError(what, fix="please report this; podwatch tries again")
 
 
 def _facts(decision: Decision) -> dict[str, Any]:

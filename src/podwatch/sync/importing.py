@@ -1,8 +1,8 @@
-"""Taking in what an earlier tool backed up below ``<run_id>/step_N/``: checked, copied under our names, published.
+"""Imports backups that another tool wrote below ``<run_id>/step_N/``: checked, copied under our names, published.
 
 The old objects stay as they are. The order is that of any publication: data, each object verified by id; the manifest;
-the pointer, once, after the last step. What a kill leaves is objects without a manifest, which nobody sees and the next
-try goes on from.
+the pointer, once, after the last step. A killed import leaves objects without a manifest, which readers ignore; the
+next import continues from them.
 """
 
 import json
@@ -27,16 +27,16 @@ from podwatch.sync.publish import checked_manifest, read_pointer, rfc3339
 
 _STEP = re.compile(r"step_(0|[1-9]\d{0,17})/(.*)", re.DOTALL)
 _PLACEHOLDER = ".bzEmpty"
-"""What B2's web page leaves in a folder it made."""
+"""The placeholder object that B2's web page leaves in a folder that it made."""
 MOST_OBJECTS = 200_000
-"""Of one step: more is no checkpoint, and each takes memory here."""
+"""Limit per step: more objects are no checkpoint, and each takes memory here."""
 _SOURCE_TIME = "src_last_modified_millis"
-"""File info that the b2 tool, b2sdk and rclone write: the source's mtime."""
+"""File info key written by the b2 tool, b2sdk and rclone: the source's mtime."""
 
 
 @dataclass(slots=True)
 class Backup:
-    """One step of an earlier tool. ``problem``: why it cannot be taken in, as far as names tell."""
+    """One step of another tool. ``problem``: why it cannot be imported, as far as the names show."""
 
     step: int
     items: list[Item] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Backup:
 def find_backups(store: ObjectStore, source: str, *, ignore_times: bool = False) -> tuple[Backup, ...]:
     """Steps below the object-name prefix ``source``, lowest first. One listing. Raises RemoteError.
 
-    ``ignore_times``: what the store says about files' times is when they were copied, and proves nothing.
+    ``ignore_times``: the file times in the store are the times of copying, and prove nothing.
     """
     backups: dict[int, Backup] = {}
     for stored in store.list(f"{source}/step_"):
@@ -59,11 +59,11 @@ def find_backups(store: ObjectStore, source: str, *, ignore_times: bool = False)
             continue
         backup = backups.setdefault(int(match[1]), Backup(int(match[1])))
         if stored.ours:
-            backup.problem = backup.problem or "podwatch itself wrote it"
+            backup.problem = backup.problem or "podwatch wrote it"
         elif len(backup.items) >= MOST_OBJECTS:
-            backup.problem = backup.problem or f"more than {MOST_OBJECTS} objects: not a checkpoint"
+            backup.problem = backup.problem or f"it has more than {MOST_OBJECTS} objects, so it is no checkpoint"
         elif not _safe(match[2]):
-            backup.problem = backup.problem or f"unsafe object name {match[2]!r:.100}"
+            backup.problem = backup.problem or f"it has an unsafe object name: {match[2]!r:.100}"
         else:
             backup.items.append(Item(match[2], stored, _mtime_ns(stored)))
     for backup in backups.values():
@@ -89,7 +89,7 @@ def _mtime_ns(stored: StoredObject) -> int:
 
 
 def _settle_times(backup: Backup, ignore: bool) -> None:
-    """Half-known times would say that files were overwritten which were not: then all are the newest upload's."""
+    """If only some times are known, files would seem overwritten: then every file gets the newest upload's time."""
     if ignore or any(i.mtime_ns == 0 for i in backup.items):
         newest = max((i.stored.uploaded_wall for i in backup.items), default=0.0)
         backup.items = [replace(i, mtime_ns=int(newest) * 1_000_000_000) for i in backup.items]
@@ -106,15 +106,15 @@ def judge(store: ObjectStore, backup: Backup, make: Callable[[Path], Layout]) ->
             return fit(store, backup.step, backup.items, make, Path(scratch))
     except OSError as error:
         raise HostError(
-            f"cannot look at step {backup.step} here: {error.strerror or error}",
+            f"cannot examine step {backup.step} here: {error.strerror or error}",
             where=str(error.filename or tempfile.gettempdir()),
-            fix="set TMPDIR to a directory with some room",
+            fix="set TMPDIR to a directory with free space",
         ) from error
 
 
 class Importer:
-    """Blocking. ``notes`` is a directory of this pod for what was copied so far; without it a killed import copies what
-    it had anew."""
+    """Blocking. ``notes`` is a directory of this pod that records what was copied; without it, an import that was
+    killed copies everything again."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Importer:
         self.lineage = f"{IMPORT_LINEAGE}{sha1_hex(source.encode())[:12]}"
 
     def there(self, found: Fit) -> bool:
-        """Was it taken in before (or saved by podwatch, file for file the same)?"""
+        """Was it imported before (or saved by podwatch with the same files)?"""
         return self._existing(found) is not None
 
     def _existing(self, found: Fit) -> tuple[Manifest, StoredObject, bytes] | None:
@@ -147,7 +147,7 @@ class Importer:
         return None
 
     def take_in(self, found: Fit) -> None:
-        """Copy, verify, write the manifest. Raises RemoteError; done again, it goes on where it was."""
+        """Copy, verify, write the manifest. Raises RemoteError. A repeated call continues an interrupted one."""
         if self.there(found):
             return
         notes = _Notes(self._notes, self._keys, found, self._part_size)
@@ -156,7 +156,7 @@ class Importer:
         for file in files:
             now = self._store.stat(file.key, file.file_id)
             if now is None or not now.ours or now.size != file.size:
-                raise RemoteError("a copy is not in the store", where=f"{self._store.url}/{file.key}")
+                raise RemoteError("a copied object is not in the store", where=f"{self._store.url}/{file.key}")
         manifest = Manifest(
             run_id=self._keys.run_id,
             lineage=self.lineage,
@@ -174,11 +174,11 @@ class Importer:
         key = self._keys.manifest(found.step, found.save_id)
         stored = self._store.put_bytes(key, manifest.to_bytes())
         if self._store.get_bytes(key, stored.file_id) != manifest.to_bytes():
-            raise IntegrityError("store returns another manifest than was written", where=f"{self._store.url}/{key}")
+            raise IntegrityError("the stored manifest differs from the written one", where=f"{self._store.url}/{key}")
         notes.done()
 
     def point(self, newest: Fit, *, alive: bool) -> Placing:
-        """Make the newest step that was taken in the one that ``latest.json`` names, if nothing of ours is newer."""
+        """Make the newest imported step the one that ``latest.json`` names, unless one of podwatch's own is newer."""
         current = read_pointer(self._store, self._keys)
         existing = self._existing(newest)
         if existing is None:
@@ -222,7 +222,7 @@ class Importer:
             stored = self._small(key, source) if source.size <= self._part_size else self._large(key, source, begun)
             file_id, hashes = stored.file_id, stored.parts_sha1
             if stored.size != source.size or len(hashes) != len(part_spans(source.size, self._part_size)):
-                raise IntegrityError("store copied another object", where=f"{self._store.url}/{source.key}")
+                raise IntegrityError("the store copied a different object", where=f"{self._store.url}/{source.key}")
             notes.add(key, file_id, hashes)
         self._progress(source.size)
         return ManifestFile(remote, file.part, source.size, file.item.mtime_ns, 0o644, key, file_id, hashes)
@@ -238,7 +238,7 @@ class Importer:
         return replace(stored, parts_sha1=hashes_of(self._store, key, stored.file_id, self._part_size))
 
     def _large(self, key: str, source: StoredObject, begun: Mapping[str, str]) -> StoredObject:
-        """Part by part; what a killed import had sent of it is kept."""
+        """Copy in parts; parts that a killed import copied are kept."""
         spans = part_spans(source.size, self._part_size)
         upload = begun.get(key) or ""
         there = self._store.parts_there(upload) if upload else None
@@ -253,7 +253,7 @@ class Importer:
 
 
 class _Notes:
-    """What was copied for one save, a line each, on this pod's disk. Only a help: nothing is believed unchecked."""
+    """What was copied for one checkpoint, one line per part, on this pod's disk. A hint only: everything is checked."""
 
     def __init__(self, directory: Path | None, keys: Keys, found: Fit, part_size: int) -> None:
         self.known: dict[str, tuple[str, tuple[str, ...]]] = {}

@@ -1,7 +1,8 @@
-"""Is a backup that lies in the store a whole checkpoint? Its layout's own rule is asked, on a skeleton of it.
+"""Decides whether a backup in the store is a complete checkpoint, by running its layout's own rule on a skeleton of it.
 
-A skeleton has every file at its full size and with its time, small files whole and of large ones the first and last two
-megabytes, which is all that a layout's rule reads; the rest is a hole. A 47 GB set costs some megabytes of download.
+The skeleton has every file at its full size and with its time. Small files are whole; of large ones it has the first
+and last two megabytes, which is all that a layout's rule reads, and a hole between. A 47 GB checkpoint costs some
+megabytes of download.
 """
 
 import contextlib
@@ -20,7 +21,8 @@ from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.system.pinned import PinnedTree
 
 END_BYTES = 2 << 20
-"""Of each end of a large file: a zip directory of 10,000 tensors, and any safetensors header of a shard, fit."""
+"""Bytes of each end of a large file: enough for a zip directory of 10,000 tensors and any shard's safetensors
+header."""
 WHOLE_BYTES = 4 << 20
 INDEX_BYTES = 64 << 20
 """Indexes are read whole: DCP's ``.metadata``, JSON."""
@@ -29,10 +31,10 @@ _STEP_NAMES = ("step_{0}", "global_step_{0}", "global_step{0}", "checkpoint-{0}"
 
 
 class Unfit(Exception):  # noqa: N818 - internal: the reason why a backup is refused
-    """The text is for people."""
+    """The text is shown to the operator."""
 
 
-class _Enough(Exception):  # noqa: N818 - ends a download that has brought what is needed
+class _Enough(Exception):  # noqa: N818 - ends a download that has all that is needed
     pass
 
 
@@ -47,7 +49,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class FitFile:
-    """``part`` and ``path`` (inside the part) are where the layout has it."""
+    """``part`` and ``path`` (inside the part) are the file's place in the layout."""
 
     item: Item
     part: str
@@ -56,7 +58,7 @@ class FitFile:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A whole checkpoint. ``others``: how many objects of the backup do not belong to it."""
+    """A complete checkpoint. ``others``: the number of objects of the backup that do not belong to it."""
 
     step: int
     layout: str
@@ -89,13 +91,13 @@ def fit(store: ObjectStore, step: int, items: Sequence[Item], make: Callable[[Pa
             return found
     tops = sorted({i.path.partition("/")[0] for i in items})
     shown = ", ".join(tops[:6]) + (", ..." if len(tops) > 6 else "")
-    raise Unfit(reasons[0] if reasons else f"the layout finds no checkpoint in it (it holds {shown})")
+    raise Unfit(reasons[0] if reasons else f"the layout finds no checkpoint in it (it contains {shown})")
 
 
 # -- where the files could belong -------------------------------------------------------------------------------------
 
 _Place = Callable[[str, Path, Layout], Path | None]
-"""(path in the backup, output directory, layout there) -> where the file belongs, None if nowhere."""
+"""(path in the backup, output directory, its layout) -> the file's place, None if it has none."""
 
 
 def _places(step: int, items: Sequence[Item], make: Callable[[Path], Layout]) -> Iterator[_Place]:
@@ -111,12 +113,12 @@ def _places(step: int, items: Sequence[Item], make: Callable[[Path], Layout]) ->
 
 
 def _below(directory: str) -> _Place:
-    """The backup is a step directory of this name."""
+    """For a backup that is a step directory of this name."""
     return lambda path, out, _: out / directory / path
 
 
 def _by_part(path: str, step: int, layout: Layout, tops: set[str]) -> Path | None:
-    """The backup's directories are called like the layout's parts."""
+    """For a backup whose directories have the names of the layout's parts."""
     part, _, inside = path.partition("/")
     if not layout.variant:
         layout.expect_parts(tops)
@@ -126,14 +128,15 @@ def _by_part(path: str, step: int, layout: Layout, tops: set[str]) -> Path | Non
 
 
 def _in_main_part(path: str, step: int, layout: Layout) -> Path | None:
-    """The backup is the step directory of a layout that has one part."""
+    """For a backup of the step directory of a layout with one part."""
     with contextlib.suppress(PodwatchError, KeyError, ValueError):
         return layout.part_dir("checkpoint", step) / path
     return None
 
 
 def _try(place: _Place, step: int, items: Sequence[Item], raw: Path, layout: Layout, out: Path) -> Fit | None:
-    """None where the layout sees no such step in this arrangement. Unfit: it does, and it is not whole."""
+    """None where the layout sees no such step in this arrangement. Raises Unfit where the step is there but
+    incomplete."""
     out.mkdir(parents=True)
     back: dict[str, Item] = {}
     for number, item in enumerate(items):
@@ -162,7 +165,7 @@ def _try(place: _Place, step: int, items: Sequence[Item], raw: Path, layout: Lay
     except (PodwatchError, ValueError) as error:
         raise Unfit(f"the layout cannot judge it: {error}") from error
     if not judgement.whole:
-        raise Unfit(judgement.reason or "not whole")
+        raise Unfit(judgement.reason or "it is not complete")
     return _fitted(step, layout, found, judgement, back, len(items))
 
 
@@ -190,7 +193,7 @@ def _fitted(
 
 
 class _First:
-    """Takes the first bytes of a download and ends it."""
+    """Takes the first bytes of a download, then ends it."""
 
     def __init__(self, most: int) -> None:
         self.data = bytearray()
@@ -215,7 +218,7 @@ def _skeleton(store: ObjectStore, item: Item, target: Path) -> None:
             file.seek(size - END_BYTES)
             file.write(_read(store, item.stored, size - END_BYTES, END_BYTES))
     if target.stat().st_size != size:
-        raise RemoteError("object is shorter than listed", where=f"{store.url}/{item.stored.key}")
+        raise RemoteError("the object is shorter than listed", where=f"{store.url}/{item.stored.key}")
     os.utime(target, ns=(item.mtime_ns, item.mtime_ns))
 
 

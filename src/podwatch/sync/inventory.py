@@ -1,4 +1,4 @@
-"""What a run has in the store, read from the store alone: every manifest, and what the pointer names."""
+"""Reads a run's contents from the store alone: every manifest, and the checkpoint that the pointer names."""
 
 import hashlib
 import io
@@ -17,8 +17,8 @@ _LIMIT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class SavedSet:
-    """One save. ``problem`` says why its manifest cannot be used (``manifest`` is None then); ``named``: the pointer
-    names it. Sizes in bytes, the age in seconds since the manifest was written."""
+    """One checkpoint in the store. ``problem``: why its manifest cannot be used (``manifest`` is None then); ``named``:
+    the pointer names it. Sizes in bytes, the age in seconds since the manifest was written."""
 
     step: int
     save_id: str
@@ -27,7 +27,7 @@ class SavedSet:
     manifest: Manifest | None = None
     problem: str = ""
     optional: bool = False
-    """What no resume needs lies beside it."""
+    """Optional parts, which no resume needs, are stored beside it."""
 
     @property
     def total_bytes(self) -> int:
@@ -39,14 +39,14 @@ class SavedSet:
 
 
 def _manifest_pattern(keys: Keys) -> re.Pattern[str]:
-    """Step and save id of a manifest's key."""
+    """Matches step and save id in a manifest's key."""
     return re.compile(re.escape(keys.root) + r"/step_(\d{1,18})/([^/]+)/manifest\.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """(step, save_id) of the checkpoints that a run has in the store, and which step the pointer names (None: none),
-    stored when."""
+    """(step, save_id) of a run's checkpoints in the store, the step that the pointer names (None: none), and when it
+    was stored."""
 
     saves: frozenset[tuple[int, str]] = frozenset()
     step: int | None = None
@@ -71,7 +71,7 @@ def stock(store: ObjectStore, keys: Keys) -> Stock:
 
 
 def inventory(store: ObjectStore, keys: Keys, now_wall: float) -> tuple[list[SavedSet], str]:
-    """Every save, newest first, and what is wrong with the pointer ("" if nothing is). Raises RemoteError."""
+    """Every checkpoint, newest first, and the pointer's problem ("" if it has none). Raises RemoteError."""
     pointer: Pointer | None = None
     problem = ""
     try:
@@ -103,7 +103,7 @@ def _save(
     try:
         data = store.get_bytes(item.key, item.file_id, limit=_LIMIT)
         if data is None:
-            raise IntegrityError("manifest went away while it was read", where=item.key)
+            raise IntegrityError("the manifest disappeared while it was read", where=item.key)
         manifest = checked_manifest(keys, data, step, save_id, where=item.key)
     except IntegrityError as error:
         return SavedSet(step, save_id, age, named, problem=str(error))
@@ -111,14 +111,14 @@ def _save(
 
 
 def verify_save(store: ObjectStore, save: SavedSet, *, deep: bool = False) -> tuple[str, ...]:
-    """Reasons why this save could not be restored; empty if it could. Raises RemoteError for store trouble."""
+    """Reasons why this checkpoint cannot be restored; empty if it can. Raises RemoteError for store trouble."""
     if save.manifest is None:
         return (save.problem,)
     return _verify(store, save.manifest, deep=deep)
 
 
 def verify_optional(store: ObjectStore, keys: Keys, save: SavedSet, *, deep: bool = False) -> tuple[str, ...]:
-    """The same for what lies beside it; a resume never needs that. Raises RemoteError for store trouble."""
+    """The same for its optional parts, which no resume needs. Raises RemoteError for store trouble."""
     try:
         manifest = read_optional(store, keys, save.step, save.save_id)
     except IntegrityError as error:
@@ -137,7 +137,7 @@ def _verify(store: ObjectStore, manifest: Manifest, *, deep: bool) -> tuple[str,
         if found is None:
             reasons.append(f"{file.path} is not in the store")
         elif not found.ours or found.size != file.size:
-            reasons.append(f"{file.path} is another object than was sent")
+            reasons.append(f"{file.path} is not the object that was sent")
         elif deep and (reason := _differs(store, file, manifest.part_size)):
             reasons.append(reason)
     return tuple(reasons)
@@ -154,12 +154,12 @@ def _differs(store: ObjectStore, file: ManifestFile, part_size: int) -> str:
     hashes = hashes_of(store, file.key, file.file_id, part_size)
     for number, (is_, should) in enumerate(zip(hashes, file.parts_sha1, strict=False), 1):
         if is_ != should:
-            return f"{file.path} part {number} differs from its recorded hash"
-    return "" if len(hashes) == len(file.parts_sha1) else f"{file.path} has another length than recorded"
+            return f"{file.path} part {number} does not match its recorded hash"
+    return "" if len(hashes) == len(file.parts_sha1) else f"{file.path} does not have its recorded length"
 
 
 class _Hashing(io.RawIOBase):
-    """Takes bytes and keeps the hash of each part."""
+    """Hashes the bytes written to it, part by part."""
 
     def __init__(self, part_size: int) -> None:
         super().__init__()

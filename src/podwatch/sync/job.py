@@ -1,4 +1,4 @@
-"""One upload as data: what the child is told on its standard input, and what is still missing."""
+"""One upload as data: the job that the child reads on its standard input, and the files that are still missing."""
 
 import json
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ if TYPE_CHECKING:  # the child, which only reads a job, starts in half the time 
 class JobFile:
     """``path`` is inside the part's directory; ``remote`` is ``<part>/<path>`` as the manifest has it.
 
-    ``upload`` is the store's id of an upload in parts that was begun for this very file and not finished as far as we
-    know; ``parts`` the hashes of its parts that are known to have been sent, by number, and ``ctime_ns`` the file's
-    when it was begun (0: not known).
+    ``upload`` is the store's id of a multi-part upload that was started for this very file and is not known to be
+    finished; ``parts`` the hashes of its parts that are known to have been sent, by number, and ``ctime_ns`` the file's
+    at that start (0: not known).
     """
 
     part: str
@@ -62,10 +62,10 @@ class UploadJob:
     owners: tuple[int, ...] | None = ()
 
     def to_line(self, credentials: Credentials | None) -> bytes:
-        """One JSON line. Holds the secret: goes through a pipe only, never into argv, environment or a log."""
+        """One JSON line. Contains the secret: send it only through a pipe, never in argv, environment or a log."""
         secret = None if credentials is None else [credentials.key_id, credentials.key, credentials.endpoint]
         job = {name: getattr(self, name) for name in _JOB}
-        files = [{name: getattr(file, name) for name in _FILE} for file in self.files]  # ``asdict`` takes ten times it
+        files = [{name: getattr(file, name) for name in _FILE} for file in self.files]  # ``asdict`` is ten times slower
         more = {"roots": dict(self.roots), "files": files, "pins": [asdict(p) for p in self.pins]}
         return json.dumps({**job, **more, "credentials": secret}).encode() + b"\n"
 
@@ -90,12 +90,13 @@ def _from_json(doc: dict[str, Any]) -> JobFile:
 
 
 def keys_for(store_url: str, run_id: str) -> Keys:
-    """The run's object names: a prefix in the store URL goes before them."""
+    """The run's object names, after the prefix in the store URL if there is one."""
     return Keys(run_id, parse_store_url(store_url).prefix)
 
 
 def all_files(contents: "SetContents", keys: Keys) -> tuple[JobFile, ...]:
-    """Every file of the set that travels, in a fixed order. Raises IntegrityError for a name no store could hold."""
+    """Every file of the checkpoint that is sent, in a fixed order. Raises IntegrityError for a name no store can
+    hold."""
     step, save_id = contents.set.step, contents.set.save_id
     return tuple(
         _file(entry, keys.data(step, save_id, f"{entry.part}/{entry.path}"))
@@ -108,7 +109,7 @@ def _file(entry: FileEntry, key: str) -> JobFile:
         entry.path.encode()
     except UnicodeEncodeError:
         raise IntegrityError(
-            "file name is not valid UTF-8", where=repr(entry.path)[:120], fix="rename it; no object store could hold it"
+            "the file name is not valid UTF-8", where=repr(entry.path)[:120], fix="rename it: no store can hold it"
         ) from None
     return JobFile(
         part=entry.part,
@@ -124,7 +125,7 @@ def _file(entry: FileEntry, key: str) -> JobFile:
 
 
 def matches(file: JobFile, done: "UploadedObject | None") -> bool:
-    """Is this very file, unchanged, already in the store according to the journal?"""
+    """Does the journal record this very file, unchanged, as stored?"""
     return done is not None and (done.key, done.size, done.mtime_ns, done.inode, done.device) == (
         file.key,
         file.size,
@@ -139,7 +140,7 @@ def missing(files: tuple[JobFile, ...], done: "Mapping[str, UploadedObject]") ->
 
 
 def taken_up(files: tuple[JobFile, ...], begun: "Mapping[str, BegunUpload]", part_size: int) -> tuple[JobFile, ...]:
-    """The same files, each with what a killed upload left of it, where that was for this very file, in such parts."""
+    """The same files, each with the parts that a killed upload sent, if those fit this very file and part size."""
     return tuple(_taken_up(f, begun.get(f.remote), part_size) for f in files)
 
 
@@ -158,7 +159,7 @@ def left_bytes(
     begun: "Mapping[str, BegunUpload]",
     part_size: int,
 ) -> int:
-    """How much is still to be sent, less the parts that the store is known to have."""
+    """Bytes still to send, less the parts that the store is known to have."""
     left = 0
     for file in taken_up(missing(files, done), begun, part_size):
         left += file.size - sum(min(part_size, file.size - (number - 1) * part_size) for number in file.parts)

@@ -1,4 +1,4 @@
-"""A queue of work and the connections that work it off, as many as help (pace.py)."""
+"""A queue of work and the connections that process it, as many as help (pace.py)."""
 
 import os
 import threading
@@ -11,14 +11,14 @@ from podwatch.sync.pace import WINDOW, Pace
 from podwatch.system.load import busy_seconds
 
 TICK = 0.05
-"""Seconds between looks at the connections: how soon a failure ends all."""
+"""Seconds between checks of the connections: how soon a failure ends all."""
 
 Work = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """CPU seconds so far: ours, and what all others and we have used of what the machine has."""
+    """CPU seconds so far: our own, and those of the whole machine."""
 
     ours: float
     busy: float
@@ -29,8 +29,8 @@ class _Used:
         return cls(time.process_time(), *busy_seconds())
 
     def cores(self, before: "_Used", window: float, available: int) -> float:
-        """How many of the cores that we may use were busy since then. What runs beside us counts: where training, or
-        what our bytes pass through, has the rest, more connections of ours only take it from them."""
+        """How many of the cores that we may use were busy since ``before``. Other processes' load counts: where
+        training or our own network traffic uses the rest, more connections only take CPU from them."""
         total = self.total - before.total
         share = (self.busy - before.busy) / total if total > 0 else 0.0
         return max((self.ours - before.ours) / window, share * available)
@@ -49,7 +49,7 @@ class Lanes:
         self._moved = 0
 
     def moved(self, count: int) -> None:
-        """So many bytes came over the line: what the number of connections is judged by."""
+        """``count`` bytes came over the line; the number of connections is judged by this."""
         with self._lock:
             self._moved += count
 
@@ -71,7 +71,7 @@ class Lanes:
             raise self._failures[0]
 
     def _adjust(self, wanted: int) -> int:
-        """Start what is missing; one that is too many ends after its piece. Returns how many live."""
+        """Start missing connections; a surplus one ends after its piece. Returns how many are running."""
         self._wanted = wanted
         self._threads = {n: t for n, t in self._threads.items() if t.is_alive()}
         for number in range(min(wanted, len(self._work) + len(self._threads))):

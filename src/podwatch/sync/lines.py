@@ -1,4 +1,4 @@
-"""What the upload's and the fetch's processes say to the daemon: one JSON document per line of standard output."""
+"""Messages of the upload and fetch processes to the daemon: one JSON document per line of standard output."""
 
 import json
 import os
@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 TELL_EVERY: Final = 0.25
-"""Seconds between progress lines: enough for a person, nothing for a pipe."""
+"""Seconds between progress lines."""
 
 
 class Lines:
-    """Shared by the connections. A closed pipe means that nobody listens any more: then the process ends."""
+    """Shared by the connections. A closed pipe means that the daemon is gone: the process then ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class Lines:
                 os._exit(1)
 
     def progress(self, details: Callable[[], Mapping[str, Any]]) -> None:
-        """``details`` is asked only when a line is due."""
+        """``details`` is called only when a line is due."""
         now = time.monotonic()
         with self._lock:
             if now - self._told < TELL_EVERY:
@@ -39,7 +39,7 @@ class Lines:
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """One of them, on the daemon's side; empty for what is none."""
+    """Parse one line on the daemon's side; empty if it is none."""
     try:
         message = json.loads(line)
     except ValueError:
@@ -48,8 +48,8 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 
 def job_line() -> bytes:
-    """The one line that the daemon writes to standard input; empty if it ended before. From then on this process ends
-    when standard input closes: nobody wants the result any more."""
+    """The one line that the daemon writes to standard input; empty if the daemon ended first. From then on this process
+    ends when standard input closes."""
     line = first_line()
     if line:
         end_with_input()
@@ -57,7 +57,7 @@ def job_line() -> bytes:
 
 
 def first_line() -> bytes:
-    """The same, for a process that must not have threads yet: it calls ``end_with_input`` when it may."""
+    """The same for a process that must not have threads yet; it calls ``end_with_input`` itself when it may."""
     line = sys.stdin.buffer.readline()
     return line if line.endswith(b"\n") else b""
 
@@ -73,6 +73,6 @@ def _end_with_stdin() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """At once: threads that still wait for the network do not hold us."""
+    """Exit at once, without waiting for threads that still wait for the network."""
     sys.stdout.flush()
     os._exit(code)

@@ -1,8 +1,8 @@
-"""``optional.json`` beside a save's manifest: what travelled with it and is not needed for a resume.
+"""``optional.json`` beside a checkpoint's manifest: the stored parts that a resume does not need.
 
-A manifest of its own, in the same form. ``manifest.json`` and the pointer stay as they were published: a store without
-versions can replace one file at a time, so a manifest that is written anew would, for a moment, not be the one that the
-pointer names. Whoever does not know of it restores what he always did.
+It is a manifest of its own, in the same form, so that ``manifest.json`` and the pointer stay as they were published. A
+store without versions can replace one file at a time: a rewritten manifest would, for a moment, not match the pointer.
+A podwatch that does not know ``optional.json`` restores the rest as always.
 """
 
 from podwatch.domain.errors import IntegrityError
@@ -14,7 +14,7 @@ _LIMIT = 64 << 20
 
 
 def read_optional(store: ObjectStore, keys: Keys, step: int, save_id: str) -> Manifest | None:
-    """None if there is none. Raises IntegrityError for one that cannot be used, RemoteError for store trouble."""
+    """None if there is none. Raises IntegrityError if it cannot be used, RemoteError for store trouble."""
     key = keys.optional(step, save_id)
     found = store.stat(key)
     if found is None:

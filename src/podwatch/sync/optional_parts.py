@@ -1,7 +1,8 @@
-"""Sends what no resume needs after the set itself is published, and sums it up in ``optional.json``.
+"""Sends a checkpoint's optional parts after the checkpoint is published, and lists them in ``optional.json``.
 
-Never in the way: a new set stops it, and it goes on later from the journal; what is missing, changes or is too large is
-left out and said. ``optional.json`` is written when every object that it names is verified, by id.
+Optional parts never delay a checkpoint: a new checkpoint stops their upload, which continues later from the journal. A
+part that is missing, changing or too large is left out and reported. ``optional.json`` is written when every object
+that it names is verified by id.
 """
 
 import asyncio
@@ -34,16 +35,16 @@ from podwatch.system.clock import Clock
 from podwatch.system.threads import Worker
 
 CARRIED = "sync.optional"
-"""Journal key: {"<step>/<save_id>": {part: occasion}} of what was sent."""
+"""Journal key: {"<step>/<save_id>": {part: occasion}} of the sent parts."""
 AGAIN_SECONDS = 600.0
-"""A part that is not there or could not be sent is looked at again after so long; looking costs a listing on disk."""
+"""Seconds until a part that is missing or could not be sent is checked again; a check costs a listing on disk."""
 LOOK_SECONDS = 1.0
-"""How soon an upload of these makes way for a new set."""
+"""Seconds within which such an upload makes way for a new checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """``contents`` holds nothing but the parts that are to be sent now."""
+    """``contents`` contains only the parts to send now."""
 
     occasion: Occasion
     contents: SetContents
@@ -54,7 +55,7 @@ class Ready:
 
 
 class OptionalParts:
-    """Loop-side object of the syncer. ``say`` is told what was sent and what was left out, with the step."""
+    """Loop-side object of the syncer. ``say`` reports what was sent and what was left out, with the step."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class OptionalParts:
         self._told: set[tuple[Occasion, str, str]] = set()
 
     async def next(self, sets: Sequence[CheckpointSet]) -> Ready | None:
-        """What is to be sent now, looked at on disk."""
+        """What to send now, as found on disk."""
         sync = self._settings.sync
         if sync.optional_parts == "none" and not sync.extra:
             return None
@@ -97,15 +98,15 @@ class OptionalParts:
     async def send(
         self, store: ObjectStore, ready: Ready, in_the_way: Callable[[], bool], progress: Callable[[int, int], None]
     ) -> None:
-        """Send it and write it down; what cannot be is left out. Raises RemoteError for store trouble, Superseded when
-        the run is another pod's by now."""
+        """Send and record it; leave out what cannot be sent. Raises RemoteError for store trouble, Superseded when
+        another pod has taken the lease."""
         try:
             sent = await self._send(store, ready, in_the_way, progress)
         except UploadStopped:
-            if not in_the_way():  # the disk needs the room of this set: it is about to go
+            if not in_the_way():  # the disk needs this checkpoint's space: it is about to be removed
                 self._again[ready.occasion] = self._clock.monotonic() + AGAIN_SECONDS
             else:
-                self._again.pop(ready.occasion, None)  # it goes on as soon as there is time
+                self._again.pop(ready.occasion, None)  # continues as soon as there is time
             return
         except (SetVoid, HostError, IntegrityError) as error:
             self._again[ready.occasion] = self._clock.monotonic() + AGAIN_SECONDS
@@ -113,12 +114,12 @@ class OptionalParts:
             return
         if sent:
             step = ready.occasion.step
-            self._say(f"step {step} carries {', '.join(ready.parts)} in the store ({ready.occasion.kind})", step)
+            self._say(f"step {step}: {', '.join(ready.parts)} stored with it ({ready.occasion.kind})", step)
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
     async def _look(self, occasion: Occasion) -> SetContents | None:
-        """The parts that are complete and quiet and were not sent yet; None if there are none."""
+        """The parts that are complete, quiet and not sent yet; None if there are none."""
         checkpoints, sync = self._settings.checkpoints, self._settings.sync
         self._again[occasion] = self._clock.monotonic() + AGAIN_SECONDS
         try:
@@ -160,14 +161,14 @@ class OptionalParts:
     def _leave_out(self, occasion: Occasion, what: str, why: str) -> None:
         if (occasion, what, why) not in self._told:
             self._told.add((occasion, what, why))
-            self._say(f"step {occasion.step}: {what} left out of the store: {why}", occasion.step)
+            self._say(f"step {occasion.step}: {what} is not stored: {why}", occasion.step)
 
     async def _carried(self) -> dict[SaveKey, dict[str, str]]:
         kept = await self._journal.run(Journal.learned, CARRIED, {})
         return {(int(k.partition("/")[0]), k.partition("/")[2]): dict(v) for k, v in kept.items()}
 
     async def _note(self, ready: Ready) -> None:
-        """Of saves that are still in the store only, so that the record does not grow."""
+        """Record only checkpoints that are still in the store, so that the record does not grow."""
         carried, occasion = await self._carried(), ready.occasion
         carried[occasion.key] = {**carried.get(occasion.key, {}), **dict.fromkeys(ready.parts, str(occasion.kind))}
         there = {(p.step, p.save_id) for p in await self._journal.run(Journal.published)}
@@ -187,21 +188,21 @@ class OptionalParts:
         done = await self._journal.run(Journal.objects, *key)
         todo = jobs.missing(files, done)
         if before is not None and not store.versioned and {f.key for f in before.files} & {f.key for f in todo}:
-            # A store without versions keeps one content per name: nothing may go on naming the one before.
+            # A store without versions keeps one content per name: nothing may still name the replaced one.
             await call(self._forget, store, key)
         if todo:
             total = sum(f.size for f in files)
             missing = sum(f.size for f in todo)
             await self._upload(contents, todo, done, in_the_way, lambda n: progress(total - missing + n, total))
         broken = await call(lambda: [f.remote for f in files if not matches_store(store, _named(f, done))])
-        for path in broken:  # sent again with the next look
+        for path in broken:  # sent again at the next check
             await self._journal.run(Journal.save_object, *key, replace(done[path], mtime_ns=-1))
         if broken:
-            raise IntegrityError(f"{len(broken)} uploaded object(s) are missing or differ in the store")
+            raise IntegrityError(f"{len(broken)} uploaded object(s) are missing or different in the store")
         manifest = self._manifest(ready, tuple(_named(f, done) for f in files), before)
         new = before is None or not _same(before, manifest)
         if new and not await call(self._write, store, manifest):
-            raise HostError("the save has left the store meanwhile")
+            raise HostError("the checkpoint was removed from the store meanwhile")
         await self._note(ready)
         return True
 
@@ -226,7 +227,7 @@ class OptionalParts:
                 await asyncio.gather(sending, return_exceptions=True)
 
     def _manifest(self, ready: Ready, files: tuple[ManifestFile, ...], before: Manifest | None) -> Manifest:
-        """With the parts that travelled earlier and are not sent anew."""
+        """With the parts that were sent earlier and are not sent again."""
         links = restorable(files, jobs.manifest_symlinks(ready.contents))
         part_size = self._settings.sync.part_size
         if before is not None and before.part_size == part_size:
@@ -255,7 +256,7 @@ class OptionalParts:
             store.delete(found)
 
     def _write(self, store: ObjectStore, manifest: Manifest) -> bool:
-        """False when the save itself has gone: nothing may be written into a ruin."""
+        """False when the checkpoint itself was removed: write nothing beside a removed checkpoint."""
         _, until = self._confirm(store)
         if store.stat(self._keys.manifest(manifest.step, manifest.save_id)) is None:
             return False

@@ -1,7 +1,7 @@
-"""How many connections, and how fast. The judgement is pure; the limit holds threads back.
+"""Decides how many connections to use (pure), and limits the rate over all threads.
 
 More connections help where each is bound by the network's latency or a limit per connection; where the cores or the
-line are full they only take memory and time from training (facts/b2.md section 4).
+line are full they only take memory and time from training (docs/performance.md).
 """
 
 import threading
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 WINDOW = 0.5
 """Seconds of one measurement: some round trips even at 200 ms, and 32 connections within two seconds."""
 HELPED = 1.15
-"""A growth that brings less than this much more speed is taken back: it was noise, or the line is full."""
+"""A growth that adds less than this share of speed is undone: it was noise, or the line is full."""
 CORES_BUSY = 0.7
-"""Share of the cores in use, by whomever, at which they are the limit, and more connections are only more switching."""
+"""Share of busy cores, by any process, above which CPU is the limit and more connections only cost switching."""
 TRY_AGAIN = 60
 """Windows after which it may try to grow again: lines and neighbours change during a long upload."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """``lanes`` is how many connections there should be now; ``before`` what the last growth came from, if it is not
-    settled yet whether that helped; ``speed`` bytes per second before it."""
+    """``lanes`` is the number of connections wanted now; ``before`` the number before the last growth, while it is not
+    known yet whether that helped; ``speed`` bytes per second before it."""
 
     lanes: int
     most: int
@@ -30,10 +30,10 @@ class Pace:
     rest: int = 0
 
     def after(self, speed: float, cores: float, available: int) -> "Pace":
-        """The next pace, from one window: ``speed`` in bytes/s, ``cores`` in CPU seconds per second in use,
-        of ``available`` ones."""
+        """The next pace after one window: ``speed`` in bytes/s, ``cores`` in use as CPU seconds per second, of
+        ``available`` ones."""
         if speed <= 0:
-            return self  # nothing arrived: an outage says nothing about lanes
+            return self  # nothing arrived: an outage shows nothing about lanes
         if self.before:
             if speed < self.speed * HELPED:
                 return Pace(self.before, self.most, rest=TRY_AGAIN)

@@ -1,10 +1,10 @@
-"""Where a fetched set is built up and how it gets to its place: by renames, and nothing is written over.
+"""The staging area of a restore, and the move of a fetched checkpoint to its place: by renames, overwriting nothing.
 
-The directory it is built in is on the filesystem where it belongs, found out by trying. What is there and differs is
-moved to quarantine first, as a recovery does it, so that ``podwatch quarantine`` shows it and can return it.
+The staging directory is on the filesystem of the checkpoint's place, found out by trying. Existing files that differ
+are moved to quarantine first, as in a recovery, so that ``podwatch quarantine`` shows them and can return them.
 
-Everything works on pinned directories: no link is followed, and a directory of the trainer's is made with its user's
-rights, never made by root and given away by its name.
+All work is on pinned directories: no link is followed, and a directory of the trainer's is created with its user's
+rights, never created by root and given away by name.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from podwatch.system.pinned import STAGING, Identity, PinnedTree
 from podwatch.system.workspace import Workspace
 
 LOCK_SECONDS = 5.0
-"""A restore whose process was killed holds the lock until its child has noticed, within milliseconds."""
+"""Seconds: the child of a killed restore holds the lock until it has noticed, within milliseconds."""
 _PREFIX = "restore-"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one part belongs. ``shared``: its directory belongs to many steps, so its entries are put there one by
-    one. ``home`` is the directory of ours from which a rename gets there."""
+    """Where one part belongs. ``shared``: its directory belongs to many steps, so its entries are moved there one by
+    one. ``home`` is the directory of ours from which a rename works."""
 
     part: str
     target: Path
@@ -40,17 +40,17 @@ class Place:
 
 
 class Placer:
-    """``to`` is a directory of the operator's choice, None: in place. ``owner`` is (uid, gid) of what is restored, None
-    for our own."""
+    """``to`` is a directory that the operator chose, None: in place. ``owner`` is (uid, gid) of the restored files,
+    None for our own."""
 
     def __init__(self, workspace: Workspace, to: Path | None, owner: tuple[int, int] | None) -> None:
         self._workspace, self._to = workspace, to
         self._uid = None if owner is None else owner[0]
         self.tree = workspace.tree if to is None else PinnedTree((to,), owner=self._uid)
-        """What the child that fetches may write to as well."""
+        """Directories to which the fetching child may also write."""
         self._number: int | None = None
         self.set_aside: list[str] = []
-        """What was in the way and is in quarantine now."""
+        """What was in the way and is now in quarantine."""
 
     @property
     def _first(self) -> Path:
@@ -59,8 +59,8 @@ class Placer:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[int]:
-        """No two restores at once build up in the same place: yields a descriptor that holds the lock, for the child to
-        hold, too. Raises Busy."""
+        """Exclude a second restore in the same place: yields a descriptor that holds the lock, which the child holds
+        too. Raises Busy."""
         if self._to is not None:
             self.tree.make(self._to, owner=self._uid)
         else:
@@ -68,7 +68,7 @@ class Placer:
         end = time.monotonic() + LOCK_SECONDS
         while (descriptor := _lock(self.tree, self._first)) is None:
             if time.monotonic() > end:
-                raise Busy("another restore is at work here", where=str(self._first), fix="wait for it, or stop it")
+                raise Busy("another restore is running here", where=str(self._first), fix="wait for it, or stop it")
             time.sleep(0.05)
         try:
             yield descriptor
@@ -80,7 +80,7 @@ class Placer:
             os.close(descriptor)
 
     def homes(self, targets: Mapping[str, Path], shared: frozenset[str]) -> dict[str, Place]:
-        """Where each part is built up. Raises HostError where nothing can be renamed to its place."""
+        """The staging place of each part. Raises HostError where no rename to its place works."""
         places = {}
         found: dict[Path, Path] = {}
         for part, target in sorted(targets.items()):
@@ -95,9 +95,8 @@ class Placer:
         return places
 
     def _standing(self, into: Path) -> Path:
-        """``into``, or the nearest directory above it that exists: what is made below that is on the same filesystem.
-        Nothing of a set is to be seen before it is whole. Raises NotADirectoryError where a link is on the way: before
-        anything is fetched."""
+        """``into``, or its nearest existing ancestor, which is on the same filesystem. An incomplete checkpoint must
+        not be visible. Raises NotADirectoryError where a link is on the path: before anything is fetched."""
         roots = (self._to,) if self._to is not None else self._workspace.roots
         while into not in roots:
             if self.tree.is_directory(into):
@@ -109,7 +108,7 @@ class Placer:
         return into
 
     def forget_others(self, keep: str) -> None:
-        """What earlier restores of other saves have left takes the room that this one needs."""
+        """Remove what earlier restores of other checkpoints left: this one needs the space."""
         homes = corners_of(self._workspace, "staging") if self._to is None else (self._first,)
         for home in homes:
             with contextlib.suppress(OSError):
@@ -125,7 +124,7 @@ class Placer:
     # -- putting it there ---------------------------------------------------------------------------------------------
 
     def put(self, place: Place, name: str, step: int, lineage: str) -> None:
-        """Rename what was built up in ``<home>/<name>/<part>`` to its place. Raises OSError."""
+        """Rename ``<home>/<name>/<part>`` to its place. Raises OSError."""
         staged = place.home / name / place.part
         if not place.shared:
             self._put(staged, place.target, step, lineage)
@@ -135,7 +134,7 @@ class Placer:
         self.tree.rmdir(staged)
 
     def clean(self, places: Mapping[str, Place], name: str) -> None:
-        """All of it is in place."""
+        """Clean up after everything is in place."""
         for home in {place.home for place in places.values()}:
             with contextlib.suppress(OSError):
                 self.tree.rmdir(home / name)
@@ -159,7 +158,7 @@ class Placer:
                 self._number = free_number(self.tree, corners_of(self._workspace, "quarantine"))
             name = f"{len(self.set_aside)}-{target.name}"
             aside = move_aside(self.tree, target, homes, str(self._number), name)
-            # Complete as far as we know: what judges later what may go keeps it until its successor is safe.
+            # Complete as far as we know: retention keeps it until its successor is safe.
             index = {
                 "number": self._number,
                 "step": step,
@@ -176,7 +175,7 @@ class Placer:
         self.set_aside.append(str(target))
 
     def _rename_beside(self, target: Path) -> None:
-        """To ``<name>.aside``, or the next name that is free."""
+        """Rename to ``<name>.aside``, or the next free name."""
         count = 1
         while True:
             name = f"{target.name}.aside" + ("" if count == 1 else f".{count}")
@@ -189,7 +188,7 @@ class Placer:
 
 
 def free_number(tree: PinnedTree, homes: Sequence[Path]) -> int:
-    """Above every numbered directory in any of them."""
+    """A number above every numbered directory in any of them."""
     numbers = [0]
     for home in homes:
         with contextlib.suppress(FileNotFoundError):
@@ -201,20 +200,20 @@ def _is_there(tree: PinnedTree, path: Path) -> bool:
     try:
         return tree.lstat(path) is not None
     except NotADirectoryError:
-        return False  # a link above it: that one is found next
+        return False  # a link above it: it is found next
 
 
 def _lock(tree: PinnedTree, directory: Path) -> int | None:
-    """An exclusive flock on the directory itself; None while another process has it. Nothing is left behind by it."""
+    """An exclusive flock on the directory itself; None while another process has it. It leaves no file behind."""
     try:
         with tree.directory(directory, create=True) as found:
             descriptor = os.dup(found)
     except FileNotFoundError:
-        return None  # the one before has just removed it
+        return None  # the previous holder has just removed it
     try:
         status = os.fstat(descriptor)
         if status.st_uid == os.geteuid() and status.st_mode & 0o077:
-            os.fchmod(descriptor, 0o700)  # whoever can read a directory can lock it
+            os.fchmod(descriptor, 0o700)  # any user that can read a directory can lock it
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if Identity.of(os.fstat(descriptor)) == tree.identity(directory):
             return descriptor

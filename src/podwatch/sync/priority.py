@@ -1,9 +1,9 @@
-"""Gives the upload's process as much of a busy machine as the backup needs (judged in judgement/upload_priority.py).
+"""Gives the upload process as much of a busy machine as the backup needs (judged in judgement/upload_priority.py).
 
-While an upload runs, its rate and its waits for a CPU are looked at every few seconds. A change goes to the running
-child: the weights of its unit under systemd, else autogroup and nice value. Without CAP_SYS_NICE a nice value cannot be
-lowered, and inside a CPU group (a container) only the nice value counts; then another child takes its place, which
-sends the parts that the store does not have yet.
+While an upload runs, its rate and its CPU waits are measured every few seconds. A change goes to the running child: the
+weights of its unit under systemd, else autogroup and nice value. Without CAP_SYS_NICE a nice value cannot be lowered,
+and inside a CPU group (a container) only the nice value counts; then another child replaces it, which sends the parts
+that the store does not have yet.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from podwatch.system.priority import cpu_waits, waited_share
 RATES = "sync.rates"
 """Journal key: the best rate of each of the last uploads, bytes per second."""
 RATES_KEPT = 8
-"""The best of so many uploads is what the line delivers: one that another upload or an outage slowed says nothing."""
+"""The best rate of so many uploads is the line's capacity: a slow upload or an outage alone shows nothing."""
 LEAST_SECONDS, LEAST_BYTES = 1.0, 8 << 20
-"""A shorter upload says little about the line."""
+"""A shorter upload shows little about the line."""
 WINDOW = 3
-"""Looks over which the rate is measured."""
+"""Measurements over which the rate is taken."""
 
 Tell = Callable[..., None]
 """``tell(EventName, message, severity, **fields)``."""
@@ -38,14 +38,14 @@ Tell = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What others know that makes a backup urgent. None: not known."""
+    """Facts from other parts that make a backup urgent. None: not known."""
 
     next_save_in: float | None = None
     """Seconds."""
     save_seconds: float | None = None
-    """From one save to the next."""
+    """Seconds from one save to the next."""
     steps_at_risk: int | None = None
-    """That are not in the store."""
+    """Steps that are not in the store."""
     steps_per_save: int | None = None
     newer_waits: bool = False
     nothing_stored: bool = False
@@ -53,7 +53,7 @@ class Outlook:
 
 
 class Watched(Protocol):
-    """The upload, as far as this needs it."""
+    """The part of the upload that this needs."""
 
     @property
     def pid(self) -> int | None: ...
@@ -66,7 +66,7 @@ class Watched(Protocol):
     @property
     def step(self) -> int: ...
     async def give(self, level: Level) -> bool:
-        """On the running child; False where it did not take all of it."""
+        """Set the running child's level; False where that did not fully work."""
         ...
 
     def replace(self) -> None:
@@ -75,7 +75,7 @@ class Watched(Protocol):
 
 
 class Priority:
-    """Loop-side object. ``outlook`` is asked at each look."""
+    """Loop-side object. ``outlook`` is called at each measurement."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Priority:
         self._max_rate, self.timing = max_rate, timing or Timing()
         self.outlook: Callable[[], Outlook] = Outlook
         self.fixed: Level | None = None
-        """This level, whatever is needed: for measurements."""
+        """A fixed level, whatever is needed: for benchmarks."""
         self._standing = Standing()
         self._rates: list[float] | None = None
         self._pace = UploadPace()
@@ -107,7 +107,7 @@ class Priority:
 
     @property
     def pace(self) -> UploadPace:
-        """What status shows."""
+        """For status."""
         at, standing = self._clock.monotonic(), self._standing
         slow = self._pace.step is not None and policy.slow_because_of_cpu(standing, at, self.timing)
         since = standing.pressed_since if slow else None
@@ -120,7 +120,7 @@ class Priority:
         return 2 * self._starved > self._looks
 
     async def begin(self, *, urgent: bool) -> None:
-        """Before an upload's first child is taken. Unless ``urgent``, nothing raises it."""
+        """Call before an upload's first child is taken. Unless ``urgent``, the priority stays at the lowest."""
         self._urgent = urgent
         if self._rates is None:
             self._rates = _numbers(await self._journal.run(Journal.learned, RATES, []))
@@ -134,7 +134,7 @@ class Priority:
         self._children.level = self.level
 
     def end(self, sent_bytes: int, *, whole: bool) -> None:
-        """The upload has ended, and no child of it runs. ``sent_bytes`` over the line; ``whole``: to its end."""
+        """Call when no child of the upload runs any more. ``sent_bytes`` over the line; ``whole``: it was finished."""
         at = self._clock.monotonic()
         seconds = at - self._began
         if whole and seconds >= LEAST_SECONDS and sent_bytes >= LEAST_BYTES:
@@ -150,7 +150,7 @@ class Priority:
             self._standing = policy.ended(self._standing, at)
 
     async def watch(self, upload: Watched) -> None:
-        """Until cancelled: the looks at one child."""
+        """Measure one child until cancelled."""
         samples: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
         before: tuple[float, dict[int, int]] | None = None
         while True:
@@ -160,12 +160,12 @@ class Priority:
             share = waited_share(before[1], waits, at - before[0]) if before is not None and waits is not None else None
             samples.append((at, upload.line_bytes))
             if len(samples) > 1 and await self._look(upload, samples, share):
-                samples = deque([samples[-1]], maxlen=WINDOW + 1)  # what was before it says nothing about it
+                samples = deque([samples[-1]], maxlen=WINDOW + 1)  # earlier samples say nothing about the new child
             before = (at, dict(waits)) if waits is not None else None
             await self._clock.sleep(self.timing.look)
 
     async def _look(self, upload: Watched, samples: "deque[tuple[float, int]]", share: float | None) -> bool:
-        """True where the priority changes."""
+        """Whether the priority changes."""
         (began, first), (at, last) = samples[0], samples[-1]
         rate = (last - first) / (at - began) if at > began else None
         if rate is not None and at - began >= self.timing.settle:
@@ -201,7 +201,7 @@ class Priority:
 
     async def _carry_out(self, change: Change, upload: Watched) -> None:
         """An autogroup takes effect at once, and where it counts the nice value does not: so a child is replaced only
-        once it still waits for a CPU after that."""
+        if it still waits for a CPU after that."""
         self._children.level = change.level
         again = change.replace
         if not again:
@@ -216,7 +216,7 @@ class Priority:
         which = "the next upload" if step is None else f"the upload of step {step}"
         text = f"{which} runs at {_WORDS[change.level]} priority: {change.reason}"
         if change.level is change.before:
-            text = f"{which} runs in a new process: {change.reason}"
+            text = f"{which} continues in a new process: {change.reason}"
         fields: dict[str, str | int | float | bool] = {
             "level": change.level.word, "before": change.before.word, "new_process": replaced,
         }  # fmt: skip
@@ -235,7 +235,7 @@ def _numbers(kept: object) -> list[float]:
 
 
 async def watched(priority: Priority, upload: Watched, work: Awaitable[None]) -> None:
-    """``work``, with ``priority`` looking at ``upload`` meanwhile. Raises what ``work`` raises."""
+    """Await ``work`` while ``priority`` watches ``upload``. Raises what ``work`` raises."""
     task = asyncio.create_task(priority.watch(upload), name="upload priority")
     try:
         await work

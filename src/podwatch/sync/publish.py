@@ -1,7 +1,7 @@
-"""Publishing: verify every object by id, write the manifest, then move the pointer (DESIGN section 5, promise 1).
+"""Publish a checkpoint: verify every object by id, write the manifest, then move the pointer (docs/sync.md).
 
-Blocking; runs in a thread of the daemon. Each write to the store is an intent first. After a crash ``recover`` asks
-the store what really happened, re-confirms that the run is still ours, and finishes or undoes.
+Blocking; runs in a thread of the daemon. An intent is journaled before each write to the store. After a crash
+``recover`` checks the store's real state, confirms that this pod still holds the lease, and finishes or undoes.
 """
 
 import hashlib
@@ -25,29 +25,29 @@ from podwatch.sync.errors import SaveGone
 
 _POINTER_LIMIT = 1 << 20
 SEQ, LAST = "sync.seq", "sync.pointer"
-"""Names under which the journal remembers the highest seq and the last pointer this writer has published."""
+"""Journal keys: the highest seq and the last pointer that this writer has published."""
 POINTER_VERSIONS = 50
-"""So many versions of the pointer are read at most to find the best one; a daily sweep removes the old ones."""
+"""Versions of the pointer that are read at most to find the best one; a daily sweep removes the old ones."""
 
 Confirm = Callable[[ObjectStore], tuple[int, float]]
-"""Asks the store whether this pod still holds the run: (generation, boottime until which a write may leave)."""
+"""Confirms that this pod still holds the lease: (generation, boottime until which a write may be sent)."""
 
 
 class ObjectsMissing(IntegrityError):  # noqa: N818
-    """Objects that the journal says are in the store are not, or are not what was sent. ``paths`` names them."""
+    """Objects that the journal records as stored are missing or different in the store. ``paths`` names them."""
 
     def __init__(self, paths: Sequence[str], *, where: str) -> None:
         super().__init__(
-            f"{len(paths)} uploaded object(s) are missing or differ in the store",
+            f"{len(paths)} uploaded object(s) are missing or different in the store",
             where=where,
-            fix="they are sent again",
+            fix="podwatch sends them again",
         )
         self.paths = tuple(paths)
 
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """A manifest as the store holds it."""
+    """A manifest as stored."""
 
     key: str
     file_id: str
@@ -60,19 +60,19 @@ def rfc3339(wall: float) -> str:
 
 
 def read_pointer(store: ObjectStore, keys: Keys) -> Pointer | None:
-    """None if there is none. Raises IntegrityError for one that cannot be understood: it is not written over."""
+    """None if there is none. Raises IntegrityError for one that cannot be parsed, which is never overwritten."""
     data = store.get_bytes(keys.latest, limit=_POINTER_LIMIT)
     if data is None:
         return None
     pointer = Pointer.from_bytes(data, where=f"{store.url}/{keys.latest}")
     if pointer.run_id != keys.run_id:
-        raise IntegrityError("pointer belongs to another run", where=f"{store.url}/{keys.latest}")
+        raise IntegrityError("the pointer belongs to another run", where=f"{store.url}/{keys.latest}")
     return pointer
 
 
 def newest_pointer(store: ObjectStore, keys: Keys) -> Pointer | None:
-    """For readers: the highest (generation, seq) of all versions of the pointer, because one that was frozen in the
-    middle of a write may have set the name back for a minute (DESIGN section 4 (f)). One listing, where there are
+    """For readers: the highest (generation, seq) of all versions of the pointer, because a pod that was frozen in the
+    middle of a write may have set the name back for a minute (docs/two-pods.md). One listing, where there are
     versions. Raises as ``read_pointer`` does."""
     newest = read_pointer(store, keys)
     if newest is None or not store.versioned:
@@ -90,7 +90,7 @@ def newest_pointer(store: ObjectStore, keys: Keys) -> Pointer | None:
 
 
 def named_by_others(store: ObjectStore, keys: Keys, writer_id: str) -> frozenset[str]:
-    """Save ids that any version of the pointer by another writer names: a pod that restores may be reading them."""
+    """Save ids that any version of the pointer by another writer names: a restoring pod may be reading them."""
     named = set()
     for version in store.versions(keys.latest) if store.versioned else ():
         if version.key != keys.latest or version.writer_id == writer_id:
@@ -104,35 +104,35 @@ def named_by_others(store: ObjectStore, keys: Keys, writer_id: str) -> frozenset
 
 
 def read_manifest(store: ObjectStore, keys: Keys, pointer: Pointer) -> Manifest:
-    """The manifest a pointer names, checked against it and against its own place. Raises IntegrityError, SaveGone when
-    it is not there."""
+    """The manifest that a pointer names, checked against the pointer and its own place. Raises IntegrityError, SaveGone
+    when it is not there."""
     where = f"{store.url}/{pointer.manifest_key}"
     if pointer.step is None or pointer.manifest_key != keys.manifest(pointer.step, pointer.save_id):
-        raise IntegrityError("pointer names a manifest outside its run", where=f"{store.url}/{keys.latest}")
+        raise IntegrityError("the pointer names a manifest outside its run", where=f"{store.url}/{keys.latest}")
     data = store.get_bytes(pointer.manifest_key, pointer.manifest_file_id)
     if data is None:
-        raise SaveGone("manifest is not in the store", where=where)
+        raise SaveGone("the manifest is not in the store", where=where)
     if len(data) != pointer.manifest_size or not hmac.compare_digest(sha1_hex(data), pointer.manifest_sha1):
-        raise IntegrityError("manifest is not the one the pointer names", where=where)
+        raise IntegrityError("the manifest is not the one that the pointer names", where=where)
     return checked_manifest(keys, data, pointer.step, pointer.save_id, where=where)
 
 
 def checked_manifest(keys: Keys, data: bytes, step: int, save_id: str, *, where: str) -> Manifest:
-    """Parse, and refuse a manifest that speaks of another place than its own (promise 9)."""
+    """Parse, and refuse a manifest that names objects outside its own checkpoint (promise 9)."""
     manifest = Manifest.from_bytes(data, where=where)
     if (manifest.run_id, manifest.step, manifest.save_id) != (keys.run_id, step, save_id):
-        raise IntegrityError("manifest belongs to another save", where=where)
+        raise IntegrityError("the manifest belongs to another checkpoint", where=where)
     for file in manifest.files:
         if not file.path.startswith(f"{file.part}/") or file.key != keys.data(step, save_id, file.path):
-            raise IntegrityError("manifest names an object outside its save", where=where)
+            raise IntegrityError("the manifest names an object outside its checkpoint", where=where)
     for link in manifest.symlinks:
         if not link.path.startswith(f"{link.part}/"):
-            raise IntegrityError("manifest names a link outside its part", where=where)
+            raise IntegrityError("the manifest names a link outside its part", where=where)
     return manifest
 
 
 class Publisher:
-    """One per opened store. ``identity`` is asked at every publication: lineage and W&B ids may have changed."""
+    """One per opened store. ``identity`` is called at every publication: lineage and W&B ids may have changed."""
 
     def __init__(
         self,
@@ -152,9 +152,9 @@ class Publisher:
     # -- publishing -------------------------------------------------------------------------------------------------
 
     def publish(self, manifest: Manifest, *, move_pointer: bool = True) -> PublishedSave:
-        """Raises ObjectsMissing, Superseded or RemoteError; nothing is visible to readers until the very last write.
+        """Raises ObjectsMissing, Superseded or RemoteError; readers see nothing before the very last write.
 
-        ``move_pointer=False`` keeps an older set in the store without making it the newest.
+        ``move_pointer=False`` keeps an older checkpoint in the store without making it the newest.
         """
         self._own(self._current())
         self._verify(manifest.files)
@@ -169,7 +169,9 @@ class Publisher:
         return self._note(pointer, restored=False)
 
     def repoint(self, save: PublishedSave | None) -> None:
-        """Make an older save the newest, as at a step back; None names nothing, as at a deliberate fresh start."""
+        """Make an older checkpoint the newest, as after a step back; None names no checkpoint (a deliberate fresh
+        start).
+        """
         if save is None:
             self._move(None, None)
             return
@@ -182,7 +184,7 @@ class Publisher:
         return read_pointer(self.store, self.keys)
 
     def _own(self, current: Pointer | None) -> tuple[int, int, float]:
-        """The next (generation, seq) and the boottime until which the write may leave, or Superseded."""
+        """The next (generation, seq) and the boottime until which the write may be sent, or Superseded."""
         generation, until = self._confirm(self.store)
         decision = next_pointer(
             current,
@@ -192,9 +194,9 @@ class Publisher:
         )
         if not decision.ok:
             raise Superseded(
-                f"another pod owns this run in the store: {decision.reason}",
+                f"another pod holds this run's lease: {decision.reason}",
                 where=f"{self.store.url}/{self.keys.latest}",
-                fix="stop training here, or take the run over on purpose: podwatch run --take-over",
+                fix="stop training here, or take the lease over: podwatch run --take-over",
             )
         return decision.generation, decision.seq, until
 
@@ -219,7 +221,7 @@ class Publisher:
         return named
 
     def _reusable(self, key: str, manifest: Manifest) -> _Named | None:
-        """A manifest of ours from before a crash, if it says the same about every file."""
+        """A manifest of ours from before a crash, if it lists exactly the same files."""
         found = self.store.stat(key)
         if found is None or not found.ours:
             return None
@@ -242,9 +244,9 @@ class Publisher:
         where = f"{self.store.url}/{named.key}"
         data = self.store.get_bytes(named.key, named.file_id)
         if data is None:
-            raise RemoteError("manifest is not in the store", where=where, fix="it is tried again")
+            raise RemoteError("the manifest is not in the store", where=where, fix="podwatch tries again")
         if sha1_hex(data) != named.sha1 or len(data) != named.size:
-            raise IntegrityError("store returns another manifest than was written", where=where)
+            raise IntegrityError("the store returns a different manifest than podwatch wrote", where=where)
         return checked_manifest(self.keys, data, step, save_id, where=where)
 
     def _move(self, manifest: Manifest | None, named: _Named | None) -> Pointer:
@@ -259,12 +261,12 @@ class Publisher:
         put_before(self.store, self.keys.latest, data, until, self._boottime)
         seen = self._current()
         if seen != pointer:
-            self._journal.settle(intent.id, IntentState.FAILED, "another pointer was read back")
-            self._own(seen)  # raises Superseded when someone newer was faster
+            self._journal.settle(intent.id, IntentState.FAILED, "a different pointer was read back")
+            self._own(seen)  # raises Superseded when a newer writer was faster
             raise RemoteError(
-                "another pointer was read back than was written",
+                "the store returns a different pointer than podwatch wrote",
                 where=f"{self.store.url}/{self.keys.latest}",
-                fix="it is tried again",
+                fix="podwatch tries again",
             )
         self._remember(pointer)
         self._journal.settle(intent.id, IntentState.DONE)
@@ -275,14 +277,14 @@ class Publisher:
         self._journal.learn(SEQ, max(pointer.seq, int(self._journal.learned(SEQ, 0))))
 
     def repair(self, seen: bytes) -> Pointer | None:
-        """Put our last pointer back where another pod, frozen in the middle of a write, has set it back; ``seen`` is
-        what was just read. None where there is nothing to repair. Raises as ``publish`` does."""
+        """Restore our last pointer after another pod, frozen in the middle of a write, has set it back; ``seen`` is the
+        pointer just read. None where there is nothing to repair. Raises as ``publish`` does."""
         kept = self._journal.learned(LAST)
         if not isinstance(kept, str):
             return None
         last = Pointer.from_bytes(kept.encode())
         found = Pointer.from_bytes(seen, where=f"{self.store.url}/{self.keys.latest}")
-        if found.order < last.order:  # read before a publication that came between? Asked again by who publishes
+        if found.order < last.order:  # may predate a publication: the publisher reads again
             now = self._current()
             if now is None:
                 return None
@@ -291,7 +293,7 @@ class Publisher:
             return None
         generation, seq, until = self._own(found)
         if last.generation != generation:
-            return None  # before we took the run over: what others wrote since then is theirs to say
+            return None  # from before we took the lease over: others have written since
         if last.step is not None:
             self._verify(read_manifest(self.store, self.keys, last).files)
         return self._write(replace(last, seq=seq, created_at=rfc3339(self._wall())), until)
@@ -304,13 +306,13 @@ class Publisher:
     # -- after a crash ----------------------------------------------------------------------------------------------
 
     def recover(self) -> tuple[str, ...]:
-        """Finish or undo every open publish intent, and take note of what the pointer names, should the journal have
-        been lost. Returns a line for each. Raises Superseded or RemoteError, with the intents left open: they are
-        looked at again."""
+        """Finish or undo every open publish intent, and record the checkpoint that the pointer names if the journal
+        does not know it. Returns a line for each. Raises Superseded or RemoteError, with the intents left open for the
+        next try."""
         intents = self._journal.open_intents(IntentKind.PUBLISH)
         current = self._current()
         if intents:
-            self._own(current)  # ownership first: an intent of a superseded writer is not carried on
+            self._own(current)  # ownership first: the intents of a superseded writer are not finished
         lines = [self._recover(intent, current) for intent in intents]
         if current is not None and current.step is not None:
             known = {(p.step, p.save_id) for p in self._journal.published()}
@@ -318,28 +320,28 @@ class Publisher:
                 try:
                     self._verify(read_manifest(self.store, self.keys, current).files)
                 except IntegrityError as error:
-                    lines.append(f"the store's newest save is damaged: {error.what}")
+                    lines.append(f"the newest checkpoint in the store is damaged: {error.what}")
                 else:
                     self._note(current, restored=current.writer_id != self._identity().writer_id)
-                    lines.append(f"step {current.step} was found in the store")
+                    lines.append(f"found the checkpoint of step {current.step} in the store")
         return tuple(lines)
 
     def _recover(self, intent: Intent, current: Pointer | None) -> str:
         if intent.data.get("act") != "pointer":
-            # A manifest nobody names has no effect; the next publication of the set takes it over if it is whole.
-            return self._undo(intent, "manifest was being written: the set is published anew")
+            # A manifest that no pointer names has no effect; the next publication reuses it if it is whole.
+            return self._undo(intent, "writing the manifest was interrupted: the checkpoint is published again")
         wanted = Pointer.from_bytes(str(intent.data["pointer"]).encode())
         if current != wanted:
-            return self._undo(intent, "pointer was not written")
+            return self._undo(intent, "the pointer was not written")
         self._remember(wanted)
         if wanted.step is not None:
             try:
                 self._verify(read_manifest(self.store, self.keys, wanted).files)
             except IntegrityError as error:
-                return self._undo(intent, f"pointer was written, but the set is damaged: {error.what}")
+                return self._undo(intent, f"the pointer was written, but the checkpoint is damaged: {error.what}")
             self._note(wanted, restored=False)
         self._journal.settle(intent.id, IntentState.DONE, "found written after a restart")
-        return f"step {wanted.step} was published just before podwatch ended"
+        return f"step {wanted.step} was published just before podwatch stopped"
 
     def _undo(self, intent: Intent, note: str) -> str:
         self._journal.settle(intent.id, IntentState.UNDONE, note)
@@ -365,7 +367,7 @@ def published_from(pointer: Pointer, wall: float, *, restored: bool) -> Publishe
 
 
 def matches_store(store: ObjectStore, file: ManifestFile) -> bool:
-    """Is the object there, by its id, ours and of its size?"""
+    """Is the object stored under its id, with our mark and its size?"""
     found = store.stat(file.key, file.file_id)
     return found is not None and found.ours and found.size == file.size
 

@@ -1,6 +1,6 @@
-"""Removing old saves from the store: the manifest before its objects, only ours, each removal an intent.
+"""Remove old checkpoints from the store: the manifest before its objects, only ours, each removal an intent.
 
-What may go is judged elsewhere (judgement/remote_retention.py); here it is carried out, and after a crash finished.
+judgement/remote_retention.py decides what may be removed; this module removes it, and finishes after a crash.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -18,15 +18,15 @@ from podwatch.sync.publish import Confirm, named_by_others, read_pointer
 
 @dataclass(frozen=True, slots=True)
 class RemotePruned:
-    """``removed`` are (step, save_id, reason); ``warning`` says why nothing more could be removed, if so."""
+    """``removed`` are (step, save_id, reason); ``warning``: why nothing more could be removed, if so."""
 
     removed: tuple[tuple[int, str, str], ...] = ()
     warning: str = ""
 
 
 class RemoteRetention:
-    """Blocking. Never touches a save that the pointer names at this moment. Before anything is deleted ``confirm`` has
-    to say that this pod still holds the run."""
+    """Blocking. Never touches a checkpoint that the pointer names at this moment. Before any deletion ``confirm`` must
+    confirm that this pod still holds the lease."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class RemoteRetention:
         confirm: Confirm,
         kept: Callable[[Iterable[StoredSave]], Collection[tuple[int, str]]] = lambda saves: (),
     ) -> None:
-        """``kept`` names saves that must stay, whatever the policy says."""
+        """``kept`` names checkpoints that must stay, whatever the policy decides."""
         self._store, self._keys, self._journal, self._policy, self._wall = store, keys, journal, policy, wall
         self._writer_id, self._confirm, self._kept = writer_id, confirm, kept
 
     def carry_out(self, *, own_generation: int | None = None) -> RemotePruned:
-        """Finish what a crash interrupted, then remove what may go. Raises RemoteError for store trouble, Superseded
-        where the run is another pod's by now; a key that may not delete is not an error."""
+        """Finish what a crash interrupted, then remove what may be removed. Raises RemoteError for store trouble,
+        Superseded when another pod has taken the lease; a key that cannot delete is not an error."""
         removed: list[tuple[int, str, str]] = []
         try:
             self._confirm(self._store)
@@ -60,7 +60,7 @@ class RemoteRetention:
                 removed.append((step, save_id, str(intent.data.get("reason", ""))))
             others = frozenset[str]()
             if own_generation is not None and own_generation > 1:
-                # Another pod may have been here, and may be restoring what it named.
+                # Another pod may have published, and may be restoring what it named.
                 others = named_by_others(self._store, self._keys, self._writer_id)
             published = self._journal.published()
             plan = plan_remote(
@@ -89,7 +89,7 @@ class RemoteRetention:
         except RemoteError as error:
             if error.transient or isinstance(error, IntegrityError):
                 raise
-            return RemotePruned(tuple(removed), f"old saves stay in the store: {error.what}")
+            return RemotePruned(tuple(removed), f"old checkpoints stay in the store: {error.what}")
         return RemotePruned(tuple(removed))
 
     def _named(self) -> frozenset[str]:
@@ -97,14 +97,16 @@ class RemoteRetention:
         return frozenset() if pointer is None or not pointer.save_id else frozenset({pointer.save_id})
 
     def _remove(self, step: int, save_id: str) -> None:
-        """Everything of ours under the save's own prefix; without the manifest first, a reader would trust a ruin."""
+        """Remove all our objects below the checkpoint's prefix, its manifest first: a reader must not trust a
+        remainder.
+        """
         manifest_key = self._keys.manifest(step, save_id)
         known = next((p for p in self._journal.published() if (p.step, p.save_id) == (step, save_id)), None)
         if known is not None:
             self._store.delete(
                 StoredObject(manifest_key, known.manifest_size, file_id=known.manifest_file_id, ours=True)
             )
-        # In a store with versions, deleting one brings the one before it to light (a part sent twice around a crash).
+        # With versions, deleting one makes the previous one visible (a part sent twice around a crash).
         for _ in range(100):
             objects = [o for o in self._store.list(self._keys.save(step, save_id)) if o.ours]
             for item in sorted(objects, key=lambda o: o.key != manifest_key):

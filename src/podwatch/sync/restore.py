@@ -1,4 +1,4 @@
-"""Restore: find a whole save in the store, fetch and verify it, put it where the trainer expects it.
+"""Restore: find a whole checkpoint in the store, fetch and verify it, move it to where the trainer expects it.
 
 Blocking: for a thread or the command line. Nothing from the store is trusted (fetching.py, publish.checked_manifest);
 ``train_command`` in a manifest is only ever shown.
@@ -41,7 +41,7 @@ _PART = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
 @dataclass(frozen=True, slots=True)
 class RemoteSave:
-    """One save in the store, its manifest checked. ``pointer`` is set for the one that latest.json names."""
+    """One checkpoint in the store, its manifest checked. ``pointer`` is set for the one that latest.json names."""
 
     step: int
     save_id: str
@@ -56,8 +56,8 @@ class RemoteSave:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """``parts`` are the directories now in place; ``set_aside`` went into quarantine; ``refused`` says which saves
-    were passed over and why."""
+    """``parts`` are the directories now in place; ``set_aside`` was moved to quarantine; ``refused``: which checkpoints
+    were passed over, and why."""
 
     step: int
     save_id: str
@@ -81,12 +81,11 @@ class FetchPace:
 
 
 class Restorer:
-    """``store_factory`` opens the store anew for each call, so that it may be used from any thread. ``store_url`` and
-    ``fetcher`` are how the child that does the fetching opens it. ``user`` is the one that training runs as, empty for
-    podwatch's own.
+    """``store_factory`` opens the store again for each call, so that any thread can use it. ``store_url`` and
+    ``fetcher`` are for the child that fetches. ``user`` is the user that training runs as, empty for podwatch's own.
 
-    ``patience``: so many seconds of a store that does not answer are waited out during a fetch, ``waiting`` being told
-    each time why and how long; 0 leaves that to whoever calls."""
+    ``patience``: for so many seconds a fetch waits for a store that does not answer; ``waiting`` is called each time
+    with the reason and the pause. 0 leaves that to the caller."""
 
     def __init__(
         self,
@@ -114,8 +113,8 @@ class Restorer:
     # -- what is there ----------------------------------------------------------------------------------------------
 
     def newest(self, *, exclude: frozenset[int] = frozenset()) -> RemoteSave | None:
-        """The save the pointer names, or the next older one whose manifest is sound; steps in ``exclude`` are passed
-        over. None when there is none, also after a deliberate fresh start. Raises RemoteError."""
+        """The checkpoint that the pointer names, or the next older one with a sound manifest; steps in ``exclude`` are
+        passed over. None when there is none, also after a deliberate fresh start. Raises RemoteError."""
         store = self._open()
         try:
             return next((s for s in self._candidates(store, [], None) if s.step not in exclude), None)
@@ -123,7 +122,7 @@ class Restorer:
             store.close()
 
     def _candidates(self, store: ObjectStore, refused: list[str], step: int | None) -> Iterator[RemoteSave]:
-        """Best first. What cannot be used is told in ``refused``."""
+        """Best first. Adds the reasons for unusable ones to ``refused``."""
         pointer, named = None, None
         try:
             pointer = newest_pointer(store, self._keys)
@@ -139,7 +138,7 @@ class Restorer:
             if pointer is not None and (found.key, found.file_id) == (pointer.manifest_key, pointer.manifest_file_id):
                 continue
             if step is None and named is not None and found.uploaded_wall > named.uploaded_wall:
-                continue  # left behind by a step back: newer, but not wanted
+                continue  # left behind by a step back: newer, but not to be used
             try:
                 save = self._unnamed(store, found)
             except IntegrityError as error:
@@ -180,7 +179,7 @@ class Restorer:
         where = f"{store.url}/{found.key}"
         data = store.get_bytes(found.key, found.file_id)
         if data is None:
-            raise SaveGone("manifest is not in the store any more", where=where)
+            raise SaveGone("the manifest is not in the store any more", where=where)
         step, save_id = found.key.split("/")[-3:-1]
         manifest = checked_manifest(self._keys, data, int(step.removeprefix("step_")), save_id, where=where)
         return RemoteSave(
@@ -197,11 +196,11 @@ class Restorer:
         progress: RestoreProgress | None = None,
         all_parts: bool = False,
     ) -> RestoreReport:
-        """Put the newest whole save (or that of ``step``) in place, or below ``to`` as ``<to>/<part>/...``.
+        """Put the newest whole checkpoint (or that of ``step``) in place, or below ``to`` as ``<to>/<part>/...``.
 
-        A save that turns out damaged is passed over for the next older one; one that is removed while it is fetched,
-        for the newer one that replaced it. Raises RemoteError when none is whole, HostError for trouble on this pod.
-        ``all_parts``: also what no resume needs, where it is whole.
+        If a checkpoint is damaged, the next older one is used; if it is removed during the fetch, the newer one that
+        replaced it. Raises RemoteError when none is whole, HostError for trouble on this pod. ``all_parts``: also the
+        optional parts, where they are whole.
         """
         store = self._open()
         refused: list[str] = []
@@ -215,11 +214,11 @@ class Restorer:
                 )
                 refused += [n for n in notes if n not in refused]
                 if save is None:
-                    what = "no whole checkpoint in the store" if step is None else f"step {step} is not in the store"
-                    fix = "podwatch store ls shows what is there"
+                    what = f"no whole checkpoint{'' if step is None else f' of step {step}'} is in the store"
+                    fix = "`podwatch store ls` lists the checkpoints in the store"
                     if step is None and self._started_afresh(store):
-                        what = "this run was started afresh and has not stored a checkpoint since"
-                        fix = "`podwatch restore --step N` takes one from before; `podwatch store ls` lists them"
+                        what = "this run was started from the beginning (--fresh) and has not stored a checkpoint since"
+                        fix = "`podwatch restore --step N` restores an earlier one; `podwatch store ls` lists them"
                     raise RemoteError(
                         what + (f" ({'; '.join(refused)})" if refused else ""),
                         where=f"{store.url}/{self._keys.root}",
@@ -235,9 +234,9 @@ class Restorer:
                     return replace(report, optional=self._beside(store, save, to)) if all_parts else report
         except OSError as error:
             raise HostError(
-                f"restore cannot write here: {error.strerror or error}",
+                f"the restore cannot write here: {error.strerror or error}",
                 where=str(error.filename or to or self._workspace.staging),
-                fix="make room or correct the rights, then restore again: it goes on where it was",
+                fix="free space or correct the permissions, then restore again; it continues from there",
             ) from error
         finally:
             store.close()
@@ -252,9 +251,9 @@ class Restorer:
         manifest = save.manifest
         if self._layout.name != manifest.layout and to is None:
             raise HostError(
-                f"save of step {save.step} has the layout {manifest.layout!r}, this run {self._layout.name!r}",
+                f"step {save.step} was saved with the layout {manifest.layout!r}, this run has {self._layout.name!r}",
                 where="[trainer] layout",
-                fix="correct the layout, or restore with --to DIR",
+                fix="correct the layout, or restore into another directory with --to DIR",
             )
         parts = by_part(manifest.files)
         check_links(manifest.files, manifest.symlinks)
@@ -287,7 +286,7 @@ class Restorer:
                     placer.put(places[part], name, save.step, manifest.lineage)
                 placer.clean(places, name)
             except IntegrityError as error:
-                placer.forget(places, name)  # never whole: its room is for another
+                placer.forget(places, name)  # never complete: another checkpoint needs the space
                 self._journal.settle(intent.id, IntentState.FAILED, error.what)
                 raise
             except PodwatchError as error:
@@ -295,7 +294,7 @@ class Restorer:
                 raise
             if to is None:
                 self._note(save)
-                # A set that its tracker does not know counts as not finished; one that names a step is the trainer's.
+                # Without its tracker a checkpoint counts as unfinished; a tracker that names a step is the trainer's.
                 tracker_files.repair(self._layout.trackers(save.step), self._workspace.tree, only_missing=True)
             self._journal.settle(intent.id, IntentState.DONE)
         if progress is not None:
@@ -318,7 +317,7 @@ class Restorer:
         return owner_of(to or self._workspace.output_dir, self._user if to is None else "")
 
     def _job(self, to: Path | None, **fields: Any) -> FetchJob:
-        """Made when all staging directories are there. Raises RootReplaced."""
+        """Call when all staging directories exist. Raises RootReplaced."""
         pins = self._workspace.tree.pins() if to is None else (pin_of(to),)
         return FetchJob(store=self._store_url, writer_id=self._writer_id, pins=pins, **fields, **asdict(self._pace))
 
@@ -336,12 +335,12 @@ class Restorer:
         )
 
     def kill(self) -> None:
-        """End a fetch that is running, from any thread; the next one goes on where it was."""
+        """End a running fetch, from any thread; the next one continues from there."""
         self._killed.set()
         self._fetcher.kill()
 
     def _fetch_patiently(self, job: FetchJob, told: Callable[[int], None], lock: int) -> Fetched:
-        """Through outages: what was staged stays, so each try goes on where the one before was."""
+        """Fetch through outages: staged bytes stay, so each try continues the one before."""
         self._killed.clear()
         before, last, waited = 0, 0, 0.0
 
@@ -357,17 +356,17 @@ class Restorer:
             except IntegrityError:
                 raise
             except RemoteError as error:
-                waited = 0.0 if last else waited  # something came: a new outage
+                waited = 0.0 if last else waited  # bytes arrived: this is a new outage
                 pause = min(60.0, max(5.0, waited))
                 if not error.transient or waited + pause > self._patience:
                     raise
                 self._waiting(error, pause)
             before, last, waited = before + last, 0, waited + pause
             if self._killed.wait(pause):
-                raise HostError("restore was stopped", where=f"step {job.step}", fix="the next one goes on from there")
+                raise HostError("the restore was stopped", where=f"step {job.step}", fix="the next one continues there")
 
     def _intent(self, save: RemoteSave, job: FetchJob) -> Intent:
-        """The one a killed restore of this very save left open, or a new one."""
+        """The intent that a killed restore of this checkpoint left open, or a new one."""
         staging = sorted(set(job.staging.values()))
         for intent in self._journal.open_intents(IntentKind.RESTORE):
             if intent.data.get("staging") == staging:
@@ -377,7 +376,7 @@ class Restorer:
 
     def _target(self, part: str, step: int, to: Path | None) -> Path:
         if not _PART.match(part):
-            raise IntegrityError("manifest names an impossible part", where=repr(part)[:80])
+            raise IntegrityError("the manifest names an impossible part", where=repr(part)[:80])
         if to is not None:
             return to / part
         try:
@@ -386,8 +385,8 @@ class Restorer:
             raise IntegrityError(f"layout {self._layout.name!r} has no part {part!r}", where="manifest.json") from None
 
     def _note(self, save: RemoteSave) -> None:
-        """The set is in the store already: it must not be sent again (its mtimes are restored, so its id is equal).
-        Its W&B ids are kept, where they are ids: a new pod knows no others."""
+        """Record the checkpoint as stored: it must not be sent again (its mtimes are restored, so its id is equal).
+        Keep its W&B ids, if they are valid ids: a new pod knows no others."""
         ids = valid_ids(save.manifest.wandb) or valid_ids(save.pointer.wandb if save.pointer is not None else {})
         self._journal.learn(FROM_STORE, ids)
         if any((p.step, p.save_id) == (save.step, save.save_id) for p in self._journal.published()):
@@ -414,8 +413,8 @@ class Restorer:
 
 
 def owner_of(path: Path, user: str) -> tuple[int, int] | None:
-    """Restored files belong to the user that training runs as, else to whom the directory belongs to; only root can
-    and need change that."""
+    """Owner of restored files: the user that training runs as, else the owner of the directory; only root can and must
+    change that."""
     if os.geteuid() != 0:
         return None
     if user:
@@ -423,7 +422,7 @@ def owner_of(path: Path, user: str) -> tuple[int, int] | None:
             entry = pwd.getpwnam(user)
         except KeyError:
             raise ConfigurationError(
-                f"there is no user {user!r} on this machine", where="[trainer] user", fix="create it, or correct it"
+                f"user {user!r} not found on this machine", where="[trainer] user", fix="create it, or correct it"
             ) from None
         return entry.pw_uid, entry.pw_gid
     for candidate in (path, *path.parents):

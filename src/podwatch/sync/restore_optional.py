@@ -1,6 +1,6 @@
-"""Bringing what no resume needs, for who asks for it: after the set itself is in place, part by part.
+"""Fetches optional parts on request, part by part, after the checkpoint itself is in place.
 
-One that is damaged in the store, or that has no place here, is left out and said: the set stands without it.
+A part that is damaged in the store, or has no place here, is left out and reported: the checkpoint is valid without it.
 """
 
 import re
@@ -24,7 +24,7 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """``parts`` are the directories now in place, ``left_out`` says what is not and why."""
+    """``parts`` are the directories now in place; ``left_out``: which are not, and why."""
 
     parts: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -41,14 +41,14 @@ def bring_optional(
     job: Callable[..., FetchJob],
     fetch: Callable[[FetchJob, int], Fetched],
 ) -> Brought:
-    """``job`` makes a job of these fields; ``placer`` is a new one. Raises RemoteError for store trouble, HostError and
-    OSError for trouble on this pod."""
+    """``job`` makes a job from these fields; ``placer`` is a new one. Raises RemoteError for store trouble, HostError
+    and OSError for trouble on this pod."""
     try:
         manifest = read_optional(store, keys, required.step, required.save_id)
     except IntegrityError as error:
         return Brought(left_out=(f"optional parts: {error}",))
     if manifest is None:
-        return Brought(left_out=(f"no optional parts were stored with step {required.step}",))
+        return Brought(left_out=(f"the store has no optional parts of step {required.step}",))
     name = f"restore-{manifest.step}-{manifest.save_id}-{sha1_hex(manifest.to_bytes())[:8]}"
     brought: list[str] = []
     left_out: list[str] = []
@@ -89,7 +89,7 @@ def bring_optional(
 
 
 def _target(layout: Layout, part: str, step: int, to: Path | None) -> Path:
-    """What came from all over output_dir is not put back over what lies there now."""
+    """Files that came from all over output_dir are not put back over the files there now."""
     if to is not None:
         return to / part
     if part == EXTRA:

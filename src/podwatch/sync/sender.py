@@ -1,4 +1,4 @@
-"""Sending one set: what is missing, the child that sends it, and the manifest that sums it up."""
+"""Sends one checkpoint: finds the missing files, runs the child that sends them, publishes the manifest."""
 
 import asyncio
 import contextlib
@@ -34,13 +34,13 @@ from podwatch.system.workspace import Workspace
 
 Write = Callable[[Journal], None]
 OUTRUN = "sync.outrun"
-"""Journal key: true once the trainer removed a set while it was being sent."""
+"""Journal key: true once the trainer removed a checkpoint while it was being sent."""
 HELD_LOOK = 5.0
-"""Seconds between looks at the disk's room while a set is held: it does not fill faster than a save is written."""
+"""Seconds between checks of disk space while a checkpoint is held: the disk fills no faster than a save is written."""
 
 
 class Sender:
-    """``running`` is the child at work, if there is one."""
+    """``running`` is the working child, if there is one."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Sender:
         self._workspace = workspace or Workspace(trainer.output_dir, beside=beside)
         self._holder = Holder(self._workspace, journal.sync, settings.disk.margin)
         self._held: Held | None = None
-        """Kept until its checkpoint is published or given up: through an outage of the store, too."""
+        """Kept until its checkpoint is published or given up, also through an outage of the store."""
         self._watching: asyncio.Task[None] | None = None
         self.children = Children(settings.sync.store, OwnUnit())
         self.priority = Priority(clock, journal, self.children, tell, max_rate=float(settings.sync.max_rate or 0))
 
     async def take_over(self, published: Collection[tuple[int, str]]) -> None:
-        """At the start: keep what an earlier podwatch held and did not publish, and let go of everything else."""
+        """At the start: keep what an earlier podwatch held and did not publish, and release all else."""
         lineage = self._identity().lineage
 
         def wanted(held: Held) -> bool:
@@ -81,11 +81,11 @@ class Sender:
 
     @property
     def held(self) -> CheckpointSet | None:
-        """The checkpoint of which we hold every file, whatever the trainer does with its own names."""
+        """The checkpoint of which podwatch holds every file by hard links, whatever the trainer removes."""
         return None if self._held is None or self._held.lineage != self._identity().lineage else self._held.contents.set
 
     async def drop(self, step: int, save_id: str | None = None) -> None:
-        """Let go of this checkpoint, if it is held and not being sent."""
+        """Release this checkpoint, if it is held and not being sent."""
         if self._held is None or self.running is not None:
             return
         held = self._held.contents.set
@@ -93,30 +93,30 @@ class Sender:
             await self._let_go()
 
     async def close(self) -> None:
-        """What is held stays: the next podwatch finishes it, or lets go."""
+        """A held checkpoint stays: the next podwatch finishes or releases it."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         await self.children.close()
 
     async def check(self) -> None:
-        """Raises RootReplaced where the run's directories are not ours to read from: nothing is sent or published."""
+        """Raises RootReplaced where podwatch must not read the run's directories: nothing is sent or published."""
         await self._worker.call(self._workspace.check)
 
     async def contents(self, chosen: CheckpointSet) -> SetContents:
-        """What is to be sent. Raises SetVoid when the set is no longer the one that was found complete."""
+        """The files to send. Raises SetVoid when the checkpoint is no longer the one that was found complete."""
         if self._held is not None and self._held.is_of(chosen.step, chosen.save_id):
             if not await self._worker.call(self._holder.unchanged, self._held):
-                raise SetVoid("set is another one now", where=f"step {chosen.step}")
+                raise SetVoid("the step was saved again, so this checkpoint is gone", where=f"step {chosen.step}")
             return self._held.contents
         try:
             contents = await self._worker.call(self._catalogue.contents, chosen.step)
         except (OSError, PodwatchError) as error:
-            raise SetVoid(f"set is gone: {error}", where=f"step {chosen.step}") from error
+            raise SetVoid(f"the checkpoint is gone: {error}", where=f"step {chosen.step}") from error
         if not contents.set.complete or contents.set.save_id != chosen.save_id:
-            raise SetVoid("set is another one now", where=f"step {chosen.step}")
+            raise SetVoid("the step was saved again, so this checkpoint is gone", where=f"step {chosen.step}")
         if contents.set.held:
-            raise SetVoid(f"set is held back: {contents.set.held}", where=f"step {chosen.step}")
+            raise SetVoid(f"the checkpoint is held back: {contents.set.held}", where=f"step {chosen.step}")
         return contents
 
     async def upload(
@@ -130,9 +130,8 @@ class Sender:
     ) -> None:
         """Send ``todo`` in a child process and add to ``done`` what arrived. Raises as ``Upload.run`` does.
 
-        ``hold``, and for each set once one was removed by the trainer while it was sent: every file is held by links
-        of our own, until ``publish`` has ended or the set is given up.
-        """
+        With ``hold``, and always once the trainer has removed a checkpoint during its upload, podwatch holds every file
+        by its own hard links until ``publish`` has ended or the checkpoint is given up."""
         if self._held is not None and not self._held.is_of(contents.set.step, contents.set.save_id):
             await self._let_go()
         if self._held is None and (hold or await self._journal.run(Journal.learned, OUTRUN, False)):
@@ -150,16 +149,16 @@ class Sender:
             cramped = watching is not None and watching.done()
             await self._after(error)
             if cramped and isinstance(error, UploadStopped):
-                raise SetVoid("the trainer removed it and the next save needs its room", where=error.where) from error
+                raise SetVoid("the trainer removed it and the next save needs its space", where=error.where) from error
             raise
 
     async def _after(self, error: BaseException) -> None:
-        """Trouble of the store passes, and podwatch starts again: the set is kept for that. All else is about it."""
+        """Keep held files through store trouble and podwatch's own stop; every other error ends the checkpoint."""
         if not isinstance(error, (RemoteError, RootReplaced, asyncio.CancelledError)):
             await self._let_go()
 
     def _hold(self, contents: SetContents) -> Held | None:
-        """What is held is sent from directories of ours: whose it is must be judged before. Blocks."""
+        """Held files are sent from our own directories, so their owners must be judged before. Blocks."""
         with contextlib.suppress(OSError):
             check_contents(self._workspace.tree, contents, owners_of(self._workspace.tree))
             return self._holder.hold(contents, self._identity().lineage)
@@ -170,11 +169,11 @@ class Sender:
         self._watching = asyncio.create_task(self._watch(held), name="held checkpoint")
 
     async def _watch(self, held: Held) -> None:
-        """Ends when the set was let go because the disk needs the room of what only we have; its upload is stopped."""
+        """Ends when the checkpoint was released because the disk needs its space; its upload is then stopped."""
         while not await self._cramped(held):
             await self._clock.sleep(HELD_LOOK)
         if self.running is not None:
-            self.running.kill()  # who waits for it lets go
+            self.running.kill()  # its caller releases the checkpoint
         else:
             await self._let_go()
 
@@ -182,7 +181,7 @@ class Sender:
         try:
             return await self._worker.call(self._holder.cramped, held)
         except (OSError, HostError):
-            return False  # its directory cannot be looked at; sending it finds out why
+            return False  # its directory cannot be read; sending it finds out why
 
     async def _let_go(self) -> None:
         held, self._held = self._held, None
@@ -202,11 +201,11 @@ class Sender:
         held: bool = False,
         urgent: bool = False,
     ) -> None:
-        """As ``upload``, and nothing is held by this: for what may as well be left out. ``held``: the files are links
-        of ours, and whose they are was judged before they were made. Unless ``urgent``, at the lowest priority.
+        """As ``upload``, but holds nothing: for parts that may be left out. ``held``: the files are links of ours, and
+        their owners were judged before the links were made. Unless ``urgent``, at the lowest priority.
 
-        A child that cannot be given the priority that the upload needs is replaced, and the next one sends the parts
-        that are missing then.
+        A child that cannot be given the needed priority is replaced, and the next one sends the parts that are still
+        missing.
         """
         await self.priority.begin(urgent=urgent)
         total, line, whole = sum(f.size for f in todo), 0, False
@@ -220,7 +219,7 @@ class Sender:
                 job, heard = await self._job(contents, missing, done, held=held)
                 credentials = await self._worker.call(self._credentials)
                 if before is not None and before.killed:  # in between
-                    raise UploadStopped("upload was stopped", where=f"step {job.step}")
+                    raise UploadStopped("the upload was stopped", where=f"step {job.step}")
                 there = total - sum(f.size for f in missing)
                 upload = self.running = Upload(job, self.children)
                 try:
@@ -244,7 +243,7 @@ class Sender:
         *,
         held: bool,
     ) -> tuple[jobs.UploadJob, Heard]:
-        """What a child is told, and what is done with what it says: it goes to the journal, and into ``done``."""
+        """The child's job, and the handler of its messages: they are recorded in the journal and in ``done``."""
         pins = await self._worker.call(self._workspace.tree.pins)
         owners = None if held else await self._worker.call(owners_of, self._workspace.tree)
         step, save_id = contents.set.step, contents.set.save_id
@@ -293,7 +292,7 @@ class Sender:
             file = expected[str(message["remote"])]
             source = {"device": file.device, "inode": file.inode, "size": file.size, "mtime_ns": file.mtime_ns}
             if message["source"] != source or message["size"] != file.size:
-                raise SetVoid("file changed while it was read", where=file.remote)
+                raise SetVoid("a file changed while it was read", where=file.remote)
             done[file.remote] = obj = UploadedObject(
                 path=file.remote,
                 part=file.part,
@@ -315,7 +314,7 @@ class Sender:
             try:
                 writes.extend(kinds[m["type"]](m) for m in messages)
             finally:
-                await self._journal.run(Journal.together, writes)  # what came before a changed file, too
+                await self._journal.run(Journal.together, writes)  # also what came before a changed file
 
         await self._worker.call(lambda: lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700))
         return job, heard
@@ -327,7 +326,8 @@ class Sender:
         files: tuple[jobs.JobFile, ...],
         done: dict[str, UploadedObject],
     ) -> PublishedSave:
-        """Verify, write manifest and pointer. An older set of this lineage is kept without moving the pointer."""
+        """Verify, write manifest and pointer. An older checkpoint of this lineage is stored without moving the
+        pointer."""
         try:
             saved = await self._publish(publisher, contents, files, done)
         except BaseException as error:
@@ -366,7 +366,7 @@ class Sender:
             wandb=dict(identity.wandb),
         )
         published = await self._journal.run(Journal.published)
-        # What an older podwatch published of a stray directory must not keep the pointer from what is trained.
+        # A stray directory that an older podwatch published must not keep the pointer from the trained checkpoints.
         odd = {(s.step, s.save_id) for s in self._catalogue.sets if not s.of_line}
         line = (p for p in published if p.lineage == identity.lineage and (p.step, p.save_id) not in odd)
         newer = any(NO_TRAINING > p.step > chosen.step for p in line)
@@ -380,21 +380,21 @@ class Sender:
             raise
 
     async def _still_there(self, chosen: CheckpointSet) -> None:
-        """A set that is held back since is not published. One that changed since its first file was read is void. One
-        that was removed whole is not: what was sent was the complete set. Nor is one of which we hold every file, as it
-        was."""
+        """Raises SetVoid for a checkpoint that is held back meanwhile, or that changed since its first file was read.
+        One that was removed whole is still published: the complete checkpoint was sent. So is one whose every file we
+        hold unchanged."""
         if held := next((s.held for s in self._catalogue.sets if s.step == chosen.step), ""):
-            raise SetVoid(f"set is held back: {held}", where=f"step {chosen.step}")
+            raise SetVoid(f"the checkpoint is held back: {held}", where=f"step {chosen.step}")
         if self._held is not None and self._held.is_of(chosen.step, chosen.save_id):
             if not await self._worker.call(self._holder.unchanged, self._held):
-                raise SetVoid("set changed while it was uploaded", where=f"step {chosen.step}")
+                raise SetVoid("the checkpoint changed while it was uploaded", where=f"step {chosen.step}")
             return
         try:
             now = (await self._worker.call(self._catalogue.contents, chosen.step)).set
         except HostError:
             return
         if now.save_id != chosen.save_id:
-            raise SetVoid("set changed while it was uploaded", where=f"step {chosen.step}")
+            raise SetVoid("the checkpoint changed while it was uploaded", where=f"step {chosen.step}")
 
 
 def _beyond(there: int, progress: Callable[[int], None]) -> Callable[[int], None]:
@@ -402,6 +402,6 @@ def _beyond(there: int, progress: Callable[[int], None]) -> Callable[[int], None
 
 
 def _gone(contents: SetContents) -> bool:
-    """Is a file of the set no longer there under any content? Blocks."""
+    """Is a file of the checkpoint gone, under any content? Blocks."""
     roots = {p.part.name: p.part.path for p in contents.parts}
     return any(not (roots[f.part] / f.path).exists() for f in contents.files)

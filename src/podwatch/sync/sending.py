@@ -1,8 +1,8 @@
-"""One queue of parts over all files of a set, and the connections that work it off (DESIGN section 5).
+"""One queue of parts over all files of a checkpoint, and the connections that send them.
 
-Each part is read once, hashed while it leaves, and compared with the store's answer. A large file is begun by the
-connection that comes to it first and finished by the one that sends its last part; what the store has of it from
-before a kill is not sent again.
+Each part is read once, hashed while it is sent, and compared with the store's answer. The connection that comes to a
+large file first starts its upload, and the one that sends its last part finishes it; parts that the store has from
+before a kill are not sent again.
 """
 
 import contextlib
@@ -25,19 +25,19 @@ from podwatch.system.pinned import open_pinned, open_regular
 
 
 class SourceChanged(PodwatchError):  # noqa: N818
-    """A file is not what the catalogue saw: the set is void."""
+    """A file is not as it was found complete: the checkpoint is void."""
 
 
 class SourceForeign(PodwatchError):  # noqa: N818
-    """A file is not the training's: the set is void."""
+    """A file does not belong to the training: the checkpoint is void."""
 
 
 Say = Callable[..., None]
-"""``say(type, **details)``: what the daemon is told."""
+"""``say(type, **details)``: sends a message to the daemon."""
 
 
 class _File:
-    """One file on its way. Its lock guards everything but the sending of parts."""
+    """One file in flight. Its lock guards everything but the sending of parts."""
 
     def __init__(self, job: UploadJob, file: JobFile) -> None:
         self.job, self.file = job, file
@@ -45,7 +45,7 @@ class _File:
         self.large = file.size > job.part_size
         self.lock = threading.Lock()
         self.left = len(self.spans) if self.large else 1
-        """Parts that nobody has sent yet; whoever brings it to zero finishes the file."""
+        """Number of unsent parts; the connection that makes it zero finishes the file."""
         self.hashes: dict[int, str] = {}
         self.upload = ""
         self.stored: StoredObject | None = None
@@ -58,17 +58,17 @@ class _File:
         return self._source
 
     def forget(self, offset: int, length: int) -> None:
-        """What was sent need not stay in the page cache: training wants that memory."""
+        """Drop sent bytes from the page cache: training needs that memory."""
         if self._source is not None:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._source.descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
     def unchanged(self) -> None:
-        """Raises SourceChanged if the file was written to, replaced or taken away while it was read."""
+        """Raises SourceChanged if the file was written to, replaced or removed while it was read."""
         source = self.source()
         if _identity(os.fstat(source.descriptor)) != _expected(self.file):
-            raise SourceChanged("file changed while it was read", where=self.file.remote)
-        os.close(_open(self.job, self.file))  # and the name still leads to it
+            raise SourceChanged("the file changed while it was read", where=self.file.remote)
+        os.close(_open(self.job, self.file))  # and the name still refers to it
 
     def close(self) -> None:
         source, self._source = self._source, None
@@ -88,7 +88,7 @@ class Sending:
         progress: Callable[[int], None],
         there: Callable[[int], None] | None = None,
     ) -> None:
-        """``progress``: bytes that have left; ``there``: bytes that the store had already (``progress`` without it)."""
+        """``progress``: bytes sent; ``there``: bytes that the store had already (not part of ``progress``)."""
         self._there = there or progress
         self._job, self._store, self._say = job, store, say
         self._limit = RateLimit(job.max_rate, time.monotonic, time.sleep)
@@ -118,7 +118,7 @@ class Sending:
                 self._transfer(file, source, number)
             except IntegrityError as error:
                 if os.fstat(source.descriptor).st_size != file.file.size:
-                    raise SourceChanged("file changed while it was read", where=file.file.remote) from error
+                    raise SourceChanged("the file changed while it was read", where=file.file.remote) from error
                 raise
         with file.lock:
             file.left -= 1
@@ -138,7 +138,7 @@ class Sending:
         file.forget(offset, length)
 
     def _begin(self, file: _File) -> None:
-        """Once per file, by whoever comes first: take up what a killed upload left, or begin anew."""
+        """Once per file, by the connection that comes first: continue a killed upload, or start one."""
         if file.upload:
             return
         left = file.file.upload
@@ -156,7 +156,7 @@ class Sending:
         sizes = {number: length for number, (_, length) in enumerate(file.spans, 1)}
         known = file.file.parts
         if any(sizes.get(n) != p.size or known.get(n, p.sha1) != p.sha1 for n, p in there.items()):
-            self._store.cancel_large(upload)  # of another part size, or not what we sent
+            self._store.cancel_large(upload)  # another part size, or not what we sent
             return False
         if not self._same_bytes(file, {n: part.sha1 for n, part in there.items()}):
             self._store.cancel_large(upload)
@@ -166,8 +166,8 @@ class Sending:
         return True
 
     def _was_finished(self, file: _File, upload: str) -> bool:
-        """Did the finish happen, and only its answer was lost? Only a store with versions can tell, and only where all
-        hashes of what was sent are known; else the file is sent anew."""
+        """Was the upload finished, and only the answer lost? Only a store with versions can show that, and only where
+        all hashes of the sent parts are known; else the file is sent again."""
         if not self._store.versioned or set(file.file.parts) != set(range(1, len(file.spans) + 1)):
             return False
         found = self._store.stat(file.file.key, upload)
@@ -180,9 +180,8 @@ class Sending:
         return True
 
     def _same_bytes(self, file: _File, hashes: Mapping[int, str]) -> bool:
-        """Size and mtime can be set, ctime cannot: where it is another one than when the upload began, the parts that
-        the store has are read and compared. That costs no line, and they need not be sent again if they are the same.
-        """
+        """Size and mtime can be set, ctime cannot: if it differs from the one at the start of the upload, the stored
+        parts are compared with the file by hash. That costs no traffic, and equal parts are not sent again."""
         source = file.source()
         if file.file.ctime_ns in (0, os.fstat(source.descriptor).st_ctime_ns):
             return True
@@ -214,7 +213,7 @@ class Sending:
 
 
 def _open(job: UploadJob, file: JobFile) -> int:
-    """The file, reached from one of the daemon's roots without following a link. Raises SourceChanged, SourceForeign,
+    """Open the file from one of the daemon's roots without following a link. Raises SourceChanged, SourceForeign,
     RootReplaced."""
     folder, _, name = file.path.rpartition("/")
     try:
@@ -229,12 +228,12 @@ def _open(job: UploadJob, file: JobFile) -> int:
         finally:
             os.close(directory)
     except OSError as error:
-        what = "a symbolic link is in the way" if error.errno in (errno.ELOOP, errno.ENOTDIR) else error.strerror
-        raise SourceChanged(f"file cannot be opened: {what}", where=file.remote) from error
+        what = "a symbolic link is on its path" if error.errno in (errno.ELOOP, errno.ENOTDIR) else error.strerror
+        raise SourceChanged(f"the file cannot be opened: {what}", where=file.remote) from error
     found = os.fstat(descriptor)
     if _identity(found) != _expected(file):
         os.close(descriptor)
-        raise SourceChanged("file is not the one that was found complete", where=file.remote)
+        raise SourceChanged("the file is not the one that was found complete", where=file.remote)
     if job.owners is not None and (reason := foreign(found, around, job.owners)):
         os.close(descriptor)
         raise SourceForeign(f"{file.remote} {reason}", where=file.remote)

@@ -1,5 +1,5 @@
-"""One file of a restore: its pieces on this disk, and what already lies there of it. Nothing that is found is trusted:
-every piece is hashed before it counts."""
+"""One file of a restore: its pieces on this disk. Nothing found on disk is trusted: every piece is hashed before it
+counts."""
 
 import contextlib
 import errno
@@ -19,10 +19,10 @@ _ZEROS = bytes(_BLOCK)
 
 
 class StagedFile:
-    """Used by one thread; others, of this process or another, may have the same file open for other pieces of it.
+    """Used by one thread; other threads and processes may have the same file open for other pieces.
 
-    ``seed`` opens the same file of a set that is there and may share pieces with this one (a damaged local copy); -1 if
-    there is none."""
+    ``seed`` opens the same file of a local checkpoint that may share pieces with this one (a damaged copy); -1 if there
+    is none."""
 
     def __init__(self, file: ManifestFile, root: int, part_size: int, seed: Callable[[], int] = lambda: -1) -> None:
         self.file, self._root, self._open_seed = file, root, seed
@@ -37,9 +37,9 @@ class StagedFile:
         self.close()
 
     def prepare(self) -> list[bool]:
-        """Open the file at its full size, made if it is not there, and tell of each piece whether anything was written
-        there before: else it is a hole, which costs neither reading nor writing zeros. Before any piece of it is
-        brought: neighbours share a block of the disk."""
+        """Create or open the file at its full size, and return for each piece whether anything was written there
+        before: if not, it is a hole, which costs neither reading nor writing zeros. Call it before any piece is
+        written: neighbours share a block of the disk."""
         folder = self.file.path.rpartition("/")[0]
         os.close(open_dir_below(self._root, folder, create=True))
         had = self._open(os.O_CREAT)
@@ -48,11 +48,11 @@ class StagedFile:
         return touched
 
     def open(self) -> None:
-        """After somebody has prepared it."""
+        """Open the file after ``prepare``, possibly by another process."""
         self._open(0)
 
     def _open(self, create: int) -> int:
-        """Returns how large it is."""
+        """Returns the file's size."""
         self._fd = open_below(self._root, self.file.path, os.O_RDWR | create | os.O_NONBLOCK, 0o600)
         found = os.fstat(self._fd)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
@@ -75,16 +75,16 @@ class StagedFile:
             return error.errno != errno.ENXIO
 
     def good(self, number: int) -> bool:
-        """Is this piece already as the manifest says?"""
+        """Does this piece match the manifest already?"""
         return self._hash_of(self._fd, number, None) == self.file.parts_sha1[number]
 
     @property
     def seeded(self) -> bool:
-        """A piece that was not right there may have been copied half: nothing is a hole for sure."""
+        """A wrong piece may have been copied half: no piece is certainly a hole any more."""
         return self._seed >= 0
 
     def taken_from_seed(self, number: int) -> bool:
-        """The same for the set that lies where this one belongs; then the piece is copied from there."""
+        """Does the checkpoint at the target have this piece? Then it is copied from there."""
         if self._seed < 0:
             return False
         write = self.writer(number, fresh=True)
@@ -101,7 +101,7 @@ class StagedFile:
         return "" if left else digest.hexdigest()
 
     def writer(self, number: int, *, fresh: bool) -> Callable[[memoryview], None]:
-        """Writes what it is given one after the other. Where nothing was written before, blocks of zeros stay holes."""
+        """A function that writes blocks one after the other. In a fresh piece, blocks of zeros stay holes."""
         position = self.spans[number][0]
 
         def write(data: memoryview) -> None:
@@ -115,11 +115,12 @@ class StagedFile:
         return write
 
     def written(self, number: int) -> None:
-        """Let the disk begin now with what must be on it at the end."""
+        """Start writing the piece to disk now, so that the final sync is short."""
         start_writeback(self._fd, *self.spans[number])
 
     def complete(self, owner: tuple[int, int] | None) -> None:
-        """Every piece is right. Mode, owner and time as recorded; nothing that would let a file act for its owner."""
+        """Call when every piece is right. Sets mode, owner and time as recorded, without setuid, setgid or
+        capabilities."""
         os.fchmod(self._fd, self.file.mode & 0o777)
         if owner is not None:
             os.fchown(self._fd, *owner)
@@ -129,8 +130,8 @@ class StagedFile:
 
 
 def open_there(pins: Sequence[Pin], root: str, file: ManifestFile) -> int:
-    """What lies of the file below ``root``, where it belongs: reached without following a link. -1 if it is not there,
-    or is no regular file."""
+    """The file at its place below ``root``, opened without following a link. -1 if it is not there, or is no regular
+    file."""
     try:
         with _folder(pins, root, file.path) as (directory, name):
             return open_regular(directory, name)
@@ -139,7 +140,7 @@ def open_there(pins: Sequence[Pin], root: str, file: ManifestFile) -> int:
 
 
 def link_there(pins: Sequence[Pin], root: str, link: ManifestSymlink) -> bool:
-    """Does the link lie below ``root`` as the manifest has it?"""
+    """Is the link below ``root`` as the manifest has it?"""
     try:
         with _folder(pins, root, link.path) as (directory, name):
             return os.readlink(name, dir_fd=directory) == link.target
@@ -149,7 +150,7 @@ def link_there(pins: Sequence[Pin], root: str, link: ManifestSymlink) -> bool:
 
 @contextlib.contextmanager
 def _folder(pins: Sequence[Pin], root: str, path: str) -> Iterator[tuple[int, str]]:
-    """``path`` begins with the part's name, which is not in ``root``."""
+    """``path`` starts with the part's name, which is not in ``root``."""
     folder, _, name = path.partition("/")[2].rpartition("/")
     top = open_pinned(pins, root)
     try:
@@ -163,7 +164,7 @@ def _folder(pins: Sequence[Pin], root: str, path: str) -> Iterator[tuple[int, st
 
 
 def same_on_disk(pins: Sequence[Pin], root: str, file: ManifestFile) -> bool:
-    """Has the file below ``root`` this size and mtime? Cheap; whether its bytes are right is another question."""
+    """Does the file below ``root`` have this size and mtime? Cheap; its bytes are not checked."""
     descriptor = open_there(pins, root, file)
     if descriptor < 0:
         return False

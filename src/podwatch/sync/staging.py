@@ -1,8 +1,8 @@
-"""The directory of ours in which a restore builds up a save, by descriptor only.
+"""The directory of ours in which a restore builds a checkpoint, accessed by descriptors only.
 
-It is podwatch's own and closed to everyone else (0700) until all of it is right and has been given to the training's
-user: nothing can be planted in it, and no name in it can change its meaning between a look and an act. Everything here
-blocks.
+It belongs to podwatch and is closed to all others (0700) until everything in it is right and was given to the
+training's user: nothing can be planted in it, and no name can change its meaning between a check and a use. Everything
+here blocks.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from podwatch.system.pinned import Pin, check_ours, open_pinned
 
 
 def open_staging(pins: Sequence[Pin], path: Path) -> int:
-    """A descriptor of the directory, made if it is not there. Raises RootReplaced where it, or the one above it, is not
+    """A descriptor of the directory, made if it does not exist. Raises RootReplaced where it, or its parent, is not
     podwatch's own, HostError outside of ``pins``, OSError."""
     above = open_pinned(pins, str(path.parent))
     try:
@@ -38,7 +38,7 @@ def open_staging(pins: Sequence[Pin], path: Path) -> int:
 
 
 def strip(directory: int, wanted: Collection[str], inside: str = "") -> None:
-    """Nothing may lie in it that is not ``wanted``, and nothing that is more than a plain file of one name."""
+    """Remove everything that is not ``wanted``, and everything except plain files with one name."""
     for name in os.listdir(directory):
         relative = inside + name
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -49,13 +49,13 @@ def strip(directory: int, wanted: Collection[str], inside: str = "") -> None:
             finally:
                 os.close(below)
             if relative in wanted:
-                os.rmdir(name, dir_fd=directory)  # a file must be there; one that holds something stops the restore
+                os.rmdir(name, dir_fd=directory)  # a file belongs here; a non-empty directory stops the restore
         elif not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or relative not in wanted:
             os.unlink(name, dir_fd=directory)
 
 
 def allocated(directory: int) -> int:
-    """Bytes on the disk of all that lies in it."""
+    """Bytes on disk of everything in it."""
     total = 0
     for name in os.listdir(directory):
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -70,7 +70,7 @@ def allocated(directory: int) -> int:
 
 
 def give_away(directory: int, owner: tuple[int, int] | None) -> None:
-    """All directories below this one to ``owner``, the innermost first, and durable. This one stays ours."""
+    """Give all directories below this one to ``owner``, innermost first, durably. This one stays ours."""
     for name in os.listdir(directory):
         if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
             continue

@@ -1,4 +1,4 @@
-"""What the daemon does in the store beside sending: stand for the run, beat, publish after a crash, tidy, tell."""
+"""The daemon's work in the store besides sending: lease, heartbeat, recovery of publications, cleanup, reports."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ BACKOFF_MIN, BACKOFF_MAX = 5.0, 600.0
 """Seconds between tries while the store fails: quick after a blip, gentle in a long outage (full jitter)."""
 
 SWEEP_EVERY = 86400.0
-"""Seconds: a sweep lists the whole run, and listings are paid for by the call; what goes is at least a day old."""
+"""Seconds: a sweep lists the whole run, and listings are paid per call; what it removes is at least a day old."""
 NOT_OURS = (Act.SUPERSEDED, Act.REFUSE, Act.ASIDE)
 BEGUN = "sync.begun"
 """Journal key: [epoch second, step, save_id] of the newest upload's start, for ``upload_gap`` after a restart."""
@@ -53,7 +53,7 @@ SWEPT = "sync.swept"
 
 
 class StoreSide:
-    """The open store and what is known of it. ``Syncer`` adds what is sent."""
+    """The open store and its state. ``Syncer`` adds uploads."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class StoreSide:
         self._opening = asyncio.Lock()
         self._requests: list[tuple[int | None, asyncio.Future[None]]] = []
         self._serving: tuple[int | None, asyncio.Future[None]] | None = None
-        """The one that this turn is for: what comes meanwhile is the next turn's."""
+        """The request that this turn serves; later requests wait for the next turn."""
         self._task: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._listed: frozenset[tuple[int, str]] | None = None
-        """(step, save_id) of the saves that were in the store when it was listed, less what was removed since."""
+        """(step, save_id) of the checkpoints in the store at the last listing, less those removed since."""
         self._sender = Sender(
             settings=settings,
             identity=identity,
@@ -150,19 +150,19 @@ class StoreSide:
         self._publisher: Publisher | None = None
         self._failures = 0
         self._told_trouble = ""
-        """``what`` of the store's last error."""
+        """``what`` of the store's last reported error."""
         self._void: dict[tuple[int, str], str] = {}
-        """What is not sent again, and why."""
+        """Checkpoints that are not sent again, and why."""
         self._begun_at: float | None = None
         self._begun_set: tuple[int, str] | None = None
         self._ahead = False
-        """Data is being sent while our own claim settles."""
+        """Data is being sent while our own lease claim settles."""
         self._unfinished = True
-        """An upload may have been begun and not ended: before this podwatch, or by it."""
+        """An upload may be unfinished, from before this podwatch or by it."""
         self._tidied = False
         self._repairing: asyncio.Task[None] | None = None
         self._beat_error = ""
-        """What the last sign of life failed of."""
+        """The error of the last heartbeat."""
 
     @property
     def state(self) -> SyncState:
@@ -187,40 +187,40 @@ class StoreSide:
 
     @property
     def standing(self) -> Decision:
-        """Who may train here, as far as the pods of this run agree; without a store everybody may."""
+        """Which pod may train, as far as the lease shows; without a store every pod may."""
         return Decision(Act.HOLD, publish=True) if self._holding is None else self._holding.decision
 
     async def until_speaking(self, speaks: bool) -> None:
-        """Returns once this pod gives the run's signs of life, or does so no more."""
+        """Returns once this pod writes the run's heartbeat, or once it no longer does."""
         assert self._holding is not None
         while self._holding.speaks is not speaks:
             await self._holding.change()
 
     def ask(self) -> None:
-        """Begin to ask the store who holds this run; ``start`` does it too."""
+        """Start reading the lease from the store; ``start`` does it too."""
         if self._holding is not None:
             self._holding.start()
 
     async def beat(self, fields: Mapping[str, object], state: HolderState = HolderState.RUNNING) -> None:
-        """Write heartbeat.json, if this pod holds the run, and have the pointer repaired should another pod have set it
-        back. Store trouble shows in the state, never as an exception."""
+        """Write heartbeat.json, if this pod holds the lease, and repair the pointer if another pod has set it back.
+        Store trouble shows in the state, never as an exception."""
         if self._holding is None:
             return
         try:
             pointer = await self._holding.beat(state, fields)
         except (Superseded, NotHolding):
-            return  # told by the room that found it
+            return  # reported where it was found
         except PodwatchError as error:
             self._beat_error = str(error)
             self._unwell(error)
             return
         if self._holding.speaks and self._beat_error:
-            if self._state.error == self._beat_error:  # not what publishing complains of
+            if self._state.error == self._beat_error:  # not an error of publishing
                 self._well()
             self._beat_error = ""
         pending = self._repairing is not None and not self._repairing.done()
         if pointer is not None and self.standing.publish and not pending and not self._withheld():
-            # Never waited for: it stands behind verifications and sweeps, and the next sign of life must not.
+            # Not awaited: it queues behind verifications and sweeps, and the next heartbeat must not.
             self._repairing = asyncio.create_task(self._repair(pointer), name="pointer repair")
 
     async def _repair(self, pointer: bytes) -> None:
@@ -228,16 +228,16 @@ class StoreSide:
             publisher = await self._ready()
             repaired = await self._worker.call(publisher.repair, pointer)
         except (Superseded, NotHolding):
-            return  # told by the room that found it
+            return  # reported where it was found
         except Exception as error:
             known = error if isinstance(error, PodwatchError) else internal(error)
             if self._idle.is_set():
                 self._trouble(known)
             else:
-                self._unwell(known)  # a set is on its way through the store that is open
+                self._unwell(known)  # an upload is using the open store
             return
         if repaired is not None:
-            text = f"the store's pointer names step {repaired.step} again: another pod had set it back"
+            text = f"another pod had set the store's pointer back; podwatch restored it to step {repaired.step}"
             self._tell(EventName.POINTER_REPAIRED, text, Severity.WARNING, seq=repaired.seq)
 
     def _standing_changed(self) -> None:
@@ -252,7 +252,7 @@ class StoreSide:
         return open_store(self._url, self._credentials(), writer_id=self._identity().writer_id, connections=1)
 
     async def _ready(self) -> Publisher:
-        """An open store whose half-done publications are settled. Raises RemoteError or ConfigurationError."""
+        """An open store with all interrupted publications settled. Raises RemoteError or ConfigurationError."""
         async with self._opening:
             if self._publisher is None:
                 assert self._keys is not None
@@ -278,8 +278,8 @@ class StoreSide:
             return self._publisher
 
     async def _read_stock(self) -> None:
-        """What the store holds, once: on a new pod, or after a lost state directory, the journal does not know all of
-        it. Only shown: nothing is decided by it."""
+        """List the store once: on a new pod, or after a lost state directory, the journal is incomplete. For display
+        only: no decision rests on it."""
         keys, failures = self._keys, 0
         assert keys is not None
 
@@ -302,11 +302,11 @@ class StoreSide:
             self._state = replace(self._state, saves=len(found.saves | self._state.stored))
             if not self._state.stored:
                 self._state = replace(self._state, last_step=found.step, last_published_wall=found.stored_wall)
-            self._wake.set()  # what may be sent ahead of a claim is known now
+            self._wake.set()  # it is now known what may be sent before the lease is won
 
     async def sweep_store(self) -> None:
-        """Clear the store of what serves nobody, if that was not done within a day. Not while something is on its way:
-        the next call is soon enough."""
+        """Remove unneeded objects from the store, if that was not done within a day. Not during an upload: the next
+        call is soon enough."""
         if not self._url or not self._idle.is_set() or not self.standing.publish or self._withheld():
             return
         last = float(await self._journal.run(Journal.learned, SWEPT, 0.0))
@@ -324,7 +324,7 @@ class StoreSide:
         except RemoteError as error:
             self._trouble(error)
         except PodwatchError as error:
-            self._state = replace(self._state, warnings=(f"the store was not swept: {error}",))
+            self._state = replace(self._state, warnings=(f"podwatch could not clean up the store: {error}",))
         else:
             self._journal.post(Journal.learn, SWEPT, self._clock.wall())
             if swept.gone:
@@ -332,11 +332,11 @@ class StoreSide:
 
     async def _prune_remote(self, saved: PublishedSave) -> None:
         if self._settings.mode == "observe" or self._withheld():
-            return  # deletions are only reported there, and the store's are no exception
+            return  # in this mode deletions are only reported, in the store too
         try:
             await self._ready()  # a failed repair may have closed it since the publication
         except PodwatchError as error:
-            self._state = replace(self._state, warnings=(f"old saves were not removed: {error}",))
+            self._state = replace(self._state, warnings=(f"old checkpoints were not removed from the store: {error}",))
             return
         assert self._store is not None
         assert self._keys is not None
@@ -358,12 +358,13 @@ class StoreSide:
         try:
             pruned = await self._worker.call(lambda: retention.carry_out(own_generation=saved.generation))
         except PodwatchError as error:
-            self._state = replace(self._state, warnings=(f"old saves were not removed: {error}",))
+            self._state = replace(self._state, warnings=(f"old checkpoints were not removed from the store: {error}",))
             return
         self._tidied = True
         self._state = replace(self._state, warnings=(pruned.warning,) if pruned.warning else ())
         for step, save_id, reason in pruned.removed:
-            self._tell(EventName.REMOTE_PRUNED, f"step {step} left the store: {reason}", step=step, save_id=save_id)
+            message = f"removed step {step} from the store: {reason}"
+            self._tell(EventName.REMOTE_PRUNED, message, step=step, save_id=save_id)
         if pruned.removed:
             if self._listed is not None:
                 self._listed -= {(step, save_id) for step, save_id, _ in pruned.removed}
@@ -385,7 +386,7 @@ class StoreSide:
             )
 
     def _note_sets(self) -> None:
-        """After a rescan: which checkpoints wait to be sent."""
+        """After a rescan: record which checkpoints are pending."""
         lineage = self._identity().lineage
         last = self._state.newest_of.get(lineage, -1)
         self._tally.see(self._catalogue.sets, self._state.stored, lineage, last)
@@ -397,12 +398,12 @@ class StoreSide:
         self._failures = 0
 
     def _trouble(self, error: PodwatchError) -> None:
-        """Told when it begins and when its kind changes, not at every try. The store is opened anew, with credentials
-        read again."""
+        """Reported when it begins and when its kind changes, not at every try. The store is opened again, with
+        credentials read again."""
         store, self._store, self._publisher = self._store, None, None
         if store is not None:
             store.close()
-        if not isinstance(error, (Superseded, NotHolding)):  # no trouble of the store's; told by who found it
+        if not isinstance(error, (Superseded, NotHolding)):  # not a store problem; reported where it was found
             self._unwell(error)
 
     def _unwell(self, error: PodwatchError) -> None:
@@ -425,5 +426,5 @@ def _timing(sync: SyncSettings) -> Timing:
 
 def internal(error: Exception) -> PodwatchError:
     if isinstance(error, OSError):
-        return HostError(f"upload could not be started: {error.strerror or error}", where=str(error.filename or ""))
+        return HostError(f"the upload could not be started: {error.strerror or error}", where=str(error.filename or ""))
     return InternalError(f"sync failed inside podwatch: {type(error).__name__}: {error}", fix="please report this")

@@ -1,7 +1,7 @@
-"""Clearing the store of what serves nobody: unfinished uploads, superseded versions, saves without a manifest.
+"""Removes unneeded objects from the store: unfinished uploads, superseded versions, checkpoints without a manifest.
 
-What that is, is judged in judgement/sweep.py; here it is looked up, which costs a listing (a class C call per 1,000
-objects, so once a day), and carried out, manifest-less saves as journaled removals.
+judgement/sweep.py decides; this module lists the store (a class C call per 1,000 objects, so once a day) and removes,
+checkpoints without a manifest as journaled removals.
 """
 
 import re
@@ -20,7 +20,7 @@ _JSON_LIMIT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """``gone`` was removed; ``warning`` says why the rest could not be, if so."""
+    """``gone`` was removed; ``warning``: why the rest could not be, if so."""
 
     gone: tuple[Leftover, ...] = ()
     warning: str = ""
@@ -31,14 +31,14 @@ class Swept:
 
 
 class Sweeper:
-    """Blocking. ``live_saves`` are (step, save_id) of sets on this pod that are being uploaded or will be."""
+    """Blocking. ``live_saves`` are (step, save_id) of checkpoints on this pod that are being uploaded or will be."""
 
     def __init__(self, store: ObjectStore, keys: Keys, journal: Journal, wall: Callable[[], float]) -> None:
         self._store, self._keys, self._journal, self._wall = store, keys, journal, wall
 
     def look(self, live_saves: Collection[tuple[int, str]] = ()) -> tuple[Leftover, ...]:
-        """What may go, without touching it. Raises RemoteError; IntegrityError when a pointer or manifest cannot be
-        understood, because then nobody knows what it names."""
+        """What would be removed. Raises RemoteError; IntegrityError when a pointer or manifest cannot be parsed,
+        because the objects that it names are then unknown."""
         root = f"{self._keys.root}/"
         unfinished, versions = list(self._store.unfinished(root)), list(self._store.versions(root))
         now = store_time(self._store, self._wall())
@@ -50,7 +50,7 @@ class Sweeper:
         return (*uploads, *saves, *(v for v in old if not any(v.key.startswith(s.key) for s in saves)))
 
     def carry_out(self, live_saves: Collection[tuple[int, str]] = ()) -> Swept:
-        """Remove it. A key that may not delete is not an error, and can still give uploads up."""
+        """Remove it. A key that cannot delete is not an error, and can still cancel uploads."""
         gone: list[Leftover] = []
         for item in self.look(live_saves):
             try:
@@ -58,7 +58,7 @@ class Sweeper:
             except RemoteError as error:
                 if error.transient:
                     raise
-                return Swept(tuple(gone), f"leftovers stay in the store: {error.what}")
+                return Swept(tuple(gone), f"unneeded objects stay in the store: {error.what}")
             gone.append(item)
         return Swept(tuple(gone))
 
@@ -78,7 +78,7 @@ class Sweeper:
         intent = self._journal.open_intent(IntentKind.REMOTE_DELETE, data)
         try:
             for version in list(self._store.versions(item.key)):
-                if version.key == f"{item.key}manifest.json":  # it came after all, while we looked
+                if version.key == f"{item.key}manifest.json":  # it was written while we looked
                     self._journal.settle(intent.id, IntentState.UNDONE, "its manifest was written meanwhile")
                     return
                 self._store.delete(version)
@@ -95,7 +95,7 @@ class Sweeper:
         return {v.key: m.group() for v in versions if (m := inside.match(v.key)) is not None}
 
     def _named(self, versions: list[StoredObject], twice: Collection[str]) -> set[str]:
-        """File ids that any manifest, and any version of the pointer, names; read only where a name has several."""
+        """File ids that any manifest or any version of the pointer names; read only for names with several versions."""
         named: set[str] = set()
         for version in versions:
             if version.key == self._keys.latest:
@@ -115,7 +115,7 @@ class Sweeper:
     def _read(self, version: StoredObject) -> bytes:
         data = self._store.get_bytes(version.key, version.file_id, limit=_JSON_LIMIT)
         if data is None:
-            raise IntegrityError("object went away while it was looked at", where=f"{self._store.url}/{version.key}")
+            raise IntegrityError("the object was removed while read", where=f"{self._store.url}/{version.key}")
         return data
 
 
@@ -130,4 +130,4 @@ def told(swept: Swept) -> str:
     """One line for the log."""
     kinds = [i.what for i in swept.gone]
     parts = [f"{kinds.count(k)} {k}{'s' if kinds.count(k) > 1 else ''}" for k in dict.fromkeys(kinds)]
-    return f"swept from the store: {', '.join(parts)}"
+    return f"removed unneeded objects from the store: {', '.join(parts)}"

@@ -1,6 +1,6 @@
-"""Keeps the newest complete set in the store: picks, uploads in a child, publishes, tells (DESIGN section 5).
+"""Keeps the newest complete checkpoint in the store: picks, uploads in a child, publishes, reports (docs/sync.md).
 
-Trouble with the store never leaves this room as an exception: it is a state (``degraded``), told once, tried again.
+Store trouble never leaves this object as an exception: it is a state (``degraded``), reported once, and retried.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from podwatch.sync.store_side import BEGUN as BEGUN
 from podwatch.sync.store_side import NOT_OURS, StoreSide, internal
 from podwatch.system.pinned import RootReplaced
 
-CHANGED = "set changed on disk while it was uploaded"
+CHANGED = "the checkpoint changed on disk while it was uploaded"
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """One checkpoint on its way: its files, and by path what of it is in the store."""
+    """One checkpoint to upload: its files, and by path those that are already in the store."""
 
     contents: SetContents
     files: tuple[jobs.JobFile, ...]
@@ -40,7 +40,7 @@ class _Plan:
 class Syncer(StoreSide):
     """Loop-side object. ``emit`` is called on the loop."""
 
-    # -- what others see --------------------------------------------------------------------------------------------
+    # -- for other parts -------------------------------------------------------------------------------------------
 
     @property
     def protect(self) -> frozenset[int]:
@@ -49,15 +49,15 @@ class Syncer(StoreSide):
         return frozenset() if step is None else frozenset({step})
 
     def notify(self) -> None:
-        """A rescan happened; a new complete set may be there. Cheap."""
+        """Call after a rescan, which may have found a new complete checkpoint. Cheap."""
         self._wake.set()
         if self._task is not None:
             self._note_sets()
-        if self._task is not None and self._idle.is_set():  # what is being sent or published has had its child
+        if self._task is not None and self._idle.is_set():  # an upload in progress has its child already
             self._sender.children.expect(self._will_send())
 
     def sweep(self) -> None:
-        """The regular look, in case a notification was lost."""
+        """The regular check, in case a notification was lost."""
         self.notify()
 
     async def start(self) -> None:
@@ -75,7 +75,7 @@ class Syncer(StoreSide):
         self._task = asyncio.create_task(self._run(), name="sync")
 
     async def stop(self) -> None:
-        """Prompt: an upload in flight is ended and goes on from the journal next time."""
+        """Prompt: an upload in flight is ended, and the next podwatch continues it from the journal."""
         tasks = [t for t in (self._task, self._reading) if t is not None]
         self._task = self._reading = None
         for task in tasks:
@@ -86,22 +86,22 @@ class Syncer(StoreSide):
         if self._repairing is not None:
             self._repairing.cancel()
             await asyncio.gather(self._repairing, return_exceptions=True)
-        self._answer(RemoteError("podwatch is ending", where=self._url, fix="the next podwatch goes on"))
+        self._answer(RemoteError("podwatch is stopping", where=self._url, fix="the next podwatch continues"))
         if self._holding is not None:
             await self._holding.stop()
         self._worker.close()
 
     async def sync_now(self, step: int | None = None) -> None:
-        """Upload and publish the newest complete set, or that of ``step``, now. Returns when it is in the store.
+        """Upload and publish the newest complete checkpoint, or that of ``step``, now. Returns when it is in the store.
 
         Raises PodwatchError when there is nothing to send, no store, or the attempt fails.
         """
         if not self._url:
             raise ConfigurationError(
-                "no store is configured: NOT BACKED UP", where="[sync] store", fix='set it, e.g. "b2://bucket"'
+                "NOT BACKED UP: no store is configured", where="[sync] store", fix='set it, e.g. "b2://bucket"'
             )
         if why := self._withheld():
-            raise HostError(f"nothing is uploaded now: {why}")
+            raise HostError(f"podwatch uploads nothing now: {why}")
         self._pick(step)  # raises if there is nothing to send
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests.append((step, future))
@@ -112,11 +112,11 @@ class Syncer(StoreSide):
         await future
 
     def retry(self, step: int, save_id: str) -> None:
-        """What was abandoned, or held back, may be sent again: the operator asks for it."""
+        """The operator's request to send a checkpoint that was abandoned or held back."""
         self._void.pop((step, save_id), None)
 
     async def abandon(self, step: int) -> None:
-        """Stop uploading ``step`` (the disk is about to kill the run, and this set must go)."""
+        """Stop uploading ``step``: the disk is about to fill up, and this checkpoint must be removed."""
         if self._sender.running is not None and self._sender.running.job.step == step:
             self._void[step, self._sender.running.job.save_id] = CHANGED
             self._sender.running.kill()
@@ -124,13 +124,14 @@ class Syncer(StoreSide):
         await self._sender.drop(step)
 
     async def repoint(self, step: int | None) -> None:
-        """At a step back: make the stored save of ``step`` the newest at once, so that the bad one is not fetched
-        again; None at a deliberate fresh start. Does nothing without a store or when ``step`` was never stored."""
+        """After a step back: make the stored checkpoint of ``step`` the newest at once, so that the bad one is not
+        fetched again; None at a deliberate fresh start. Does nothing without a store or if ``step`` was never
+        stored."""
         if not self._url:
             return
         saved = None
         if why := self._withheld():
-            raise HostError(f"nothing is published now: {why}")
+            raise HostError(f"podwatch publishes nothing now: {why}")
         if step is not None:
             found = [p for p in await self._journal.run(Journal.published) if p.step == step]
             if not found:
@@ -145,7 +146,7 @@ class Syncer(StoreSide):
         self._note_stored(await self._journal.run(Journal.published))
 
     def _follow(self, publisher: Publisher, step: int | None, saved: PublishedSave | None) -> None:
-        """Blocks. A save of this lineage beyond ``step`` that was published meanwhile has moved the pointer further."""
+        """Blocks. Does nothing if a later checkpoint of this lineage was published meanwhile."""
         identity = self._identity()
         base = -1 if step is None else step
         own = (p for p in self._journal.sync.published() if p.lineage == identity.lineage and p.step > base)
@@ -172,7 +173,7 @@ class Syncer(StoreSide):
                 await self._wake.wait()
 
     def _gap_left(self) -> float:
-        """Seconds until the next upload may begin; 0 where nothing would begin anyway, or where one goes on."""
+        """Seconds until the next upload may start; 0 where nothing would start anyway, or one continues."""
         newest = newest_complete(self._catalogue.sets)
         if self._begun_at is None or newest is None:
             return 0.0
@@ -181,8 +182,8 @@ class Syncer(StoreSide):
         return self._begun_at + self._settings.sync.upload_gap - self._clock.monotonic()
 
     def _will_send(self) -> bool:
-        """Is a save being written, or waiting to be sent, that may go as soon as it is complete? Not while the store is
-        away: its child would hold memory through an outage of hours."""
+        """Is a save being written, or pending, that may be sent as soon as it is complete? Not during an outage of the
+        store: its child would hold memory for hours."""
         if self._holding is None or not self._holding.decision.publish or self._failures or self._withheld():
             return False
         writing = any(s.completeness is Completeness.WRITING for s in self._catalogue.sets)
@@ -201,26 +202,26 @@ class Syncer(StoreSide):
         await self._rest(seconds)
 
     async def _rest(self, seconds: float) -> None:
-        """Until then, or until somebody is in a hurry."""
+        """Sleep, or until a request arrives."""
         await self._clock.wait(self._hurry, seconds)
 
     async def _turn(self) -> bool:
-        """One look at what there is to do; true if something was done, so that it looks again."""
+        """Do one thing, if there is one; whether something was done, so that the caller looks again."""
         assert self._holding is not None
         self._serving = self._requests[0] if self._requests else None
         standing = self._holding.decision
         if standing.act in NOT_OURS:
-            why = f"another pod owns this run in the store: {standing.why_not}"
-            self._answer(Superseded(why, where=self._url, fix="podwatch run --take-over"))
+            why = f"another pod holds this run's lease: {standing.why_not}"
+            self._answer(Superseded(why, where=self._url, fix="to take it over, run podwatch run --take-over"))
             return False
         if not standing.publish:
             if self._holding.error is not None:
                 raise self._holding.error
             if standing.act is not Act.SETTLE or not await self._send_ahead():
-                await self._wake.wait()  # another decision, an error, or a rescan that may have found a checkpoint
+                await self._wake.wait()  # a new decision, an error, or a rescan that may have found a checkpoint
             return True
-        if why := self._withheld():  # each rescan asks again
-            self._answer(HostError(f"nothing is uploaded now: {why}"))
+        if why := self._withheld():  # each rescan checks again
+            self._answer(HostError(f"podwatch uploads nothing now: {why}"))
             return False
         publisher = await self._ready()
         step = self._serving[0] if self._serving is not None else None
@@ -236,7 +237,7 @@ class Syncer(StoreSide):
             return False
         if begun is None and (chosen.step, chosen.save_id) in self._state.stored:
             self._answer(None)
-            if not self._tidied:  # a podwatch that was killed between publishing and retention left it to us
+            if not self._tidied:  # an earlier podwatch was killed between publishing and retention
                 await self._prune_remote((await self._journal.run(Journal.published))[-1])
             return await self._carry_optional()
         if begun is None and (chosen.step, chosen.save_id) in self._void:
@@ -244,15 +245,15 @@ class Syncer(StoreSide):
             return False
         try:
             failed = await self._attempt(publisher, chosen, hold=begun is not None)
-        except RootReplaced as error:  # what was sent stays noted: it continues once the directories are back
+        except RootReplaced as error:  # the journal keeps what was sent: it continues once the directories are back
             self._answer(error)
             return False
-        if begun is None:  # else who asked for the newest waits for it
+        if begun is None:  # else a request for the newest still waits
             self._answer(failed)
         return True
 
     async def _attempt(self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool) -> PodwatchError | None:
-        """Send it and publish it; the reason where it cannot be sent any more. Raises as ``_send`` for all else."""
+        """Send and publish it; the reason where it cannot be sent any more. Raises as ``_send`` for all else."""
         try:
             await self._send(publisher, chosen, hold=hold)
         except (SetVoid, UploadStopped) as error:
@@ -262,15 +263,15 @@ class Syncer(StoreSide):
         return None
 
     async def _send_ahead(self) -> bool:
-        """While our own claim settles, data may leave already: only the publication waits for the decision. True if
-        something was sent. Raises as ``_send``."""
+        """While our own lease claim settles, data may be sent already: only the publication waits for the decision.
+        True if something was sent. Raises as ``_send``."""
         newest = newest_complete(self._catalogue.sets)
         if newest is None or not self._sendable(newest) or self._withheld() or self._gap_left() > 0:
             return False
         if self._listed is None or (newest.step, newest.save_id) in self._listed:
-            return False  # a journal that was lost does not know that it is in the store already
+            return False  # a lost journal does not know that it is in the store already
         if any(key != (newest.step, newest.save_id) for key in await self._journal.run(Journal.unfinished)):
-            return False  # what was begun before is judged once the run is ours
+            return False  # interrupted uploads are judged once the lease is ours
         self._ahead = True
         try:
             await self._sender.check()
@@ -281,7 +282,7 @@ class Syncer(StoreSide):
             await self._abandoned(newest, error)
             return True
         except UploadStopped:
-            return False  # the claim was lost meanwhile, or the disk needs the room
+            return False  # the lease was lost meanwhile, or the disk needs the space
         finally:
             self._ahead = False
 
@@ -292,12 +293,12 @@ class Syncer(StoreSide):
             running.kill()
 
     async def _begun(self) -> CheckpointSet | None:
-        """The checkpoint whose interrupted upload is to be finished now (judgement/next_upload.py). Everything else
-        that was begun is given up and cancelled in the store, once it is certain that it will not be finished."""
+        """The checkpoint whose interrupted upload is finished now (judgement/next_upload.py). All other interrupted
+        uploads are given up and cancelled in the store, once it is certain that they will not be finished."""
         sets = {s.step: s for s in self._catalogue.sets}
         if held := self._sender.held:
             sets[held.step] = held
-        if not self._unfinished or not sets:  # nothing was scanned yet
+        if not self._unfinished or not sets:  # no scan yet
             return None
         published = await self._journal.run(Journal.published)
         lineage = self._identity().lineage
@@ -310,11 +311,11 @@ class Syncer(StoreSide):
         fresh = newest if newest is not None and self._sendable(newest) and self._gap_left() <= 0 else None
         best = next_upload(None if fresh is None else await self._waiting(fresh), candidates)
         if best is not None:
-            shorter = f"less is left of step {best.step}"
+            shorter = f"step {best.step} has less left to send"
             given_up += tuple(GivenUp(w.step, w.save_id, shorter) for w in candidates if w != best)
         for gone in given_up:
             await self._cancel(gone.step, gone.save_id)
-            message = f"step {gone.step}: interrupted upload given up, {gone.why}"
+            message = f"step {gone.step}: interrupted upload not continued: {gone.why}"
             self._tell(EventName.UPLOAD_ABANDONED, message, step=gone.step)
         return sets[best.step] if best is not None and best in candidates else None
 
@@ -323,8 +324,8 @@ class Syncer(StoreSide):
         return key not in self._state.stored and key not in self._void
 
     async def _waiting(self, found: CheckpointSet) -> Waiting:
-        """With the bytes of it that are not in the store. What cannot be read counts as nothing left: sending it says
-        why."""
+        """With its bytes that are not in the store. An unreadable checkpoint counts as nothing left: sending it reports
+        the reason."""
         assert self._keys is not None
         try:
             files = jobs.all_files(await self._sender.contents(found), self._keys)
@@ -336,7 +337,7 @@ class Syncer(StoreSide):
         return Waiting(found.step, found.save_id, left)
 
     def _pick(self, step: int | None) -> CheckpointSet:
-        """The newest complete set, or the one asked for. Raises HostError."""
+        """The newest complete checkpoint, or the requested one. Raises HostError."""
         sets = self._catalogue.sets
         chosen = newest_complete(sets) if step is None else next((s for s in sets if s.step == step), None)
         if chosen is None:
@@ -347,14 +348,14 @@ class Syncer(StoreSide):
         return chosen
 
     async def _plan(self, chosen: CheckpointSet) -> _Plan:
-        """What is to be sent of it. Raises SetVoid, IntegrityError."""
+        """Its files to send. Raises SetVoid, IntegrityError."""
         contents = await self._sender.contents(chosen)
         assert self._keys is not None
         files = jobs.all_files(contents, self._keys)
         return _Plan(contents, files, await self._journal.run(Journal.objects, chosen.step, chosen.save_id))
 
     async def _upload(self, plan: _Plan, *, hold: bool) -> bool:
-        """Send what is missing; false where nothing is. Adds to ``plan.done`` what arrived."""
+        """Send what is missing; false if nothing is. Adds to ``plan.done`` what arrived."""
         chosen, done = plan.contents.set, plan.done
         todo = jobs.missing(plan.files, done)
         if not todo:
@@ -410,7 +411,7 @@ class Syncer(StoreSide):
         await self._prune_remote(saved)
 
     async def _carry_optional(self) -> bool:
-        """What no resume needs, now that everything else is in the store; true if anything was tried."""
+        """Send optional parts once everything else is in the store; true if anything was tried."""
         assert self._optional is not None
         ready = await self._optional.next(self._catalogue.sets)
         if ready is None:
@@ -436,7 +437,7 @@ class Syncer(StoreSide):
         new = newest is not None and self._sendable(newest)
         return bool(self._requests) or (new and self._gap_left() <= 0)
 
-    # -- telling ----------------------------------------------------------------------------------------------------
+    # -- reporting --------------------------------------------------------------------------------------------------
 
     async def _abandoned(self, chosen: CheckpointSet, error: PodwatchError) -> None:
         not_ours = isinstance(error, SetForeign)
@@ -446,16 +447,18 @@ class Syncer(StoreSide):
         self._state = replace(self._state, abandoned_in_a_row=in_a_row)
         newer = any(s.complete and s.step > chosen.step for s in self._catalogue.sets)
         if not_ours:
-            severity, hint = Severity.CRITICAL, ": find out who made it, remove it, and save again"
+            severity, hint = Severity.CRITICAL, ". Find out which user made it, remove it, and save again"
         elif in_a_row >= 2:
-            severity, hint = Severity.CRITICAL, ": the trainer removes checkpoints faster than they can be uploaded"
+            severity = Severity.CRITICAL
+            hint = ". The trainer removes checkpoints faster than they can be uploaded: let it keep more of them"
         else:
             severity, hint = (Severity.INFO if newer or isinstance(error, UploadStopped) else Severity.WARNING), ""
-        message = f"step {chosen.step}: upload abandoned, {error.what}{hint}"
+        message = f"step {chosen.step}: upload abandoned: {error.what}{hint}"
         self._tell(EventName.UPLOAD_ABANDONED, message, severity, step=chosen.step, in_a_row=in_a_row)
 
     async def _cancel(self, step: int, save_id: str) -> None:
-        """Of an upload that will not be finished, keep nothing: neither links here nor parts there, which cost."""
+        """Of an upload that will not be finished, keep nothing: no links here, and no parts in the store, which
+        cost."""
         self._tally.abandoned((step, save_id))
         await self._sender.drop(step, save_id)
         begun = await self._journal.run(Journal.begun, step, save_id)
@@ -466,7 +469,7 @@ class Syncer(StoreSide):
         await self._journal.run(Journal.forget_save, step, save_id)
 
     def _answer(self, error: Exception | None) -> None:
-        """Settle those who wait in ``sync_now``: the one being served, or all when the store fails."""
+        """Answer the callers of ``sync_now``: the one being served, or all when the store fails."""
         one = error is None or isinstance(error, (HostError, SetVoid))
         served = [r for r in self._requests if r is self._serving] if one else list(self._requests)
         for request in served:

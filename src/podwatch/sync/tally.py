@@ -1,4 +1,4 @@
-"""Counts what became of each checkpoint: stored, skipped for a newer one, or abandoned."""
+"""Counts the outcome of each checkpoint: stored, skipped for a newer one, or abandoned."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -12,13 +12,14 @@ from podwatch.judgement.upload_tally import Outcome, Tally
 TALLY = "sync.tally"
 """Journal key."""
 _KNOWN = 1000
-"""Checkpoints that are remembered as counted: far more than a pod holds."""
+"""Counted checkpoints that are remembered: far more than a pod holds."""
 
 Key = tuple[int, str]
 
 
 class CheckpointTally:
-    """Loop-side object. A checkpoint waits from when it was seen complete until it, or a newer one, is published."""
+    """Loop-side object. A checkpoint is pending from when it was seen complete until it, or a newer one, is
+    published."""
 
     def __init__(self, journal: AsyncJournal, tell: Callable[..., None]) -> None:
         self._journal, self._tell = journal, tell
@@ -31,8 +32,8 @@ class CheckpointTally:
         self.now = Tally.from_list(await self._journal.run(Journal.learned, TALLY))
 
     def see(self, sets: Sequence[CheckpointSet], stored: Collection[Key], lineage: str, last: int) -> None:
-        """After a rescan. ``last``: the newest step of this lineage in the store; what is older was counted before, by
-        an earlier podwatch."""
+        """After a rescan. ``last``: the newest step of this lineage in the store; an earlier podwatch has counted the
+        older ones."""
         if lineage != self._lineage:
             self._lineage = lineage
             self._waiting.clear()
@@ -51,14 +52,14 @@ class CheckpointTally:
         return any(waiting > step for waiting, _ in self._waiting)
 
     def stored(self, key: Key, *, seconds: float, save_seconds: float | None, starved: bool) -> None:
-        """Published after ``seconds`` of upload; what is older and waits will not be sent any more."""
+        """Published after ``seconds`` of upload; older pending checkpoints will not be sent any more."""
         self._waiting.discard(key)
         self._count(key)
         skipped = sorted(k for k in self._waiting if k[0] < key[0])
         self._waiting.difference_update(skipped)
         for one in skipped:
             self._count(one)
-            text = f"step {one[0]}: skipped, the newer step {key[0]} was sent first"
+            text = f"step {one[0]} is not uploaded: the newer step {key[0]} was uploaded first"
             self._tell(EventName.UPLOAD_SKIPPED, text, Severity.INFO, step=one[0], newer_step=key[0])
         now = self.now.adding(*(Outcome.SKIPPED for _ in skipped), Outcome.STORED)
         self.now = Tally(now.outcomes, seconds, save_seconds or now.save_seconds, starved)

@@ -1,9 +1,9 @@
-"""A unit of its own for the upload child, where podwatch is a systemd service (facts/systemd.md, "Priority").
+"""A systemd unit of its own for the upload child, where podwatch is a systemd service.
 
-With a cgroup for each service, nice and autogroup no longer count between them: a child in podwatch's own cgroup would
-get as much of a busy machine as training. A scope keeps what the child needs: its pipes, its parent, the sandbox. Where
-systemd refuses, and everywhere else, own session, autogroup and nice do it (sync/children.py). The weights change with
-the upload's level (sync/priority.py).
+With a cgroup for each service, nice and autogroup no longer count between services: a child in podwatch's own cgroup
+would get as much of a busy machine as training. A scope keeps what the child needs: its pipes, its parent, the sandbox.
+Where systemd refuses, and everywhere else, session, autogroup and nice value are used (sync/children.py). The weights
+change with the upload's level (sync/priority.py).
 """
 
 import itertools
@@ -16,15 +16,15 @@ from podwatch.domain.errors import HostError
 from podwatch.system.child import run_child
 
 CPU_WEIGHT = 2
-"""Of 100 that every other unit has: 95:5 measured against a busy neighbour. Idle cores it has all the same."""
+"""Every other unit has 100: measured 95:5 against a busy neighbour. Idle cores are used fully anyway."""
 IO_WEIGHT = CPU_WEIGHT
-"""The same for disks whose scheduler knows weights. The idle class is not used: it starves (facts/systemd.md)."""
+"""The same for disks whose scheduler supports weights. The idle class is not used: it starves."""
 PROBE_SECONDS = 5.0
 _NAME = "--unit="
 
 
 def unit_of(prefix: tuple[str, ...]) -> str:
-    """The unit that a ``prefix`` makes; empty for none."""
+    """The unit that ``prefix`` creates; empty for none."""
     return next((f"{word.removeprefix(_NAME)}.scope" for word in prefix if word.startswith(_NAME)), "")
 
 
@@ -38,7 +38,7 @@ class OwnUnit:
         self._numbers = itertools.count(1)
 
     async def prefix(self, weight: int = CPU_WEIGHT) -> tuple[str, ...]:
-        """Empty where there is no unit to be had. ``weight``: for CPU and disk, of the 100 that others have."""
+        """Empty where no unit can be created. ``weight``: for CPU and disk; other units have 100."""
         program = shutil.which("systemd-run", path=self._environ.get("PATH"))
         if self._works is None:
             service = "INVOCATION_ID" in self._environ and os.geteuid() == 0 and self._running.is_dir()
@@ -46,7 +46,7 @@ class OwnUnit:
         return self._command(program, weight) if self._works and program is not None else ()
 
     async def reweigh(self, unit: str, weight: int) -> bool:
-        """Give a running child's unit another weight; False where systemd does not."""
+        """Change a running child's weight; False where systemd does not."""
         program = shutil.which("systemctl", path=self._environ.get("PATH"))
         if program is None:
             return False
@@ -58,7 +58,7 @@ class OwnUnit:
         return done.ok
 
     def refused(self) -> None:
-        """The child did not come to life under it."""
+        """The child did not start in the unit."""
         self._works = False
 
     async def _try(self, program: str) -> bool:

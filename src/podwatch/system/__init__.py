@@ -1,4 +1,4 @@
-"""The operating system, made safe: clock, files, process identity, child processes, sd_notify.
+"""Safe access to the operating system: clock, files, process identity, child processes, sd_notify.
 
-Nothing here knows what a checkpoint or a trainer is.
+Nothing here depends on checkpoints or trainers.
 """

@@ -1,9 +1,9 @@
-"""Where something of ours may be so that it can be renamed from and to a place of the trainer's.
+"""Finds places for podwatch's files from which a rename to and from the trainer's directories works.
 
 A run's paths may be on several filesystems (``trainer.checkpoint_dir`` on another volume, output_dir a mount of its
-own), and a directory from an overlay's lower layer cannot be renamed at all. All of it is found out by trying, never by
+own), and a directory from an overlay's lower layer cannot be renamed at all. This is found out by trying, never by
 comparing devices. Everything here blocks, and works through ``workspace.tree``: no link is followed, and a directory of
-ours that another user made or replaced raises RootReplaced.
+podwatch that another user made or replaced raises RootReplaced.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from podwatch.system.workspace import Workspace
 
 _PARTIAL = ".partial"
 _ELSEWHERE = (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS)
-"""What another home may still do."""
+"""Errors after which the next home is tried."""
 
 
 def corners(path: Path, workspace: Workspace, what: str) -> tuple[Path, ...]:
-    """Directories called ``what`` for ``path``, in the order in which they are to be tried: our own, beside the
-    configured root that ``path`` lies in, in that root, beside ``path``."""
+    """Directories called ``what`` for ``path``, in the order to try: podwatch's own, beside the configured root of
+    ``path``, in that root, beside ``path``."""
     found = [workspace.movable / what]
     root = workspace.root_of(path)
     if root is not None:
@@ -35,7 +35,7 @@ def corners(path: Path, workspace: Workspace, what: str) -> tuple[Path, ...]:
 
 
 def corners_of(workspace: Workspace, what: str) -> tuple[Path, ...]:
-    """Every such directory that exists and is ours: our own first, if it does."""
+    """Every such directory that exists and is podwatch's: its own first."""
     found: list[Path] = []
     for root in workspace.roots:
         found += corners(root / "any", workspace, what)
@@ -45,7 +45,7 @@ def corners_of(workspace: Workspace, what: str) -> tuple[Path, ...]:
 
 
 def _below(tree: PinnedTree, root: Path, what: str) -> Iterator[Path]:
-    """Up to two levels below a root. Only a hint: whether one is ours is looked at before it is used."""
+    """Up to two levels below a root. A hint only: ownership is checked before use."""
     tail = f"{HIDDEN}/{what}"
     with contextlib.suppress(OSError, RootReplaced), tree.directory(root) as fd:
         for first in sorted(os.listdir(fd)):  # noqa: PTH208 - a descriptor
@@ -81,8 +81,8 @@ def _is_ours(tree: PinnedTree, path: Path) -> bool:
 
 
 def reachable(tree: PinnedTree, candidates: Sequence[Path], place: Path) -> Path:
-    """The first candidate from which a directory can be renamed into ``place``, an existing directory. Made if it is
-    not there. Raises HostError."""
+    """The first candidate from which a directory can be renamed into ``place``, an existing directory. Creates it if it
+    does not exist. Raises HostError."""
     refused = ""
     for candidate in candidates:
         before = tree.is_directory(candidate)
@@ -95,14 +95,14 @@ def reachable(tree: PinnedTree, candidates: Sequence[Path], place: Path) -> Path
         if not before:
             drop_empty(tree, candidate)
     raise HostError(
-        f"nothing can be put there by a rename{refused}",
+        f"podwatch cannot move a directory there by a rename{refused}",
         where=str(place),
         fix="make it writable and not full, or choose another directory with --to",
     )
 
 
 def drop_empty(tree: PinnedTree, directory: Path) -> None:
-    """Leave nothing of ours behind that holds nothing: the directory, and our hidden one above it."""
+    """Remove podwatch's empty directory, and the hidden one above it if that is empty too."""
     with contextlib.suppress(OSError, HostError):
         tree.rmdir(directory)
         while (directory := directory.parent).name == HIDDEN or directory.parent.name == HIDDEN:
@@ -110,11 +110,11 @@ def drop_empty(tree: PinnedTree, directory: Path) -> None:
 
 
 def move_aside(tree: PinnedTree, source: Path, homes: Sequence[Path], folder: str, name: str) -> Path:
-    """Rename ``source`` to ``<home>/<folder>/<name>`` in the first home that takes it; returns where it is now. A link
+    """Rename ``source`` to ``<home>/<folder>/<name>`` in the first home where that works; returns its new path. A link
     is moved itself.
 
-    Done again after a crash it continues. Raises FileNotFoundError where the source is gone, FileExistsError where both
-    it and its copy aside are there, OSError (EXDEV: no home takes it; ELOOP or ENOTDIR: a link on the way).
+    A repeated call after a crash continues. Raises FileNotFoundError where the source is gone, FileExistsError where
+    both it and its moved copy exist, OSError (EXDEV: no home works; ELOOP or ENOTDIR: a link on the way).
     """
     half = next((h for h in homes if tree.lstat(h / folder / (name + _PARTIAL)) is not None), None)
     if half is not None:
@@ -148,7 +148,7 @@ def _whole(tree: PinnedTree, source: Path, target: Path) -> Path:
 
 
 def _piecewise(tree: PinnedTree, source: Path, target: Path) -> Path:
-    """A directory from an overlay's lower layer cannot be renamed; what is in it can, file by file. The copy has its
+    """A directory from an overlay's lower layer cannot be renamed; its contents can, file by file. The copy gets its
     name only when it is whole."""
     partial = target.with_name(target.name + _PARTIAL)
     made = tree.lstat(partial) is None
@@ -158,7 +158,7 @@ def _piecewise(tree: PinnedTree, source: Path, target: Path) -> Path:
     except OSError:
         if made:
             with contextlib.suppress(OSError):
-                tree.rmdir(partial)  # not even the first file could be moved: nothing was done
+                tree.rmdir(partial)  # not even the first file could be moved: nothing was changed
         raise
     tree.rename(partial, target)
     tree.sync(target.parent)
@@ -166,8 +166,8 @@ def _piecewise(tree: PinnedTree, source: Path, target: Path) -> Path:
 
 
 def _pour(source_fd: int, name: str, target_fd: int, new_name: str) -> None:
-    """Move what is in the directory ``name`` into ``new_name``, which has its owner, mode and times at the end. Between
-    directories that are open: nothing that is exchanged meanwhile leads elsewhere."""
+    """Move the contents of directory ``name`` into ``new_name``, which gets its owner, mode and times at the end. Works
+    on open directories: a concurrent replacement cannot lead elsewhere."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(new_name, 0o700, dir_fd=target_fd)
     try:

@@ -1,4 +1,4 @@
-"""Child processes of ours: a scrubbed environment, and short commands that cannot hang us."""
+"""podwatch's child processes: a scrubbed environment, and short commands with a time limit."""
 
 import asyncio
 import contextlib
@@ -18,16 +18,16 @@ _SERVICE = frozenset(
      "CONFIGURATION_DIRECTORY", "FDSTORE"}
 )  # fmt: skip
 _PREFIXES = ("B2_", "PODWATCH_", "WATCHDOG_", "LISTEN_")
-# What a virtual environment or a launcher of ours may have set: a Python child would import from our environment.
+# Set by a virtual environment or our launcher: with them a Python child would import from our environment.
 _PYTHON = frozenset({"PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "__PYVENV_LAUNCHER__"})
 
 
 def scrubbed_environment(environ: Mapping[str, str], *, keep_python: bool = True) -> dict[str, str]:
-    """``environ`` without what only podwatch may know (DESIGN section 2, "The keeper").
+    """``environ`` without the variables that only podwatch may have (docs/architecture.md).
 
-    Store credentials and podwatch's own settings are secrets or would configure a podwatch inside training; a child
-    that inherits NOTIFY_SOCKET or WATCHDOG_* speaks in our name (measured: systemctl did, facts/systemd.md).
-    ``keep_python=False`` also drops the variables that make a Python child import our packages.
+    Store credentials are secrets, podwatch's own settings would configure a podwatch inside training, and a child that
+    inherits NOTIFY_SOCKET or WATCHDOG_* sends in podwatch's name (measured: systemctl did). ``keep_python=False`` also
+    drops the variables that make a Python child import our packages.
     """
     return {
         name: value
@@ -38,7 +38,7 @@ def scrubbed_environment(environ: Mapping[str, str], *, keep_python: bool = True
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """How a short command ended. ``code`` is negative for a signal; ``output`` is stdout and stderr together."""
+    """A finished short command. ``code`` is negative for a signal; ``output`` is stdout and stderr together."""
 
     argv: tuple[str, ...]
     code: int
@@ -71,7 +71,7 @@ async def run_child(
             account = {"user": entry.pw_uid, "group": entry.pw_gid}
             account["extra_groups"] = os.getgrouplist(user, entry.pw_gid)
     except KeyError as error:
-        raise HostError(f"there is no user {user!r}", where="trainer.user", fix="correct it") from error
+        raise HostError(f"user {user!r} not found", where="trainer.user", fix="correct it") from error
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,

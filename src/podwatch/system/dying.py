@@ -9,15 +9,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """A session of our own, and SIGKILL for us when ``parent`` (the thread of it that started us) ends. 0: whoever."""
+    """Start a new session, and get SIGKILL when ``parent`` (its thread that started us) ends. 0: any parent."""
     with contextlib.suppress(OSError):
         os.setsid()
     end_with_parent(parent)
 
 
 def end_with_parent(parent: int) -> None:
-    """SIGKILL for us when ``parent`` (the thread of it that started us) ends, without a session of our own."""
+    """Get SIGKILL when ``parent`` (its thread that started us) ends, without a new session."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent and os.getppid() != parent:
-        os._exit(1)  # it died before we asked to be told
+        os._exit(1)  # it died before the request

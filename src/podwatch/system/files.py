@@ -1,7 +1,7 @@
 """File operations that survive a crash, a hostile symlink and a full disk.
 
-Everything that walks or removes goes by directory descriptors with ``O_NOFOLLOW``, so that a symlink swapped in by the
-trainer's own code (policies run there) can never lead outside (promise 9; facts/systemd.md, "Other traps").
+Everything that walks or removes uses directory descriptors with ``O_NOFOLLOW``, so that a symlink swapped in by the
+trainer's own code (policies run there) can never lead outside (promise 9).
 All functions block: never call them on the event loop.
 """
 
@@ -40,15 +40,15 @@ def sync_descriptor(directory: int) -> None:
 
 
 def sync_filesystem(descriptor: int) -> None:
-    """Everything written to the filesystem of this open file is on the disk, and an error in doing so raises OSError
-    (Linux 5.8 and later). One call for thousands of small files, each of which would wait for the disk by itself."""
+    """Sync everything written to the filesystem of this open file; a write error raises OSError (Linux 5.8 and later).
+    One call for thousands of small files, each of which would otherwise wait for the disk."""
     if _libc.syncfs(descriptor) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
 
 def start_writeback(descriptor: int, offset: int, length: int) -> None:
-    """Let the kernel begin to write this range to the disk, without waiting. Only a hint: fsync is still needed."""
+    """Start writing this range to the disk, without waiting. A hint only: fsync is still needed."""
     call = getattr(_libc, "sync_file_range", None)
     if call is not None:
         call(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)
@@ -57,7 +57,7 @@ def start_writeback(descriptor: int, offset: int, length: int) -> None:
 def atomic_write(path: Path, data: bytes | str, mode: int = 0o600) -> None:
     """Replace ``path`` by ``data``: readers see the old file or the new one, and a power cut keeps one of the two.
 
-    The temporary file lies beside it, has ``mode`` from its first byte on, and is removed when anything fails.
+    The temporary file is beside it, has ``mode`` from its first byte on, and is removed when anything fails.
     Raises OSError.
     """
     raw = data.encode() if isinstance(data, str) else data
@@ -77,7 +77,7 @@ def write_at(directory: int, name: str, data: bytes, mode: int, owner: tuple[int
         try:
             if owner is not None:
                 os.fchown(fd, *owner)
-            os.fchmod(fd, mode)  # the umask may have taken bits away
+            os.fchmod(fd, mode)  # the umask may have removed bits
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
@@ -93,8 +93,8 @@ def write_at(directory: int, name: str, data: bytes, mode: int, owner: tuple[int
 
 
 def read_small(path: Path, limit: int = 1 << 20) -> bytes:
-    """The whole file. Raises OSError; ``EFBIG`` when it holds more than ``limit`` bytes, ``EINVAL`` when it is not a
-    regular file (a FIFO would block for ever)."""
+    """The whole file. Raises OSError; ``EFBIG`` when it has more than ``limit`` bytes, ``EINVAL`` when it is not a
+    regular file (a FIFO would block forever)."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return read_descriptor(fd, limit, str(path))
@@ -145,7 +145,7 @@ def split_relative(relative: str) -> tuple[str, ...]:
 
 
 def open_root(path: Path) -> int:
-    """A descriptor of a trusted directory (configured or made by us). Its own last segment may not be a symlink."""
+    """A descriptor of a trusted directory (configured or made by us). Its own last segment must not be a symlink."""
     return os.open(path, DIRECTORY_FLAGS)
 
 
@@ -212,11 +212,11 @@ def remove_entry(
             os.unlink(name, dir_fd=parent_fd)
             done.files += 1
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-                done.bytes += status.st_blocks * 512  # what the disk really gets back
+                done.bytes += status.st_blocks * 512  # what the disk really regains
     except FileNotFoundError:
         return
     except OSError as error:
-        if error.errno != errno.ENOTEMPTY or not done.problems:  # what made it not empty is reported already
+        if error.errno != errno.ENOTEMPTY or not done.problems:  # the cause is reported already
             done.problems.append(f"{shown}: {os.strerror(error.errno or 0)}")
         return
     tick(done)

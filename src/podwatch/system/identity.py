@@ -1,4 +1,4 @@
-"""Who a process is, so that a signal never reaches a stranger who got the same pid (promise 9)."""
+"""Identifies processes, so that a signal never reaches an unrelated process that got the same pid (promise 9)."""
 
 import functools
 import hashlib
@@ -25,8 +25,8 @@ def boot_id() -> str:
 
 @functools.cache
 def machine_id() -> str:
-    """Stands for this machine or container, over its reboots: from its machine id (which containers may share with
-    their image) and its host name (which in a container is made for it)."""
+    """An id of this machine or container that survives reboots: from its machine id (which containers may share with
+    their image) and its host name (which in a container is generated)."""
     try:
         known = Path("/etc/machine-id").read_text().strip()
     except OSError:
@@ -44,7 +44,7 @@ def pid_namespace() -> int:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Clock ticks since boot at which ``pid`` began; None when there is no such process."""
+    """Clock ticks since boot at which ``pid`` started; None when there is no such process."""
     status = read_stat(pid)
     return None if status is None else status.start_ticks
 
@@ -56,12 +56,13 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def from_here(identity: ProcessIdentity) -> bool:
-    """Whether the record is from this boot and pid namespace. Fields that were not recorded do not speak against it."""
+    """Whether the record is from this boot and pid namespace. Fields that were not recorded do not count."""
     return identity.boot_id in ("", boot_id()) and identity.pid_namespace in (0, pid_namespace())
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """True while exactly this process runs. Zombies are not alive; a successor with the same pid is not this one."""
+    """True while exactly this process runs. Zombies are not alive; a later process with the same pid is not this
+    one."""
     if not from_here(identity):
         return False
     status = read_stat(identity.pid)
@@ -101,7 +102,7 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
         return False
     except PermissionError as error:
         raise PermissionDenied(
-            f"may not send {signal.Signals(number).name} to process {identity.pid}",
+            f"no permission to send {signal.Signals(number).name} to process {identity.pid}",
             fix="run podwatch as root or as the user that started training",
         ) from error
     finally:

@@ -1,4 +1,4 @@
-"""How busy the cores of this machine are, whoever keeps them so."""
+"""How busy the cores of this machine are, by all processes."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ _STAT = Path("/proc/stat")
 
 def busy_seconds() -> tuple[float, float]:
     """(CPU seconds in which the machine's cores were not idle, and in all) since boot; (0, 0) where the kernel does not
-    tell. Waiting for a disk is idle; time that a hypervisor gave to others is not (proc_stat(5))."""
+    report them. Waiting for a disk is idle; time that a hypervisor gave to others is not (proc_stat(5))."""
     try:
         name, *words = _STAT.read_text().split("\n", 1)[0].split()
         ticks = [int(word) for word in words[:8]]  # guest time, which comes after, is part of user time

@@ -1,4 +1,4 @@
-"""A lock that says who holds it, and that no crash can leave behind (flock dies with its holder)."""
+"""A lock that names its holder, and that no crash can leave behind (flock dies with its holder)."""
 
 import contextlib
 import fcntl
@@ -13,9 +13,9 @@ from podwatch.domain.secrets import scrub_argv
 
 
 class FileLock:
-    """An exclusive flock on ``path``, a file of mode 0600 that root, we or the owner of its directory made. Not
-    inherited by children that exec. The file is never removed: removing it would let two holders lock two different
-    files of one name."""
+    """An exclusive flock on ``path``, a file of mode 0600 made by root, podwatch or the owner of its directory. Not
+    inherited by children that exec. The file is never removed: otherwise two holders could lock two different files of
+    one name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,14 +40,14 @@ class FileLock:
             os.close(fd)
             raise
         self._fd = fd
-        # Who holds it is a courtesy: on a full disk the lock holds all the same.
+        # The holder's name is optional: on a full disk the lock works anyway.
         with contextlib.suppress(OSError):
             os.ftruncate(fd, 0)
             info = {"pid": os.getpid(), "command": " ".join(scrub_argv([Path(sys.argv[0]).name, *sys.argv[1:]]))[:500]}
             os.pwrite(fd, json.dumps(info).encode(), 0)
 
     def _open(self, what: str) -> int:
-        """What another user can read he can lock, and what he wrote must not be believed."""
+        """A lock that another user can read, that user can hold; and another user's content cannot be trusted."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -57,7 +57,7 @@ class FileLock:
             raise PermissionDenied(
                 f"cannot open the lock of {what}: {error.strerror}",
                 where=str(self.path),
-                fix="run as the user that owns it, or remove it",
+                fix="run podwatch as the user that owns it, or remove it",
             ) from error
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid not in owners:
@@ -65,7 +65,7 @@ class FileLock:
             raise PermissionDenied(
                 f"the lock of {what} is not a file of this user (uid {found.st_uid})",
                 where=str(self.path),
-                fix="remove it, and see who can write to its directory",
+                fix="remove it, and check which users can write to its directory",
             )
         if found.st_uid == os.geteuid() and found.st_mode & 0o077:
             with contextlib.suppress(OSError):

@@ -18,22 +18,22 @@ from podwatch.domain.errors import HostError
 from podwatch.system.files import DIRECTORY_FLAGS
 
 HIDDEN = ".podwatch"
-"""The name of every directory of ours beside or in one of the trainer's: layouts pass over it."""
+"""Name of every directory of podwatch beside or in a trainer's directory: layouts ignore it."""
 STAGING = ".podwatch-staging"
-"""Of ours as well: where a restore to a directory of the operator's choice is built up."""
+"""Also podwatch's: the staging directory of a restore to a directory of the operator's choice."""
 KEPT = frozenset({"quarantine", "trash", "staging", "uploading"})
-"""The directories in ours that hold what is, or becomes, the trainer's. What they contain belongs to its user."""
+"""podwatch's directories whose contents are, or become, the trainer's. The contents belong to its user."""
 _RECORD = "run.json"
 _LOOKED_AT = 1000
-"""Entries of a directory that decide whether podwatch made it."""
+"""Limit of directory entries that are examined to decide whether podwatch made it."""
 _MAX_LINKS = 16
-"""Links on the way to a root. The kernel allows 40; nobody configures so many."""
+"""Limit of links on the way to a root. The kernel allows 40."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""To go through a directory: needs no right to list it, which other users' homes do not give."""
+"""Opens a directory for traversal: needs no permission to list it, which other users' homes do not give."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _also_ours: set[tuple[int, int]] = set()
-"""(device, uid) under which a filesystem shows what we create: found out once for each, by creating a file."""
+"""(device, uid) that a filesystem shows for files we create: found out once for each, by creating a file."""
 
 
 class RootReplaced(HostError):  # noqa: N818 - reads better at the raise site
@@ -62,8 +62,8 @@ def open_regular(directory: int, name: str, flags: int = os.O_RDONLY, mode: int 
 
 
 def check_ours(fd: int, path: Path) -> None:
-    """Raises RootReplaced unless the directory belongs to podwatch (or root) and no other user can write to it. Rights
-    of group and others that an older podwatch left through its umask are taken away."""
+    """Raises RootReplaced unless the directory belongs to podwatch (or root) and no other user can write to it. Removes
+    permissions of group and others that an older podwatch left through its umask."""
     check_owner(fd, fd, path)
     status = os.fstat(fd)
     if status.st_mode & OTHERS_WRITE:
@@ -76,14 +76,14 @@ def check_ours(fd: int, path: Path) -> None:
 
 
 def check_made_by_us(fd: int, path: Path) -> None:
-    """``check_ours`` for one that its parent's owner could have exchanged for another directory of root's, by renaming
-    that one: what it holds must be what podwatch puts there. Nothing is changed before that is known."""
+    """``check_ours`` for a directory that its parent's owner could have replaced by another root-owned one, by a
+    rename: its contents must be podwatch's. Changes nothing before that is known."""
     check_owner(fd, fd, path)
     if not _looks_made_by_us(fd):
         raise RootReplaced(
-            "this directory has podwatch's name, but holds only what podwatch did not put there",
+            "this directory has podwatch's name, but contains nothing that podwatch made",
             where=str(path),
-            fix="find out who replaced it, and move it away or put the original back",
+            fix="find out which user replaced it, and move it away or restore the original",
         )
     check_ours(fd, path)
 
@@ -104,7 +104,7 @@ def check_owner(fd: int, directory: int, path: Path) -> None:
 
 
 def _looks_made_by_us(fd: int) -> bool:
-    """Empty, or with something that podwatch puts into its directories."""
+    """Empty, or with an entry that podwatch creates in its directories."""
     names = os.listdir(fd)[:_LOOKED_AT]
     bare = True
     for name in names:
@@ -126,9 +126,9 @@ def _looks_made_by_us(fd: int) -> bool:
 
 
 def make_directory(parent: int, name: str, owner: int | None) -> None:
-    """Make ``name`` if it is not there. As root and for another user: with that user's rights, so that there is no
-    moment in which it could be exchanged before it is given away. Where the user may not create it (its parent is
-    root's), nobody else can exchange it either, and it is given away. Raises OSError."""
+    """Create ``name`` if it does not exist. As root and for another user: with that user's rights, so that it cannot be
+    replaced before it is given away. Where the user cannot create it (its parent is root's), no other user can replace
+    it either, and it is given away. Raises OSError."""
     if owner is None or owner == os.geteuid():
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o755, dir_fd=parent)
@@ -154,7 +154,7 @@ def make_directory(parent: int, name: str, owner: int | None) -> None:
 
 
 def open_or_make(directory: int, name: str, create: bool, mode: int | None, owner: int | None) -> int:
-    """``mode`` is given for a directory of ours. Makes nothing that is there: a full disk refuses that."""
+    """``mode`` is given for a directory of podwatch. An existing one is not created again: a full disk refuses that."""
     try:
         return os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
     except FileNotFoundError:
@@ -169,8 +169,8 @@ def open_or_make(directory: int, name: str, create: bool, mode: int | None, owne
 
 
 def open_path(path: Path) -> tuple[int, frozenset[int]]:
-    """Open a directory by an absolute path, segment by segment, and the owners (root and us left out) of the links that
-    were followed on the way. The last segment may be a link of root's or ours only. Raises RootReplaced, OSError."""
+    """Open a directory by an absolute path, segment by segment; also returns the owners (root and podwatch left out) of
+    the links on the way. The last segment may only be a link of root's or podwatch's. Raises RootReplaced, OSError."""
     trusted = {0, os.geteuid()}
     owners: set[int] = set()
     pending = list(reversed(path.parts[1:]))
@@ -195,7 +195,7 @@ def open_path(path: Path) -> tuple[int, frozenset[int]]:
                         raise RootReplaced(
                             f"is a symbolic link of user {owner}",
                             where=str(path),
-                            fix="remove the link, or configure the directory that it leads to",
+                            fix="remove the link, or configure its target directory",
                         ) from None
                     owners.add(owner)
                 pending.extend(reversed(target.split("/")))
@@ -217,7 +217,7 @@ def open_path(path: Path) -> tuple[int, frozenset[int]]:
 
 
 def _read_link(directory: int, name: str, path: Path) -> tuple[str, int]:
-    """Target and owner of one and the same link. Raises NotADirectoryError where it is something else."""
+    """Target and owner of the same link. Raises NotADirectoryError if it is no link."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         status = os.fstat(fd)
@@ -229,7 +229,7 @@ def _read_link(directory: int, name: str, path: Path) -> tuple[str, int]:
 
 
 def _our_uid(directory: int) -> int:
-    """The uid that our files get here: another one than our own on NFS with root squashed, and on some FUSE mounts.
+    """The uid that our files get here: it differs from our own on NFS with root squashed, and on some FUSE mounts.
     -1 where it cannot be found out."""
     name = f".podwatch-uid-{os.getpid()}-{secrets.token_hex(4)}"
     try:
@@ -246,7 +246,7 @@ def _our_uid(directory: int) -> int:
 
 
 def measure(directory: int, name: str, seen: list[int], entries: int, depth: int) -> None:
-    """Adds [bytes, entries] up. Continues after what cannot be read."""
+    """Add up [bytes, entries]. Continues after unreadable entries."""
     try:
         status = lstat_at(directory, name)
     except OSError:
@@ -271,7 +271,7 @@ def measure(directory: int, name: str, seen: list[int], entries: int, depth: int
 
 
 def symlink_at(directory: int, name: str, target: str, owner: int | None) -> None:
-    """A link that belongs to ``owner`` from its first moment; ours where that user may create nothing here."""
+    """Create a link that belongs to ``owner`` from the start; ours where that user cannot create anything here."""
     if owner is not None and owner != os.geteuid():
         with contextlib.suppress(PermissionError), as_user(owner):
             os.symlink(target, name, dir_fd=directory)
@@ -292,8 +292,8 @@ def _group_of(uid: int) -> int:
 
 @contextlib.contextmanager
 def as_user(uid: int) -> Iterator[None]:
-    """This thread's file accesses are made with the rights of ``uid`` (setfsuid(2) is per thread, and drops root's
-    power over files with it)."""
+    """Perform this thread's file accesses with the rights of ``uid`` (setfsuid(2) is per thread, and drops root's power
+    over files with it)."""
     gid = _group_of(uid)
     old_gid = _libc.setfsgid(gid) if gid >= 0 else -1
     old = _libc.setfsuid(uid)

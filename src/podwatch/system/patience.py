@@ -1,4 +1,4 @@
-"""Looking at /proc while some process of the pod hangs in the kernel."""
+"""Reads /proc while a process of the pod hangs in the kernel."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,8 +14,8 @@ PATIENCE = 1.0
 
 
 async def patiently(worker: Worker, fn: Callable[..., T], *args: Any, timeout: float, patience: float = PATIENCE) -> T:
-    """As ``worker.call``, for a look that changes nothing: where it hangs at one process, it is begun again in a fresh
-    thread, without that process. So a stranger that is stuck never holds a restart up. TimeoutError as there."""
+    """As ``worker.call``, for a read-only scan: if it hangs at one process, it is restarted in a fresh thread, without
+    that process. So an unrelated stuck process never delays a restart. Raises TimeoutError as ``worker.call`` does."""
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout
     while True:

@@ -1,4 +1,4 @@
-"""How a process ended, asked of the kernel: its exit status is otherwise its parent's alone."""
+"""Reads a process's exit status from the kernel, which otherwise only its parent gets."""
 
 import fcntl
 import os
@@ -12,8 +12,8 @@ _SIZE, _CODE_AT = 64, 60
 
 
 def exit_of(fd: int) -> tuple[int | None, int | None] | None:
-    """(exit code, signal) of the process that this pidfd is of, one of them None; None as long as its parent has not
-    reaped it, and always on a kernel before 6.15. Never blocks, never raises."""
+    """(exit code, signal) of this pidfd's process, one of them None; None until its parent has reaped it, and always on
+    a kernel before 6.15. Never blocks, never raises."""
     answer = bytearray(_SIZE)
     struct.pack_into("<Q", answer, 0, _EXIT)
     try:

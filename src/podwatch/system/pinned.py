@@ -7,7 +7,7 @@ A path that was safe when it was judged can lead elsewhere when it is used. So n
   descriptor. A directory that its owner deleted and recreated is pinned again; a link, or another owner, stops every
   mutation (``RootReplaced``).
 - Everything below a root is reached segment by segment with ``O_NOFOLLOW``. No link is followed, in any segment.
-- podwatch's own directories (``.podwatch``) must belong to podwatch and be writable by nobody else, wherever they are.
+- podwatch's own directories (``.podwatch``) must belong to podwatch, and no other user may have write access to them.
 - A new directory of the trainer's user is created with that user's rights, not created as root and given away: its
   parent's owner could replace it between the two.
 
@@ -73,12 +73,12 @@ __all__ = [
 ]
 
 _DEEPEST = 64
-"""No trainer nests so deep."""
+"""Limit of nesting: no trainer nests so deep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A pinned root, for a child process of this one: it opens ``path`` and compares."""
+    """A pinned root for a child process, which opens ``path`` and compares."""
 
     path: str
     device: int
@@ -122,12 +122,12 @@ class _Root:
             os.close(old)
 
     def _gone(self) -> None:
-        """Deleted is normal: it can be created again. Moved elsewhere is normal only for the trainer's directory."""
+        """A deleted root is normal: it can be created again. A moved one is normal only for the trainer's directory."""
         if self.ours and self._pinned is not None and os.fstat(self._fd).st_nlink > 0:
             raise RootReplaced(
                 "podwatch's own directory was moved away",
                 where=str(self.path),
-                fix="move it back; podwatch changes nothing here until then",
+                fix="move it back. podwatch changes nothing here until then",
             )
         if self._fd >= 0:
             os.close(self._fd)
@@ -141,7 +141,7 @@ class _Root:
                 raise RootReplaced(
                     "podwatch's own directory was replaced while podwatch ran",
                     where=str(self.path),
-                    fix="find out who replaced it, put the original back, then restart podwatch",
+                    fix="find out which user replaced it, restore the original, then restart podwatch",
                 )
             check_made_by_us(fd, self.path)
             return
@@ -150,30 +150,30 @@ class _Root:
             raise RootReplaced(
                 f"this directory belonged to user {owner} and was replaced by one of user {status.st_uid}",
                 where=str(self.path),
-                fix="find out who replaced it, put the original back, then restart podwatch",
+                fix="find out which user replaced it, restore the original, then restart podwatch",
             )
         if owner is not None and status.st_uid not in (owner, os.geteuid()):
             raise RootReplaced(
-                f"this directory belongs to user {status.st_uid}, not to the training's user {owner}",
+                f"this directory belongs to user {status.st_uid}, not to the training user {owner}",
                 where=str(self.path),
                 fix="chown it to trainer.user, or correct output_dir, checkpoint_dir or trainer.user",
             )
         if owner not in (None, status.st_uid) and not _meant_for_others(status, fd):
             raise RootReplaced(
-                f"this directory belongs to user {status.st_uid}, the training's user {owner} cannot write to it, and "
+                f"this directory belongs to user {status.st_uid}, the training user {owner} cannot write to it, and "
                 "other users can rename it",
                 where=str(self.path),
-                fix="find out who put it there; chown it to trainer.user if it is right",
+                fix="find out which user put it there; if it is right, chown it to trainer.user",
             )
         if foreign := links - {status.st_uid}:
             raise RootReplaced(
                 f"a symbolic link of user {min(foreign)} on this path leads to a directory of user {status.st_uid}",
                 where=str(self.path),
-                fix="remove the link, or configure the directory that it leads to",
+                fix="remove the link, or configure its target directory",
             )
 
     def remove(self) -> None:
-        """One of ours that is empty; it is made again when it is needed. Raises OSError, RootReplaced."""
+        """Remove our directory if it is empty; it is created again when needed. Raises OSError, RootReplaced."""
         os.close(self.open())
         with self._lock:
             above, _ = open_path(self.path.parent)
@@ -194,10 +194,10 @@ class _Root:
 
 
 class PinnedTree:
-    """Every file operation of podwatch inside the run's directories. Paths are absolute and lie below a root.
+    """Every file operation of podwatch inside the run's directories. Paths are absolute and below a root.
 
-    ``roots`` are output_dir and the other configured directories of the trainer. Each has a directory of ours beside
-    it (``<parent>/.podwatch``), which is a root as well. ``owner`` is the uid that training runs as; None: podwatch's
+    ``roots`` are output_dir and the trainer's other configured directories. Each has a podwatch directory beside it
+    (``<parent>/.podwatch``), which is a root as well. ``owner`` is the uid that training runs as; None: podwatch's
     own, or unknown.
     """
 
@@ -216,7 +216,7 @@ class PinnedTree:
     # -- reaching a place ---------------------------------------------------------------------------------------------
 
     def problem(self) -> str:
-        """Why podwatch may change nothing here; empty if it may. A root that does not exist yet is no problem."""
+        """Why podwatch must not change anything here; empty if it may. A root that does not exist yet is no problem."""
         try:
             self.check()
         except RootReplaced as error:
@@ -224,7 +224,7 @@ class PinnedTree:
         return ""
 
     def check(self) -> None:
-        """Raises RootReplaced where podwatch may change nothing here."""
+        """Raises RootReplaced where podwatch must not change anything here."""
         for root in self._roots:
             try:
                 os.close(root.open())
@@ -234,7 +234,7 @@ class PinnedTree:
                 continue
 
     def contains(self, path: Path) -> bool:
-        """Is the path below a root, as it is written?"""
+        """Is the path below a root, as written?"""
         return path.is_absolute() and ".." not in path.parts and self._find(path) is not None
 
     def pins(self) -> tuple[Pin, ...]:
@@ -254,9 +254,9 @@ class PinnedTree:
     def directory(
         self, path: Path, *, create: bool = False, mode: int = 0o700, owner: int | None = None
     ) -> Iterator[int]:
-        """A descriptor of the directory. ``create`` makes what is missing of it: a directory of ours with ``mode``, one
-        of the trainer's as its user would (``make_directory``; ``owner`` instead of the tree's). Raises RootReplaced,
-        HostError (outside every root) or OSError (ELOOP or ENOTDIR: a link)."""
+        """A descriptor of the directory. ``create`` makes the missing segments: podwatch's with ``mode``, the trainer's
+        as its user would (``make_directory``; ``owner`` instead of the tree's). Raises RootReplaced, HostError (outside
+        every root) or OSError (ELOOP or ENOTDIR: a link)."""
         root, parts = self._locate(path)
         owner = self.owner if owner is None else owner
         try:
@@ -295,7 +295,7 @@ class PinnedTree:
         """The directory that holds ``path``, and the last segment: what every operation below works on."""
         root, parts = self._locate(path)
         if not parts:
-            raise HostError("refuses to change a configured directory itself", where=str(path))
+            raise HostError("podwatch refuses to change a configured directory itself", where=str(path))
         above = root.path.joinpath(*parts[:-1])
         with self.directory(above, create=create, mode=mode, owner=owner) as fd:
             yield fd, parts[-1]
@@ -310,17 +310,17 @@ class PinnedTree:
             raise HostError("not a plain absolute path", where=repr(str(path))[:200], fix="this is a bug: report it")
         if root is None:
             raise HostError(
-                "refuses to touch a path outside the configured directories",
+                "podwatch refuses to touch a path outside the configured directories",
                 where=str(path),
                 fix="configure its directory as output_dir or trainer.checkpoint_dir if it is the trainer's",
             )
         return root, rest
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     def lstat(self, path: Path) -> os.stat_result | None:
-        """What is called ``path`` now, a link itself and not its target; None if nothing is. Raises OSError: ELOOP or
-        ENOTDIR where a link is on the way, which says nothing about what is behind it."""
+        """Status of ``path`` now, of a link itself and not its target; None if it does not exist. Raises OSError: ELOOP
+        or ENOTDIR where a link is on the way, which shows nothing about the files behind it."""
         try:
             with self.parent(path) as (fd, name):
                 return os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -328,7 +328,7 @@ class PinnedTree:
             return None
 
     def identity(self, path: Path) -> Identity | None:
-        """What to compare with when ``path`` is changed later; None if nothing is there."""
+        """For comparison when ``path`` is changed later; None if it does not exist."""
         status = self.lstat(path)
         return None if status is None else Identity.of(status)
 
@@ -385,21 +385,21 @@ class PinnedTree:
     # -- changing -----------------------------------------------------------------------------------------------------
 
     def make(self, path: Path, mode: int = 0o700, *, owner: int | None = None) -> None:
-        """Make the directory and what is missing above it, and check that it is ours where it must be."""
+        """Create the directory and missing ones above it, and check that it is podwatch's where it must be."""
         with self.directory(path, create=True, mode=mode, owner=owner):
             return
 
     def keep_private(self, path: Path) -> None:
-        """Take away the rights that an older podwatch gave others on a directory of ours."""
+        """Remove permissions that an older podwatch gave others on a directory of podwatch."""
         with self.directory(path) as fd:
             if stat.S_IMODE(os.fstat(fd).st_mode) & 0o077:
                 os.fchmod(fd, 0o700)
 
     def rename(self, source: Path, target: Path, *, expected: Identity | None = None) -> bool:
-        """Move an entry, a link itself, never over something that exists (FileExistsError).
+        """Move an entry (a link itself), never over an existing one (FileExistsError).
 
-        False where ``source`` is gone, or is not what ``expected`` says: what was renamed is compared afterwards, in
-        its new place, and is put back if it is something else. Raises OSError (EXDEV: another file system).
+        False where ``source`` is gone or differs from ``expected``: the renamed entry is compared afterwards, in its
+        new place, and is moved back if it differs. Raises OSError (EXDEV: another filesystem).
         """
         with self.parent(source) as (source_fd, name), self.parent(target) as (target_fd, new_name):
             try:
@@ -414,13 +414,13 @@ class PinnedTree:
             if expected is not None and Identity.of(lstat_at(target_fd, new_name)) != expected:
                 try:
                     rename_at(target_fd, new_name, source_fd, name)
-                except FileExistsError:  # and its place was taken meanwhile: it must not stay where it is deleted
+                except FileExistsError:  # its old name is taken: it must not stay where it would be deleted
                     rename_at(target_fd, new_name, source_fd, f"{name}.{secrets.token_hex(4)}")
                 return False
             return True
 
     def replace(self, source: Path, target: Path) -> None:
-        """Rename over what is called ``target``: for two files of ours."""
+        """Rename over ``target``: for two files of podwatch."""
         with self.parent(source) as (source_fd, name), self.parent(target) as (target_fd, new_name):
             os.rename(name, new_name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
 
@@ -439,12 +439,12 @@ class PinnedTree:
             os.unlink(name, dir_fd=fd)
 
     def overwrite(self, path: Path, data: bytes, mode: int = 0o600) -> None:
-        """Write a file of ours in place: into the blocks that ``reserve`` got, so that it works on a full disk.
-        Durable when it returns; not atomic."""
+        """Write a file of podwatch in place, into the blocks that ``reserve`` allocated, so that it works on a full
+        disk. Durable when it returns; not atomic."""
         with self.parent(path) as (directory, name):
             fd = open_regular(directory, name, os.O_WRONLY | os.O_CREAT, mode)
             try:
-                os.fchmod(fd, mode)  # one that an older podwatch left was open to all
+                os.fchmod(fd, mode)  # an older podwatch left it open to all
                 done = 0
                 while done < len(data):
                     done += os.pwrite(fd, data[done:], done)
@@ -454,7 +454,7 @@ class PinnedTree:
                 os.close(fd)
 
     def reserve(self, path: Path, size: int, mode: int = 0o600) -> None:
-        """Have a file of ours with ``size`` bytes of allocated blocks."""
+        """Give a file of podwatch ``size`` bytes of allocated blocks."""
         with self.parent(path) as (directory, name):
             fd = open_regular(directory, name, os.O_WRONLY | os.O_CREAT, mode)
             try:
@@ -468,7 +468,7 @@ class PinnedTree:
             write_at(fd, name, data, mode, owner=owner)
 
     def write_link(self, path: Path, target: str, owner: int | None) -> None:
-        """Replace a link of the trainer's by one rename, so that there is no moment without. Raises OSError."""
+        """Replace a link of the trainer's by one rename, so that it always exists. Raises OSError."""
         fresh = f".{path.name}.{secrets.token_hex(4)}.tmp"
         with self.parent(path) as (fd, name):
             symlink_at(fd, fresh, target, owner)
@@ -481,7 +481,7 @@ class PinnedTree:
             sync_descriptor(fd)
 
     def rmdir(self, path: Path) -> None:
-        """Remove an empty directory, one of ours beside a root as well. Raises OSError."""
+        """Remove an empty directory, also podwatch's beside a root. Raises OSError."""
         root, parts = self._locate(path)
         if root.ours and not parts:
             root.remove()
@@ -501,7 +501,7 @@ class PinnedTree:
 
     def can_rename(self, source_dir: Path, target_dir: Path) -> bool:
         """Whether a directory can be renamed from one into the other, found out by trying: two directories of one
-        device can still refuse (two ReadWritePaths of one unit). Raises OSError where the trial cannot be made."""
+        device can still refuse (two ReadWritePaths of one unit). Raises OSError where the trial is impossible."""
         name = f".podwatch-probe-{os.getpid()}-{secrets.token_hex(4)}"
         with self.directory(source_dir) as source, self.directory(target_dir) as target:
             os.mkdir(name, 0o700, dir_fd=source)
@@ -532,14 +532,14 @@ def pin_of(path: Path) -> Pin:
 
 def open_pinned(pins: Sequence[Pin], path: str) -> int:
     """In a child process: a descriptor of the directory ``path`` below one of the daemon's roots. No link is followed.
-    Raises RootReplaced where a root is not the daemon's any more, HostError outside them, OSError."""
+    Raises RootReplaced where a root is no longer the daemon's, HostError outside them, OSError."""
     for pin in sorted(pins, key=lambda p: -len(p.path)):
         if path != pin.path and not path.startswith(pin.path.rstrip("/") + "/"):
             continue
         fd, _ = open_path(Path(pin.path))
         try:
             if Identity.of(os.fstat(fd)) != Identity(pin.device, pin.inode):
-                raise RootReplaced("this directory was replaced", where=pin.path, fix="find out who replaced it")
+                raise RootReplaced("this directory was replaced", where=pin.path, fix="find out which user replaced it")
             for name in Path(path).relative_to(pin.path).parts:
                 if name == "..":
                     raise HostError("not a plain path", where=path)
@@ -552,7 +552,7 @@ def open_pinned(pins: Sequence[Pin], path: str) -> int:
             os.close(fd)
             raise
         return fd
-    raise HostError("refuses to touch a path outside the configured directories", where=path)
+    raise HostError("podwatch refuses to touch a path outside the configured directories", where=path)
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
@@ -563,8 +563,8 @@ def _whose(status: os.stat_result) -> tuple[Identity, int]:
 
 
 def _meant_for_others(status: os.stat_result, fd: int) -> bool:
-    """For a directory of ours or root's in which another user trains: can that user write to it, or could no other user
-    have put it there? Else a directory of root's may have been renamed to the configured name."""
+    """For a directory of root or podwatch in which another user trains: can that user write to it, or is no other user
+    able to put it there? Otherwise a root-owned directory may have been renamed to the configured name."""
     if status.st_mode & OTHERS_WRITE:
         return True
     above = os.stat("..", dir_fd=fd)
@@ -573,7 +573,7 @@ def _meant_for_others(status: os.stat_result, fd: int) -> bool:
 
 
 def _make_ours(path: Path) -> None:
-    """podwatch's directory beside a root. The parent is made as well, as any program would make it."""
+    """Create podwatch's directory beside a root. The parent is created as any program would create it."""
     try:
         fd, _ = open_path(path.parent)
     except FileNotFoundError:

@@ -1,9 +1,9 @@
 """How much of a busy machine one process of ours gets, and how long it waits for a CPU.
 
-Two values count, and which one depends on the machine. Between sessions in the root CPU group, that of the session's
-autogroup; within one CPU group (a container, a service) each thread's nice value. Whoever owns the process may raise
-the nice value, which gives it less; giving it more takes CAP_SYS_NICE. An autogroup can be given more, down to 0,
-without it (sched(7)).
+Two values count, depending on the machine. Between sessions in the root CPU group the session's autogroup counts;
+within one CPU group (a container, a service) each thread's nice value. The process's owner may raise the nice value,
+which gives it less CPU; lowering it takes CAP_SYS_NICE. An autogroup's value can be lowered down to 0 without it
+(sched(7)).
 """
 
 import contextlib
@@ -15,16 +15,16 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Which of the two values are as they were asked for now. ``autogroup`` is also True where the kernel has none."""
+    """Which of the two values are now as requested. ``autogroup`` is also True where the kernel has none."""
 
     autogroup: bool
     nice: bool
 
 
 def give(pid: int, value: int) -> Given:
-    """Set autogroup and nice value (0 to 19) of a process of ours, all threads of it. Never raises: without the right,
-    or where the process has ended, the answer says so. The kernel refuses autogroup changes of an unprivileged caller
-    that come within 0.1 s of each other; ask again then. A few microseconds per thread."""
+    """Set autogroup and nice value (0 to 19) of all threads of a process of ours. Never raises: the answer shows a
+    missing right or an ended process. The kernel refuses autogroup changes of an unprivileged caller within 0.1 s of
+    each other; call again then. A few microseconds per thread."""
     return Given(_give_autogroup(pid, value), _give_nice(pid, value))
 
 
@@ -37,8 +37,8 @@ def autogroup_of(pid: int) -> int | None:
 
 
 def cpu_waits(pid: int) -> Mapping[int, int] | None:
-    """Thread -> nanoseconds that it has waited for a CPU while it could have run (/proc/PID/task/*/schedstat). None
-    where the kernel does not count, or the process is gone."""
+    """Thread -> nanoseconds that it was runnable but waited for a CPU (/proc/PID/task/*/schedstat). None where the
+    kernel does not count, or the process is gone."""
     found: dict[int, int] = {}
     ran = False
     try:
@@ -53,7 +53,7 @@ def cpu_waits(pid: int) -> Mapping[int, int] | None:
 
 
 def waited_share(before: Mapping[int, int], now: Mapping[int, int], seconds: float) -> float:
-    """How long the threads of one process waited for a CPU between two answers of ``cpu_waits``, as a share of the
+    """How long the threads of one process waited for a CPU between two results of ``cpu_waits``, as a share of the
     time, at most 1: several may wait at once. A thread that ended in between is not counted."""
     if seconds <= 0:
         return 0.0
@@ -73,7 +73,7 @@ def _give_autogroup(pid: int, value: int) -> bool:
 
 
 def _give_nice(pid: int, value: int) -> bool:
-    """A thread that starts meanwhile has the value of the one that started it: looked at until there is no other."""
+    """A new thread inherits the value of the thread that started it: repeat until no new thread appears."""
     seen: set[int] = set()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Directories of ours that no other user may write to, or even enter. All functions block."""
+"""podwatch's directories that no other user can write to, or even enter. All functions block."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from podwatch.domain.errors import HostError, PermissionDenied
 
 
 def own_directory(path: Path, mode: int, *, fix: str = "") -> None:
-    """Make ``path`` with this mode, or close what exists to everything beyond it.
+    """Create ``path`` with this mode, or remove all other permissions from an existing one.
 
     Raises PermissionDenied where it belongs to a user other than root and us, who could put anything there, and
     HostError where it cannot be made. A file system that shows one owner for everything (CIFS, some FUSE) is accepted.
@@ -24,7 +24,7 @@ def own_directory(path: Path, mode: int, *, fix: str = "") -> None:
             found = os.fstat(descriptor)
             if found.st_uid not in (0, os.geteuid()) and not _shows_this_owner(descriptor, found.st_uid):
                 raise PermissionDenied(
-                    f"the directory belongs to uid {found.st_uid}, who could put anything there",
+                    f"the directory belongs to uid {found.st_uid}, who could replace podwatch's files there",
                     where=str(path),
                     fix=f"run podwatch as that user, or: chown -R {os.geteuid()} {path}",
                 )
@@ -41,7 +41,7 @@ def own_directory(path: Path, mode: int, *, fix: str = "") -> None:
 
 
 def _make(path: Path, mode: int) -> None:
-    """Whatever the umask: 0077 under systemd, where status needs no privilege; 0 in some containers."""
+    """Whatever the umask is: 0077 under systemd, where status needs no privilege; 0 in some containers."""
     if not path.parent.exists():
         _make(path.parent, 0o755)
     with contextlib.suppress(FileExistsError):
@@ -50,7 +50,7 @@ def _make(path: Path, mode: int) -> None:
 
 
 def _shows_this_owner(directory: int, owner: int) -> bool:
-    """Whether a file that we make in it belongs to ``owner`` as well."""
+    """Whether a file that we create in it belongs to ``owner`` too."""
     name = f".owner-{secrets.token_hex(8)}"
     try:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)

@@ -1,9 +1,8 @@
-"""Reading /proc: one process, its children, what it holds open.
+"""Reads /proc: one process, its children, its open files.
 
-Every function takes pids as they are now and answers None (or nothing) when the process is gone, and raises OSError
-when we are out of descriptors or memory; whoever needs to be sure of *which* process compares start ticks (identity).
-"Denied" is told apart from "nothing": without CAP_SYS_PTRACE even root may not read fd links of a full-capability
-process (facts/systemd.md, "Exposure").
+Every function takes current pids and returns None (or nothing) when the process is gone, and raises OSError when
+podwatch is out of descriptors or memory; callers that need *one particular* process compare start ticks (identity).
+"Denied" differs from "nothing": without CAP_SYS_PTRACE even root cannot read fd links of a full-capability process.
 """
 
 import contextlib
@@ -17,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _OUT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Want of our own, not an answer about the process: raised, because a trainer that cannot be looked at has not ended
-(promise 3)."""
+"""podwatch's own shortage, not a fact about the process: raised, because a trainer that cannot be examined has not
+ended (promise 3)."""
 PROC = "/proc"
 EXEC_LOOKS, EXEC_PAUSE = 8, 0.01
 KTHREADD = 2
-"""The parent of all kernel threads; where they cannot be seen, in a container, it is at worst one process."""
+"""The parent of all kernel threads; in a container, where they are invisible, it is at most one process."""
 _NVIDIA = re.compile(r"/dev/nvidia(\d+)")
 
 
@@ -39,9 +38,9 @@ class ProcStat:
     tty: int
     start_ticks: int
     foreground: int = -1
-    """The process group that its terminal is given to; -1 without a terminal."""
+    """Process group in the terminal's foreground; -1 without a terminal."""
     cpu_ticks: int = 0
-    """Of CPU that it used so far: one that has not used any since the last look has done nothing."""
+    """CPU ticks used so far: unchanged since the last look means that the process did nothing."""
 
 
 def parse_stat(text: str) -> ProcStat:
@@ -81,8 +80,8 @@ def all_pids() -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Direct children. From ``/proc/PID/task/*/children``, 5 times cheaper than a scan (facts/systemd.md, "Memory");
-    a kernel without it (CONFIG_PROC_CHILDREN) gets the scan."""
+    """Direct children. From ``/proc/PID/task/*/children``, 5 times cheaper than a scan (measured); a kernel without it
+    (CONFIG_PROC_CHILDREN) gets the scan."""
     try:
         threads = os.listdir(f"{PROC}/{pid}/task")  # noqa: PTH208
     except OSError as error:
@@ -131,7 +130,7 @@ def environment_names(pid: int) -> frozenset[str] | None:
 
 
 def environment_value(pid: int, name: str) -> str | None:
-    """One variable, for markers of our own. None when unset, denied or gone."""
+    """One variable, for podwatch's own markers. None when unset, denied or gone."""
     prefix = name.encode() + b"="
     for item in _environment(pid).split(b"\0"):
         if item.startswith(prefix):
@@ -140,14 +139,14 @@ def environment_value(pid: int, name: str) -> str | None:
 
 
 def environment_items(pid: int) -> list[tuple[str, str]]:
-    """Names and values, which may be secrets: for a comparison, never to be shown. Empty when denied or gone."""
+    """Names and values, which may be secrets: compare them, never show them. Empty when denied or gone."""
     items = (item.decode("utf-8", "replace").partition("=") for item in _environment(pid).split(b"\0") if item)
     return [(name, value) for name, _, value in items]
 
 
 def _environment(pid: int) -> bytes:
     """Empty when denied or gone. A process in the middle of an exec shows neither environment nor command (up to 13 ms
-    on two busy cores, measured): it is asked again. A kernel thread never does."""
+    on two busy cores, measured): it is read again. A kernel thread never does."""
     for _ in range(EXEC_LOOKS):
         if raw := _read_memory(pid, "environ"):
             return raw
@@ -157,11 +156,11 @@ def _environment(pid: int) -> bytes:
         if command(pid):
             break
         time.sleep(EXEC_PAUSE)
-    return _read_memory(pid, "environ") or b""  # the exec may just have been over
+    return _read_memory(pid, "environ") or b""  # the exec may just have finished
 
 
 def mapped_files(pid: int) -> set[str] | None:
-    """Paths it has mapped into its memory. None when denied, gone, or where it hangs."""
+    """Paths mapped into its memory. None when denied, gone, or hanging."""
     raw = _read_memory(pid, "maps")
     if raw is None:
         return None
@@ -178,7 +177,7 @@ def working_directory(pid: int) -> str | None:
 
 
 def executable(pid: int) -> str:
-    """Path of the program that it really runs, whatever its argv says; empty when denied or gone."""
+    """Path of the running program, whatever its argv is; empty when denied or gone."""
     try:
         return os.readlink(f"{PROC}/{pid}/exe").removesuffix(" (deleted)")  # noqa: PTH115
     except OSError:
@@ -187,7 +186,7 @@ def executable(pid: int) -> str:
 
 def users(pid: int) -> tuple[int, int] | None:
     """Real and effective user id; None when it is gone. Not the owner of ``/proc/PID``: that is root for every process
-    which must not be dumped."""
+    that must not be dumped."""
     for line in (_read(f"{PROC}/{pid}/status") or b"").splitlines():
         if line.startswith(b"Uid:"):
             words = line.split()
@@ -236,7 +235,7 @@ class CudaUse:
 
 
 def cuda_use(pid: int) -> CudaUse | None:
-    """None when it cannot be read: that is not "no CUDA" (promise 3)."""
+    """None when it cannot be read, which is not "no CUDA" (promise 3)."""
     links = open_files(pid)
     return None if links is None else cuda_use_of(links.values())
 
@@ -247,7 +246,7 @@ def cuda_use_of(targets: Iterable[str]) -> CudaUse:
     gpus: set[int] = set()
     for target in targets:
         if target.startswith("/dev/nvidia-uvm"):
-            # nvidia-uvm-tools is a profiler's door, not a context
+            # nvidia-uvm-tools is a profiler's device, not a context
             context = context or target == "/dev/nvidia-uvm"
         elif match := _NVIDIA.fullmatch(target):
             gpus.add(int(match[1]))
@@ -261,9 +260,9 @@ _avoided: dict[int, int] = {}
 
 
 def _read_memory(pid: int, name: str) -> bytes | None:
-    """``cmdline``, ``environ`` and ``maps`` wait for the lock of the process's memory. One that is stuck in the kernel
-    (state D: a dead network volume, a driver) may not give it back for hours, and no timeout ends the wait: whoever
-    calls from a thread with a deadline says so by ``give_up_hung``, and the next one passes that process over."""
+    """``cmdline``, ``environ`` and ``maps`` wait for the lock of the process's memory. A process that is stuck in the
+    kernel (state D: a dead network volume, a driver) may hold it for hours, and no timeout ends the wait. A caller with
+    a deadline then calls ``give_up_hung``, and later reads skip that process."""
     if pid in _avoided:
         return None
     thread = threading.get_ident()
@@ -277,20 +276,20 @@ def _read_memory(pid: int, name: str) -> bytes | None:
 
 
 def give_up_hung(seconds: float) -> list[int]:
-    """Processes whose memory is being read for so long, newly noticed: until that read comes back nobody asks again."""
+    """Processes, newly noticed, whose memory has been read for so long: they are skipped until that read returns."""
     now = time.monotonic()
     found = []
     for thread, (pid, since) in list(_reading.items()):
         if now - since >= seconds and pid not in _avoided:
             _avoided[pid] = thread
             found.append(pid)
-            if thread not in _reading:  # it came back in this very moment
+            if thread not in _reading:  # it returned at this moment
                 _avoided.pop(pid, None)
     return found
 
 
 def hangs(pid: int) -> bool:
-    """Whether nothing but its stat line can be known of it now."""
+    """Whether only its stat line can be read now."""
     return pid in _avoided
 
 

@@ -1,14 +1,14 @@
-"""Reading files in places that other users can change: checkpoints, logs, metrics, what a command names (promise 9).
+"""Reads files in places that other users can change: checkpoints, logs, metrics, files named by a command (promise 9).
 
 podwatch often runs as root and shows what it reads: a step, a log line, a digest, an artifact in the store. So it must
-not read what a user of the pod merely points at. One rule for all of these files:
+not read a file that a user of the pod merely points at. One rule for all of these files:
 
 - Only regular files are read, without blocking. A FIFO or a device with the name of a log is refused.
 - A symbolic link is followed where only root or podwatch can have put it. Any other link may lead only to a file of its
-  own user: of who owns the link, or the directory that the link lies in.
-- What is shown or leaves the pod (``shown``) must be its maker's: a file with several names (hard links) is read where
-  only root or podwatch can have named it, or where it belongs to the owner of its directory. A checkpoint is judged
-  with such files: it can be resumed from, and is not sent (``sync.linked``).
+  own user: of the owner of the link, or of the directory that contains it.
+- A file that is shown or leaves the pod (``shown``) must be its maker's: a file with several names (hard links) is read
+  where only root or podwatch can have named it, or where it belongs to the owner of its directory. A checkpoint is
+  judged with such files: it can be resumed from, and is not sent (``sync.linked``).
 
 Each path is walked segment by segment by descriptors, so nothing changes between the check and the read. Everything
 here blocks.
@@ -28,12 +28,12 @@ _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MOST_LINKS = 16
 _ANYBODY = -1
-"""Stands for the owner of a link that any user could have put there: no file belongs to it."""
+"""Represents the owner of a link that any user could have put there: no file belongs to it."""
 
 
 def open_file(path: str | os.PathLike[str], *, shown: bool = False) -> int:
-    """A descriptor for reading. Raises OSError: EINVAL for what is no regular file, EACCES for one that a link may not
-    lead to, with the reason as its text; FileNotFoundError also where it was exchanged meanwhile."""
+    """A descriptor for reading. Raises OSError: EINVAL for a file that is not regular, EACCES for a forbidden target of
+    a link, with the reason as its text; FileNotFoundError also if it was replaced meanwhile."""
     return _walk(os.path.join(os.getcwd(), os.fspath(path)), shown)  # noqa: PTH109, PTH118 - resolves nothing
 
 
@@ -56,7 +56,7 @@ def read_file(path: str | os.PathLike[str], limit: int = 1 << 20, *, shown: bool
 def _walk(path: str, shown: bool) -> int:
     ours = frozenset((0, os.geteuid()))
     users: set[int] = set()
-    """Who could have chosen where the links lead."""
+    """Users who could have chosen where the links lead."""
     links = 0
     pending = [name for name in reversed(path.split("/")) if name not in ("", ".")]
     directory = os.open("/", _PASS)
@@ -92,7 +92,7 @@ def _walk(path: str, shown: bool) -> int:
 
 
 def _choosers(link: os.stat_result, around: os.stat_result, directory: int, ours: frozenset[int]) -> set[int]:
-    """Whose choice this link can be, root and podwatch left out."""
+    """Users whose choice this link can be, root and podwatch left out."""
     found = {link.st_uid, around.st_uid} - ours
     open_to_all = around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX
     if not found and open_to_all and not os.fstatvfs(directory).f_flag & os.ST_RDONLY:  # read-only: a volume's link
@@ -106,9 +106,9 @@ def _judge(
     if not stat.S_ISREG(found.st_mode):
         raise _refused(errno.EINVAL, "not a regular file", path)
     if users - {found.st_uid}:
-        raise _refused(errno.EACCES, f"a symbolic link leads to a file of user {found.st_uid}: not followed", path)
+        raise _refused(errno.EACCES, f"podwatch does not follow a symbolic link to a file of user {found.st_uid}", path)
     if shown and found.st_nlink > 1 and not _owner_made(found, around, ours):
-        raise _refused(errno.EACCES, f"a hard link to a file of user {found.st_uid}: not read", path)
+        raise _refused(errno.EACCES, f"podwatch does not read a hard link to a file of user {found.st_uid}", path)
 
 
 def _owner_made(found: os.stat_result, around: os.stat_result, ours: frozenset[int]) -> bool:
@@ -120,12 +120,12 @@ def _owner_made(found: os.stat_result, around: os.stat_result, ours: frozenset[i
 
 
 def _open_same(directory: int, name: str, judged: os.stat_result, path: str) -> int:
-    """Opened only now: to open a device, or the reading end of a FIFO, can have an effect of its own."""
+    """Opened only now: opening a device, or the reading end of a FIFO, can have an effect of its own."""
     fd = os.open(name, _READ, dir_fd=directory)
     now = os.fstat(fd)
     if (now.st_dev, now.st_ino) != (judged.st_dev, judged.st_ino):
         os.close(fd)
-        raise FileNotFoundError(errno.ENOENT, "exchanged while it was opened", path)
+        raise FileNotFoundError(errno.ENOENT, "replaced while podwatch opened it", path)
     return fd
 
 

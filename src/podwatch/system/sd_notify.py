@@ -1,7 +1,7 @@
 """The service manager's notify protocol (sd_notify(3)), without a library.
 
-The same protocol is spoken by systemd and by podwatch's own init (daemon/init.py). Sending never blocks and never
-raises: a service manager that went away must not take the guard with it.
+systemd and podwatch's own init (daemon/init.py) use the same protocol. Sending never blocks and never raises: a service
+manager that went away must not stop the guard.
 """
 
 import os
@@ -12,10 +12,10 @@ from typing import Protocol
 
 
 class Notifier(Protocol):
-    """What the daemon tells its service manager."""
+    """Messages from the daemon to its service manager."""
 
     watchdog_seconds: float | None
-    """The service manager kills us when it hears no ``watchdog()`` for this long; None when it does not watch."""
+    """The service manager kills podwatch when ``watchdog()`` is not called for this long; None: it does not watch."""
 
     def ready(self, status: str = "") -> None: ...
     def status(self, text: str) -> None: ...
@@ -27,7 +27,7 @@ class Notifier(Protocol):
 
 
 class NullNotifier:
-    """Nobody listens."""
+    """For a daemon without a service manager."""
 
     watchdog_seconds: float | None = None
 
@@ -81,7 +81,7 @@ class SocketNotifier:
             return
         try:
             self._socket.sendto("\n".join(lines).encode(), self._address)
-        except OSError:  # gone, full, or closed by us: nothing anyone could do about it here
+        except OSError:  # gone, full, or closed by us: nothing can be done here
             self.failures += 1
 
 

@@ -1,7 +1,7 @@
-"""Blocking calls that may hang, each in a daemon thread of its own: the loop goes on and exit is never blocked.
+"""Blocking calls that may hang, each in its own daemon thread: the loop continues and exit is never blocked.
 
 asyncio's default executor is not used for these: its threads are joined at interpreter exit, so one hung NFS or NVML
-call would hold the process for ever, and on two cores it has six threads in all (facts/systemd.md, "Other traps").
+call would hold the process forever, and on two cores it has only six threads.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class WorkerStuck(TimeoutError):  # noqa: N818
-    """An earlier call has not come back; nothing new is queued behind it."""
+    """An earlier call has not returned; nothing new is queued behind it."""
 
 
 class _Job:
-    __slots__ = ("args", "cancelled", "done", "dropped", "fn")  # dropped: its caller waits no longer
+    __slots__ = ("args", "cancelled", "done", "dropped", "fn")  # dropped: its caller no longer waits
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], done: Callable[[Any, BaseException | None], None]
@@ -31,7 +31,7 @@ class _Job:
 
 
 class _Lane:
-    """One thread with its queue. A lane that hangs is abandoned whole, so that its late results hit nobody."""
+    """One thread with its queue. A hanging lane is abandoned whole, so that its late results affect nothing."""
 
     def __init__(self, name: str) -> None:
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -53,14 +53,14 @@ class _Lane:
             except BaseException as caught:  # handed to the caller, whatever it is
                 error = caught
             self.current = self.running_since = None
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
                 job.done(result, error)
             del job, result, error
 
 
 CANCELLED_GRACE = 5.0
-"""Seconds a new call waits for one whose caller was cancelled. It was not slow, merely unlucky: a request that
-interrupts an act must not find the act's last look at /proc in its way."""
+"""Seconds that a new call waits for one whose caller was cancelled: such a call is not stuck, and a request that
+interrupts an operation must not fail because of the operation's last scan of /proc."""
 _LOOK_AGAIN = 0.01
 
 
@@ -70,13 +70,13 @@ class Worker:
     def __init__(self, name: str) -> None:
         self.name = name
         self.abandoned = 0
-        """Threads given up because a call never came back."""
+        """Threads given up because a call never returned."""
         self._lane: _Lane | None = None
         self._closed = False
 
     @property
     def stuck(self) -> bool:
-        """A call whose caller gave up (timeout or cancel) has not come back yet. Clears itself when it does."""
+        """A call whose caller gave up (timeout or cancel) has not returned yet. Clears itself when it does."""
         job = self._lane.current if self._lane is not None else None
         return job is not None and job.dropped
 
@@ -97,7 +97,7 @@ class Worker:
             raise RuntimeError(f"worker {self.name} is closed")
         await self._let_the_cancelled_finish()
         if self.stuck:
-            raise WorkerStuck(f"{self.name}: an earlier call has not come back for {self.busy_seconds:.0f} s")
+            raise WorkerStuck(f"{self.name}: an earlier call has not returned for {self.busy_seconds:.0f} s")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -120,7 +120,7 @@ class Worker:
                 return await future
         except TimeoutError:
             if future.done() and not future.cancelled():
-                return future.result()  # it came in the same moment, or the call itself raised TimeoutError
+                return future.result()  # it came at the same moment, or the call itself raised TimeoutError
             job.dropped = True
             raise TimeoutError(f"{self.name}: no answer within {timeout:g} s") from None
         except asyncio.CancelledError:
@@ -133,7 +133,7 @@ class Worker:
             await asyncio.sleep(_LOOK_AGAIN)
 
     def renew(self) -> None:
-        """Give up the present thread (it stays, asleep in the kernel) and take a fresh one for the next call."""
+        """Give up the present thread (it stays asleep in the kernel) and use a fresh one for the next call."""
         if self._lane is not None:
             if self.busy_seconds > 0:
                 self.abandoned += 1
@@ -141,7 +141,7 @@ class Worker:
         self._lane = None
 
     def close(self) -> None:
-        """Take no more calls. A hung one is left behind; the interpreter can still exit."""
+        """Accept no more calls. A hung one is abandoned; the interpreter can still exit."""
         self._closed = True
         if self._lane is not None:
             self._lane.jobs.put(None)

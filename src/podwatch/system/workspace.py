@@ -14,7 +14,7 @@ class Workspace:
 
     ``use_inside``: quarantine, trash and staging are in ``output_dir/.podwatch`` instead, because a rename to
     ``outside`` fails (output_dir is a mount of its own, or an overlay's lower layer): found out by trying, never by
-    comparing devices. ``beside`` are the other configured directories of the trainer (``trainer.checkpoint_dir``).
+    comparing devices. ``beside`` are the trainer's other configured directories (``trainer.checkpoint_dir``).
     ``owner`` is the uid that training runs as; None: podwatch's own, or unknown.
 
     ``tree`` is the only way to change anything in these directories. One for each process and run.
@@ -36,19 +36,19 @@ class Workspace:
         return tuple(dict.fromkeys((self.output_dir, *self.beside)))
 
     def root_of(self, path: Path) -> Path | None:
-        """The trainer's directory that ``path`` is below, as it is written; the innermost one."""
+        """The trainer's directory that contains ``path``, as written; the innermost one."""
         if not path.is_absolute():
             return None
         found = [r for r in self.roots if r in path.parents and ".." not in path.relative_to(r).parts]
         return max(found, key=lambda r: len(r.parts), default=None)
 
     def holds(self, path: Path) -> bool:
-        """Below one of the trainer's directories, and in none of ours: nothing else is ever moved (promise 9)."""
+        """Below one of the trainer's directories, and in none of podwatch's: nothing else is ever moved (promise 9)."""
         root = self.root_of(path)
         return root is not None and HIDDEN not in path.relative_to(root).parts
 
     def trainers_uid(self) -> int | None:
-        """Who owns what podwatch makes in the trainer's directories; None: podwatch's own user. Blocks."""
+        """Owner of what podwatch creates in the trainer's directories; None: podwatch's own user. Blocks."""
         if self.owner is not None or os.geteuid() != 0:
             return self.owner
         try:
@@ -86,20 +86,20 @@ class Workspace:
     def staging(self) -> Path:
         return self.movable / "staging"
 
-    # -- may anything be changed --------------------------------------------------------------------------------------
+    # -- permission to change -----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises RootReplaced where podwatch may change nothing in these directories. Blocks."""
+        """Raises RootReplaced where podwatch must not change anything in these directories. Blocks."""
         self.tree.check()
         if self.use_inside:
             try:
                 with self.tree.directory(self.inside):
                     return
             except OSError:
-                return  # not there, or not reachable: who needs it reports that
+                return  # missing or unreachable: its user reports that
 
     def problem(self) -> str:
-        """The same as text; empty where podwatch may. Blocks."""
+        """The same as text; empty where podwatch may change files. Blocks."""
         try:
             self.check()
         except RootReplaced as error:
@@ -107,8 +107,8 @@ class Workspace:
         return ""
 
     def exposed(self) -> str:
-        """Who can move podwatch's own directory away, in words, and what to do; empty where only root or we can.
-        Normal where the training user owns the parent of output_dir. Blocks."""
+        """Users who can move podwatch's own directory away, and the fix, as text; empty where only root or podwatch
+        can. Normal where the training user owns the parent of output_dir. Blocks."""
         found = []
         for parent in dict.fromkeys(root.parent for root in self.roots):
             try:
@@ -124,20 +124,20 @@ class Workspace:
             return ""
         return (
             f"{' and '.join(found)}, so they can move podwatch's directory {HIDDEN} away. podwatch notices that,"
-            " reports it as critical and changes nothing until it is back. To rule it out: put output_dir into a"
+            " reports it as critical and changes nothing until it is back. To prevent it, put output_dir into a"
             " directory that root owns and no other user can write to"
         )
 
-    # -- making it ----------------------------------------------------------------------------------------------------
+    # -- creating it --------------------------------------------------------------------------------------------------
 
     def probe(self) -> "Workspace":
-        """Create the directories and find out whether a rename out of output_dir works: the workspace to use.
+        """Create the directories and find out whether a rename out of output_dir works; returns the workspace to use.
 
-        Blocks. Where output_dir does not exist yet, its nearest existing ancestor is tried: what is created below it is
-        on the same filesystem, unless someone mounts something there later, which the next probe sees. Everything is
-        made now because mkdir fails on a full disk when rename and unlink still work. A directory that was replaced is
-        left alone: ``problem`` says why, and nothing is changed. Raises HostError or PermissionDenied where the
-        record's own directory cannot be made.
+        Blocks. Where output_dir does not exist yet, its nearest existing ancestor is tried: a directory created below
+        it is on the same filesystem, unless a volume is mounted there later, which the next probe sees. Everything is
+        created now because mkdir fails on a full disk when rename and unlink still work. A replaced directory is left
+        alone: ``problem`` has the reason, and nothing is changed. Raises HostError or PermissionDenied where the
+        record's own directory cannot be created.
         """
         try:
             self.tree.make(self.outside, 0o755)
@@ -153,13 +153,13 @@ class Workspace:
             raise HostError(
                 f"cannot create podwatch's directory beside the output directory: {error.strerror}",
                 where=str(self.outside),
-                fix="make the parent of output_dir writable (systemd: name the parent in ReadWritePaths)",
+                fix="make the parent of output_dir writable (systemd: add it to ReadWritePaths)",
             ) from error
         try:
             chosen = replace(self, use_inside=not self.tree.can_rename(self.output_dir, self.outside))
         except RootReplaced:
             return self
-        except FileNotFoundError:  # no output_dir yet: below its parent, as ours is, unless a mount is between
+        except FileNotFoundError:  # no output_dir yet: below its parent, as podwatch's is, unless a mount is between
             chosen = replace(self, use_inside=False)
         except OSError:
             chosen = replace(self, use_inside=False)  # output_dir cannot be written: "inside" could not work either
@@ -171,7 +171,7 @@ class Workspace:
                 return chosen
             except OSError as error:
                 raise HostError(
-                    f"cannot create a directory for what podwatch moves: {error.strerror}",
+                    f"cannot create podwatch's trash, quarantine or staging directory: {error.strerror}",
                     where=str(directory),
                     fix="free some space or make it writable",
                 ) from error
