@@ -73,7 +73,7 @@ fuzz: $(STAMP)   ## every parser of checkpoints, 25 times as long as in the defa
 	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q --timeout 1800 -m '' tests/checkpoints/test_fuzz.py tests/checkpoints/test_structure.py $(ARGS)
 
 test-disk: $(STAMP)  ## hundreds of saves on a small disk, by a real writer: make test-disk N=300
-	@PODWATCH_DISK_SAVES=$(or $(N),300) $(BIN)/python -m pytest -m '' tests/retention/test_saving_process.py tests/e2e/test_disk_at_proportions.py tests/judgement/test_prediction.py --timeout 3600 $(ARGS)
+	@PODWATCH_DISK_SAVES=$(or $(N),300) $(BIN)/python -m pytest -m '' tests/retention/test_saving_process.py tests/e2e/test_disk_at_proportions.py tests/policy/test_disk_forecast.py --timeout 3600 $(ARGS)
 
 test-systemd: $(STAMP)  ## under a real systemd, booted in a container (root, systemd-container)
 	@$(BIN)/python -m pytest tests/suites/systemd $(ARGS)
@@ -92,7 +92,7 @@ test-clients: $(STAMP)  ## the tests' B2 server against other people's clients: 
 test-telling: $(STAMP)  ## notices through apprise and podwatch's own W&B run, with both of them installed, on loopback
 	@test -x .venv-telling/bin/wandb || { sh tools/make-venv .venv-telling && \
 	    .venv-telling/bin/pip install --quiet --disable-pip-version-check -e '.[test,notify,wandb]'; }
-	@.venv-telling/bin/python -m pytest -q -m '' tests/telling/test_notify.py tests/telling/test_wandb_run.py tests/e2e/test_notified.py $(ARGS)
+	@.venv-telling/bin/python -m pytest -q -m '' tests/reporting/test_notify.py tests/reporting/test_wandb.py tests/e2e/test_notified.py $(ARGS)
 
 test-ray: $(STAMP)  ## a real Ray tree as the trainer, ended and started again whole (brings ray, about 300 MB)
 	@test -x .venv-ray/bin/ray || { sh tools/make-venv .venv-ray && \

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import Figures, parser, percentile, spread
 from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
-from podwatch.checkpoints.structure import isolated
 from podwatch.system.clock import SystemClock
 from tests.support import checkpoints as real
 
@@ -103,7 +103,7 @@ def main() -> int:
         figures = Figures(f"structural check of a set of {size / 1e9:.0f} GB")
         judged, verified, judged_cpu, verified_cpu = [], [], [], []
         for _ in range(5 if args.quick else 20):
-            isolated._cache.clear()
+            sandbox._cache.clear()
             catalogue = Catalogue(PrimeRLLayout(out), SystemClock(), settle=0.0, settle_weak=0.0)
             began, spent = time.perf_counter(), cpu()
             catalogue.rescan()
@@ -113,7 +113,7 @@ def main() -> int:
             (found,) = catalogue.sets
             if not found.complete:
                 raise SystemExit(f"not complete: {found.reason}")
-            isolated._cache.clear()  # as `podwatch checkpoints verify` of a set that nobody has looked at
+            sandbox._cache.clear()  # as `podwatch checkpoints verify` of a set that nobody has looked at
             began, spent = time.perf_counter(), cpu()
             if problems := catalogue.verify(5):
                 raise SystemExit(f"not sound: {problems[0]}")

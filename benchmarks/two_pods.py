@@ -1,7 +1,7 @@
 """Two pods on one run: the protocol over random schedules on a simulated store and clock, beside what is promised.
 
 ``python benchmarks/two_pods.py [--schedules 5000]``: pods freeze (also in the middle of a write), die, are preempted,
-lose the store, start twice at once; requests are slow, late and lost. podwatch.sync.claims runs as it is.
+lose the store, start twice at once; requests are slow, late and lost. podwatch.sync.lease.protocol runs as it is.
 """
 
 import argparse

@@ -156,10 +156,10 @@ class Memory:
 
 def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, float, float]:
     """Seconds, and the peaks of all its processes together: RSS and PSS in MiB."""
-    from podwatch.domain.remote import ManifestFile
+    from podwatch.domain.manifest import ManifestFile
     from podwatch.stores.credentials import Credentials
-    from podwatch.sync.fetch_job import FetchJob
-    from podwatch.sync.fetch_process import FetchProcess
+    from podwatch.sync.restore.job import FetchJob
+    from podwatch.sync.restore.process import FetchProcess
     from podwatch.system.pinned import pin_of
 
     files = tuple(

@@ -14,11 +14,11 @@ from podwatch.config.settings import Settings
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject
-from podwatch.judgement.upload_priority import Level
+from podwatch.policy.upload_priority import Level
 from podwatch.stores.credentials import Credentials
-from podwatch.sync.sender import Sender
+from podwatch.sync.upload.sender import Sender
 from podwatch.system.clock import SystemClock
-from podwatch.system.threads import Worker
+from podwatch.system.workers import Worker
 
 BEAT = 0.02
 """Seconds: a loop like the daemon's asks to be woken this often, a hundred times as often as the real one."""

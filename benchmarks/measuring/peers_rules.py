@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from podwatch.detection.windows import NOT_HELD, Held
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import Desired, GpuState, Snapshot
-from podwatch.judgement.detectors.window import NOT_HELD, Held
 
 GIB = 1 << 30
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from podwatch.checkpoints.quiet import Held, held_open
+from podwatch.checkpoints.settle_time import Held, held_open
 
 
 def told(paths: Iterable[Path]) -> tuple[Held, str]:

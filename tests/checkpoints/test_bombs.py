@@ -3,7 +3,7 @@
 import struct
 from pathlib import Path
 
-from podwatch.checkpoints.structure import safetensors, torch_zip
+from podwatch.checkpoints.formats import safetensors, torch_zip
 from tests.support.checkpoints import torch_zip_bytes
 
 

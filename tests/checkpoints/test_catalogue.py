@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints import settling
+from podwatch.checkpoints import completeness
 from podwatch.checkpoints.catalogue import LOOK_AROUND, Catalogue
-from podwatch.checkpoints.filesystems import _look_up, is_slow
+from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
-from podwatch.checkpoints.structure import isolated
+from podwatch.checkpoints.settle_time import _look_up, is_slow
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
 from podwatch.domain.errors import HostError
@@ -62,7 +62,7 @@ def out(tmp_path: Path) -> Path:
 def test_a_save_stopped_after_any_operation_is_never_complete(out: Path, variant: str) -> None:
     """A trainer killed after each file operation of a save: the earlier step stays the newest complete one."""
     total = len(finish(prime_rl_operations(out, 1, variant, ranks=2)))
-    with isolated.session():
+    with sandbox.session():
         for count in range(1, total):
             shutil.rmtree(out)
             write_prime_rl_step(out, 5, variant, ranks=2)
@@ -449,8 +449,8 @@ def test_unchanged_sets_are_not_judged_again(out: Path, monkeypatch: pytest.Monk
     bench = prime(out)
     bench.settle()
     looked: list[object] = []
-    real = settling.scan_part
-    monkeypatch.setattr(settling, "scan_part", lambda part, roots: (looked.append(part), real(part, roots))[1])
+    real = completeness.scan_part
+    monkeypatch.setattr(completeness, "scan_part", lambda part, roots: (looked.append(part), real(part, roots))[1])
     monkeypatch.setattr(PrimeRLLayout, "judge", lambda *_: pytest.fail("judged again"))
     os.utime(out)  # something may have changed
     bench.poll(10)

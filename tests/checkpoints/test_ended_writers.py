@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from podwatch.checkpoints import catalogue as catalogues
-from podwatch.checkpoints.after_reboot import Boots
 from podwatch.checkpoints.catalogue import Catalogue
-from podwatch.checkpoints.filesystems import kind_of
+from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
 from podwatch.checkpoints.layouts.base import Layout
-from podwatch.checkpoints.structure import isolated
+from podwatch.checkpoints.reboot_check import RebootCheck
+from podwatch.checkpoints.settle_time import kind_of
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from tests.support.checkpoints import (
@@ -51,7 +51,7 @@ def look(layout: Layout, memory: Memory, clock: ManualClock, *, times: int = 2, 
         settle_weak=60.0,
         settle_tracker=15.0,
         memory=memory,
-        boots=Boots(memory, "boot", 0.0),
+        boots=RebootCheck(memory, "boot", 0.0),
     )
     for _ in range(times):
         found.rescan(writers_ended=ended)
@@ -97,7 +97,9 @@ def test_what_an_earlier_podwatch_knew_is_known(out: Path, make: Any, monkeypatc
     """A container restarts on a network volume: what was saved in its last 15 minutes was not believed."""
     monkeypatch.setattr(catalogues, "slow_to_show", lambda _: True)
     layout, clock, memory = make(out), ManualClock(), Memory()
-    first = Catalogue(layout, clock, settle=5.0, settle_weak=60.0, memory=memory, boots=Boots(memory, "boot", 0.0))
+    first = Catalogue(
+        layout, clock, settle=5.0, settle_weak=60.0, memory=memory, boots=RebootCheck(memory, "boot", 0.0)
+    )
     first.rescan()
     clock.advance(200.0)
     first.rescan()
@@ -121,7 +123,7 @@ def test_ended_writers_prove_nothing_on_a_network_volume(out: Path, monkeypatch:
 def test_a_save_that_was_cut_off_anywhere_is_never_complete(out: Path, variant: str) -> None:
     """The settle time is no protection against a killed writer: the layout's rule and the structure are."""
     total = len(finish(prime_rl_operations(out, 1, variant, ranks=2)))
-    with isolated.session():
+    with sandbox.session():
         for count in range(1, total):
             shutil.rmtree(out)
             done = take(prime_rl_operations(out, 10, variant, ranks=2), count)
@@ -131,7 +133,7 @@ def test_a_save_that_was_cut_off_anywhere_is_never_complete(out: Path, variant: 
 
 def test_an_hf_save_that_was_cut_off_anywhere_is_never_complete(out: Path) -> None:
     total = len(finish(hf_operations(out, 1, shards=2)))
-    with isolated.session():
+    with sandbox.session():
         for count in range(1, total):
             shutil.rmtree(out)
             done = take(hf_operations(out, 10, shards=2), count)
@@ -164,7 +166,9 @@ def test_a_known_save_on_a_real_fuse_mount_is_believed_after_a_restart(fuse: Pat
     out = fuse / "outputs"
     layout, clock, memory = make_hf(out), ManualClock(), Memory()
     assert kind_of(out).startswith("fuse")
-    first = Catalogue(layout, clock, settle=5.0, settle_weak=60.0, memory=memory, boots=Boots(memory, "boot", 0.0))
+    first = Catalogue(
+        layout, clock, settle=5.0, settle_weak=60.0, memory=memory, boots=RebootCheck(memory, "boot", 0.0)
+    )
     first.rescan()
     clock.advance(200.0)
     first.rescan()

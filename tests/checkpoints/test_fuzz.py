@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podwatch.checkpoints import learned_sets
-from podwatch.checkpoints.layouts import KINDS, Site, recognised, tracker_files
+from podwatch.checkpoints import expected_files
+from podwatch.checkpoints.formats import dcp, safetensors, sandbox, torch_zip, unpickler
+from podwatch.checkpoints.formats.files import check_file
+from podwatch.checkpoints.layouts import KINDS, Site, recognised, shared_rules
 from podwatch.checkpoints.scan import scan_part
-from podwatch.checkpoints.structure import dcp, isolated, safetensors, torch_zip, unpickler
-from podwatch.checkpoints.structure.files import check_file
 from tests.support.golden import GOLDEN, judge
 
 MORE = 25.0 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 0.5
@@ -36,7 +36,7 @@ def tries(count: int) -> Callable[..., object]:
 
 @pytest.fixture(autouse=True)
 def one_reader() -> Iterator[None]:
-    with isolated.session():
+    with sandbox.session():
         yield
 
 
@@ -161,7 +161,7 @@ def test_any_file_by_its_name(tmp_path: Path, name: str, data: bytes) -> None:
 def test_dcp_indexes_in_the_child(tmp_path: Path, data: bytes) -> None:
     """The child limits itself; whatever it is given, it answers, or ends and is replaced."""
     (tmp_path / dcp.INDEX).write_bytes(data)
-    parsed = isolated.parse("dcp", tmp_path / dcp.INDEX)
+    parsed = sandbox.parse("dcp", tmp_path / dcp.INDEX)
     assert parsed.answer is not None or parsed.error
     verdict = dcp.check(tmp_path, {dcp.INDEX: dcp.Shard(len(data), 0), "__0_0.distcp": dcp.Shard(6692, 0)})
     assert verdict.whole or verdict.reason
@@ -190,7 +190,7 @@ def test_values_in_the_child(file: Path, data: bytes) -> None:
 def test_nothing_a_pickle_names_is_run(tmp_path: Path, data: bytes) -> None:
     place = tmp_path / "ran"
     (tmp_path / dcp.INDEX).write_bytes(data.replace(b"PLACE", os.fsencode(place)))
-    assert isolated.parse("dcp", tmp_path / dcp.INDEX).answer is None
+    assert sandbox.parse("dcp", tmp_path / dcp.INDEX).answer is None
     assert not place.exists()
 
 
@@ -207,7 +207,7 @@ def test_nothing_a_pickle_names_is_run(tmp_path: Path, data: bytes) -> None:
 )
 def test_giant_requests_end_in_a_refusal(tmp_path: Path, data: bytes) -> None:
     (tmp_path / dcp.INDEX).write_bytes(data)
-    parsed = isolated.parse("dcp", tmp_path / dcp.INDEX)
+    parsed = sandbox.parse("dcp", tmp_path / dcp.INDEX)
     assert parsed.answer is None
     assert parsed.error
 
@@ -225,7 +225,7 @@ def test_the_stub_unpickler_reads_plain_values_as_they_are(value: object) -> Non
 @given(data=st.binary(max_size=40) | st.integers(-5, 10**20).map(lambda n: str(n).encode()) | st.just(b"9" * 5000))
 def test_trackers(file: Path, data: bytes) -> None:
     file.write_bytes(data)
-    number = tracker_files.number(file)
+    number = shared_rules.number(file)
     assert number is None or (number >= 0 and data.strip() == str(number).encode())
 
 
@@ -248,38 +248,38 @@ def test_markers_of_the_trainer(tmp_path: Path, state: object, cut: int) -> None
 PATHS = st.lists(
     st.sampled_from(["part", "checkpoint_5", "a_5", "b_05", "5", "15", "x.pt"]), min_size=1, max_size=4
 ).map("/".join)
-SETS = st.builds(learned_sets.FileSet, st.integers(0, 30), st.dictionaries(PATHS, st.integers(0, 10**12), max_size=6))
+SETS = st.builds(expected_files.FileSet, st.integers(0, 30), st.dictionaries(PATHS, st.integers(0, 10**12), max_size=6))
 
 
 @tries(80)
 @given(new=SETS, known=st.lists(SETS, max_size=3))
-def test_learned_sets(new: learned_sets.FileSet, known: list[learned_sets.FileSet]) -> None:
-    remembered: tuple[learned_sets.FileSet, ...] = ()
+def test_learned_sets(new: expected_files.FileSet, known: list[expected_files.FileSet]) -> None:
+    remembered: tuple[expected_files.FileSet, ...] = ()
     for one in known:
-        remembered = learned_sets.remember(remembered, one)
-        assert len(remembered) <= learned_sets.KEPT
-        assert learned_sets.agree(one, one)
-    assert isinstance(learned_sets.lacking(new, remembered), str)
-    assert learned_sets.from_plain(learned_sets.to_plain(remembered, "me"), "me") == remembered
-    assert learned_sets.from_plain(learned_sets.to_plain(remembered, "me"), "you") == ()
+        remembered = expected_files.remember(remembered, one)
+        assert len(remembered) <= expected_files.KEPT
+        assert expected_files.agree(one, one)
+    assert isinstance(expected_files.lacking(new, remembered), str)
+    assert expected_files.from_plain(expected_files.to_plain(remembered, "me"), "me") == remembered
+    assert expected_files.from_plain(expected_files.to_plain(remembered, "me"), "you") == ()
     if len(known) == 1 and new.step > known[0].step and not any(c.isdigit() for p in new.files for c in p):
         gone = set(known[0].files) - set(new.files)
-        assert bool(learned_sets.lacking(new, remembered)) >= bool(gone)
+        assert bool(expected_files.lacking(new, remembered)) >= bool(gone)
 
 
 @tries(80)
 @given(data=PLAIN)
 def test_learned_sets_from_a_damaged_journal(data: object) -> None:
     for wrapped in (data, {"whose": "me", "sets": data}, {"whose": "me", "sets": [data]}):
-        assert all(isinstance(s.step, int) for s in learned_sets.from_plain(wrapped, "me"))
+        assert all(isinstance(s.step, int) for s in expected_files.from_plain(wrapped, "me"))
 
 
 def test_a_number_in_a_name_may_be_the_step_or_a_rank() -> None:
-    first = learned_sets.FileSet(0, {"c/checkpoint_0/rng_0.pkl": 10, "c/checkpoint_0/state_0_of_10.bin": 10})
-    second = learned_sets.FileSet(1, {"c/checkpoint_1/rng_0.pkl": 10, "c/checkpoint_1/state_0_of_10.bin": 10})
-    assert learned_sets.lacking(second, (first,)) == ""
-    assert learned_sets.agree(first, second)
-    assert "rng_0" in learned_sets.lacking(learned_sets.FileSet(1, dict([*second.files.items()][1:])), (first,))
+    first = expected_files.FileSet(0, {"c/checkpoint_0/rng_0.pkl": 10, "c/checkpoint_0/state_0_of_10.bin": 10})
+    second = expected_files.FileSet(1, {"c/checkpoint_1/rng_0.pkl": 10, "c/checkpoint_1/state_0_of_10.bin": 10})
+    assert expected_files.lacking(second, (first,)) == ""
+    assert expected_files.agree(first, second)
+    assert "rng_0" in expected_files.lacking(expected_files.FileSet(1, dict([*second.files.items()][1:])), (first,))
 
 
 # -- whole trees ------------------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.formats import safetensors, sandbox, torch_zip
+from podwatch.checkpoints.formats.files import check_file
 from podwatch.checkpoints.layouts import KINDS, Site, recognised
 from podwatch.checkpoints.layouts.base import Marker
-from podwatch.checkpoints.structure import isolated, safetensors, torch_zip
-from podwatch.checkpoints.structure.files import check_file
 from podwatch.domain.checkpoint import Completeness
 from tests.support.checkpoints import ManualClock
 from tests.support.golden import GOLDEN, GOLDENS, INDEX, Golden, files_of, judge, scan
@@ -24,7 +24,7 @@ each = pytest.mark.parametrize("golden", GOLDENS, ids=lambda g: g.name)
 @pytest.fixture(autouse=True)
 def one_reader() -> Iterator[None]:
     """One child reads for the whole test: starting one takes longer than most tests."""
-    with isolated.session():
+    with sandbox.session():
         yield
 
 

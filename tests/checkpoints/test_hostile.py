@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts import KINDS, Site, recognised
-from podwatch.checkpoints.structure import isolated
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from tests.support.checkpoints import ManualClock
 from tests.support.golden import GOLDENS, LONG, SOME, Golden, files_of, shift
@@ -28,7 +28,7 @@ one_each = pytest.mark.parametrize("golden", ONE_EACH, ids=lambda g: g.name)
 
 @pytest.fixture(autouse=True)
 def one_reader() -> Iterator[None]:
-    with isolated.session():
+    with sandbox.session():
         yield
 
 
@@ -251,7 +251,7 @@ def without_privilege(golden: Golden, out: Path) -> dict[int, tuple[str, str]]:
         code = 1
         try:
             obey_modes()
-            isolated._local.open, isolated._local.reader = False, None  # the parent's reader is not ours
+            sandbox._local.open, sandbox._local.reader = False, None  # the parent's reader is not ours
             states = {s: (f.completeness.value, f.reason) for s, f in Bench(golden, out).look().items()}
             os.write(writer, repr(states).encode())
             code = 0

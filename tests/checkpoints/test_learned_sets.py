@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.learned_sets import (
+from podwatch.checkpoints.expected_files import (
     KEPT,
     SMALL,
     FileSet,

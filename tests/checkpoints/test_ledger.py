@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.formats.files import check_file
 from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
 from podwatch.checkpoints.layouts.base import Layout
-from podwatch.checkpoints.structure.files import check_file
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from tests.checkpoints.test_ended_writers import Memory

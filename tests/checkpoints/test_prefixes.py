@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts.base import Judgement, Marker
-from podwatch.checkpoints.structure import isolated
 from tests.support.golden import GOLDENS, Done, Golden, judge, replay, shift
 
 each = pytest.mark.parametrize("golden", GOLDENS, ids=lambda g: g.name)
@@ -26,7 +26,7 @@ LATE: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(autouse=True)
 def one_reader() -> Iterator[None]:
-    with isolated.session():
+    with sandbox.session():
         yield
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from podwatch.checkpoints.capabilities import probe
 from podwatch.checkpoints.layouts.base import Marker
-from podwatch.checkpoints.quiet import Held, Windows, held_open
+from podwatch.checkpoints.settle_time import Held, SettleTimes, held_open
 from tests.checkpoints.leases import told
 
 needs_leases = pytest.mark.skipif(sys.platform != "linux", reason="read leases are Linux's")
@@ -29,7 +29,7 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_windows_by_strength_and_doubled_where_changes_show_late() -> None:
-    windows = Windows(5.0, 15.0, 60.0)
+    windows = SettleTimes(5.0, 15.0, 60.0)
     assert [windows.need(m, slow=False) for m in (Marker.COMMIT, Marker.LAST_FILE, Marker.NONE)] == [5, 15, 60]
     assert [windows.need(m, slow=True) for m in (Marker.COMMIT, Marker.LAST_FILE, Marker.NONE)] == [10, 30, 120]
     assert windows.longest(slow=True) == 120

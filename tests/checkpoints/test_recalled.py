@@ -5,8 +5,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.layouts import dcp
 from podwatch.checkpoints.layouts.base import Site
-from podwatch.checkpoints.layouts.names import all_step_names
-from podwatch.checkpoints.layouts.recalled import Recalled
+from podwatch.checkpoints.layouts.step_dirs import Recalled, all_step_names
 from tests.support.checkpoints import dcp_files
 
 OLD = 1_700_000_000

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.structure import dcp, isolated, safetensors, torch_zip, unpickler
-from podwatch.checkpoints.structure.files import check_file
-from podwatch.checkpoints.structure.holes import has_hole
+from podwatch.checkpoints.formats import dcp, safetensors, sandbox, torch_zip, unpickler
+from podwatch.checkpoints.formats.files import check_file, has_hole
 from tests.support.checkpoints import dcp_files, safetensors_bytes, torch_zip_bytes, write_hf_step
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -180,7 +179,7 @@ def test_dcp_shard_cut_anywhere(tmp_path: Path, rank: int, cut: int) -> None:
 
 def test_dcp_metadata_cut_anywhere(golden_dcp: Path) -> None:
     data = (golden_dcp / ".metadata").read_bytes()
-    with isolated.session():
+    with sandbox.session():
         for length in (*range(0, len(data), 13 if LONG else 389), len(data) - 1):
             (golden_dcp / ".metadata").write_bytes(data[:length])
             assert not dcp.check(golden_dcp, seen(golden_dcp)).whole, f"cut at {length}"
@@ -222,8 +221,8 @@ def test_dcp_missing_stale_unfinished_and_leftover(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["/etc/passwd", "../../x.distcp", "a/../../b"])
 def test_dcp_paths_that_lead_out_are_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = lay(tmp_path / "d", dcp_files())
-    parsed = isolated.Parsed({"need": {name: 10}, "save_id": "x", "plain": True, "keys": []})
-    monkeypatch.setattr(isolated, "parse", lambda *_: parsed)
+    parsed = sandbox.Parsed({"need": {name: 10}, "save_id": "x", "plain": True, "keys": []})
+    monkeypatch.setattr(sandbox, "parse", lambda *_: parsed)
     verdict = dcp.check(directory, {**seen(directory), name: dcp.Shard(10, 0)})
     assert "unsafe path" in verdict.reason
     assert not verdict.whole
@@ -267,7 +266,7 @@ def test_mutated_metadata_never_escapes(golden_dcp: Path) -> None:
 
     chance = random.Random(7)
     data = (golden_dcp / ".metadata").read_bytes()
-    with isolated.session():
+    with sandbox.session():
         for _ in range(400 if LONG else 15):
             bad = bytearray(data)
             for _ in range(chance.randint(1, 3)):
@@ -289,7 +288,7 @@ def test_child_prints_nothing_but_one_line(tmp_path: Path) -> None:
 
 def test_answers_are_remembered_until_the_file_changes(golden_dcp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dcp.check(golden_dcp, seen(golden_dcp)).whole
-    monkeypatch.setattr(isolated, "_ask", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr(sandbox, "_ask", lambda *_: pytest.fail("asked again"))
     assert dcp.check(golden_dcp, seen(golden_dcp)).whole
 
 
@@ -323,10 +322,10 @@ def test_each_record_must_begin_and_end_as_torch_writes_it(tmp_path: Path) -> No
 
 
 def test_a_reader_that_dies_is_asked_once_more(golden_dcp: Path) -> None:
-    with isolated.session():
-        assert isolated.parse("records", golden_dcp / ".metadata").answer is not None
-        isolated._local.reader._child.kill()
-        assert isolated.parse("records", golden_dcp / ".metadata").answer is not None
+    with sandbox.session():
+        assert sandbox.parse("records", golden_dcp / ".metadata").answer is not None
+        sandbox._local.reader._child.kill()
+        assert sandbox.parse("records", golden_dcp / ".metadata").answer is not None
 
 
 def test_structural_check_of_a_large_set_is_cheap(tmp_path: Path) -> None:

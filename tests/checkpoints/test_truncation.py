@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts import Layout
 from podwatch.checkpoints.layouts.base import Judgement
-from podwatch.checkpoints.structure import isolated
 from tests.support.checkpoints import ManualClock
 from tests.support.golden import LONG, SOME, Golden, files_of, judge
 
@@ -51,7 +51,7 @@ ZEROES_UNSEEN = re.compile(r".*\.safetensors|.*manifest\.ocdbt")
 
 @pytest.fixture(autouse=True)
 def one_reader() -> Iterator[None]:
-    with isolated.session():
+    with sandbox.session():
         yield
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from podwatch.checkpoints.after_reboot import Boots
 from podwatch.checkpoints.catalogue import LOOK_AROUND, Catalogue
+from podwatch.checkpoints.completeness import CHECKED_DEEPER
+from podwatch.checkpoints.formats.torch_zip import LEGACY_MAGIC
 from podwatch.checkpoints.layouts import CustomLayout, PrimeRLLayout
-from podwatch.checkpoints.settling import CHECKED_DEEPER
-from podwatch.checkpoints.structure.torch_zip import LEGACY_MAGIC
+from podwatch.checkpoints.reboot_check import RebootCheck
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import HostError
@@ -142,8 +142,8 @@ def test_a_directory_that_was_just_changed_is_not_trusted_to_show_the_next_chang
 # -- after a reboot -------------------------------------------------------------------------------------------------
 
 
-def boots(memory: Memory, boot: str, started: float = 0.0) -> Boots:
-    return Boots(memory, boot, started)
+def boots(memory: Memory, boot: str, started: float = 0.0) -> RebootCheck:
+    return RebootCheck(memory, boot, started)
 
 
 def spoil(shard: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_trainer_that_saves_something_else_now_is_learned_anew(out: Path) -> N
 
 
 def test_leases_delay_a_set_without_a_marker(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.checkpoints.settling.held_open", told)
+    monkeypatch.setattr("podwatch.checkpoints.completeness.held_open", told)
     directory = write_custom(out, 5)
     bench = Bench(custom(out), leases=True)
     with (directory / "data.raw").open("r+b"):

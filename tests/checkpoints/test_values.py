@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from pathlib import Path
 
-from podwatch.checkpoints.structure import torch_zip
+from podwatch.checkpoints.formats import torch_zip
 from tests.support.checkpoints import torch_zip_bytes
 
 

@@ -10,14 +10,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.client.endpoint import CONTROL, SNAPSHOT, own_endpoint, write_document, write_endpoint
-from podwatch.control.server import ControlServer
+from podwatch.api.control import ControlServer
+from podwatch.api.http import HttpServer
+from podwatch.client.discover import CONTROL, SNAPSHOT, own_endpoint, write_document, write_endpoint
 from podwatch.domain.errors import Busy
 from podwatch.domain.event import Event, EventName
-from podwatch.telling.documents import event_document, incident_document
-from podwatch.telling.http import HttpServer
-from podwatch.telling.status import build_status
-from tests.telling import views
+from podwatch.reporting.documents import event_document, incident_document
+from podwatch.reporting.status import build_status
+from tests.reporting import views
 
 
 async def serve(root: Path, state: str) -> None:

@@ -17,16 +17,15 @@ import jsonschema
 import pytest
 
 from podwatch.checkpoints.layouts import make_layout
-from podwatch.cli import doctor
-from podwatch.cli.doctoring import leftovers, machine, start
-from podwatch.cli.doctoring.common import Line, sets_of
-from podwatch.cli.doctoring.gpus import Gpu, gpus
-from podwatch.cli.doctoring.store import _clock, measure, verdict
+from podwatch.cli.check import examine, leftovers, machine, start
+from podwatch.cli.check.line import Line, sets_of
+from podwatch.cli.check.machine import Gpu, gpus
+from podwatch.cli.check.store import _clock, measure, verdict
 from podwatch.config.settings import Settings
-from podwatch.domain.pause import Pause
+from podwatch.domain.run import Pause
 from podwatch.journal import Journal
 from podwatch.stores.local import LocalStore
-from podwatch.system.identity import identify
+from podwatch.system.procfs import identify
 
 GIB = 1 << 30
 
@@ -154,7 +153,7 @@ def test_the_resume_command_is_tried_before_the_night(tmp_path: Path) -> None:
     assert "--ckpt.resume-step 1" in level(start.layout(given, sets_of(given)), "resume")["ok"]
     assert "set in the configuration" in level(start.layout(settings, sets_of(settings)), "layout")["ok"]
     unknown = made(tmp_path, trainer={"layout": "auto", "command": ["./mine"], "output_dir": tmp_path / "nothing"})
-    texts = [x.text for x in doctor.examine(unknown) if x.level == "fail" and "recognizes" in x.text]
+    texts = [x.text for x in examine.examine(unknown) if x.level == "fail" and "recognizes" in x.text]
     assert len(texts) == 1, "said once, though several checks need the layout"
 
 
@@ -170,7 +169,7 @@ def test_packages_shared_with_the_trainer(tmp_path: Path) -> None:
 
 def test_foreign_memory_on_a_gpu_is_found_before_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The NVML stand-in has tests of its own; here it is the judgement."""
-    from podwatch.cli.doctoring import gpus as family
+    from podwatch.cli.check import machine as family
 
     cards = [Gpu(0, "H200", 60 * GIB, 140 * GIB), Gpu(1, "H200", GIB // 2, 140 * GIB)]
     monkeypatch.setattr(family, "read_gpus", lambda: cards)
@@ -201,7 +200,7 @@ def test_a_low_file_limit(tmp_path: Path) -> None:
 CHECK_LIMITS = """
 import sys
 from pathlib import Path
-from podwatch.cli.doctoring import machine
+from podwatch.cli.check import machine
 from podwatch.config.settings import Settings
 settings = Settings.model_validate(
     {"run_id": "r", "state_dir": sys.argv[1], "trainer": {"layout": "hf", "output_dir": sys.argv[1] + "/out"}}

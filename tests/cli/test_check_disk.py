@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from podwatch.cli.doctoring import places
-from podwatch.cli.doctoring.common import Line
+from podwatch.cli.check import disk
+from podwatch.cli.check.line import Line
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 
@@ -25,7 +25,7 @@ def check(tmp: Path, capacity: int, *sizes: int, command: tuple[str, ...] = ()) 
         }
     )
     sets = tuple(a_set(n, size) for n, size in enumerate(sizes))
-    return list(places.disk(settings, lambda: sets))[1:]
+    return list(disk.disk(settings, lambda: sets))[1:]
 
 
 def test_a_disk_that_holds_one_set_fails_with_the_numbers(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from podwatch.cli.checkpoints import table
-from podwatch.daemon import implausible, two_writers
+from podwatch.daemon import implausible_steps, two_writers
 from podwatch.domain.run import EarlierSave, Lineage, RunRecord
 from podwatch.journal import save_run_record
 from podwatch.journal.journal import Journal
@@ -123,7 +123,7 @@ def test_what_the_journal_holds_back_is_known_without_a_daemon(machine, branched
     stray.mkdir()
     (stray / "model.bin").write_bytes(b"x" * 5000)
     known = {"trained": 120, "trained_wall": now, "step_seconds": 10.0, "believed": [], "doubted": []}
-    journal.learn(implausible.KEY, known)
+    journal.learn(implausible_steps.KEY, known)
     journal.close()
     marks, newest, _ = held_back(machine, config)
     assert newest == []

@@ -16,7 +16,7 @@ import pytest
 from podwatch.cli import strays
 from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.journal import Journal
-from podwatch.system.identity import identify
+from podwatch.system.procfs import identify
 from tests.e2e.conftest import make_rig, nvml_library, rig  # noqa: F401 - fixtures
 from tests.recovery.conftest import quick_dir, world  # noqa: F401 - fixtures
 from tests.support.asking import running, status
@@ -93,9 +93,9 @@ def test_without_a_daemon_everything_is_set_aside_and_comes_back(tmp_path: Path)
 
 async def test_what_the_store_holds_of_the_old_line_is_not_fetched_again(world: World) -> None:  # noqa: F811
     """Also where nothing was ever started here: sets from before podwatch, and a store that knows the run."""
-    from podwatch.judgement.choose import RemoteSave
+    from podwatch.policy.resume import RemoteSave
     from podwatch.recovery import Phase
-    from podwatch.recovery.cleaning import clean_alone
+    from podwatch.recovery.clean import clean_alone
 
     world.save(15, wall=1.0)
     world.clock.advance(100)
@@ -113,7 +113,7 @@ async def test_what_the_store_holds_of_the_old_line_is_not_fetched_again(world: 
 
 async def test_a_step_refused_in_the_old_line_is_not_refused_in_the_new_one(world: World) -> None:  # noqa: F811
     from podwatch.recovery import Phase
-    from podwatch.recovery.cleaning import request_clean
+    from podwatch.recovery.clean import request_clean
 
     first = Podwatch(world, policies=Policies(restart=RestartPolicy(retry_after_give_up_seconds=0)))
     world.start_error = "no"
@@ -300,8 +300,8 @@ def test_a_session_whose_number_is_another_processs_by_now_makes_no_leftover(car
         cards,
         tmp_path,
         """
-from podwatch.system.identity import identify
-from podwatch.trainer.records import KeeperRecord
+from podwatch.system.procfs import identify
+from podwatch.trainer.keeper_client import KeeperRecord
 import podwatch.cli.strays as module
 stranger = subprocess.Popen([sys.executable, "-c", HOLD, "mild"], stdout=subprocess.PIPE, text=True,
                             start_new_session=True)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from podwatch.domain.event import Event, EventName
-from podwatch.evidence import capture
+from podwatch.incidents import capture
 from podwatch.journal.journal import Journal
 
 
@@ -184,7 +184,7 @@ def test_logs_print_the_end_and_follow_a_rotation(machine):
     log.write_text("".join(f"line {n}\n" for n in range(200)))
     run = machine.runtime / "r"
     run.mkdir()
-    from podwatch.client.endpoint import Endpoint, write_document, write_endpoint
+    from podwatch.client.discover import Endpoint, write_document, write_endpoint
 
     write_endpoint(run, Endpoint("r", 1, stopped_wall=time.time()))
     write_document(run / "status.json", {"training": {"log_path": str(log)}})
@@ -297,7 +297,7 @@ def test_a_daemon_with_another_runtime_directory_is_not_said_to_be_gone(machine)
     lock = machine.directory / "state" / "r" / "lock"
     elsewhere = machine.directory / "elsewhere"
     code = (
-        "import sys; from pathlib import Path; from podwatch.system.locks import FileLock\n"
+        "import sys; from pathlib import Path; from podwatch.system.files import FileLock\n"
         "FileLock(Path(sys.argv[1])).acquire(); print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from podwatch.domain.intent import Intent, IntentKind
+from podwatch.domain.run import Intent, IntentKind
 from podwatch.recovery import quarantine
 from podwatch.system.workspace import Workspace
 

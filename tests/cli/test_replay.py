@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from podwatch.cli.root import cli
+from podwatch.detection.engine import advance, initial
 from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.policy import DetectionPolicy, Policies
 from podwatch.domain.snapshot import Snapshot
-from podwatch.journal.recording_format import Header, SegmentWriter, write_recording
-from podwatch.judgement.watch import advance, initial
+from podwatch.recording.format import Header, SegmentWriter, write_recording
 from tests.support.pods.deaths import engine_dies
 from tests.support.pods.healthy import Run
 from tests.support.pods.shapes import SHAPES
@@ -61,7 +61,7 @@ def document(*arguments: object) -> dict[str, object]:
 
 
 def died(found: dict[str, object]) -> list[float]:
-    from podwatch.client.times import from_rfc3339
+    from podwatch.client.format import from_rfc3339
 
     times = [from_rfc3339(t) for t in found["would_restart_at"]]  # type: ignore[attr-defined]
     return [t - WALL - BEGIN for t in times if t is not None]

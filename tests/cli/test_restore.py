@@ -7,9 +7,9 @@ import pytest
 
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts import make_layout
-from podwatch.client.endpoint import own_endpoint, write_endpoint
+from podwatch.client.discover import own_endpoint, write_endpoint
 from podwatch.config.settings import Settings
-from podwatch.domain.remote import Keys, Manifest, ManifestFile, Pointer, sha1_hex
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run import Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
 from podwatch.stores.local import LocalStore

@@ -6,10 +6,10 @@ import shutil
 import time
 from pathlib import Path
 
-from podwatch.domain.remote import Keys
+from podwatch.domain.manifest import Keys
 from podwatch.journal.journal import Journal
 from podwatch.stores.local import LocalStore
-from podwatch.system.locks import FileLock
+from podwatch.system.files import FileLock
 from tests.cli.test_restore import stored
 from tests.support.past_runs import into_directory, past_run, tree
 

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from podwatch.domain.remote import Keys
-from podwatch.judgement.archive import SUPERSEDED_SECONDS
+from podwatch.domain.manifest import Keys
+from podwatch.policy.store_archive import SUPERSEDED_SECONDS
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.credentials import Credentials
 from podwatch.sync.inventory import inventory, verify_save
@@ -26,7 +26,7 @@ LATER = f"""
 import sys, time
 real = time.time
 time.time = lambda: real() + {SUPERSEDED_SECONDS + 3600}
-from podwatch.cli.failing import run
+from podwatch.cli.errors import run
 from podwatch.cli.root import cli
 run(cli)
 """

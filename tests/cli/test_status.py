@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from podwatch.client.endpoint import Endpoint, own_endpoint, write_document, write_endpoint
-from podwatch.telling.status import build_status
+from podwatch.client.discover import Endpoint, own_endpoint, write_document, write_endpoint
+from podwatch.reporting.status import build_status
+from tests.reporting import views
 from tests.support.pod import eventually
 from tests.support.ptys import Screen, terminal
-from tests.telling import views
 
 
 @pytest.mark.parametrize(

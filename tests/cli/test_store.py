@@ -3,7 +3,7 @@
 import io
 import json
 
-from podwatch.domain.remote import Keys
+from podwatch.domain.manifest import Keys
 from podwatch.stores.local import LocalStore
 from podwatch.stores.whole import put_file
 from tests.cli.test_restore import PART_SIZE, stored

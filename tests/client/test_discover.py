@@ -4,9 +4,20 @@ import os
 
 import pytest
 
-from podwatch.client.discover import choose, find_runs, locate, read_hints, runtime_roots
-from podwatch.client.endpoint import Endpoint, own_endpoint, process_alive, read_endpoint, start_ticks, write_endpoint
-from podwatch.client.times import ago, from_rfc3339, rfc3339, size, span
+from podwatch.client.discover import (
+    Endpoint,
+    choose,
+    find_runs,
+    locate,
+    own_endpoint,
+    process_alive,
+    read_endpoint,
+    read_hints,
+    runtime_roots,
+    start_ticks,
+    write_endpoint,
+)
+from podwatch.client.format import ago, from_rfc3339, rfc3339, size, span
 from podwatch.domain.errors import ConfigurationError, UsageError
 
 

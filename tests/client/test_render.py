@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.client.plugin import plugin_line
-from podwatch.client.render import render, verdict
-from podwatch.telling.status import build_status
-from tests.telling import views
+from podwatch.client.render import plugin_line, render, verdict
+from podwatch.reporting.status import build_status
+from tests.reporting import views
 
 GOLDEN = Path(__file__).parent / "golden"
 

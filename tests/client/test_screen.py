@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from podwatch.client.render import render
 from podwatch.client.screen import fit
-from podwatch.telling.status import build_status
+from podwatch.reporting.status import build_status
+from tests.reporting import views
 from tests.support.ptys import Screen
-from tests.telling import views
 
 TEXT = "VERDICT\n\n" + "".join(f"line {n}\n" for n in range(20))
 

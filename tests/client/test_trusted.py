@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.client.discover import locate, read_hints
-from podwatch.client.endpoint import own_endpoint, write_endpoint
+from podwatch.client.discover import locate, own_endpoint, read_hints, write_endpoint
 from podwatch.client.trusted import fuse_user, read_trusted
 from podwatch.config.loading import load_settings
 from podwatch.domain.errors import ConfigurationError

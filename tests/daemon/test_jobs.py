@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from podwatch.daemon.jobs import Jobs
+from podwatch.daemon.store_jobs import Jobs
 
 
 async def test_a_job_that_is_cut_off_by_leaving_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,11 +9,11 @@ import time
 import pytest
 
 from podwatch.config.settings import Settings
-from podwatch.daemon import fetching
-from podwatch.daemon.ending import briefly, end_tasks
-from podwatch.daemon.fetching import StoreDoor
-from podwatch.daemon.reloading import waits_for_restart
-from podwatch.system.threads import Worker
+from podwatch.daemon import store_restore
+from podwatch.daemon.reload import waits_for_restart
+from podwatch.daemon.shutdown import briefly, end_tasks
+from podwatch.daemon.store_restore import StoreRestore
+from podwatch.system.workers import Worker
 
 
 async def test_a_task_that_swallows_a_cancellation_is_ended_all_the_same() -> None:
@@ -65,8 +65,8 @@ def test_a_hung_disk_does_not_hold_the_exit() -> None:
     """The daemon's file work runs in threads that the interpreter does not join."""
     code = """
 import asyncio, time
-from podwatch.daemon.ending import briefly
-from podwatch.system.threads import Worker
+from podwatch.daemon.shutdown import briefly
+from podwatch.system.workers import Worker
 async def main():
     await briefly(Worker("disk").call(time.sleep, 600), 0.05)
 asyncio.run(main())
@@ -87,14 +87,14 @@ class _Silent:
 
 
 async def test_a_store_out_of_reach_is_not_waited_for_when_a_set_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(store_restore, "LOOK_SECONDS", 0.05)
     store = _Silent()
-    door = StoreDoor(store, Worker("store"), have_local=lambda: True)  # type: ignore[arg-type]
+    door = StoreRestore(store, Worker("store"), have_local=lambda: True)  # type: ignore[arg-type]
     with pytest.raises(TimeoutError):
         await door.newest(frozenset())
     store.answer.set()
     waiting = _Silent()
-    door = StoreDoor(waiting, Worker("store"), have_local=lambda: False)  # type: ignore[arg-type]
+    door = StoreRestore(waiting, Worker("store"), have_local=lambda: False)  # type: ignore[arg-type]
     look = asyncio.ensure_future(door.newest(frozenset()))
     await asyncio.sleep(0.2)
     assert not look.done(), "nothing is here: only the store can help"

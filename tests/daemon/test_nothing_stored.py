@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.daemon.own_findings import kept_of
-from podwatch.judgement.claims import Act, Decision
-from podwatch.sync.doors import SyncState
+from podwatch.daemon.backup_findings import kept_of
+from podwatch.policy.lease import Decision, LeaseAction
+from podwatch.sync.types import SyncState
 
-EMPTY = SyncState(store_url="b2://bucket", ok=True, saves=0, standing=Decision(Act.HOLD))
+EMPTY = SyncState(store_url="b2://bucket", ok=True, saves=0, standing=Decision(LeaseAction.HOLD))
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ EMPTY = SyncState(store_url="b2://bucket", ok=True, saves=0, standing=Decision(A
         (replace(EMPTY, saves=30), False),
         (replace(EMPTY, last_step=5), False),
         (replace(EMPTY, stored=frozenset({(5, "x")})), False),
-        (replace(EMPTY, standing=Decision(Act.SUPERSEDED)), False),
+        (replace(EMPTY, standing=Decision(LeaseAction.SUPERSEDED)), False),
         (replace(EMPTY, store_url=""), False),
         (None, False),
     ],

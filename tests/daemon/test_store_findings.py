@@ -2,9 +2,9 @@
 
 import pytest
 
-from podwatch.daemon.own_findings import backup_findings
+from podwatch.daemon.backup_findings import backup_findings
 from podwatch.domain.finding import FindingKind, Severity
-from podwatch.sync.doors import SyncState
+from podwatch.sync.types import SyncState
 
 KEY = "store refuses the key: https://api.backblazeb2.com"
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from podwatch.domain import links as links_module
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.links import check_links, restorable
-from podwatch.domain.remote import ManifestFile, ManifestSymlink
+from podwatch.domain.manifest import ManifestFile, ManifestSymlink
 
 NAMES = ("a", "b", "sub", "é", "..x", "...")
 names = st.sampled_from(NAMES)

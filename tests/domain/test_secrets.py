@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from podwatch.domain import secrets
 from podwatch.domain.errors import HostError
-from podwatch.domain.event import Event, EventName, Incident
+from podwatch.domain.event import Change, Event, EventName, Incident, Notice, Topic
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
-from podwatch.domain.notice import Change, Notice, Topic
 from podwatch.domain.secrets import (
     MASK,
     name_strength,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.domain.wandb import NAMES, given_in, identity, is_id, valid_ids
+from podwatch.domain.run import NAMES, given_in, identity, is_id, valid_ids
 
 PAIR = {"trainer": "t1", "orchestrator": "o1"}
 

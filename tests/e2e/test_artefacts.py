@@ -4,7 +4,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from podwatch.domain.remote import Keys
+from podwatch.domain.manifest import Keys
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.credentials import Credentials
 from tests.support.asking import kill_engine, running

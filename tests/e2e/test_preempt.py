@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.daemon import preempting
-from podwatch.daemon.preempting import Budget, fits, system_is_stopping, upload_if_it_fits
-from podwatch.sync.doors import SyncState
+from podwatch.daemon import preempt
+from podwatch.daemon.preempt import Budget, fits, system_is_stopping, upload_if_it_fits
+from podwatch.sync.types import SyncState
 from tests.support.asking import leaves_within, messages, published, running
 from tests.support.rig import Rig, alive
 
@@ -99,8 +99,8 @@ async def test_systemd_is_asked_in_bounded_time(
 async def test_only_pid_one_and_a_machine_that_stops_are_a_preemption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str
 ) -> None:
-    monkeypatch.setattr(preempting, "BOOTED", tmp_path / "none")
-    assert bool(await preempting.told_by(init)) is (init == "pid1")
+    monkeypatch.setattr(preempt, "BOOTED", tmp_path / "none")
+    assert bool(await preempt.told_by(init)) is (init == "pid1")
 
 
 def test_what_fits() -> None:
@@ -136,6 +136,6 @@ async def test_training_is_told_even_when_everything_before_it_hangs() -> None:
         told.append(time.monotonic() - began)
 
     state = SyncState(uploading_step=5, total_bytes=10)
-    await preempting.say_goodbye(Budget(3), state=lambda: state, beat=hang, end_sync=hang, tell=tell)
+    await preempt.say_goodbye(Budget(3), state=lambda: state, beat=hang, end_sync=hang, tell=tell)
     assert told
     assert told[0] < 30, "what hangs, hangs for a minute"

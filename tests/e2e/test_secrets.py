@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from podwatch.domain.remote import Keys
+from podwatch.domain.manifest import Keys
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.credentials import Credentials
 from podwatch.system import procfs

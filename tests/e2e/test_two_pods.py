@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.domain.remote import Keys
+from podwatch.domain.manifest import Keys
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig

@@ -8,7 +8,7 @@ import pytest
 
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.intent import IntentKind, IntentState
+from podwatch.domain.run import IntentKind, IntentState
 from podwatch.journal import AsyncJournal, Journal
 
 

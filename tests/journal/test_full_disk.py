@@ -9,8 +9,7 @@ import pytest
 
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.intent import IntentKind, IntentState
-from podwatch.domain.run import Lineage, RunRecord
+from podwatch.domain.run import IntentKind, IntentState, Lineage, RunRecord
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import Journal, load_run_record, save_run_record
 from podwatch.system.workspace import Workspace

@@ -14,11 +14,11 @@ import pytest
 from podwatch.domain.errors import HostError, InternalError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.intent import IntentKind, IntentState
+from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.secrets import MASK, register
 from podwatch.journal import Journal, PublishedSave, UploadedObject
 from podwatch.journal import journal as journal_module
-from podwatch.journal.schema import SCHEMA_VERSION
+from podwatch.journal.opening import SCHEMA_VERSION
 
 
 def event(n: int, wall: float = 100.0) -> Event:
@@ -224,7 +224,7 @@ def test_many_threads_share_one_journal(tmp_path: Path) -> None:
 CHILD = """
 import sys
 from pathlib import Path
-from podwatch.domain.intent import IntentKind
+from podwatch.domain.run import IntentKind
 from podwatch.journal import Journal
 journal = Journal.open(Path(sys.argv[1]))
 n = 0

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.intent import IntentKind, IntentState
+from podwatch.domain.run import IntentKind, IntentState
 from podwatch.journal import Journal, PublishedSave
 from podwatch.journal import opening as opening_module
+from podwatch.journal.opening import SCHEMA_VERSION
 from podwatch.journal.salvage import read_database
-from podwatch.journal.schema import SCHEMA_VERSION
 from podwatch.journal.standby import KEYS, UNKNOWN_IDS, StandbyFile
 from tests.support.small_disk import small_mount
 

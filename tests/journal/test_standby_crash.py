@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from podwatch.domain.intent import IntentKind, IntentState
+from podwatch.domain.run import IntentKind, IntentState
 from podwatch.journal import Journal, opening
-from podwatch.journal.schema import SCHEMA_VERSION
+from podwatch.journal.opening import SCHEMA_VERSION
 from tests.journal.test_standby import filled
 
 

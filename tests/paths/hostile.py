@@ -19,7 +19,7 @@ import pytest
 
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
-from podwatch.domain.intent import Intent, IntentKind
+from podwatch.domain.run import Intent, IntentKind
 from podwatch.journal.journal import Journal
 from podwatch.system.openat import HIDDEN, as_user
 from podwatch.system.workspace import Workspace
@@ -217,9 +217,9 @@ FLIPS = (
 def at_call(number: int, act: Callable[[], object]) -> Iterator[list[int]]:
     """``act`` happens just before the ``number``-th system call on a path that podwatch makes: a seam between judging
     and acting, whatever the code in between. Yields [calls seen]."""
-    import podwatch.system.aside as aside
     import podwatch.system.files as files
     import podwatch.system.pinned as pinned
+    import podwatch.system.set_aside as aside
 
     seen = [0]
     busy = False
@@ -252,7 +252,7 @@ def at_call(number: int, act: Callable[[], object]) -> Iterator[list[int]]:
 def quick() -> Iterator[None]:
     """A lock that T keeps exchanging is not waited for, and no lease is asked for."""
     import podwatch.checkpoints.capabilities as capabilities
-    import podwatch.sync.placing as placing
+    import podwatch.sync.restore.staging as placing
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(placing, "LOCK_SECONDS", 0.0)

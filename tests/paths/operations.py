@@ -7,17 +7,16 @@ from pathlib import Path
 from podwatch.checkpoints.capabilities import probe
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.checkpoints.layouts.base import PartDir, PartFiles, Tracker
-from podwatch.checkpoints.layouts.tracker_files import repair
+from podwatch.checkpoints.layouts.shared_rules import repair
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
-from podwatch.domain.intent import IntentKind
-from podwatch.domain.run import Lineage, RunRecord
+from podwatch.domain.run import IntentKind, Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
-from podwatch.judgement.retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
-from podwatch.retention.aside import Aside
 from podwatch.retention.remover import Remover
-from podwatch.sync.held import Holder
-from podwatch.sync.placing import Placer
+from podwatch.retention.usage import SetAsideUsage
+from podwatch.sync.restore.staging import StagingArea
+from podwatch.sync.upload.hardlinks import Holder
 from podwatch.system.clock import SystemClock
 from tests.paths.hostile import Operation, Site, T
 
@@ -50,7 +49,7 @@ def _half_removed(site: Site) -> None:
 
 def _restore(step: int, to: str = "", below: str = "checkpoints") -> Callable[[Site], None]:
     def act(site: Site) -> None:
-        placer = Placer(site.workspace, site.home / to if to else None, (T, T))
+        placer = StagingArea(site.workspace, site.home / to if to else None, (T, T))
         target = site.home / to / "checkpoint" if to else site.out / below / f"step_{step}"
         name = f"restore-{step}-save"
         with placer.alone():
@@ -110,7 +109,7 @@ def _begin(site: Site) -> None:
 
 
 def _look(site: Site) -> None:
-    Aside(site.workspace, lambda _: [(9, p) for p in _ahead(site)], keep_seconds=1.0).look(0.0, verified=99)
+    SetAsideUsage(site.workspace, lambda _: [(9, p) for p in _ahead(site)], keep_seconds=1.0).look(0.0, verified=99)
     quarantine.listing(site.workspace)
     quarantine.free_number(site.workspace)
 

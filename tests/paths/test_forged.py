@@ -12,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.layouts.base import Tracker
-from podwatch.checkpoints.layouts.tracker_files import repair
+from podwatch.checkpoints.layouts.shared_rules import repair
 from podwatch.cli.quarantine import line
 from podwatch.domain.errors import HostError
-from podwatch.domain.intent import IntentKind, IntentState
-from podwatch.domain.run import Lineage, RunRecord
+from podwatch.domain.run import IntentKind, IntentState, Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
 from podwatch.recovery import quarantine
 from podwatch.retention.remover import Remover
 from podwatch.retention.trash import quarantine_entries
-from podwatch.sync.placing import Placer
+from podwatch.sync.restore.staging import StagingArea
 from podwatch.system.clock import SystemClock
 from podwatch.system.pinned import HIDDEN, RootReplaced
 from podwatch.system.workspace import Workspace
@@ -255,7 +254,7 @@ def test_restored_directories_belong_to_the_trainer(site: Site, user: int | None
     """Each level that is missing; also where trainer.user is not set and output_dir says whose it is."""
     site.workspace.tree.close()
     site.workspace = Workspace(site.out, owner=user)
-    placer = Placer(site.workspace, None, (T, T))
+    placer = StagingArea(site.workspace, None, (T, T))
     target = site.out / "run" / "default" / "checkpoints" / "step_7"
     places = placer.homes({"checkpoint": target}, frozenset())
     assert not (site.out / "run").exists(), "nothing is to be seen before it is whole"
@@ -268,7 +267,7 @@ def test_restored_directories_belong_to_the_trainer(site: Site, user: int | None
 def test_a_restore_through_a_link_is_refused_before_anything_is_fetched(site: Site) -> None:
     own_link(site.out / "run", site.above)
     with pytest.raises(NotADirectoryError, match="out/run'"):
-        Placer(site.workspace, None, (T, T)).homes({"a": site.out / "run" / "b" / "c" / "step_7"}, frozenset())
+        StagingArea(site.workspace, None, (T, T)).homes({"a": site.out / "run" / "b" / "c" / "step_7"}, frozenset())
 
 
 def test_a_repaired_tracker_belongs_to_the_trainer(site: Site) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.journal import room
-from podwatch.recovery import litter
+from podwatch.journal import opening
+from podwatch.recovery import stale_files
 from tests.support.recovery_world import World
 from tests.support.rig import end_all, naming
 
@@ -13,14 +13,14 @@ from tests.support.rig import end_all, naming
 @pytest.fixture(autouse=True)
 def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full disks are the journal's own tests; here 2 MiB per database would only cost time."""
-    monkeypatch.setattr(room, "RESERVED_PAGES", 8)
-    monkeypatch.setattr(room, "BALLAST_BYTES", 4096)
+    monkeypatch.setattr(opening, "RESERVED_PAGES", 8)
+    monkeypatch.setattr(opening, "BALLAST_BYTES", 4096)
 
 
 @pytest.fixture(autouse=True)
 def not_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test's clock says nothing about what lies in this machine's /dev/shm and /tmp."""
-    monkeypatch.setattr(litter, "PLACES", [])
+    monkeypatch.setattr(stale_files, "PLACES", [])
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ import pytest
 from podwatch.domain.errors import Busy, ConfigurationError, HostError, RemoteError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.reading import SensorState, observed, unobserved
 from podwatch.domain.run import Lineage, RunRecord
-from podwatch.domain.snapshot import GpuSample, Supervision
+from podwatch.domain.snapshot import GpuSample, SensorState, Supervision, observed, unobserved
 from podwatch.journal import Journal, save_run_record
-from podwatch.judgement.choose import RemoteSave
+from podwatch.policy.resume import RemoteSave
 from podwatch.recovery import Phase
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Podwatch, Store, World, death, finished

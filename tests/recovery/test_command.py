@@ -16,10 +16,10 @@ from podwatch.config.settings import Settings
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.run import StartRecord
 from podwatch.domain.snapshot import Supervision
-from podwatch.evidence import scrub
-from podwatch.judgement.command_diff import differences, grouped
+from podwatch.incidents import scrub
+from podwatch.policy.command_diff import differences, grouped
 from podwatch.recovery.command import Difference, RunningCommand, renamed
-from podwatch.system.identity import identify
+from podwatch.system.procfs import identify
 
 words = st.sampled_from(
     ["--a", "--b", "1", "2", "x.toml", "@", "-v", "--c=3", "run", "--wandb.api-key", "s3cr3t-s3cr3t"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.intent import IntentKind
+from podwatch.domain.run import IntentKind
 from podwatch.journal import Journal
 from podwatch.recovery import Phase, quarantine
 from podwatch.system.pinned import PinnedTree

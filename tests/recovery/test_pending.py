@@ -11,11 +11,11 @@ import pytest
 from podwatch.domain.errors import Busy, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
-from podwatch.domain.intent import IntentKind
+from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import Journal
 from podwatch.recovery import Phase, quarantine
-from podwatch.recovery.cleaning import request_clean
+from podwatch.recovery.clean import request_clean
 from podwatch.trainer.base import Candidate
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, death

@@ -13,7 +13,7 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.snapshot import Desired
-from podwatch.judgement.choose import Choice
+from podwatch.policy.resume import Choice
 from podwatch.recovery import Phase
 from podwatch.recovery.attempt import Attempt
 from podwatch.trainer.base import Look, TrainerHandle

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.daemon.viewing import recovery_view
+from podwatch.daemon.status_view import recovery_view
+from podwatch.detection.one_failure import fold
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.intent import IntentKind
 from podwatch.domain.policy import Policies, RestartPolicy
-from podwatch.domain.reading import observed
-from podwatch.domain.snapshot import Desired, TrainerSample
+from podwatch.domain.run import IntentKind
+from podwatch.domain.snapshot import Desired, TrainerSample, observed
 from podwatch.journal import Journal
-from podwatch.judgement.one_failure import fold
 from podwatch.recovery import Phase, quarantine
 from podwatch.trainer.base import CannotExecute
 from tests.support.recovery_world import GIB, Killer, Podwatch, World, death, finished, index_of

@@ -9,7 +9,7 @@ from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.event import EventName
 from podwatch.domain.run import Lineage
 from podwatch.journal import Journal
-from podwatch.judgement.choose import RemoteSave
+from podwatch.policy.resume import RemoteSave
 from podwatch.recovery import Phase
 from podwatch.trainer.base import Candidate
 from tests.recovery.test_persons import turns

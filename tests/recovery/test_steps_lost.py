@@ -2,8 +2,7 @@
 
 import pytest
 
-from podwatch.domain.reading import observed
-from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot
+from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot, observed
 from podwatch.recovery.attempt import Attempt
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import HostError
-from podwatch.domain.intent import Intent, IntentKind
+from podwatch.domain.run import Intent, IntentKind
 from podwatch.journal.journal import Journal
-from podwatch.judgement.retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
 from podwatch.retention.remover import Remover
 from podwatch.retention.trash import quarantine_entries

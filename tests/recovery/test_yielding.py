@@ -4,12 +4,12 @@ import asyncio
 
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.judgement.claims import Act, Decision
+from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.recovery import Phase
 from tests.support.recovery_world import Podwatch, World
 
-HOLD = Decision(Act.HOLD, publish=True)
-LOST = Decision(Act.SUPERSEDED, "pod b holds this run", stop=True)
+HOLD = Decision(LeaseAction.HOLD, publish=True)
+LOST = Decision(LeaseAction.SUPERSEDED, "pod b holds this run", stop=True)
 
 
 class Standing:
@@ -79,7 +79,7 @@ async def test_what_podwatch_starts_itself_is_always_its_own_to_end(world: World
     podwatch = await training(world, standing)
     standing.now = LOST
     await settled(podwatch)
-    standing.now = Decision(Act.CLAIM, at_once=True)  # taken over by hand: training does not wait for the claim
+    standing.now = Decision(LeaseAction.CLAIM, at_once=True)  # taken over by hand: training does not wait for the claim
     await podwatch.recovery.request_start()
     await podwatch.until(Phase.CONFIRMING)
     assert len(world.alive()) == 1
@@ -92,7 +92,7 @@ async def test_what_podwatch_starts_itself_is_always_its_own_to_end(world: World
 
 
 async def test_a_pod_that_waits_says_when_it_takes_over_and_nothing_else(world: World) -> None:
-    watch = Decision(Act.WATCH, "pod b may still train this run", holder="b", trains_in=150.0)
+    watch = Decision(LeaseAction.WATCH, "pod b may still train this run", holder="b", trains_in=150.0)
     podwatch = Podwatch(world, standing=(standing := Standing(watch)))
     await podwatch.recovery.begin()
     await podwatch.until_phase(Phase.BLOCKED)
@@ -104,12 +104,12 @@ async def test_a_pod_that_waits_says_when_it_takes_over_and_nothing_else(world: 
     started = await podwatch.recovery.request_start()
     assert started.message == "the request is recorded; training does not start yet: pod b may still train this run"
 
-    standing.now = Decision(Act.REFUSE, "pod b holds this run and is alive", holder="b")
+    standing.now = Decision(LeaseAction.REFUSE, "pod b holds this run and is alive", holder="b")
     await podwatch.until_finding("pod b holds this run and is alive")
     (finding,) = podwatch.recovery.findings()
     assert finding.suggestion.startswith("stop training on the other pod, or ")
 
-    standing.now = Decision(Act.ASIDE, "control.json gives this run to b", stop=True, holder="b")
+    standing.now = Decision(LeaseAction.ASIDE, "control.json gives this run to b", stop=True, holder="b")
     await podwatch.until_finding("")
     assert podwatch.recovery.findings() == (), "the finding about the lost run says it"
     await podwatch.leave()

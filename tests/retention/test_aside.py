@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-import podwatch.retention.aside as aside_module
+import podwatch.retention.usage as aside_module
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
-from podwatch.retention.aside import Aside
+from podwatch.retention.usage import SetAsideUsage
 from podwatch.system.pinned import PinnedTree
 from podwatch.system.workspace import Workspace
 from tests.support.checkpoints import write_prime_rl_step, write_rollouts
@@ -35,11 +35,11 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def make(tmp_path: Path, *paths: tuple[int, Path]) -> Aside:
+def make(tmp_path: Path, *paths: tuple[int, Path]) -> SetAsideUsage:
     workspace = Workspace(tmp_path / "outputs")
     for directory in (workspace.trash, workspace.quarantine):
         directory.mkdir(parents=True, exist_ok=True)
-    return Aside(workspace, lambda below: [p for p in paths if p[0] < below], keep_seconds=60.0)
+    return SetAsideUsage(workspace, lambda below: [p for p in paths if p[0] < below], keep_seconds=60.0)
 
 
 def test_an_old_directory_is_walked_once_and_a_recent_one_each_time(tmp_path: Path, walks: list[str]) -> None:
@@ -91,6 +91,6 @@ def test_prime_rl_names_what_belongs_to_no_checkpoint(tmp_path: Path, variant: s
     layout = PrimeRLLayout(out)
     workspace = Workspace(out)
     workspace.trash.mkdir(parents=True)
-    found = Aside(workspace, layout.spare_paths, keep_seconds=60.0).look(0.0, verified=8)
+    found = SetAsideUsage(workspace, layout.spare_paths, keep_seconds=60.0).look(0.0, verified=8)
     assert {s.step for s in found.spares} == {3, 5, 9}
     assert all(Path(s.path).name == f"step_{s.step}" and "rollouts" in s.path for s in found.spares)

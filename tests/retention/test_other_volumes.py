@@ -7,9 +7,9 @@ import pytest
 
 import podwatch.retention.remover as remover_module
 from podwatch.domain.event import Event
-from podwatch.domain.intent import IntentKind
+from podwatch.domain.run import IntentKind
 from podwatch.journal.journal import Journal
-from podwatch.judgement.retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.retention.remover import Remover
 from podwatch.retention.trash import trash_entries
 from podwatch.system.clock import SystemClock

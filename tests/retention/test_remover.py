@@ -9,9 +9,9 @@ import pytest
 
 import podwatch.retention.remover as remover_module
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.intent import IntentKind, IntentState
+from podwatch.domain.run import IntentKind, IntentState
 from podwatch.journal.journal import Journal
-from podwatch.judgement.retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.retention.remover import Remover
 from podwatch.retention.trash import move_to_trash, quarantine_entries, removable, trash_entries
 from podwatch.system.clock import SystemClock

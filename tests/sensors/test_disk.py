@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.domain.reading import SensorState
+from podwatch.domain.snapshot import SensorState
 from podwatch.sensors import disk
 from podwatch.sensors.disk import DiskSensor
 from podwatch.system.clock import SystemClock

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.domain.reading import Reading, SensorState
-from podwatch.domain.snapshot import GpuSample, GpuState
+from podwatch.domain.snapshot import GpuSample, GpuState, Reading, SensorState
 from podwatch.sensors import gpu as gpu_module
 from podwatch.sensors.gpu import GpuSensor
 from podwatch.sensors.nvml import NvmlReader
@@ -161,7 +160,7 @@ async def test_a_hang_blinds_within_the_deadline_and_heals(world: NvmlWorld) -> 
 
 
 async def test_threads_left_behind_are_bounded_and_vanish(world: NvmlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.sensors.polling.MAX_BACKOFF", 0.02)
+    monkeypatch.setattr("podwatch.sensors.base.MAX_BACKOFF", 0.02)
     sensor = GpuSensor(NvmlReader(), SystemClock(), 0.01, 0.05)
     await sensor.start()
     try:
@@ -250,7 +249,7 @@ def test_the_stand_in_lists_host_pids(world: NvmlWorld) -> None:
 ONE_READING = """
 import asyncio, sys, threading
 assert "pynvml" not in sys.modules
-from podwatch.domain.reading import SensorState
+from podwatch.domain.snapshot import SensorState
 from podwatch.sensors.gpu import GpuSensor
 from podwatch.sensors.nvml import NvmlReader
 from podwatch.system.clock import SystemClock

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.domain.reading import SensorState
-from podwatch.domain.snapshot import HostSample
+from podwatch.domain.snapshot import HostSample, SensorState
 from podwatch.sensors.host import HostSensor, meminfo
 from podwatch.sensors.xid import XidInbox
 from podwatch.system import procfs

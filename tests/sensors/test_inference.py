@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.domain.reading import SensorState
-from podwatch.domain.snapshot import Health, InferenceSample, Liveness, ServerKind
+from podwatch.domain.snapshot import Health, InferenceSample, Liveness, SensorState, ServerKind
 from podwatch.sensors.inference import InferenceSensor, sum_series
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until

@@ -8,9 +8,9 @@ import pytest
 
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import StartRecord
-from podwatch.recovery.plan import changed_configs, config_digests
-from podwatch.sensors import logs
-from podwatch.sync.artefacts_read import LogEnds, configs
+from podwatch.recovery.start_plan import changed_configs, config_digests
+from podwatch.sensors import log_tail
+from podwatch.sync.upload.artifacts import LogEnds, configs
 from podwatch.trainer.environment import read_env_file
 from tests.support.other_users import T, as_root, enterable, own
 
@@ -31,13 +31,13 @@ def out(tmp_path: Path) -> Path:
     return own(tmp_path / "home", T) / "out"
 
 
-def sources(out: Path) -> logs.Sources:
-    return logs.Sources(out, ("logs/*.log", str(out / "logs" / "*.log")), (out / "extra.log",))
+def sources(out: Path) -> log_tail.Sources:
+    return log_tail.Sources(out, ("logs/*.log", str(out / "logs" / "*.log")), (out / "extra.log",))
 
 
 def seen(out: Path) -> tuple[str, str]:
     """(everything that was read, every problem), by the sensor and for the store."""
-    news = logs.look(sources(out), {}, from_end=False)
+    news = log_tail.look(sources(out), {}, from_end=False)
     stored = LogEnds(1 << 20).read(sources(out), "host", frozenset())
     lines = b"\n".join(line for item in news for line in (*item.lines, *item.old))
     return lines.decode() + "".join(a.data.decode() for a in stored), " ".join(item.error for item in news)
@@ -81,7 +81,7 @@ def test_links_of_the_training_are_read(out: Path) -> None:
 def test_exchanged_between_the_look_and_the_opening(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    real = logs.open_file
+    real = log_tail.open_file
 
     def flip(path: str, *, shown: bool) -> int:
         place = Path(path)
@@ -90,15 +90,15 @@ def test_exchanged_between_the_look_and_the_opening(
             os.mkfifo(place) if what == "fifo" else link(place, tmp_path / "roots" / "trainer.log")
         return real(path, shown=shown)
 
-    monkeypatch.setattr(logs, "open_file", flip)
-    news = logs.look(sources(out), {}, from_end=False)
+    monkeypatch.setattr(log_tail, "open_file", flip)
+    news = log_tail.look(sources(out), {}, from_end=False)
     assert not any(item.lines or item.old for item in news)
     assert any(item.error for item in news)
 
 
 def test_what_a_rotated_log_was_is_not_read_through_a_link(out: Path, tmp_path: Path) -> None:
     log = out / "logs" / "trainer.log"
-    first = logs.known(logs.look(sources(out), {}, from_end=False))
+    first = log_tail.known(log_tail.look(sources(out), {}, from_end=False))
     log.rename(tmp_path / "roots" / "trainer.log.1")
     log.write_text("Step 6\n")
     own(log, T)
@@ -106,7 +106,7 @@ def test_what_a_rotated_log_was_is_not_read_through_a_link(out: Path, tmp_path: 
         file.write(SECRET)
     os.chown(tmp_path / "roots" / "trainer.log.1", 0, 0)
     link(out / "logs" / "trainer.log.1", tmp_path / "roots" / "trainer.log.1")
-    news = logs.look(sources(out), first, from_end=False)
+    news = log_tail.look(sources(out), first, from_end=False)
     assert [line for item in news for line in item.lines] == [b"Step 6"]
 
 

@@ -12,18 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.detection.log_rules import SHIPPED, effective
 from podwatch.domain.policy import LogRule
-from podwatch.domain.reading import SensorState
-from podwatch.domain.snapshot import LogMatch
-from podwatch.evidence import scrub
-from podwatch.judgement.shipped_rules import SHIPPED, effective
-from podwatch.sensors import logscan
-from podwatch.sensors.logrules import LogRulesSensor
-from podwatch.sensors.logs import FileNews
-from podwatch.sensors.logscan import prepare, scan, texts
-from podwatch.sensors.patterns import literals, risky
-from podwatch.sensors.pings import PingInbox
-from podwatch.sensors.progress import ProgressSensor
+from podwatch.domain.snapshot import LogMatch, SensorState
+from podwatch.incidents import scrub
+from podwatch.sensors import log_rules
+from podwatch.sensors.log_rules import LogRulesSensor, literals, prepare, risky, scan, texts
+from podwatch.sensors.log_tail import FileNews
+from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
 from tests.support.clock import ManualClock
@@ -232,7 +228,7 @@ def test_any_line_is_read(raw: bytes) -> None:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logscan, "APART_SECONDS", 0.4)
+    monkeypatch.setattr(log_rules, "APART_SECONDS", 0.4)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -254,7 +250,7 @@ def test_a_pattern_that_is_merely_unusual_works_in_a_process_of_its_own() -> Non
 
 
 def test_a_flood_is_cut_off_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logscan, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(log_rules, "LOOK_SECONDS", 0.01)
     rules = prepare([LogRule("any", "x")])
     lines = (b"y" * 900,) * 40_000  # many times what any machine reads in that time
     found = scan([FileNews("x", lines=lines)], rules)

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from podwatch.sensors.logs import READ_PER_LOOK, FileNews, Position, Sources, find, known, look, tails
+from podwatch.sensors.log_tail import READ_PER_LOOK, FileNews, Position, Sources, find, known, look, tails
 
 
 class Follower:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.snapshot import GpuSample
-from podwatch.sensors import nvml_health
+from podwatch.sensors import nvml
 from podwatch.sensors.nvml import NvmlReader
 from podwatch.sensors.xid import KEPT, XidInbox, parse_nvrm, pci_key
 from podwatch.system.clock import SystemClock
@@ -32,7 +32,7 @@ def reader(world: NvmlWorld, inbox: XidInbox) -> NvmlReader:
 
 def round_of(reader: NvmlReader) -> tuple[GpuSample, ...]:
     """As many looks as it takes until every device was asked anew."""
-    for _ in range(nvml_health.EVERY):
+    for _ in range(nvml.EVERY):
         samples = reader.read()
     return samples
 

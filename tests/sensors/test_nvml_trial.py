@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.domain.reading import SensorState
+from podwatch.domain.snapshot import SensorState
 from podwatch.sensors import nvml_trial
 from podwatch.sensors.gpu import ReaderUnavailable
 from podwatch.sensors.nvml_trial import TrialLoad
@@ -43,7 +43,7 @@ def no_child_is_left() -> Iterator[None]:
 
 
 def trials() -> list[int]:
-    return [pid for pid in procfs.all_pids() if any("nvml_trial_child" in word for word in procfs.command(pid))]
+    return [pid for pid in procfs.all_pids() if any("nvml_trial_worker" in word for word in procfs.command(pid))]
 
 
 def refused(trial: TrialLoad) -> ReaderUnavailable:

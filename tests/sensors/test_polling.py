@@ -5,8 +5,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from podwatch.domain.reading import Reading, SensorState, observed
-from podwatch.sensors.polling import Poller
+from podwatch.domain.snapshot import Reading, SensorState, observed
+from podwatch.sensors.base import Poller
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
 

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.domain.reading import Reading, SensorState, observed, unobserved
-from podwatch.domain.snapshot import Supervision, TrainerSample
+from podwatch.domain.snapshot import Reading, SensorState, Supervision, TrainerSample, observed, unobserved
 from podwatch.sensors.processes import MIN_SIGHTINGS, REPLACEMENT_WINDOW, ProcessSensor, RequiredExits
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.base import StopReport

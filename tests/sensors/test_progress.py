@@ -10,8 +10,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import StepSeen
 from podwatch.domain.process import ProcessRole
-from podwatch.domain.reading import SensorState
-from podwatch.domain.snapshot import ProgressSample, ProgressSource
+from podwatch.domain.snapshot import ProgressSample, ProgressSource, SensorState
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until

@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.domain.reading import Reading, SensorState, observed
-from podwatch.domain.snapshot import ProgressSource, Supervision
-from podwatch.sensors import logs, processes
+from podwatch.domain.snapshot import ProgressSource, Reading, SensorState, Supervision, observed
+from podwatch.sensors import log_tail, processes
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
-from podwatch.system.identity import identify
+from podwatch.system.procfs import identify
 from tests.sensors.test_processes import seen_alive
 from tests.sensors.test_progress import FINISH, log, step_line
 from tests.sensors.waiting import until
@@ -111,7 +110,7 @@ async def test_a_start_that_was_not_looked_at_yet_is_not_remembered(tmp_path: Pa
 
 
 async def test_only_the_end_of_a_long_absence_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "READ_PER_LOOK", 4096)
+    monkeypatch.setattr(log_tail, "READ_PER_LOOK", 4096)
     memory = await first_life(tmp_path)
     log(tmp_path / "train.log", "", *(step_line(n) for n in range(500)), *FINISH)
     async with watching(tmp_path, memory) as podwatch:

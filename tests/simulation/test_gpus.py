@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.snapshot import GpuState
-from podwatch.simulation.gpu_files import held, hold, start_ticks
-from podwatch.simulation.gpus import GIB, SimulatedGpus
+from podwatch.simulation.gpus import GIB, SimulatedGpus, held, hold, start_ticks
 
 
 def sleeper() -> "subprocess.Popen[bytes]":

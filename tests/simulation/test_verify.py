@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.domain.remote import Keys, Manifest, ManifestFile, Pointer
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer
 from podwatch.simulation.verify import prove_store
 from podwatch.stores.local import LocalStore
 from podwatch.stores.whole import put_file

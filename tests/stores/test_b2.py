@@ -10,10 +10,10 @@ import pytest
 from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.domain.remote import WRITER_TAG
+from podwatch.domain.manifest import WRITER_TAG
 from podwatch.stores.b2 import B2Store
-from podwatch.stores.b2_bucket import SEND_DAMAGED
 from podwatch.stores.b2_errors import is_damaged
+from podwatch.stores.b2_session import SEND_DAMAGED
 from podwatch.stores.base import StoredObject
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.whole import put_file
@@ -216,7 +216,7 @@ def test_secret_is_never_shown(b2: Make, caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_hung_service_is_left(server: B2Server, b2: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.stores.b2_http._Http.TIMEOUT_FOR_COPY", 1.5)
+    monkeypatch.setattr("podwatch.stores.b2_session._Http.TIMEOUT_FOR_COPY", 1.5)
     store = b2()
     server.fault("b2_get_upload_url", "slow", seconds=6.0)
     assert store.put_bytes("hang/a", b"x").size == 1

@@ -169,8 +169,8 @@ def test_a_lost_answer_leaves_two_versions_and_the_last_is_told(server: B2Server
 def test_a_stalled_part_is_left_and_sent_again(
     server: B2Server, store: B2Store, monkeypatch: pytest.MonkeyPatch, action: str
 ) -> None:
-    monkeypatch.setattr("podwatch.stores.b2_http._Http.CONNECTION_TIMEOUT", 0.4)
-    monkeypatch.setattr("podwatch.stores.b2_http._Http.TIMEOUT_FOR_UPLOAD", 0.4)
+    monkeypatch.setattr("podwatch.stores.b2_session._Http.CONNECTION_TIMEOUT", 0.4)
+    monkeypatch.setattr("podwatch.stores.b2_session._Http.TIMEOUT_FOR_UPLOAD", 0.4)
     server.fault("b2_upload_part", action, seconds=30, after_bytes=MB)
     began = time.monotonic()
     send_large(store, "hang/large")
@@ -182,7 +182,7 @@ def test_a_stalled_download_goes_on_where_it_was(
 ) -> None:
     data = content(11 * MB)
     stored = put_file(store, "stall/f", io.BytesIO(data), len(data), part_size=5 * MB)
-    monkeypatch.setattr("podwatch.stores.b2_http._Http.TIMEOUT_FOR_DOWNLOAD", 0.4)
+    monkeypatch.setattr("podwatch.stores.b2_session._Http.TIMEOUT_FOR_DOWNLOAD", 0.4)
     server.fault("b2_download", "stall", seconds=30, after_bytes=4 * MB)
     began, got = time.monotonic(), 0
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from podwatch.domain.remote import Keys, Manifest, ManifestFile, Pointer, sha1_hex
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.stores.base import ObjectStore
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 

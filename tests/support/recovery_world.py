@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.held_back import HeldBack
-from podwatch.checkpoints.layouts.argv import strip_flags
 from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
+from podwatch.checkpoints.layouts.command_line import strip_flags
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import Busy, HostError
@@ -26,19 +26,22 @@ from podwatch.domain.event import Event
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import Policies
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.domain.reading import Reading, SensorState, observed, unobserved
 from podwatch.domain.snapshot import (
     GpuSample,
     ProgressSample,
     ProgressSource,
+    Reading,
+    SensorState,
     Snapshot,
     Supervision,
     TrainerSample,
+    observed,
+    unobserved,
 )
 from podwatch.journal import AsyncJournal, Journal, PublishedSave
-from podwatch.judgement.choose import RemoteSave
-from podwatch.recovery import Phase, RecordHolder, Recovery, RestoreDoor
-from podwatch.system.identity import identify
+from podwatch.policy.resume import RemoteSave
+from podwatch.recovery import Phase, RecordHolder, Recovery, RestoreSource
+from podwatch.system.procfs import identify
 from podwatch.system.workspace import Workspace
 from podwatch.trainer.base import Candidate, Look, StartPlan, StopReport
 from tests.support.clock import AutoClock
@@ -411,7 +414,7 @@ class World:
 class Podwatch:
     """One life of podwatch in a world."""
 
-    def __init__(self, world: World, *, killer: Killer | None = None, restore: RestoreDoor | None = None, **kw: Any):
+    def __init__(self, world: World, *, killer: Killer | None = None, restore: RestoreSource | None = None, **kw: Any):
         self.world, self.killer = world, killer or Killer()
         self.journal = KillableJournal(
             Journal.open(world.root / "state" / "j.sqlite", wall=world.clock.wall), self.killer

@@ -25,12 +25,12 @@ from typing import Any
 
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.process import ProcessIdentity
-from podwatch.journal import room
-from podwatch.recovery import Phase, litter
+from podwatch.journal import opening
+from podwatch.recovery import Phase, stale_files
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
-from podwatch.system.identity import is_alive
 from podwatch.system.pinned import PinnedTree
+from podwatch.system.procfs import is_alive
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 from tests.support import forking
 from tests.support.recovery_world import Killer, Podwatch, World, death
@@ -267,8 +267,8 @@ def work(root: Path, what: str, count: int, seed: int, worker: int) -> None:
 
 def main(root: Path, what: str, count: int, seed: int) -> int:
     # Full disks are the journal's own tests; and a test says nothing about what lies in this machine's /dev/shm.
-    room.RESERVED_PAGES, room.BALLAST_BYTES = 8, 4096
-    litter.PLACES = []  # type: ignore[misc]
+    opening.RESERVED_PAGES, opening.BALLAST_BYTES = 8, 4096
+    stale_files.PLACES = []  # type: ignore[misc]
 
     def share(worker: int) -> Callable[[], Awaitable[None]]:
         async def nothing() -> None: ...

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.domain.errors import PodwatchError
-from podwatch.domain.intent import IntentKind
+from podwatch.domain.run import IntentKind
 from podwatch.journal.journal import Journal
-from podwatch.sync import placing
-from podwatch.sync.fetch_process import FetchProcess
-from podwatch.sync.restore import FetchPace, Restorer
+from podwatch.sync.restore import staging as placing
+from podwatch.sync.restore.process import FetchProcess
+from podwatch.sync.restore.restore import FetchPace, Restorer
 from podwatch.system import procfs
 from podwatch.system.pinned import PinnedTree
 from podwatch.system.workspace import Workspace

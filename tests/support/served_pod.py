@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from podwatch.simulation.ports import free_port
+from podwatch.simulation.pod import free_port
 from tests.support.asking import status
 from tests.support.daemon import DaemonProcess
 from tests.support.nvml import GIB, NvmlWorld

@@ -10,20 +10,20 @@ from typing import Protocol
 
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
-from podwatch.checkpoints.links import linked_steps
-from podwatch.daemon.guarding import Guarding
-from podwatch.daemon.pruning import Pruner
+from podwatch.checkpoints.pinned_links import linked_steps
+from podwatch.daemon.checkpoint_loop import CheckpointLoop
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
 from podwatch.journal.journal import Journal
-from podwatch.judgement.retention import Protection, RemovalPlan
-from podwatch.retention.aside import Aside
+from podwatch.policy.retention import Protection, RemovalPlan
+from podwatch.retention.pruner import Pruner
 from podwatch.retention.remover import Remover
+from podwatch.retention.usage import SetAsideUsage
 from podwatch.sensors.disk import DiskSensor
 from podwatch.system.clock import SystemClock
-from podwatch.system.threads import Worker
+from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace
 
 
@@ -72,7 +72,7 @@ class Guard:
         layout = PrimeRLLayout(out, checkpoint_dir=checkpoint_dir, command=("--variant", variant))
         self.catalogue = Catalogue(layout, clock, settle=0.05, settle_weak=0.05)
         self.events: list[Event] = []
-        self.aside = Aside(self.workspace, layout.spare_paths, keep_seconds=60.0)
+        self.aside = SetAsideUsage(self.workspace, layout.spare_paths, keep_seconds=60.0)
         self.journal = Journal.open(state / "journal.sqlite")
         self.disk = DiskSensor(
             checkpoint_dir or out,
@@ -111,7 +111,7 @@ class Guard:
             rescan=lambda: self.guarding.wake(),  # noqa: PLW0108 - made below
             others=others,
         )
-        self.guarding = Guarding(
+        self.guarding = CheckpointLoop(
             catalogue=self.catalogue,
             worker=self.workers[0],
             clock=clock,

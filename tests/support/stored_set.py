@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from podwatch.checkpoints.catalogue import Catalogue
-from podwatch.domain.remote import Keys, Manifest, ManifestFile, ManifestSymlink, Pointer, sha1_hex
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestSymlink, Pointer, sha1_hex
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.whole import put_file
 

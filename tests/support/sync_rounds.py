@@ -19,10 +19,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from podwatch.domain.intent import IntentKind
 from podwatch.domain.policy import RemotePolicy
-from podwatch.journal import room
-from podwatch.sync import store_side
+from podwatch.domain.run import IntentKind
+from podwatch.journal import opening
+from podwatch.sync import store_session
 from podwatch.system import procfs
 from tests.support.b2server import BUCKET, B2Server
 from tests.support.forking import fork, kill
@@ -180,9 +180,9 @@ def remove(directory: Path) -> None:
 
 
 def main(root: Path, rounds: int, seed: int) -> int:
-    room.RESERVED_PAGES, room.BALLAST_BYTES = 8, 4096  # full disks are the journal's own tests
+    opening.RESERVED_PAGES, opening.BALLAST_BYTES = 8, 4096  # full disks are the journal's own tests
     # What was superseded may go at once and not after six hours: its going is part of what is struck.
-    store_side.RemotePolicy = functools.partial(RemotePolicy, superseded_grace_seconds=0.0)  # type: ignore[assignment,misc]
+    store_session.RemotePolicy = functools.partial(RemotePolicy, superseded_grace_seconds=0.0)  # type: ignore[assignment,misc]
     roots = [root / str(n) for n in range(WORKERS)]
     for each in roots:
         each.mkdir()

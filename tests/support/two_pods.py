@@ -1,5 +1,5 @@
-"""Pods, a store and their clocks, all simulated, for the two-pod protocol: podwatch.sync.claims runs as it is, every
-request to the store is an event that may be slow, lost, late, or cut in two by a freeze of its pod.
+"""Pods, a store and their clocks, all simulated, for the two-pod protocol: podwatch.sync.lease.protocol runs as it is,
+every request to the store is an event that may be slow, lost, late, or cut in two by a freeze of its pod.
 
 One schedule is a seed. ``run(seed)`` plays it and returns what happened; ``Fault`` says what may go wrong in it.
 """
@@ -12,13 +12,13 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from podwatch.domain.claims import HolderState, Pod
 from podwatch.domain.errors import RemoteError
-from podwatch.domain.remote import Keys, Pointer
-from podwatch.judgement.claims import Act, Timing, next_pointer
+from podwatch.domain.lease import HolderState, Pod
+from podwatch.domain.manifest import Keys, Pointer
+from podwatch.policy.lease import LeaseAction, Timing, next_pointer
 from podwatch.stores.base import StoredObject
-from podwatch.sync.asking import Create, Delete, Get, ListAll, Put, Request, TooLate
-from podwatch.sync.claims import Claims, NotHolding, Superseded
+from podwatch.sync.lease.protocol import LeaseProtocol, NotHolding, Superseded
+from podwatch.sync.lease.requests import Create, Delete, Get, ListAll, Put, Request, TooLate
 
 RUN = Keys("run")
 HEARTBEAT = 60.0
@@ -203,7 +203,7 @@ class SimPod:
         self.frozen_until = -1.0
         self.frozen_at = -1.0
         self.cut_off: tuple[float, float] = (-1.0, -1.0)
-        self.claims: Claims
+        self.claims: LeaseProtocol
         self.life = 0
         self._busy = False
         self._queue: list[Callable[[], None]] = []
@@ -231,7 +231,7 @@ class SimPod:
         self.guarded, self.life = True, self.life + 1
         self._busy, self._queue, self._spoke = False, [], False
         self._first_look = world.now
-        self.claims = Claims(
+        self.claims = LeaseProtocol(
             self.me, RUN, self.memory,
             exclusive=world.store.exclusive, boottime=lambda: world.now + self.offset, stamp=lambda: f"{world.now:.3f}",
             timing=Timing(), take_over=take_over, nonce=lambda: f"{world.random.getrandbits(64):016x}",
@@ -273,7 +273,7 @@ class SimPod:
         """What keeps this one from knowing better at this moment."""
         if not self.guarded:
             return "its podwatch was not running"
-        if self._unreachable() or self.claims.decision.act is Act.ASK:
+        if self._unreachable() or self.claims.decision.act is LeaseAction.ASK:
             return "a pod could not reach the store"
         return ""
 
@@ -312,16 +312,16 @@ class SimPod:
 
     def _after(self, life: int) -> None:
         decision = self.claims.decision
-        if decision.act is Act.REFUSE:
+        if decision.act is LeaseAction.REFUSE:
             self.world.out.refused += 1
             self.guarded = False
             if self.training:
                 self.world.out.problems.append("refused while training")
             self._soon(self.world.random.uniform(60, 900), self.start, None)  # its init tries again
             return
-        if decision.act is Act.WATCH:
+        if decision.act is LeaseAction.WATCH:
             self._saw_vanished = True
-        if decision.act not in (Act.HOLD, Act.SUPERSEDED):
+        if decision.act not in (LeaseAction.HOLD, LeaseAction.SUPERSEDED):
             self._soon(max(decision.wait, 0.5), lambda: self._round(life), life)
 
     def _gate(self) -> None:
@@ -331,11 +331,11 @@ class SimPod:
             world.holds(self, self.claims.generation)
         if decision.stop and self.training and not self._stopping:
             self._stopping = True
-            world.out.superseded += decision.act is Act.SUPERSEDED
+            world.out.superseded += decision.act is LeaseAction.SUPERSEDED
             self._soon(STOP_SECONDS, self._stopped, None)
-        elif decision.why_not or self.training or self._stopping or decision.act is Act.SUPERSEDED:
+        elif decision.why_not or self.training or self._stopping or decision.act is LeaseAction.SUPERSEDED:
             return
-        elif decision.act is not Act.ASK or world.now - self._first_look > 5:
+        elif decision.act is not LeaseAction.ASK or world.now - self._first_look > 5:
             self.training = self.trained = True
             if self._saw_vanished:
                 world.out.takeovers += 1

@@ -13,21 +13,21 @@ import pytest
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts import make_layout
 from podwatch.config.settings import Settings
-from podwatch.domain.claims import Pod
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
-from podwatch.domain.remote import Keys, Manifest, Pointer, sha1_hex
+from podwatch.domain.lease import Pod
+from podwatch.domain.manifest import Keys, Manifest, Pointer, sha1_hex
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.judgement.claims import Timing
+from podwatch.policy.lease import Timing
 from podwatch.stores.b2 import B2Store, Retry
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
-from podwatch.sync.doors import RunIdentity
-from podwatch.sync.fetch_process import FetchProcess
-from podwatch.sync.restore import Restorer
+from podwatch.sync.restore.process import FetchProcess
+from podwatch.sync.restore.restore import Restorer
 from podwatch.sync.syncer import Syncer
+from podwatch.sync.types import RunIdentity
 from podwatch.system.clock import SystemClock
 from podwatch.system.workspace import Workspace
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server

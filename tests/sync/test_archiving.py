@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import Busy, HostError, IntegrityError, RemoteError
-from podwatch.domain.remote import Keys
-from podwatch.judgement.archive import Keep
+from podwatch.domain.manifest import Keys
+from podwatch.policy.store_archive import Keep
 from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.sync.archiving import Archiver
-from podwatch.sync.archiving_list import list_runs
-from podwatch.sync.archiving_record import read_record
 from podwatch.sync.inventory import inventory, verify_save
+from podwatch.sync.runs.archive import Archiver
+from podwatch.sync.runs.archive_record import read_record
+from podwatch.sync.runs.list import list_runs
 from tests.support.past_runs import past_run, point, save
 from tests.sync.conftest import World
 

@@ -14,12 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.remote import check_relative_path
-from podwatch.sensors.logs import Sources
+from podwatch.domain.manifest import check_relative_path
+from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore
-from podwatch.sync import artefacts as room
-from podwatch.sync.artefacts import Artefacts, ArtefactSources
-from podwatch.sync.artefacts_read import MOST_LOGS, Artefact, LogEnds, bundles, configs, plain_name, scrubber
+from podwatch.sync.upload import artifacts as room
+from podwatch.sync.upload.artifacts import (
+    MOST_LOGS,
+    Artefact,
+    ArtefactSources,
+    Artifacts,
+    LogEnds,
+    bundles,
+    configs,
+    plain_name,
+    scrubber,
+)
 from tests.sync.conftest import World
 
 SECRET = "s3cr3t-value-of-this-pod"
@@ -38,7 +47,7 @@ class Pod:
     def __post_init__(self) -> None:
         self.out, self.incidents = self.world.output, self.world.directory / "incidents"
 
-    def artefacts(self, host: str = "pod-1") -> Artefacts:
+    def artefacts(self, host: str = "pod-1") -> Artifacts:
         sources = ArtefactSources(
             logs=lambda: Sources(self.out, ("logs/*.log",)),
             configs=lambda: tuple(self.paths),
@@ -47,7 +56,7 @@ class Pod:
             host=host,
             log_bytes=LOG_BYTES,
         )
-        return Artefacts(
+        return Artifacts(
             self.world.store,
             self.world.keys,
             sources,
@@ -93,7 +102,7 @@ def pod(world: World) -> Pod:
     return Pod(world)
 
 
-async def once(artefacts: Artefacts, *, urgent: bool = False) -> None:
+async def once(artefacts: Artifacts, *, urgent: bool = False) -> None:
     await artefacts.store(urgent=urgent)
     assert artefacts.problem == ""
 
@@ -196,7 +205,7 @@ async def test_unknown_secrets_mean_nothing_is_sent(local: World) -> None:
     def unknown() -> frozenset[str]:
         raise ConfigurationError("env file cannot be read")
 
-    blind = Artefacts(
+    blind = Artifacts(
         local.store,
         local.keys,
         ArtefactSources(sources.logs, sources.configs, sources.incidents, unknown, "pod-1", LOG_BYTES),

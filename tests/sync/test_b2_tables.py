@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from podwatch.journal.records import BegunUpload
-from podwatch.judgement.sweep import ABANDONED_SECONDS, abandoned_uploads
+from podwatch.policy.store_sweep import ABANDONED_SECONDS, abandoned_uploads
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.credentials import Credentials
-from podwatch.sync.job import UploadJob, taken_up
-from podwatch.sync.sending import Sending, SourceChanged
+from podwatch.sync.upload.job import UploadJob, taken_up
+from podwatch.sync.upload.sending import Sending, SourceChanged
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.sync.conftest import QUICK
 from tests.sync.test_sending import MB, PART, Heard, fetch, job_of, write

@@ -12,9 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from podwatch.sync.children import Children
-from podwatch.sync.engine import Upload
-from podwatch.sync.job import UploadJob
+from podwatch.sync.upload.job import UploadJob
+from podwatch.sync.upload.process import Children, Upload
 from tests.sync.conftest import Run, World, until
 
 
@@ -23,7 +22,7 @@ def waiting_here() -> list[int]:
     found = []
     for process in psutil.Process().children():
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and "podwatch.sync.child" in process.cmdline():
+            if process.status() != psutil.STATUS_ZOMBIE and "podwatch.sync.upload.child" in process.cmdline():
                 found.append(process.pid)
         except psutil.NoSuchProcess:
             pass
@@ -88,7 +87,7 @@ async def test_one_that_died_while_it_waited_is_not_given_the_job(children: Chil
 
 PARENT = """
 import asyncio, sys
-from podwatch.sync.children import Children
+from podwatch.sync.upload.process import Children
 async def main():
     children = Children(sys.argv[1])
     children.expect(True)

@@ -13,20 +13,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podwatch.domain.claims import Pod
-from podwatch.domain.intent import IntentKind
+from podwatch.domain.lease import Pod
+from podwatch.domain.manifest import Manifest
 from podwatch.domain.policy import RemotePolicy
-from podwatch.domain.remote import Manifest
+from podwatch.domain.run import IntentKind
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, UploadedObject
-from podwatch.judgement.claims import Timing
+from podwatch.policy.lease import Timing
 from podwatch.stores.base import ObjectStore
-from podwatch.sync import job as jobs
-from podwatch.sync.asking import perform
-from podwatch.sync.claims import Claims
+from podwatch.sync.lease.protocol import LeaseProtocol
+from podwatch.sync.lease.requests import perform
 from podwatch.sync.publish import Publisher
-from podwatch.sync.remote_retention import RemoteRetention
-from podwatch.sync.sending import Sending
+from podwatch.sync.retention import RemoteRetention
+from podwatch.sync.upload import job as jobs
+from podwatch.sync.upload.sending import Sending
 from podwatch.system.pinned import pin_of
 from tests.support.forking import in_child, kill
 from tests.sync.conftest import Run, World, until
@@ -79,9 +79,9 @@ JOURNAL = (
 )  # fmt: skip
 
 
-def hold(world: World, store: ObjectStore, journal: Journal) -> Claims:
+def hold(world: World, store: ObjectStore, journal: Journal) -> LeaseProtocol:
     """What comes first: the claim, which is killed at its writes like everything else."""
-    claims = Claims(
+    claims = LeaseProtocol(
         Pod(world.writer_id, "machine", "boot", "place"), world.keys, journal, exclusive=store.exclusive,
         boottime=time.monotonic, stamp=lambda: "", timing=Timing(patience=0.0, claim_wait=0.0),
     )  # fmt: skip

@@ -17,16 +17,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import HostError, IntegrityError
-from podwatch.domain.remote import Manifest
+from podwatch.domain.manifest import Manifest
 from podwatch.stores.base import ObjectStore
-from podwatch.sync import fetch_workers, lanes
-from podwatch.sync.fetch_job import Fetched, FetchJob
-from podwatch.sync.fetch_pieces import COMPLETE, DIFFERS, PIECE, Pieces
-from podwatch.sync.fetch_process import FetchProcess
-from podwatch.sync.fetch_workers import MOST_DEATHS, RATE_OF_ONE, Order, Workers, how_many
-from podwatch.sync.fetching import Fetching
-from podwatch.sync.staged import StagedFile
-from podwatch.system import load, procfs
+from podwatch.sync import workers as lanes
+from podwatch.sync import workers as load
+from podwatch.sync.restore import workers as fetch_workers
+from podwatch.sync.restore.fetch import Fetching
+from podwatch.sync.restore.job import Fetched, FetchJob
+from podwatch.sync.restore.pieces import COMPLETE, DIFFERS, PIECE, Pieces
+from podwatch.sync.restore.process import FetchProcess
+from podwatch.sync.restore.staged_files import StagedFile
+from podwatch.sync.restore.workers import MOST_DEATHS, RATE_OF_ONE, Order, Workers, how_many
+from podwatch.system import procfs
 from podwatch.system.child import scrubbed_environment
 from tests.support.stored_set import put_set
 from tests.sync.conftest import World
@@ -209,7 +211,7 @@ def test_no_process_is_left(b2: World, tmp_path: Path, how: str) -> None:
     # What FetchProcess does, in a process between us and the child that can be killed.
     program = (
         "import os, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-P', '-m', 'podwatch.sync.fetch_child', str(os.getpid())],\n"
+        "child = subprocess.Popen([sys.executable, '-P', '-m', 'podwatch.sync.restore.child', str(os.getpid())],\n"
         "                         stdin=subprocess.PIPE, cwd='/')\n"
         "child.stdin.write(sys.stdin.buffer.readline()); child.stdin.flush()\n"
         "sys.stdin.buffer.read(1); child.stdin.close(); child.wait(); sys.stdin.buffer.read()\n"

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.remote import Manifest
-from podwatch.stores import b2_http, b2_receive
+from podwatch.domain.manifest import Manifest
+from podwatch.stores import b2_receive, b2_session
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.errors import SaveGone
-from podwatch.sync.fetch_job import Fetched, FetchJob
-from podwatch.sync.fetching import Fetching
+from podwatch.sync.restore.fetch import Fetching
+from podwatch.sync.restore.job import Fetched, FetchJob
 from podwatch.system.pinned import pin_of
 from tests.support.stored_set import put_set
 from tests.sync.conftest import World
@@ -153,7 +153,7 @@ def test_an_expired_token(b2: World, tmp_path: Path) -> None:
 def test_a_stall_and_a_crawl_are_given_up(b2: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert b2.server is not None
     manifest = stored(b2)
-    monkeypatch.setattr(b2_http._Http, "TIMEOUT_FOR_DOWNLOAD", 2.0)
+    monkeypatch.setattr(b2_session._Http, "TIMEOUT_FOR_DOWNLOAD", 2.0)
     b2.server.fault("b2_download", "stall", seconds=20.0, after_bytes=1_000_000)
     began = time.monotonic()
     fetch(b2, job(b2, manifest, tmp_path / "s"))

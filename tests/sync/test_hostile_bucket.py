@@ -14,7 +14,7 @@ import pytest
 
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError
 from podwatch.domain.links import check_links
-from podwatch.domain.remote import ManifestSymlink, Pointer, check_relative_path, sha1_hex
+from podwatch.domain.manifest import ManifestSymlink, Pointer, check_relative_path, sha1_hex
 from podwatch.sync.inventory import inventory, verify_save
 from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World
@@ -217,7 +217,7 @@ def test_honest_names_are_fine(path: str) -> None:
 MANY = """
 import resource, sys
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.remote import Manifest
+from podwatch.domain.manifest import Manifest
 size = 60 << 20
 text = {
     "empty lists": b"[" + b"[]," * (size // 3) + b"0]",

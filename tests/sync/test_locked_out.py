@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from podwatch.domain.errors import RemoteError
-from podwatch.judgement.claims import Act, Timing
+from podwatch.policy.lease import LeaseAction, Timing
 from podwatch.stores.credentials import Credentials
 from tests.sync.conftest import Run, World, until
 
@@ -17,7 +17,7 @@ async def test_a_new_pod_with_a_wrong_key(b2: World, run: Run) -> None:
     syncer = await run(b2)
     await until(lambda: b2.locked_out)
     assert "store refuses the key" in str(b2.locked_out[0])
-    assert syncer.standing.act is Act.ASK
+    assert syncer.standing.act is LeaseAction.ASK
     assert syncer.standing.why_not
 
 
@@ -27,7 +27,7 @@ async def test_a_key_that_is_corrected_in_time(b2: World, run: Run) -> None:
     syncer = await run(b2)
     await until(lambda: syncer.state.refused)
     b2.key = right
-    await until(lambda: syncer.standing.act is Act.HOLD)
+    await until(lambda: syncer.standing.act is LeaseAction.HOLD)
     assert not b2.locked_out
 
 
@@ -48,7 +48,7 @@ async def test_an_outage_is_no_refusal(b2: World, run: Run, monkeypatch: pytest.
 async def test_the_last_recorded_holder_trains_on(b2: World, run: Run) -> None:
     b2.timing = SOON
     first = await run(b2)
-    await until(lambda: first.standing.act is Act.HOLD)
+    await until(lambda: first.standing.act is LeaseAction.HOLD)
     await first.stop()
     b2.key = "wrong"
     second = await run(b2)

@@ -12,15 +12,14 @@ from podwatch.checkpoints.layouts import make_layout
 from podwatch.checkpoints.layouts.base import PartDir
 from podwatch.config.settings import Settings, SyncSettings
 from podwatch.domain.errors import RemoteError
+from podwatch.domain.manifest import Manifest
 from podwatch.domain.policy import RemotePolicy
-from podwatch.domain.remote import Manifest
-from podwatch.judgement.optional_parts import EXTRA
-from podwatch.sync.extra import look
+from podwatch.policy.store_retention import EXTRA
 from podwatch.sync.inventory import inventory, verify_optional, verify_save
-from podwatch.sync.optional_manifest import read_optional
-from podwatch.sync.optional_parts import OptionalParts
 from podwatch.sync.publish import read_manifest
-from podwatch.sync.remote_retention import RemoteRetention
+from podwatch.sync.retention import RemoteRetention
+from podwatch.sync.upload.optional_manifest import read_optional
+from podwatch.sync.upload.optional_parts import OptionalParts, look
 from podwatch.system.clock import SystemClock
 from tests.support.checkpoints import write_prime_rl_step
 from tests.sync.conftest import Run, World, until

@@ -9,9 +9,9 @@ import pytest
 
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError
 from podwatch.domain.links import check_links
-from podwatch.domain.remote import ManifestFile, ManifestSymlink, sha1_hex
+from podwatch.domain.manifest import ManifestFile, ManifestSymlink, sha1_hex
 from podwatch.recovery import quarantine
-from podwatch.stores.calls import TOTAL
+from podwatch.stores.base import TOTAL
 from podwatch.system.workspace import Workspace
 from tests.support.small_disk import small_mount
 from tests.support.stored_set import put_set

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import Busy, HostError, RemoteError
-from podwatch.sync import placing
-from podwatch.sync.fetch_job import Fetched, FetchJob
-from podwatch.sync.fetch_process import FetchProcess
-from podwatch.sync.placing import Placer
+from podwatch.sync.restore import staging
+from podwatch.sync.restore.job import Fetched, FetchJob
+from podwatch.sync.restore.process import FetchProcess
+from podwatch.sync.restore.staging import StagingArea
 from podwatch.system.workspace import Workspace
 from tests.sync.conftest import World
 from tests.sync.test_fetching import job, stored
@@ -72,12 +72,12 @@ def test_killed_and_taken_up(b2: World, tmp_path: Path) -> None:
 
 
 def _quick_lock(pod: World) -> None:
-    seconds, placing.LOCK_SECONDS = placing.LOCK_SECONDS, 0.1
+    seconds, staging.LOCK_SECONDS = staging.LOCK_SECONDS, 0.1
     try:
-        with Placer(Workspace(pod.output), None, None).alone():
+        with StagingArea(Workspace(pod.output), None, None).alone():
             pass
     finally:
-        placing.LOCK_SECONDS = seconds
+        staging.LOCK_SECONDS = seconds
 
 
 def test_a_child_that_dies_is_told_from_one_that_fails(b2: World, tmp_path: Path) -> None:

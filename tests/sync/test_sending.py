@@ -19,9 +19,9 @@ from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
 from podwatch.stores.parts import FileSource
-from podwatch.sync.job import JobFile, UploadJob
-from podwatch.sync.pace import CORES_BUSY, HELPED, Pace, RateLimit
-from podwatch.sync.sending import Sending, SourceChanged
+from podwatch.sync.upload.job import JobFile, UploadJob
+from podwatch.sync.upload.sending import Sending, SourceChanged
+from podwatch.sync.workers import CORES_BUSY, HELPED, ConcurrencyController, RateLimit
 from podwatch.system.pinned import pin_of
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.forking import kill
@@ -265,7 +265,7 @@ async def test_an_abandoned_upload_is_given_up_in_the_store(b2: World, run: Run)
     windows=st.lists(st.tuples(st.floats(0, 1e9), st.floats(0, 2))),
 )
 def test_lanes_stay_within_bounds(lanes: int, windows: list[tuple[float, float]]) -> None:
-    pace = Pace(lanes, 32)
+    pace = ConcurrencyController(lanes, 32)
     for speed, cores in windows:
         pace = pace.after(speed, cores, 2)
         assert 1 <= pace.lanes <= 32
@@ -273,14 +273,14 @@ def test_lanes_stay_within_bounds(lanes: int, windows: list[tuple[float, float]]
 
 
 def test_lanes_grow_while_each_is_bound_by_the_network() -> None:
-    pace = Pace(4, 32)
+    pace = ConcurrencyController(4, 32)
     for _ in range(4):
         pace = pace.after(40e6 * pace.lanes, 0.2, 2)
     assert pace.lanes == 32
 
 
 def test_a_full_line_is_left_alone() -> None:
-    pace = Pace(4, 32).after(100e6, 0.2, 2)
+    pace = ConcurrencyController(4, 32).after(100e6, 0.2, 2)
     assert pace.lanes == 8
     pace = pace.after(100e6 * (HELPED - 0.05), 0.2, 2)
     assert pace.lanes == 4
@@ -288,11 +288,11 @@ def test_a_full_line_is_left_alone() -> None:
 
 
 def test_busy_cores_are_left_alone() -> None:
-    assert Pace(4, 32).after(1e9, 2 * CORES_BUSY + 0.01, 2).lanes == 4
+    assert ConcurrencyController(4, 32).after(1e9, 2 * CORES_BUSY + 0.01, 2).lanes == 4
 
 
 def test_an_outage_says_nothing() -> None:
-    grown = Pace(4, 32).after(100e6, 0.1, 2)
+    grown = ConcurrencyController(4, 32).after(100e6, 0.1, 2)
     assert grown.after(0.0, 0.0, 2) == grown
 
 

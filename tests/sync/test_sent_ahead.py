@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from podwatch.judgement.claims import Act, Timing
+from podwatch.policy.lease import LeaseAction, Timing
 from tests.sync.conftest import Run, World, until
 
 MB = 1_000_000
@@ -22,7 +22,7 @@ async def test_a_new_run_sends_at_once_and_publishes_when_the_claim_is_decided(b
     b2.scan()
     syncer = await run(b2)
     await until(lambda: stored(b2) == 4)
-    assert syncer.standing.act is Act.SETTLE
+    assert syncer.standing.act is LeaseAction.SETTLE
     assert b2.pointer() is None
     assert not b2.server.versions("manifest.json")
     before = b2.server.calls()["b2_upload_part"]
@@ -43,7 +43,7 @@ async def test_nothing_leaves_while_another_pod_is_watched(b2: World, run: Run) 
     second.write_set(10)
     second.scan()
     watching = await run(second)
-    await until(lambda: watching.standing.act is Act.WATCH)
+    await until(lambda: watching.standing.act is LeaseAction.WATCH)
     await asyncio.sleep(0.5)
     assert "upload-started" not in second.names()
     assert not [v for v in b2.server.versions() if "/step_10/" in v["name"]]
@@ -59,7 +59,7 @@ async def test_a_claim_that_is_lost_stops_what_is_sent_ahead(b2: World, run: Run
     await until(lambda: syncer.protect == {5} and syncer._sender.running is not None and syncer._sender.running.pid)
     assert syncer._holding is not None
     claims = syncer._holding._claims
-    claims.decision = dataclasses.replace(claims.decision, act=Act.REFUSE, why_not="another pod was first")
+    claims.decision = dataclasses.replace(claims.decision, act=LeaseAction.REFUSE, why_not="another pod was first")
     syncer._standing_changed()
     await until(lambda: syncer.protect == frozenset())
     assert b2.pointer() is None
@@ -88,7 +88,7 @@ async def test_a_checkpoint_that_becomes_complete_meanwhile_is_sent_too(b2: Worl
     b2.timing = Timing(patience=0.6, claim_wait=1000.0, poll=0.05)
     b2.scan()
     syncer = await run(b2)
-    await until(lambda: syncer.standing.act is Act.SETTLE)
+    await until(lambda: syncer.standing.act is LeaseAction.SETTLE)
     b2.write_set(5, size=11 * MB)
     b2.scan()
     syncer.notify()

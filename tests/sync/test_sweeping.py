@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.domain.intent import IntentKind
-from podwatch.judgement.sweep import (
+from podwatch.domain.run import IntentKind
+from podwatch.policy.store_sweep import (
     ABANDONED_SECONDS,
     SUPERSEDED_SECONDS,
     abandoned_uploads,
@@ -18,7 +18,7 @@ from podwatch.judgement.sweep import (
 from podwatch.stores.base import StoredObject, Unfinished
 from podwatch.stores.parts import StreamSource
 from podwatch.sync.inventory import inventory, verify_save
-from podwatch.sync.sweeping import Sweeper
+from podwatch.sync.retention import Sweeper
 from tests.sync.conftest import Run, World, until
 
 DAY = 86400.0

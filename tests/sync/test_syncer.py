@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from podwatch.daemon.own_findings import clock_findings
+from podwatch.daemon.backup_findings import clock_findings
 from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
 from podwatch.domain.finding import Severity
 from podwatch.domain.links import check_links
-from podwatch.domain.remote import Manifest
+from podwatch.domain.manifest import Manifest
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.engine import SetVoid
 from podwatch.sync.inventory import inventory
 from podwatch.sync.publish import read_manifest
-from podwatch.sync.sender import Sender
+from podwatch.sync.upload.process import SetVoid
+from podwatch.sync.upload.sender import Sender
 from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World, until
 
@@ -488,7 +488,7 @@ async def test_the_child_ends_with_its_parent_and_is_nice(b2: World, run: Run) -
     with hurrying():  # it has shown that it is nice: on a busy machine it would not come to send anything
         await until(lambda: any(e["ep"] == "fault" for e in b2.server.events()), 200)  # type: ignore[union-attr]
         seen = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
-        assert b"podwatch.sync.child" in seen
+        assert b"podwatch.sync.upload.child" in seen
         assert b"secret-never" not in seen
         await syncer.stop()
     await until(lambda: not Path(f"/proc/{pid}").exists())

@@ -3,8 +3,8 @@
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.judgement.upload_tally import Outcome
-from podwatch.sync.tally import CheckpointTally
+from podwatch.policy.upload_tally import Outcome
+from podwatch.sync.upload.tally import CheckpointTally
 from tests.sync.conftest import Run, World, until
 
 STORED, SKIPPED, ABANDONED = Outcome.STORED, Outcome.SKIPPED, Outcome.ABANDONED

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from podwatch.daemon import compose
-from podwatch.domain.claims import HolderState, Pod
+from podwatch.daemon import wiring
 from podwatch.domain.errors import RemoteError
-from podwatch.domain.intent import IntentKind
+from podwatch.domain.lease import HolderState, Pod
+from podwatch.domain.manifest import Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.policy import RemotePolicy
-from podwatch.domain.remote import Manifest, ManifestFile, Pointer, sha1_hex
-from podwatch.judgement.claims import Act, Timing
+from podwatch.domain.run import IntentKind
+from podwatch.policy.lease import LeaseAction, Timing
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.asking import Create, Put, Request, TooLate, perform, put_before
-from podwatch.sync.claims import Claims, NotHolding, Superseded
+from podwatch.sync.lease.protocol import LeaseProtocol, NotHolding, Superseded
+from podwatch.sync.lease.requests import Create, Put, Request, TooLate, perform, put_before
 from podwatch.sync.publish import Publisher, named_by_others, newest_pointer, read_pointer
-from podwatch.sync.remote_retention import RemoteRetention
+from podwatch.sync.retention import RemoteRetention
 from tests.sync.conftest import World
 
 
@@ -39,7 +39,7 @@ class Writer:
     clock: Clock
     take_over: bool = False
     store: ObjectStore = field(init=False)
-    claims: Claims = field(init=False)
+    claims: LeaseProtocol = field(init=False)
     publisher: Publisher = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Writer:
 
     def start(self, boot: str = "boot") -> None:
         world = self.world
-        self.claims = Claims(
+        self.claims = LeaseProtocol(
             Pod(world.writer_id, f"machine-{world.writer_id}", boot, "place", f"host-{world.writer_id}"),
             world.keys, world.journal, exclusive=self.store.exclusive, boottime=self.clock, stamp=lambda: "now",
             timing=Timing(), take_over=self.take_over, training=lambda: world.trains,
@@ -59,14 +59,14 @@ class Writer:
             confirm=lambda _: perform(self.store, self.claims.confirm(), self.clock), boottime=self.clock,
         )  # fmt: skip
 
-    def look(self) -> Act:
+    def look(self) -> LeaseAction:
         perform(self.store, self.claims.look(), self.clock)
         return self.claims.decision.act
 
     def hold(self) -> "Writer":
         """Through watch and wait, as time goes by."""
         for _ in range(100):
-            if self.look() is Act.HOLD:
+            if self.look() is LeaseAction.HOLD:
                 return self
             self.clock.now += max(self.claims.decision.wait, 1.0)
         raise AssertionError(self.claims.decision)
@@ -112,10 +112,10 @@ def pods(world: World) -> Pods:
 def test_the_loser_publishes_nothing_more_and_readers_follow_the_generation(pods: Pods, world: World) -> None:
     first, second = pods.first.hold(), pods.second
     assert first.publish(5).order == (1, 1)
-    assert second.look() is Act.WATCH
+    assert second.look() is LeaseAction.WATCH
     first.beat()
     pods.clock.now += 20
-    assert second.look() is Act.REFUSE, "it lives"
+    assert second.look() is LeaseAction.REFUSE, "it lives"
     second.start()
     began = pods.clock.now
     second.hold()
@@ -142,7 +142,7 @@ def test_a_woken_pod_does_not_replay_what_it_was_about_to_do(pods: Pods, world: 
     second.publish(10)
     first.start()  # podwatch comes back on the pod that was away
     world.trains = True
-    assert first.look() is Act.SUPERSEDED
+    assert first.look() is LeaseAction.SUPERSEDED
     with pytest.raises(Superseded):
         first.publisher.recover()
     retention = RemoteRetention(
@@ -202,7 +202,7 @@ def test_a_confirmation_that_is_too_old_lets_no_byte_leave(pods: Pods, world: Wo
 def test_a_new_boot_claims_anew_and_a_new_podwatch_does_not(pods: Pods, world: World) -> None:
     first = pods.first.hold()
     first.start()
-    assert (first.look(), first.claims.generation) == (Act.HOLD, 1)
+    assert (first.look(), first.claims.generation) == (LeaseAction.HOLD, 1)
     first.start(boot="another")
     decision = first.claims
     first.look()
@@ -281,9 +281,9 @@ def test_a_standby_that_saw_the_holder_does_not_train_when_one_look_fails(pods: 
     pods.second.hold()
     first.start(boot="another")
     assert first.claims.unanswered().why_not == "", "nothing has answered yet: the last recorded holder trains on"
-    assert first.look() is Act.WATCH
+    assert first.look() is LeaseAction.WATCH
     decision = first.claims.unanswered()
-    assert decision.act is Act.ASK
+    assert decision.act is LeaseAction.ASK
     assert decision.why_not
 
 
@@ -317,14 +317,14 @@ def test_one_path_on_two_mounts_is_two_places(tmp_path: Path) -> None:
     """Two containers on one host: the same machine id, boot and path, separate state."""
     place = tmp_path / "out"
     place.mkdir()
-    first, again = compose._pod("writer-1", place), compose._pod("writer-2", place)
+    first, again = wiring._pod("writer-1", place), wiring._pod("writer-2", place)
     assert first.place == again.place, "the state was lost, the directory is the same"
     place.rename(tmp_path / "elsewhere")
     place.mkdir()  # another directory by the same name, as a second container sees it
-    other = compose._pod("writer-2", place)
+    other = wiring._pod("writer-2", place)
     assert other.place != first.place
     assert not other.same_as(first)
-    assert compose._pod("w", tmp_path / "not there yet").place
+    assert wiring._pod("w", tmp_path / "not there yet").place
 
 
 def test_a_real_clock_and_a_goodbye(world: World) -> None:

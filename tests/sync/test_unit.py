@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import RemoteError
-from podwatch.judgement.upload_priority import Level
-from podwatch.sync.children import Children
-from podwatch.sync.engine import Upload
-from podwatch.sync.job import UploadJob
-from podwatch.sync.unit import OwnUnit
+from podwatch.policy.upload_priority import Level
+from podwatch.sync.upload.job import UploadJob
+from podwatch.sync.upload.process import Children, OwnUnit, Upload
 from podwatch.system.child import run_child
 from tests.sync.conftest import until
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from podwatch.stores.local import LocalStore
-from podwatch.sync.belonging import check_contents, owners_of
-from podwatch.sync.engine import SetForeign, SetVoid
-from podwatch.sync.job import JobFile, UploadJob
-from podwatch.sync.linked import foreign
-from podwatch.sync.sending import Sending, SourceChanged, SourceForeign
+from podwatch.sync.upload.job import JobFile, UploadJob
+from podwatch.sync.upload.ownership import check_contents, foreign, owners_of
+from podwatch.sync.upload.process import SetForeign, SetVoid
+from podwatch.sync.upload.sending import Sending, SourceChanged, SourceForeign
 from podwatch.system.pinned import PinnedTree, RootReplaced
 from tests.support.other_users import E, T, as_root, enterable, own
 from tests.sync.conftest import Run, World, until

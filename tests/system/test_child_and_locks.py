@@ -11,7 +11,7 @@ import pytest
 from podwatch.domain.errors import Busy, HostError
 from podwatch.system import procfs
 from podwatch.system.child import run_child, scrubbed_environment
-from podwatch.system.locks import FileLock
+from podwatch.system.files import FileLock
 
 
 def test_scrubbing() -> None:
@@ -74,7 +74,7 @@ async def test_a_program_that_does_not_exist() -> None:
 def test_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     path = tmp_path / "run" / "lock"
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom podwatch.system.locks import FileLock\n"
+        "import sys, time\nfrom pathlib import Path\nfrom podwatch.system.files import FileLock\n"
         "FileLock(Path(sys.argv[1])).acquire(); print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as holder:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.client.endpoint import own_endpoint, read_endpoint, write_endpoint
+from podwatch.client.discover import own_endpoint, read_endpoint, write_endpoint
 from podwatch.config.last_good import last_good_path, load_last_good, save_last_good
 from podwatch.config.loading import load_settings
-from podwatch.trainer.records import read_end, read_exit, read_record, read_result
+from podwatch.trainer.keeper_client import read_end, read_exit, read_record, read_result
 
 RECORD = {
     "version": 1, "run_id": "r", "start_id": "s1", "boot_id": "b", "pid_namespace": 4026531836, "keeper": 10,

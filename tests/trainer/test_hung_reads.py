@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.process import ProcessIdentity
-from podwatch.recovery import litter
+from podwatch.recovery import stale_files
 from podwatch.system import procfs
-from podwatch.system.identity import boot_id, pid_namespace
-from podwatch.system.patience import patiently
-from podwatch.system.threads import Worker
-from podwatch.trainer import find, keeper
-from podwatch.trainer.tree import LocalTree, in_session, marked
+from podwatch.system.procfs import boot_id, patiently, pid_namespace
+from podwatch.system.workers import Worker
+from podwatch.trainer import discover, keeper
+from podwatch.trainer.process_tree import LocalTree, in_session, marked
 from tests.support.pod import eventually
 
 MARK = b"PODWATCH_START_ID=s1\0"
@@ -251,7 +250,7 @@ async def test_podwatch_looks_at_all_others(proc: FakeProc, tmp_path: Path) -> N
     worker = Worker("test")
     try:
         found = await patiently(
-            worker, lambda: find.gather(find.Run(str(tmp_path)), own_pid=1), timeout=20.0, patience=PATIENCE
+            worker, lambda: discover.gather(discover.Run(str(tmp_path)), own_pid=1), timeout=20.0, patience=PATIENCE
         )
         seen = {p.identity.pid: (p.argv, p.cuda) for p in found}
         assert seen[401] == (("python", "x.py"), True)
@@ -260,7 +259,7 @@ async def test_podwatch_looks_at_all_others(proc: FakeProc, tmp_path: Path) -> N
         assert took(lambda: marked("s1")) < 30, "it is not asked, or this would not end at all"
         assert [i.pid for i in marked("s1")] == [401]
         found = await patiently(
-            worker, lambda: find.gather(find.Run(str(tmp_path)), own_pid=1), timeout=20.0, patience=PATIENCE
+            worker, lambda: discover.gather(discover.Run(str(tmp_path)), own_pid=1), timeout=20.0, patience=PATIENCE
         )
         assert len(found) == 2
         assert worker.abandoned == 1, "it is known by now"
@@ -288,13 +287,13 @@ def test_nothing_is_cleared_while_one_cannot_be_looked_into(
     place = tmp_path_factory.mktemp("shm")
     (place / "vllm-1").write_text("")
     proc.add(601, stuck=True)
-    found: list[litter.Litter] = []
+    found: list[stale_files.Litter] = []
     thread = threading.Thread(
-        target=lambda: found.append(litter.look(os.geteuid(), 0.0, [(place, "vllm-*")])), daemon=True
+        target=lambda: found.append(stale_files.look(os.geteuid(), 0.0, [(place, "vllm-*")])), daemon=True
     )
     thread.start()
     eventually(lambda: procfs.give_up_hung(PATIENCE) == [601])
-    later = litter.look(os.geteuid(), 0.0, [(place, "vllm-*")])
+    later = stale_files.look(os.geteuid(), 0.0, [(place, "vllm-*")])
     assert (later.stale, later.unseen) == ((), 1)
     end = time.monotonic() + 60
     while not found and time.monotonic() < end:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.process import ProcessIdentity
-from podwatch.trainer.find import Run, judge
+from podwatch.trainer.discover import Run, judge
 from podwatch.trainer.interactive import (
     barred,
     carries,
@@ -19,7 +19,7 @@ from podwatch.trainer.interactive import (
     spared,
     starter,
 )
-from podwatch.trainer.processes import Process
+from podwatch.trainer.process_tree import Process
 
 TTY = 34816
 OUT = "/app/outputs"

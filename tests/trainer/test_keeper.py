@@ -18,9 +18,9 @@ import pytest
 from podwatch.domain.errors import Busy, PodwatchError
 from podwatch.domain.process import ExitStatus
 from podwatch.domain.snapshot import Supervision
-from podwatch.sensors.servers import listening
+from podwatch.sensors.server_discovery import listening
 from podwatch.system import procfs
-from podwatch.system.identity import is_alive
+from podwatch.system.procfs import is_alive
 from podwatch.trainer.base import CannotExecute, MayNotExecute
 from podwatch.trainer.keeper_client import KeeperClient
 from tests.support.pod import Pod, eventually

@@ -10,7 +10,7 @@ import pytest
 
 from podwatch.system import procfs
 from podwatch.trainer import naming
-from podwatch.trainer.find import Judged, Run, gather, judge
+from podwatch.trainer.discover import Judged, Run, gather, judge
 from podwatch.trainer.naming import Target
 from tests.support.pod import eventually
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.process import ProcessIdentity
-from podwatch.system.identity import identify
-from podwatch.trainer.find import Process
+from podwatch.system.procfs import identify
+from podwatch.trainer.discover import Process
 from podwatch.trainer.others import Other, Others, Run, Seen, in_checkpoint, judge, names, program_of, reads_only
 
 OUT = "/work/out"

@@ -11,9 +11,9 @@ import pytest
 
 from podwatch.domain.errors import Busy
 from podwatch.system import procfs
-from podwatch.system.identity import identify
+from podwatch.system.procfs import identify
 from podwatch.trainer.base import Candidate
-from podwatch.trainer.records import read_end
+from podwatch.trainer.keeper_client import read_end
 from tests.support.pod import Pod, eventually
 
 TREE = """

@@ -14,9 +14,9 @@ from podwatch.domain.snapshot import TrainerSample
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
-from podwatch.system.identity import identify
+from podwatch.system.procfs import identify
 from podwatch.trainer.base import Candidate
-from podwatch.trainer.terminal import Terminal, device_of, terminal_of
+from podwatch.trainer.handle import Terminal, device_of, terminal_of
 from tests.support.pod import Pod, eventually
 
 LONG_AGO = 5000.0

@@ -12,7 +12,7 @@ import pytest
 
 from podwatch.system import procfs
 from podwatch.trainer.base import Candidate
-from podwatch.trainer.find import Judged, Run, gather, judge, users_of
+from podwatch.trainer.discover import Judged, Run, gather, judge, users_of
 from tests.support.pod import Pod, eventually
 from tests.support.ptys import terminal
 

@@ -10,8 +10,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.checkpoints.filesystems import is_slow, kind_of
-from podwatch.checkpoints.quiet import Held, held_open
+from podwatch.checkpoints.settle_time import Held, held_open, is_slow, kind_of
 from podwatch.domain.errors import HostError
 from podwatch.system.pinned import PinnedTree
 

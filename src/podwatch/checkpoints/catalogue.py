@@ -10,20 +10,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from podwatch.checkpoints import sets as describing
-from podwatch.checkpoints.after_reboot import Boots, Memory, NoMemory
-from podwatch.checkpoints.expected import Expected
-from podwatch.checkpoints.filesystems import slow_to_show
-from podwatch.checkpoints.guards import stamp
+from podwatch.checkpoints import set_identity as describing
+from podwatch.checkpoints.completeness import CUT_OFF_FACTOR, CompletenessChecker, Known
+from podwatch.checkpoints.expected_files import Expected
+from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.held_back import NOTHING_HELD, HeldBack
-from podwatch.checkpoints.inspection import Inspection, inspect
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartDir, PartFiles
 from podwatch.checkpoints.ledger import Ledger
-from podwatch.checkpoints.quiet import Windows
-from podwatch.checkpoints.reached import replaced, without_linked
+from podwatch.checkpoints.path_check import replaced, without_linked
+from podwatch.checkpoints.reboot_check import Memory, NoMemory, RebootCheck
 from podwatch.checkpoints.scan import scan_part
-from podwatch.checkpoints.settling import CUT_OFF_FACTOR, Known, Settling
-from podwatch.checkpoints.structure import isolated
+from podwatch.checkpoints.set_identity import stamp
+from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
+from podwatch.checkpoints.structure_check import Inspection, inspect
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, SymlinkEntry, newest_complete
 from podwatch.domain.errors import HostError
 from podwatch.system.clock import Clock
@@ -81,7 +80,7 @@ class Catalogue:
         leases: bool = False,
         memory: Memory | None = None,
         whose: str = "",
-        boots: Boots | None = None,
+        boots: RebootCheck | None = None,
         stored: Callable[[], Collection[tuple[int, str]]] = lambda: (),
         held_back: HeldBack = NOTHING_HELD,
         tree: PinnedTree | None = None,
@@ -92,11 +91,11 @@ class Catalogue:
         self._linked: tuple[Path, ...] = ()
         self._out_of_reach: frozenset[int] = frozenset()
         self._clock = clock
-        self._windows = Windows(settle, settle if settle_tracker is None else settle_tracker, settle_weak)
+        self._windows = SettleTimes(settle, settle if settle_tracker is None else settle_tracker, settle_weak)
         self._expected = Expected(memory or NoMemory(), lambda: f"{layout.name}/{whose}")
         self._boots = boots
         self._ledger = Ledger(memory or NoMemory())
-        self._settling = Settling(
+        self._settling = CompletenessChecker(
             layout,
             clock,
             self._windows,
@@ -177,7 +176,7 @@ class Catalogue:
             settling.begin(slow=slow_to_show(self._layout.watch_roots()), writers_ended=writers_ended)
             close = self._look_closely(steps)
             fresh: dict[int, Known] = {}
-            with isolated.session():
+            with sandbox.session():
                 for step in sorted(steps):
                     known = self._known.get(step)
                     if known is not None and known.settled and step not in close and known.as_before():
@@ -217,7 +216,7 @@ class Catalogue:
     def inspect(self, step: int) -> Inspection:
         """Check the structure of every file of one step. HostError: there is no such step."""
         found = [scan_part(p, self._roots_known).found for p in self._parts_of(step)]
-        with isolated.session():
+        with sandbox.session():
             return inspect(found, self._judge(step, found))
 
     def verify(self, step: int) -> tuple[str, ...]:
@@ -225,7 +224,7 @@ class Catalogue:
         that it is no longer the save that was found complete (the next rescan then judges it again). HostError: there
         is no such step."""
         found = [scan_part(p, self._roots_known).found for p in self._parts_of(step)]
-        with isolated.session():
+        with sandbox.session():
             judgement = self._judge(step, found)
             problems = inspect(found, judgement).problems
         with self._lock:

@@ -1,15 +1,15 @@
-"""Complete sets that are held back: written while two trainers were running (``judgement.two_writers``), left behind on
-an earlier branch (``judgement.lineage``), or with a step number that no training of this run can have reached
-(``judgement.plausible``)."""
+"""Complete sets that are held back: written while two trainers were running (``policy.two_writers``), left behind on
+an earlier branch (``policy.lineage``), or with a step number that no training of this run can have reached
+(``policy.plausible_steps``)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from podwatch.domain.checkpoint import CheckpointSet, HeldAs
 from podwatch.domain.run import EarlierSave
-from podwatch.judgement.lineage import is_earlier
-from podwatch.judgement.plausible import Evidence, implausible
-from podwatch.judgement.two_writers import Span, why_held
+from podwatch.policy.lineage import is_earlier
+from podwatch.policy.plausible_steps import Evidence, implausible
+from podwatch.policy.two_writers import Span, why_held
 
 
 class HeldBack:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from podwatch.checkpoints.after_reboot import Memory
 from podwatch.checkpoints.layouts.base import PartFiles
+from podwatch.checkpoints.reboot_check import Memory
 from podwatch.domain.checkpoint import FileEntry
 
 KEY = "checkpoints.ledger"

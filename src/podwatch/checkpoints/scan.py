@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import PartDir, PartFiles
-from podwatch.checkpoints.reached import first_link
+from podwatch.checkpoints.path_check import first_link
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 
 _MAX_DEPTH = 32

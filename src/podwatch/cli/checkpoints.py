@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
-from podwatch.client.control import NotRunning, call
-from podwatch.client.times import ago, from_rfc3339, size
+from podwatch.client.api import NotRunning, call
+from podwatch.client.format import ago, from_rfc3339, size
 
 if TYPE_CHECKING:
     from podwatch.checkpoints.layouts import Layout
@@ -114,7 +114,7 @@ def _state(where: Where) -> "Iterator[Journal]":
     from podwatch.cli.offline import load
     from podwatch.daemon.paths import run_paths
     from podwatch.journal.journal import Journal
-    from podwatch.system.locks import FileLock
+    from podwatch.system.files import FileLock
 
     settings = load(where)
     paths = run_paths(settings.state_dir, settings.run_id, os.environ)
@@ -138,7 +138,7 @@ def fetch(where: Where) -> dict[str, Any]:
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.cli.offline import load, look, noted
     from podwatch.domain.checkpoint import newest_complete
-    from podwatch.telling.documents import checkpoint_document, remote_document
+    from podwatch.reporting.documents import checkpoint_document, remote_document
 
     settings = load(where)
     kept = noted(settings)
@@ -173,7 +173,7 @@ def check(where: Where, step: int | None) -> list[dict[str, Any]]:
             pass
     from podwatch.cli.offline import load, look
     from podwatch.domain.errors import UsageError
-    from podwatch.telling.documents import inspection_document
+    from podwatch.reporting.documents import inspection_document
 
     catalogue = look(load(where))
     if step is not None and all(s.step != step for s in catalogue.sets):

@@ -74,15 +74,15 @@ def _plan(settings: "Settings") -> dict[str, Any]:
 
 
 def _running(settings: "Settings") -> str:
-    from podwatch.system.identity import is_alive
-    from podwatch.trainer import find
-    from podwatch.trainer.records import read_record
+    from podwatch.system.procfs import is_alive
+    from podwatch.trainer import discover
+    from podwatch.trainer.keeper_client import read_record
 
     record = read_record(settings.state_dir / settings.run_id / "keeper")
     if record is not None and is_alive(record.launcher):
         return f"training is running (pid {record.launcher.pid})"
-    run = find.run_of(settings)
-    found = find.judge(find.gather(run, own_pid=os.getpid()), run)
+    run = discover.run_of(settings)
+    found = discover.judge(discover.gather(run, own_pid=os.getpid()), run)
     seen = (*found.candidates, *found.pending)
     return "; ".join(f"pid {c.launcher.pid} could be this run's training: {c.reason}" for c in seen)
 
@@ -105,17 +105,17 @@ def _describe(plan: dict[str, Any]) -> list[str]:
 async def _alone(where: Where) -> dict[str, Any]:
     """Clean without a daemon, under its lock and with its code."""
     from podwatch.cli.offline import load
-    from podwatch.daemon.compose import build
-    from podwatch.daemon.emitting import Emitter
-    from podwatch.daemon.handlers import cleaned_document
+    from podwatch.daemon.commands import cleaned_document
+    from podwatch.daemon.events import EventBus
     from podwatch.daemon.paths import run_paths
+    from podwatch.daemon.wiring import build
     from podwatch.domain.event import Event
     from podwatch.journal import AsyncJournal, Journal
-    from podwatch.recovery.cleaning import clean_alone
+    from podwatch.recovery.clean import clean_alone
     from podwatch.system.clock import SystemClock
-    from podwatch.system.locks import FileLock
+    from podwatch.system.files import FileLock
 
-    class Quiet(Emitter):
+    class Quiet(EventBus):
         def __call__(self, event: Event) -> None:
             self._journal.post(Journal.add_event, event)
 

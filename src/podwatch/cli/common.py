@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import click
 
-from podwatch.client.control import NotRunning, call
+from podwatch.client.api import NotRunning, call
 from podwatch.client.discover import Found, locate
-from podwatch.client.times import from_rfc3339
+from podwatch.client.format import from_rfc3339
 
 R = TypeVar("R")
 
@@ -54,8 +54,7 @@ def need_daemon(where: Where, purpose: str) -> Found:
     if found is None:
         import os
 
-        from podwatch.client.discover import read_hints, searched
-        from podwatch.client.elsewhere import holder
+        from podwatch.client.discover import holder, read_hints, searched
 
         hints = read_hints(where.config)
         places = ", ".join(str(place) for place in searched(os.environ, hints))

@@ -75,7 +75,7 @@ def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
     It has the command, working directory and relevant environment of a running trainer. Secrets go into a separate
     file with mode 0600. On a terminal, podwatch asks for the run's name and the store.
     """
-    from podwatch.cli import _detect
+    from podwatch.cli import detect
     from podwatch.config.explain import render_brief, render_toml
     from podwatch.config.loading import load_settings, load_text
     from podwatch.domain.errors import UsageError
@@ -85,14 +85,14 @@ def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
     for file in (output, env_file):
         if os.path.lexists(file) and not force:
             raise UsageError("the file already exists", where=str(file), fix="choose another with -o, or use --force")
-    found = _detect.find_trainers() if pid is None else ((pid, ""),)
+    found = detect.find_trainers() if pid is None else ((pid, ""),)
     if len(found) > 1:
         listing = "; ".join(f"{number}: {command[:80]}" for number, command in found)
         raise UsageError("several trainers are running", where=listing, fix="choose one with --pid")
-    gpus, no_gpu = _detect.find_gpus()
-    trainer = _detect.read_trainer(found[0][0]) if found else None
+    gpus, no_gpu = detect.find_gpus()
+    trainer = detect.read_trainer(found[0][0]) if found else None
     if trainer is not None:
-        gpus, hidden = _detect.visible_gpus(gpus, trainer.env)
+        gpus, hidden = detect.visible_gpus(gpus, trainer.env)
         no_gpu = no_gpu or hidden
     overrides, notes = _proposal(trainer, gpus, no_gpu)
     secrets = _secrets(env_file, {} if trainer is None else trainer.secrets)
@@ -130,15 +130,15 @@ config.add_command(adopt)
 
 
 def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], dict[str, str]]:
-    from podwatch.cli import _detect
+    from podwatch.cli import detect
 
     argv: tuple[str, ...] = trainer.argv if trainer else ()
     cwd: Path = trainer.cwd if trainer else Path.cwd()
     env: Mapping[str, str] = trainer.env if trainer else {}
-    output_dir, how = _detect.output_dir_of(argv, cwd)
-    inference, training, sure = _detect.gpu_split(gpus, _detect.trainer_config(argv, cwd))
+    output_dir, how = detect.output_dir_of(argv, cwd)
+    inference, training, sure = detect.gpu_split(gpus, detect.trainer_config(argv, cwd))
     overrides: dict[str, object] = {
-        "run_id": _detect.run_id_of(argv, cwd, env, output_dir),
+        "run_id": detect.run_id_of(argv, cwd, env, output_dir),
         "trainer.layout": trainer.layout if trainer else "auto",
         "trainer.output_dir": str(output_dir),
         "trainer.cwd": str(cwd),
@@ -170,7 +170,7 @@ _STILL_TO_SAY = {
 
 def _ask(overrides: dict[str, object]) -> None:
     """Ask for the run's name and the store, which cannot be detected. Enter keeps the proposed name, or no store."""
-    from podwatch.domain.remote import valid_run_id
+    from podwatch.domain.manifest import valid_run_id
 
     def run_name(text: str) -> str:
         if not valid_run_id(text):
@@ -202,15 +202,15 @@ def _secrets(env_file: Path, found: Mapping[str, str]) -> dict[str, str]:
 def _own_directory(trainer: Any, overrides: dict[str, object], notes: dict[str, str]) -> None:
     """Use the run directory of prime-rl (since 2026-08) as output_dir, and add its name to the command: without a name
     prime-rl generates a new directory at each start."""
-    from podwatch.cli import _detect
-    from podwatch.cli._prime_rl_run import run_of
+    from podwatch.cli import detect
+    from podwatch.cli.detect import run_of
 
     own = run_of(trainer.pid, trainer.argv, trainer.cwd)
     if own is None:
         return
     overrides["trainer.output_dir"] = str(own.path)
     notes["trainer.output_dir"] = own.how
-    overrides["run_id"] = _detect.run_id_of(trainer.argv, trainer.cwd, trainer.env, own.path)
+    overrides["run_id"] = detect.run_id_of(trainer.argv, trainer.cwd, trainer.env, own.path)
     if own.added:
         overrides["trainer.command"] = [*trainer.argv, *own.added]
         notes["trainer.command"] = (
@@ -227,7 +227,7 @@ def _load(where: Where) -> "LoadedSettings":
 def _look_around(loaded: "LoadedSettings") -> list[str]:
     """Warnings about the machine: missing paths, readable secrets, and concerns of the layout."""
     from podwatch.checkpoints.layouts import concerns
-    from podwatch.cli.doctoring.common import in_time
+    from podwatch.cli.check.line import in_time
     from podwatch.domain.errors import ConfigurationError
 
     trainer = loaded.settings.trainer

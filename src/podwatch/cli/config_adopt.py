@@ -14,7 +14,7 @@ import click
 from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
 
 if TYPE_CHECKING:
-    from podwatch.cli._detect import Trainer
+    from podwatch.cli.detect import Trainer
     from podwatch.config.settings import Settings
 
 _OF_THE_START = frozenset({"WANDB_RUN_ID", "WANDB_RESUME"})
@@ -44,7 +44,7 @@ def adopt(where: Where, pid: int | None, dry_run: bool, as_json: bool) -> None:
     podwatch keeps comments and all other settings, and removes resume flags, because it adds its own. It never writes
     a secret: it refuses a command with a secret argument, and only lists the names of secret variables.
     """
-    from podwatch.cli import _detect
+    from podwatch.cli import detect
     from podwatch.client.trusted import read_trusted
     from podwatch.config.edit import set_values
     from podwatch.config.loading import load_settings, load_text
@@ -56,7 +56,7 @@ def adopt(where: Where, pid: int | None, dry_run: bool, as_json: bool) -> None:
     path = loaded.path.resolve()
     before = _state(path)
     text = read_trusted(path)
-    trainer = _detect.read_trainer(pid if pid is not None else _running(where))
+    trainer = detect.read_trainer(pid if pid is not None else _running(where))
     _same_user(trainer.pid, loaded.settings.trainer.user)
     change = proposed(trainer, loaded.settings, ours=_ours(trainer.pid))
     edited = set_values(text, change.values, where=str(path)) if change.values else text
@@ -124,7 +124,7 @@ def proposed(trainer: "Trainer", settings: "Settings", *, ours: bool) -> Change:
 def _without_resume(trainer: "Trainer", settings: "Settings", *, ours: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The command of a fresh start, and the removed flags: those that ``config init`` removes, and the layout's own."""
     from podwatch.checkpoints.layouts import make_layout
-    from podwatch.checkpoints.layouts.argv import strip_flags
+    from podwatch.checkpoints.layouts.command_line import strip_flags
 
     argv, removed = trainer.argv, list(trainer.removed)
     taken = make_layout(settings).resume_command(argv, None, settings.trainer.resume_args, {}).removed
@@ -144,8 +144,8 @@ def _without_resume(trainer: "Trainer", settings: "Settings", *, ours: bool) -> 
 def _refuse_secrets(argv: Sequence[str]) -> None:
     from podwatch.config.keys import looks_secret
     from podwatch.domain.errors import ConfigurationError
-    from podwatch.evidence import scrub
-    from podwatch.judgement.command_diff import grouped
+    from podwatch.incidents import scrub
+    from podwatch.policy.command_diff import grouped
 
     for group in grouped(argv):
         flag, _, value = group.replace(" ", "=", 1).partition("=")
@@ -160,8 +160,8 @@ def _refuse_secrets(argv: Sequence[str]) -> None:
 
 def _running(where: Where) -> int:
     """The pid of the launcher that podwatch watches; without a daemon, of the only trainer that runs here."""
-    from podwatch.cli import _detect
-    from podwatch.client.http import fetch_status
+    from podwatch.cli import detect
+    from podwatch.client.api import fetch_status
     from podwatch.domain.errors import HostError, UsageError
 
     found = find_daemon(where)
@@ -171,11 +171,11 @@ def _running(where: Where) -> int:
         if not training.get("alive") or not training.get("pid"):
             raise HostError("podwatch watches no running trainer", fix="start it, or give a process with --pid")
         return int(training["pid"])
-    trainers = _detect.find_trainers()
+    trainers = detect.find_trainers()
     if not trainers:
         raise HostError("no running trainer found", fix="give its process with --pid")
     if len(trainers) > 1:
-        from podwatch.evidence import scrub
+        from podwatch.incidents import scrub
 
         listing = "; ".join(f"{number}: {scrub(command)[:80]}" for number, command in trainers)
         raise UsageError("several trainers are running", where=listing, fix="choose one with --pid")
@@ -219,7 +219,7 @@ def _names_in(env_file: Path | None) -> frozenset[str]:
 
 def _diff(old: str, new: str, path: Path) -> list[str]:
     """A unified diff, scrubbed: the file can contain secrets by mistake."""
-    from podwatch.evidence import scrub
+    from podwatch.incidents import scrub
 
     lines = difflib.unified_diff(old.splitlines(), new.splitlines(), str(path), f"{path} (adopted)", lineterm="", n=1)
     return [scrub(line) for line in lines]

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from podwatch.cli.common import Where
-from podwatch.client.times import size
+from podwatch.client.format import size
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, UsageError
 
 if TYPE_CHECKING:
-    from podwatch.domain.remote import Manifest
+    from podwatch.domain.manifest import Manifest
     from podwatch.stores.base import ObjectStore
 
 T = TypeVar("T")
@@ -31,9 +31,9 @@ _NICE = 19
 def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any]]:
     """One document per checkpoint: structure first, then bytes. ``compared`` is false if there are no hashes to compare
     with; the notes give the reason."""
-    from podwatch.checkpoints.deep import INTEGRITY, compare, compare_own
+    from podwatch.checkpoints.hash_check import INTEGRITY, compare, compare_own
     from podwatch.cli.offline import load, look
-    from podwatch.telling.documents import inspection_document
+    from podwatch.reporting.documents import inspection_document
 
     settings = load(where)
     catalogue = look(settings)
@@ -115,8 +115,8 @@ def _open(settings: Any) -> "ObjectStore":
 
 def _manifest(store: "ObjectStore | None", settings: Any, step: int, save_id: str) -> "tuple[Manifest | None, str]":
     """The manifest of this save, or the reason why there is none."""
-    from podwatch.sync.job import keys_for
     from podwatch.sync.publish import checked_manifest
+    from podwatch.sync.upload.job import keys_for
 
     if store is None:
         return None, "bytes not compared: no store is configured, so there are no hashes from an upload"

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon, json_option, moment
-from podwatch.client.control import NotRunning, call
-from podwatch.client.times import from_rfc3339, local
+from podwatch.client.api import NotRunning, call
+from podwatch.client.format import from_rfc3339, local
 
 POLL_SECONDS = 1.0
 
@@ -47,7 +47,7 @@ def fetch(where: Where, *, after_id: int = 0, since_wall: float = 0.0, limit: in
         except NotRunning:
             pass  # it has just stopped
     from podwatch.cli.offline import read_journal
-    from podwatch.telling.documents import event_document
+    from podwatch.reporting.documents import event_document
 
     with read_journal(where) as journal:
         events = journal.events(after_id=after_id, since_wall=since_wall, limit=limit)

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
-from podwatch.client.control import NotRunning, call
-from podwatch.client.times import from_rfc3339, local, span
+from podwatch.client.api import NotRunning, call
+from podwatch.client.format import from_rfc3339, local, span
 from podwatch.domain.errors import UsageError
 
 
@@ -42,7 +42,7 @@ def fetch(where: Where, incident_id: int | None) -> list[dict[str, Any]]:
         except NotRunning:
             pass  # it has just stopped
     from podwatch.cli.offline import read_journal
-    from podwatch.telling.documents import incident_document
+    from podwatch.reporting.documents import incident_document
 
     with read_journal(where) as journal:
         if incident_id is not None:
@@ -97,8 +97,8 @@ def _weight(agreement: object) -> str:
 
 def log_lines(incident: Mapping[str, Any]) -> list[str]:
     """The relevant last log lines from the incident bundle; empty without a bundle."""
-    from podwatch.evidence.bundle import TABLES
-    from podwatch.evidence.highlights import highlights
+    from podwatch.incidents.bundle import TABLES
+    from podwatch.incidents.highlights import highlights
 
     bundle = clean(incident.get("bundle") or "")
     if not bundle:

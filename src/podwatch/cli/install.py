@@ -71,7 +71,7 @@ def plan_install(settings: "Settings", config: Path, command: list[str], *, name
 
     ConfigurationError or HostError if the service would fail at its first start.
     """
-    from podwatch.domain.remote import valid_run_id
+    from podwatch.domain.manifest import valid_run_id
 
     if name and not valid_run_id(name):
         raise UsageError("not a valid service name", where=f"--run {name}", fix="use letters, digits, . _ -")

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import click
 
 from podwatch.cli.common import Where, common
-from podwatch.client.ask import ask_status
+from podwatch.client.api import ask_status
 from podwatch.domain.errors import HostError, PermissionDenied, PodwatchError
 from podwatch.domain.secrets import scrub
 

@@ -75,13 +75,13 @@ def noted(settings: "Settings") -> "tuple[list[PublishedSave], dict[int, str]] |
 def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue":
     """A catalogue after two scans, which completeness needs, with the checkpoints marked that the daemon holds back.
     ``problems`` receives what could not be read for the marks. Blocks on the file system."""
-    from podwatch.checkpoints.after_reboot import Boots, NoMemory, Recalling, boot_wall
     from podwatch.checkpoints.catalogue import Catalogue
-    from podwatch.checkpoints.expected import command_digest
+    from podwatch.checkpoints.expected_files import command_digest
     from podwatch.checkpoints.layouts import make_layout
+    from podwatch.checkpoints.reboot_check import NoMemory, RebootCheck, Recalling, boot_wall
     from podwatch.daemon.paths import workspace_of
     from podwatch.system.clock import SystemClock
-    from podwatch.system.identity import boot_id
+    from podwatch.system.procfs import boot_id
 
     rules = settings.checkpoints
     journal = _journal_if_any(settings)
@@ -97,7 +97,7 @@ def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue"
             settle_tracker=rules.settle_tracker,
             memory=memory,
             whose=command_digest(settings.trainer.command),
-            boots=Boots(memory, boot_id(), boot_wall()),
+            boots=RebootCheck(memory, boot_id(), boot_wall()),
             stored=lambda: stored,
             held_back=_held_back(settings, layout, journal, workspace, problems if problems is not None else []),
             tree=workspace.tree,
@@ -117,14 +117,14 @@ def _held_back(
     from dataclasses import replace
 
     from podwatch.checkpoints.held_back import HeldBack
-    from podwatch.daemon import implausible, two_writers
+    from podwatch.daemon import implausible_steps, two_writers
     from podwatch.domain.errors import PodwatchError
     from podwatch.journal import load_run_record
 
     held = HeldBack() if journal is None else two_writers.recalled(journal.learned(two_writers.KEY))
     if journal is not None:
         fetched = frozenset((p.step, p.save_id) for p in journal.published() if p.restored)
-        known = implausible.recalled(journal.learned(implausible.KEY))
+        known = implausible_steps.recalled(journal.learned(implausible_steps.KEY))
         target = settings.trainer.max_steps
         with suppress(PodwatchError, OSError):
             target = target or layout.target_step(settings.trainer.command)

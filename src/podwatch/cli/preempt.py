@@ -5,7 +5,7 @@ import time
 import click
 
 from podwatch.cli.common import Where, common, json_option, need_daemon, say
-from podwatch.client.control import NotRunning, call
+from podwatch.client.api import NotRunning, call
 from podwatch.domain.errors import Busy
 
 MORE_SECONDS = 2.0

@@ -27,7 +27,7 @@ def command(where: Where, dry_run: bool, as_json: bool) -> None:
 
 def describe(plan: dict[str, Any]) -> list[str]:
     """One line per checkpoint or path, then the message."""
-    from podwatch.client.times import size
+    from podwatch.client.format import size
 
     lines = []
     for entry in plan.get("entries") or []:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
-from podwatch.client.times import ago
+from podwatch.client.format import ago
 from podwatch.domain.counted import counted
 
 

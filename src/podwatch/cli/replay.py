@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import Where, clean, common, json_option, moment, print_json
-from podwatch.client.times import rfc3339, span
+from podwatch.client.format import rfc3339, span
 from podwatch.domain.errors import HostError
 
 if TYPE_CHECKING:
     from podwatch.domain.policy import Policies
-    from podwatch.journal.replaying import Replay, Told
+    from podwatch.recording.replay import Replay, Told
 
 SHOWN_GAPS = 10
 
@@ -30,8 +30,8 @@ def command(where: Where, path: Path | None, since: str, until: str, as_json: bo
     Without FILE: the recording of the configured run. Thresholds: those of the recording, or with -c FILE those of that
     configuration. Changes nothing.
     """
-    from podwatch.journal.recording_format import read_recording
-    from podwatch.journal.replaying import Replay, replay
+    from podwatch.recording.format import read_recording
+    from podwatch.recording.replay import Replay, replay
 
     begin, end = moment("--since", since), moment("--until", until)
     result = Replay()
@@ -135,7 +135,7 @@ def document(result: "Replay") -> dict[str, Any]:
 
 
 def _told(told: "Told") -> dict[str, Any]:
-    from podwatch.telling.documents import finding_document
+    from podwatch.reporting.documents import finding_document
 
     seconds = max(0.0, told.at - told.since)
     return {

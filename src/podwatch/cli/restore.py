@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
-from podwatch.cli.restoring import Showing
-from podwatch.client.times import size
+from podwatch.cli.restore_progress import Showing
+from podwatch.client.format import size
 from podwatch.domain.errors import Busy, ConfigurationError, HostError
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
     from podwatch.journal.journal import Journal
-    from podwatch.sync.restore import Restorer, RestoreReport
+    from podwatch.sync.restore.restore import Restorer, RestoreReport
     from podwatch.system.workspace import Workspace
 
 PATIENCE_SECONDS = 600.0
@@ -114,9 +114,9 @@ def _restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, i
     from podwatch.cli.offline import credentials, open_configured_store
     from podwatch.daemon.paths import workspace_of
     from podwatch.stores.base import ObjectStore
-    from podwatch.sync.fetch_process import FetchProcess
-    from podwatch.sync.job import keys_for
-    from podwatch.sync.restore import FetchPace, Restorer
+    from podwatch.sync.restore.process import FetchProcess
+    from podwatch.sync.restore.restore import FetchPace, Restorer
+    from podwatch.sync.upload.job import keys_for
 
     def open_one() -> ObjectStore:
         return open_configured_store(settings)

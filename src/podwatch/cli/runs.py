@@ -9,10 +9,10 @@ from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.runs_archive import archive
 from podwatch.cli.runs_common import checked_run_id, open_store, store_url
 from podwatch.cli.runs_import import import_command
-from podwatch.client.times import ago, rfc3339, size
+from podwatch.client.format import ago, rfc3339, size
 
 if TYPE_CHECKING:
-    from podwatch.sync.archiving_list import RemoteRun
+    from podwatch.sync.runs.list import RemoteRun
 
 
 @click.group("runs", short_help="All runs in the store: list, archive, restore, import old backups.")
@@ -33,7 +33,7 @@ def list_command(where: Where, as_json: bool) -> None:
     import time
 
     from podwatch.cli.offline import load
-    from podwatch.sync.archiving_list import list_runs
+    from podwatch.sync.runs.list import list_runs
 
     settings = load(where)
     now = time.time()
@@ -123,7 +123,7 @@ def restore(where: Where, run_id: str, step: int | None, to: Path, as_json: bool
 
     from podwatch.cli.offline import load
     from podwatch.cli.restore import _restorer
-    from podwatch.cli.restoring import Showing
+    from podwatch.cli.restore_progress import Showing
     from podwatch.journal.journal import Journal
 
     settings, name, to = load(where), checked_run_id(run_id), to.absolute()  # the download process works in /

@@ -8,11 +8,11 @@ import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.runs_common import checked_run_id, open_store, state_here
-from podwatch.client.times import rfc3339, size
+from podwatch.client.format import rfc3339, size
 from podwatch.domain.errors import ExitCode, PermissionDenied, UsageError
 
 if TYPE_CHECKING:
-    from podwatch.sync.archiving import ArchivePlan
+    from podwatch.sync.runs.archive import ArchivePlan
 
 
 @click.command("archive", short_help="Keep only the newest checkpoint of a finished run.")
@@ -30,9 +30,9 @@ def archive(where: Where, run_id: str, keep: str, dry_run: bool, yes: bool, as_j
     import socket
 
     from podwatch.cli.offline import load
-    from podwatch.domain.remote import Keys
-    from podwatch.judgement.archive import Keep
-    from podwatch.sync.archiving import FINISHED, Archiver
+    from podwatch.domain.manifest import Keys
+    from podwatch.policy.store_archive import Keep
+    from podwatch.sync.runs.archive import FINISHED, Archiver
 
     settings, keys_run = load(where), checked_run_id(run_id)
     with state_here(settings, keys_run) as here, open_store(settings) as (store, prefix):

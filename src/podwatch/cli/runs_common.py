@@ -27,7 +27,7 @@ class Here:
 def state_here(settings: "Settings", run: str) -> Iterator[Here]:
     """The run's state on this pod, if any, under the run's lock. Busy if a podwatch guards the run here."""
     from podwatch.journal.journal import Journal
-    from podwatch.system.locks import FileLock
+    from podwatch.system.files import FileLock
 
     state = settings.state_dir / run
     if not state.is_dir():
@@ -71,7 +71,7 @@ def store_url(settings: "Settings") -> str:
 
 
 def checked_run_id(text: str) -> str:
-    from podwatch.domain.remote import valid_run_id
+    from podwatch.domain.manifest import valid_run_id
 
     if not valid_run_id(text):
         raise UsageError("not a valid run id", where=repr(text)[:120], fix="`podwatch runs list` shows the runs")

@@ -7,14 +7,14 @@ import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.runs_common import checked_run_id, guarded_here, open_store
-from podwatch.client.times import size
+from podwatch.client.format import size
 from podwatch.domain.errors import ExitCode, IntegrityError, UsageError
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
     from podwatch.stores.base import ObjectStore
-    from podwatch.sync.importing import Backup
-    from podwatch.sync.importing_skeleton import Fit
+    from podwatch.sync.runs.import_backups import Backup
+    from podwatch.sync.runs.import_skeleton import Fit
 
 
 @click.command("import", short_help="Import another tool's backups from <run>/step_N/.")
@@ -43,11 +43,11 @@ def import_command(
     import time
 
     from podwatch.cli.offline import load
-    from podwatch.domain.remote import Keys
-    from podwatch.judgement.archive import sign_of_life
+    from podwatch.domain.manifest import Keys
+    from podwatch.policy.store_archive import sign_of_life
     from podwatch.stores.base import store_time
-    from podwatch.sync.archiving import signs
-    from podwatch.sync.importing import Importer, find_backups
+    from podwatch.sync.runs.archive import signs
+    from podwatch.sync.runs.import_backups import Importer, find_backups
 
     settings = load(where)
     with open_store(settings) as (store, prefix):
@@ -105,8 +105,8 @@ def _judge(
     from dataclasses import replace
 
     from podwatch.checkpoints.layouts import KINDS, Layout, make_layout, site_of
-    from podwatch.sync.importing import judge
-    from podwatch.sync.importing_skeleton import Unfit
+    from podwatch.sync.runs.import_backups import judge
+    from podwatch.sync.runs.import_skeleton import Unfit
 
     site = replace(site_of(settings), checkpoint_dir=None)
     if run != settings.run_id:
@@ -141,7 +141,7 @@ def _import_line(answer: dict[str, Any], *, dry_run: bool) -> str:
 
 def _source(source: str, target: str, prefix: str) -> tuple[str, str]:
     """(object-name prefix of the step_N/, target run id)."""
-    from podwatch.domain.remote import check_relative_path, valid_run_id
+    from podwatch.domain.manifest import check_relative_path, valid_run_id
 
     place = source.strip("/")
     if valid_run_id(source):

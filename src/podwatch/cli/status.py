@@ -6,9 +6,8 @@ import time
 import click
 
 from podwatch.cli.common import Where, colours, common, json_option, print_json
-from podwatch.client.ask import ask_status, exit_code
-from podwatch.client.plugin import plugin_line
-from podwatch.client.render import render
+from podwatch.client.api import ask_status, exit_code
+from podwatch.client.render import plugin_line, render
 from podwatch.client.screen import fit
 
 WATCH_SECONDS = 2.0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
-from podwatch.client.times import ago, size
+from podwatch.client.format import ago, size
 from podwatch.domain.errors import IntegrityError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
     """Verify each checkpoint: its manifest, and every object by id, size and writer tag; with --deep every hash."""
     from podwatch.cli.offline import load
     from podwatch.sync.inventory import verify_optional, verify_save
-    from podwatch.sync.job import keys_for
+    from podwatch.sync.upload.job import keys_for
 
     settings = load(where)
     saves, pointer_problem = _inventory(settings)
@@ -109,10 +109,10 @@ def sweep(where: Where, dry_run: bool, as_json: bool) -> None:
     import time
 
     from podwatch.cli.offline import journal_path, load, look
-    from podwatch.domain.remote import Keys
+    from podwatch.domain.manifest import Keys
     from podwatch.journal.journal import Journal
     from podwatch.stores.open import parse_store_url
-    from podwatch.sync.sweeping import Sweeper
+    from podwatch.sync.retention import Sweeper
 
     settings = load(where)
     journal = Journal.open(journal_path(settings))
@@ -143,14 +143,14 @@ def sweep(where: Where, dry_run: bool, as_json: bool) -> None:
 
 
 def _calls() -> dict[str, int]:
-    from podwatch.stores.calls import TOTAL
+    from podwatch.stores.base import TOTAL
 
     return {name.lower(): count for name, count in TOTAL.snapshot().items()}
 
 
 def _tell_calls() -> None:
     """Print the number of billed calls, if the store bills calls."""
-    from podwatch.stores.calls import TOTAL
+    from podwatch.stores.base import TOTAL
 
     if any(TOTAL.snapshot().values()):
         click.echo(TOTAL.told())
@@ -159,7 +159,7 @@ def _tell_calls() -> None:
 def _inventory(settings: "Settings") -> "tuple[list[SavedSet], str]":
     import time
 
-    from podwatch.domain.remote import Keys
+    from podwatch.domain.manifest import Keys
     from podwatch.stores.open import parse_store_url
     from podwatch.sync.inventory import inventory
 

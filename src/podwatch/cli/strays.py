@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podwatch.client.times import ago, gib
+from podwatch.client.format import ago, gib
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PermissionDenied
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.secrets import scrub_argv
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
-from podwatch.system.identity import boot_id, from_here, is_alive, open_pidfd, pid_namespace, send_signal
-from podwatch.trainer import tree
-from podwatch.trainer.find import users_of
+from podwatch.system.procfs import boot_id, from_here, is_alive, open_pidfd, pid_namespace, send_signal
+from podwatch.trainer import process_tree
+from podwatch.trainer.discover import users_of
 from podwatch.trainer.interactive import find_interactive, terminal_server
-from podwatch.trainer.processes import read
-from podwatch.trainer.records import KeeperRecord, read_end, read_record
+from podwatch.trainer.keeper_client import KeeperRecord, read_end, read_record
+from podwatch.trainer.process_tree import read
 
 TERM_SECONDS, KILL_SECONDS = 10.0, 5.0
 STUCK = "still running after SIGKILL: stuck in the kernel; reboot the machine"
@@ -66,7 +66,7 @@ class Found:
     blind: str = ""
 
     def to_dict(self, ended: Mapping[Stray, str]) -> dict[str, Any]:
-        from podwatch.client.times import rfc3339
+        from podwatch.client.format import rfc3339
 
         return {
             "processes": [
@@ -142,7 +142,7 @@ def _left_in_session(record: KeeperRecord | None) -> frozenset[ProcessIdentity]:
     if record is None:
         return frozenset()
     ended = read_end(record.directory, record.start_id)
-    return frozenset((*tree.in_session(record.launcher, ended), *tree.in_session(record.keeper, ended)))
+    return frozenset((*process_tree.in_session(record.launcher, ended), *process_tree.in_session(record.keeper, ended)))
 
 
 def _whose(
@@ -184,7 +184,7 @@ def _started(identity: ProcessIdentity) -> float:
 
 def _devices(wanted: Iterable[int]) -> tuple[dict[int, int] | None, str]:
     """Bytes in use by GPU, or None and the reason."""
-    from podwatch.cli.doctoring.gpus import read_gpus
+    from podwatch.cli.check.machine import read_gpus
 
     chosen = set(wanted)
     try:

@@ -4,16 +4,134 @@ Order: ``$PODWATCH_RUNTIME_DIR``, ``$RUNTIME_DIRECTORY``, the state_dir of ``-c`
 $XDG_RUNTIME_DIR/podwatch, /var/lib/podwatch/run, ~/.local/state/podwatch/run. Each has one directory per run.
 """
 
+import contextlib
+import json
 import os
+import stat
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from podwatch.client.endpoint import CONTROL, ENDPOINT, SNAPSHOT, Endpoint, process_alive, read_document, read_endpoint
 from podwatch.client.trusted import read_trusted_bytes
 from podwatch.domain.errors import ConfigurationError, UsageError
+
+# -- endpoint --------------------------------------------------------------------------------------------------------
+# ``endpoint.json``: the addresses of a daemon. The daemon writes it; every user can read it; it holds no secret.
+# A run's runtime directory holds ``endpoint.json`` and ``status.json`` (readable by all users), and the control
+# socket in a subdirectory that only the daemon's user can enter.
+
+ENDPOINT = "endpoint.json"
+SNAPSHOT = "status.json"
+CONTROL = Path("control") / "control.sock"
+"""Below the run's runtime directory, unless endpoint.json names another path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One daemon. ``stopped_wall`` is set at an ordered stop; a missing process without it means that it died."""
+
+    run_id: str
+    pid: int
+    start_ticks: int = 0
+    boot_id: str = ""
+    started_wall: float = 0.0
+    stopped_wall: float | None = None
+    http_url: str = ""
+    control: str = ""
+    config_path: str = ""
+    version: str = ""
+
+    def alive(self) -> bool:
+        """Whether that process is alive, by pid and start time (by pid alone if the start time is unknown)."""
+        if self.stopped_wall is not None or (self.boot_id and self.boot_id != boot_id()):
+            return False
+        return process_alive(self.pid, self.start_ticks)
+
+
+def own_endpoint(run_id: str, *, started_wall: float, **fields: Any) -> Endpoint:
+    """An endpoint for the calling process."""
+    return Endpoint(
+        run_id=run_id,
+        pid=os.getpid(),
+        start_ticks=start_ticks(os.getpid()) or 0,
+        boot_id=boot_id(),
+        started_wall=started_wall,
+        **fields,
+    )
+
+
+def write_endpoint(directory: Path, endpoint: Endpoint) -> None:
+    """Replace ``endpoint.json`` atomically, mode 0644. Raises OSError."""
+    write_document(directory / ENDPOINT, asdict(endpoint))
+
+
+def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Replace a JSON file atomically by rename. Not fsynced: it describes a living process."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
+    text = json.dumps(document)  # json.dump() is ten times slower
+    try:
+        with staged.open("w", encoding="utf-8") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), 0o644)
+        staged.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        raise
+
+
+def read_document(path: Path, *, limit: int = 16 << 20) -> dict[str, Any] | None:
+    """A JSON object from a file; None if it is absent, unreadable, larger than ``limit`` bytes, or broken."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(limit + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        document = json.loads(data) if len(data) <= limit else None
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def read_endpoint(directory: Path) -> Endpoint | None:
+    """The endpoint in a runtime directory, or None. Ignores unknown fields, which a newer daemon can write."""
+    document = read_document(directory / ENDPOINT)
+    if document is None:
+        return None
+    known = {k: document[k] for k in Endpoint.__slots__ if k in document}
+    try:
+        endpoint = Endpoint(**known)
+    except TypeError:
+        return None
+    sane = isinstance(endpoint.run_id, str) and isinstance(endpoint.pid, int) and isinstance(endpoint.control, str)
+    return endpoint if sane and endpoint.run_id else None
+
+
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def start_ticks(pid: int) -> int | None:
+    """Field 22 of ``/proc/PID/stat``; None if there is no such process or it is a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        fields = stat.rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def process_alive(pid: int, ticks: int) -> bool:
+    """Whether process ``pid`` with that start time is alive. ``ticks`` 0: start time unknown, the pid alone decides."""
+    now = start_ticks(pid)
+    return now is not None and (ticks == 0 or now == ticks)
+
+
+# -- discover --------------------------------------------------------------------------------------------------------
 
 FORGOTTEN_AFTER = 14 * 86400.0
 """Seconds after podwatch's last write until a run is no longer listed: longer than a holiday."""
@@ -230,3 +348,85 @@ def _two_lines(text: str) -> dict[str, str]:
 
 def _names(runs: list[Found]) -> list[str]:
     return [f.endpoint.run_id for f in runs]
+
+
+# -- elsewhere -------------------------------------------------------------------------------------------------------
+# Find a running podwatch by the run's lock if its runtime directory is unknown.
+# Otherwise a run whose podwatch was started with another PODWATCH_RUNTIME_DIR, or as another user, would be reported
+# as "not running".
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds a run's lock. ``runtime``: its runtime directory; empty if it cannot be read."""
+
+    pid: int
+    lock: Path
+    runtime: str = ""
+
+
+def holder(run: str, environ: Mapping[str, str], hints: Hints, locks: Path = Path("/proc/locks")) -> Holder | None:
+    """The process that holds the lock of ``run`` (empty: of any run in the default state directories). Reads
+    /proc/locks and takes no lock: even a short one could prevent podwatch from starting."""
+    held = _held(locks)
+    for path in _lock_files(run, environ, hints):
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        pid = held.get(status.st_ino, 0)
+        if pid > 0 and _user_of(pid) in (0, os.geteuid(), status.st_uid):
+            return Holder(pid, path, _runtime_of(pid))
+    return None
+
+
+def _lock_files(run: str, environ: Mapping[str, str], hints: Hints) -> Iterable[Path]:
+    named = [hints.state_dir] if hints.state_dir else []
+    home = environ.get("HOME", "")
+    usual = (
+        environ.get("PODWATCH_STATE_DIR", ""),
+        "/var/lib/podwatch",
+        f"{home}/.local/state/podwatch" if home else "",
+    )
+    for root in named or [Path(place) for place in usual if place]:
+        if run or hints.run_id:
+            yield root / (run or hints.run_id) / "lock"
+            continue
+        try:
+            yield from sorted(root.glob("*/lock"))
+        except OSError:
+            continue
+
+
+def _held(locks: Path) -> dict[int, int]:
+    """Inode -> pid of the process that holds a flock on it. Devices are not compared: overlays show another device."""
+    try:
+        lines = locks.read_text().splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for words in map(str.split, lines):  # 1: FLOCK  ADVISORY  WRITE 708 00:1a:123 0 EOF
+        if len(words) >= 6 and words[1] == "FLOCK" and words[3] == "WRITE" and words[4].isdigit():
+            inode = words[5].rpartition(":")[2]
+            if inode.isdigit():
+                found[int(inode)] = int(words[4])
+    return found
+
+
+def _user_of(pid: int) -> int:
+    """Real user id; -1 without such a process. It is compared because inode numbers repeat across file systems."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("Uid:")))
+    except (OSError, ValueError, StopIteration):
+        return -1
+
+
+def _runtime_of(pid: int) -> str:
+    try:
+        items = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    values = dict(item.split(b"=", 1) for item in items if b"=" in item)
+    found = values.get(b"PODWATCH_RUNTIME_DIR") or values.get(b"RUNTIME_DIRECTORY", b"").split(b":")[0]
+    return os.fsdecode(found)

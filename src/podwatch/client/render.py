@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from podwatch.client.times import ago, from_rfc3339, gib, local, size, span
+from podwatch.client.format import ago, from_rfc3339, gib, local, size, span
 
 GREEN, YELLOW, RED, BOLD, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _LABEL = 12
@@ -432,3 +432,28 @@ def _dict(document: Document, key: str) -> dict[str, Any]:
 def _list(document: Document, key: str) -> list[dict[str, Any]]:
     value = document.get(key)
     return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
+
+
+# -- plugin ----------------------------------------------------------------------------------------------------------
+# The status as one line for monitoring plugins: ``PODWATCH OK - text | perfdata``.
+
+
+def plugin_line(document: Mapping[str, Any]) -> str:
+    """One line without newline. ``|`` starts the performance data, so it is replaced in the text."""
+    word = str(document.get("overall") or "unknown").upper() if document.get("running") else "UNKNOWN"
+    text = verdict(document)
+    if not_backed_up(document):
+        text += "; NOT BACKED UP"
+    training, disk, sync = (document.get(k) or {} for k in ("training", "disk", "sync"))
+    now = from_rfc3339(document.get("time"))
+    data = []
+    if document.get("running") and training.get("step") is not None:
+        data.append(f"step={training['step']}")
+    for name, at in (("step_age", training.get("step_at")), ("sync_age", sync.get("last_published_at"))):
+        then = from_rfc3339(at)
+        if document.get("running") and then is not None and now is not None:
+            data.append(f"{name}={max(0.0, now - then):.0f}s")
+    if document.get("running") and disk.get("used_ratio") is not None:
+        data.append(f"disk_used={disk['used_ratio'] * 100:.0f}%;{disk.get('prune_above_ratio', 1) * 100:.0f};;0;100")
+    clean = "".join(c if c.isprintable() else " " for c in text).replace("|", "/")
+    return f"PODWATCH {word} - {clean}" + (f" | {' '.join(data)}" if data else "")

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from podwatch.config.toml_lines import key_lines
+from podwatch.config.problems import key_lines
 from podwatch.domain.errors import ConfigurationError
 
 Path = tuple[str, ...]

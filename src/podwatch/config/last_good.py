@@ -15,7 +15,7 @@ from podwatch.client.trusted import read_trusted
 from podwatch.config.loading import LoadedSettings, find_file, load_settings, load_text, named_file
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.remote import valid_run_id
+from podwatch.domain.manifest import valid_run_id
 
 FILE_NAME = "last-good.json"
 SCHEMA_VERSION = 1

@@ -37,9 +37,8 @@ from podwatch.config.keys import (
     suggest_env,
     walk,
 )
-from podwatch.config.problems import ConfigurationProblems, Problem, Sources, explain_errors, find_secrets
+from podwatch.config.problems import ConfigurationProblems, Problem, Sources, explain_errors, find_secrets, key_lines
 from podwatch.config.settings import Settings
-from podwatch.config.toml_lines import key_lines
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_address, register_argv, register_document, register_named
 

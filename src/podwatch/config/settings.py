@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from podwatch.config.directory import resolved
 from podwatch.config.units import Duration, Ratio, Size
+from podwatch.domain.manifest import DEFAULT_PART_SIZE, valid_run_id
 from podwatch.domain.policy import GIB
-from podwatch.domain.remote import DEFAULT_PART_SIZE, valid_run_id
 
 LayoutName = Literal[
     "auto",

@@ -1,11 +1,11 @@
 """The checkpoints that are kept of a branch that training has left, and the finding about them."""
 
-from podwatch.daemon.compose import Parts
+from podwatch.daemon.wiring import Components
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.judgement.lineage import branch_line, kept_step
+from podwatch.policy.lineage import branch_line, kept_step
 
 
-def kept_branch(parts: Parts) -> int | None:
+def kept_branch(parts: Components) -> int | None:
     """The newest step of an earlier branch that must stay on this pod for now; None if there is none."""
     record = parts.record.current
     if record is None or not record.earlier:
@@ -14,7 +14,7 @@ def kept_branch(parts: Parts) -> int | None:
     return kept_step(parts.catalogue.sets, record.lineage, has_store=parts.syncer is not None, stored=stored)
 
 
-def branch_findings(parts: Parts, now: float, wall: float) -> tuple[Finding, ...]:
+def branch_findings(parts: Components, now: float, wall: float) -> tuple[Finding, ...]:
     """A finding while the newest checkpoint of an earlier branch is kept, and for a day after an operator went back to
     an earlier step. ``now`` monotonic, ``wall`` epoch seconds."""
     record = parts.record.current

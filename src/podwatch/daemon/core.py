@@ -6,28 +6,26 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from podwatch.config.loading import LoadedSettings, load_settings
-from podwatch.daemon import viewing, words
-from podwatch.daemon.backing import Backing
-from podwatch.daemon.bulletin import Bulletin
-from podwatch.daemon.compose import Parts
-from podwatch.daemon.emitting import Emitter
-from podwatch.daemon.jobs import Jobs
-from podwatch.daemon.notifying import Notifying
-from podwatch.daemon.outlets import Outlets
+from podwatch.daemon import status_view
+from podwatch.daemon.endpoints import Endpoints
+from podwatch.daemon.events import EventBus, OpenFindings
+from podwatch.daemon.loops import DaemonLoops
+from podwatch.daemon.maintenance import Maintenance
+from podwatch.daemon.notifications import Notifying
 from podwatch.daemon.paths import RunPaths
-from podwatch.daemon.pausing import Pausing
-from podwatch.daemon.rounds import Rounds
 from podwatch.daemon.run_lock import RunLock
+from podwatch.daemon.store_jobs import Jobs, StoreJobs
+from podwatch.daemon.wiring import Components
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Finding, Severity
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.journal.recording import Recorder
-from podwatch.sync.artefacts import Artefacts
+from podwatch.recording.recorder import Recorder
+from podwatch.reporting.status import build_status
+from podwatch.reporting.view import DaemonView
+from podwatch.sync.upload.artifacts import Artifacts
 from podwatch.system.clock import Clock
 from podwatch.system.sd_notify import make_notifier
-from podwatch.system.threads import Worker
-from podwatch.telling.status import build_status
-from podwatch.telling.view import DaemonView
+from podwatch.system.workers import Worker
 
 AGAIN = -1
 """Not an exit code: the daemon restarts inside this process, because the state database can be read again."""
@@ -49,11 +47,11 @@ class Core:
         self._ground, self._silent = ground, silent
         self.loaded, self._clock = loaded, clock
         self._load_again = load_again or (lambda: load_settings(self.loaded.path, environ=os.environ))
-        self.parts: Parts
-        self.bulletin: Bulletin
-        self.rounds: Rounds
-        self.pausing: Pausing
-        self.backing: Backing
+        self.parts: Components
+        self.bulletin: OpenFindings
+        self.rounds: DaemonLoops
+        self.pausing: Maintenance
+        self.backing: StoreJobs
         self._notifier = make_notifier(os.environ)
         self._leaving: asyncio.Future[int] | None = None
         self.left_with: int | None = None
@@ -69,10 +67,10 @@ class Core:
         self._told = ""
         self._known: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._journal: AsyncJournal | None = None
-        self._emit: Emitter | None = None
-        self._outlets: Outlets | None = None
+        self._emit: EventBus | None = None
+        self._outlets: Endpoints | None = None
         self._recorder: Recorder | None = None
-        self._artefacts: Artefacts | None = None
+        self._artefacts: Artifacts | None = None
         self._notifying: Notifying | None = None
         self._jobs = Jobs()
         self._disk = Worker("daemon")
@@ -98,7 +96,7 @@ class Core:
         self._pins = dict(await self.parts.journal.run(Journal.pins))
 
     def view(self) -> DaemonView:
-        return viewing.view_of(
+        return status_view.view_of(
             self.parts,
             self.rounds,
             findings=self._findings_now(),
@@ -117,7 +115,7 @@ class Core:
         return build_status(self.view())
 
     def _headline(self) -> str:
-        return words.headline(self.parts.recovery.state.phase, self.rounds.sensing.snapshot, self.pausing.pause)
+        return status_view.headline(self.parts.recovery.state.phase, self.rounds.sensing.snapshot, self.pausing.pause)
 
     def _tell_systemd(self) -> None:
         """Update the line that ``systemctl status`` shows, if it changed."""

@@ -12,7 +12,7 @@ from podwatch.config.directory import move_to_root
 from podwatch.config.last_good import load_or_last_good
 from podwatch.config.loading import LoadedSettings, load_settings, named_file
 from podwatch.daemon.paths import RunPaths, guard_paths
-from podwatch.system.memory import few_arenas
+from podwatch.system.workers import few_arenas
 
 UNDER_INIT = "PODWATCH_UNDER_INIT"
 """Set by init for the daemon it starts, so that the daemon does not start another init."""
@@ -113,7 +113,7 @@ def typed() -> bool:
 async def _serve(
     loaded: LoadedSettings, adopt_existing: bool, load_again: Callable[[], LoadedSettings], take_over: str, fresh: str
 ) -> int:
-    from podwatch.daemon.app import serve
+    from podwatch.daemon.daemon import serve
 
     return await serve(loaded, adopt_existing=adopt_existing, load_again=load_again, take_over=take_over, fresh=fresh)
 

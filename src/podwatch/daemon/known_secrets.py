@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from podwatch.checkpoints.layouts.argv import toml_documents
+from podwatch.checkpoints.layouts.command_line import toml_documents
 from podwatch.config.settings import Settings
-from podwatch.daemon.notifying import all_urls
+from podwatch.daemon.notifications import all_urls
 from podwatch.domain.errors import PodwatchError
 from podwatch.stores.credentials import Credentials, credentials_from_environment
 from podwatch.trainer.environment import read_env_file

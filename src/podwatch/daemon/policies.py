@@ -1,7 +1,8 @@
 """Converts settings to policies."""
 
-from podwatch.checkpoints.layouts.async_level import steps_in_use
+from podwatch.checkpoints.layouts.command_line import steps_in_use
 from podwatch.config.settings import Settings
+from podwatch.detection.log_rules import effective
 from podwatch.domain.policy import (
     DetectionPolicy,
     DiskPolicy,
@@ -12,7 +13,6 @@ from podwatch.domain.policy import (
     RestartPolicy,
     TrainingPolicy,
 )
-from podwatch.judgement.shipped_rules import effective
 
 
 def policies_from(settings: Settings, *, max_steps: int | None, save_interval: int | None = None) -> Policies:

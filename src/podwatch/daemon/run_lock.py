@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from podwatch.domain.errors import Busy, HostError
-from podwatch.system.locks import FileLock
+from podwatch.system.files import FileLock
 
 GUARD_LOCK = "guard.lock"
 
@@ -30,7 +30,7 @@ class RunLock:
 
     def acquire(self, *, what: str) -> None:
         """Take the available locks. Raises Busy with the holder; after other errors podwatch guards without deleting,
-        publishing or starting anything (footing.py)."""
+        publishing or starting anything (startup_checks.py)."""
         self.take_state_lock(what=what)
         try:
             self._runtime.acquire(what=what)

@@ -14,13 +14,12 @@ from typing import Any
 from podwatch.checkpoints.held_back import HeldBack
 from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.reading import Reading
-from podwatch.domain.snapshot import TrainerSample
-from podwatch.evidence import scrub
+from podwatch.domain.snapshot import Reading, TrainerSample
+from podwatch.incidents import scrub
 from podwatch.journal import Journal
-from podwatch.judgement.two_writers import Beside, Span, follow
+from podwatch.policy.two_writers import Beside, Span, follow
 from podwatch.system.clock import Clock
-from podwatch.system.identity import identify, is_alive
+from podwatch.system.procfs import identify, is_alive
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.handle import KeptTrainer, started_wall
 from podwatch.trainer.others import Other, Others, Run, program_of

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import PodwatchError
-from podwatch.domain.wandb import identity
-from podwatch.system.threads import Worker
+from podwatch.domain.run import identity
+from podwatch.system.workers import Worker
 
 LOOK_SECONDS = 30.0
 """Interval; reads two links. The first checkpoint comes minutes after the trainer has its W&B run."""

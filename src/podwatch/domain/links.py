@@ -10,7 +10,7 @@ dangles after the restore. ``..`` after such a name is refused, because it is no
 from collections.abc import Iterable, Sequence
 
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.remote import ManifestFile, ManifestSymlink, deceives
+from podwatch.domain.manifest import ManifestFile, ManifestSymlink, deceives
 
 _MOST_FOLLOWED = 40
 """Links on the way to one target; the kernel's own limit."""

@@ -101,7 +101,7 @@ class TrainingPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When podwatch retries, steps back and gives up (``judgement.restart``)."""
+    """When podwatch retries, steps back and gives up (``policy.restart``)."""
 
     budget_restarts: int = 5
     budget_seconds: float = 2 * 3600.0

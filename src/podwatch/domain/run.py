@@ -1,6 +1,9 @@
 """The run: its identity, its desired state and its lineage."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from podwatch.domain.snapshot import Desired
 
@@ -75,3 +78,124 @@ class RunRecord:
     earlier: tuple[EarlierSave, ...] = ()
     """Checkpoints on this pod that do not belong to the current lineage."""
     schema_version: int = RECORD_SCHEMA_VERSION
+
+
+# -- intent ----------------------------------------------------------------------------------------------------------
+# Intents: podwatch journals every action before it happens and settles the entry afterwards.
+
+
+class IntentKind(StrEnum):
+    STOP = "stop"
+    START = "start"
+    QUARANTINE = "quarantine"
+    PRUNE = "prune"
+    PUBLISH = "publish"
+    REMOTE_DELETE = "remote-delete"
+    RESTORE = "restore"
+    HOLD = "hold"
+
+
+class IntentState(StrEnum):
+    OPEN = "open"
+    DONE = "done"
+    FAILED = "failed"
+    UNDONE = "undone"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """One journaled action. ``data`` is JSON-safe and contains everything needed to finish or undo it."""
+
+    id: int
+    kind: IntentKind
+    wall: float
+    data: Mapping[str, object] = field(default_factory=dict)
+    state: IntentState = IntentState.OPEN
+    note: str = ""
+
+
+# -- pause -----------------------------------------------------------------------------------------------------------
+# Maintenance: podwatch watches and backs up checkpoints, but neither stops nor starts training.
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause: who requested it, when and why. Times are epoch seconds, because it survives podwatch and a reboot.
+
+    ``until``: None if it lasts until `podwatch unpause`. ``held_by``: the processes that hold the GPUs after the pause
+    expired, so that it continues.
+    """
+
+    since: float
+    until: float | None = None
+    by: str = ""
+    reason: str = ""
+    held_by: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        return {"since": self.since, "until": self.until, "by": self.by, "reason": self.reason}
+
+    @classmethod
+    def from_dict(cls, data: object) -> "Pause | None":
+        """The recorded pause; None if there is none. An unreadable record counts as a pause without an end, which the
+        status shows: the operator who paused wanted podwatch to change nothing."""
+        if not data:
+            return None
+        if not isinstance(data, Mapping):
+            return cls(0.0, reason="the record of the pause cannot be read")
+        try:
+            until = data.get("until")
+            return cls(
+                float(data.get("since") or 0.0),
+                None if until is None else float(until),
+                str(data.get("by") or ""),
+                str(data.get("reason") or ""),
+            )
+        except (TypeError, ValueError):
+            return cls(0.0, reason="the record of the pause cannot be read")
+
+
+# -- wandb -----------------------------------------------------------------------------------------------------------
+# The W&B identity of a run: the W&B run, or runs, that its figures continue.
+# Names are ``shared`` (one W&B run) or ``trainer`` and ``orchestrator`` (prime-rl before v0.5.0 has two). Values
+# come from the disk, from the environment, or from the store, where anyone with write access to the bucket can have
+# written them: podwatch uses only values that have the form of an id, and only as an id.
+
+NAMES = ("shared", "trainer", "orchestrator")
+FROM_STORE = "wandb.from-store"
+"""Journal key: the ids in the last save fetched from the store. A new pod has no others."""
+_PAIR = frozenset({"trainer", "orchestrator"})
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+"""The form of W&B's ids, without a leading dash, because an id is also an argument of a command."""
+
+
+def is_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
+
+
+def valid_ids(ids: object) -> dict[str, str]:
+    """The entries that are valid ids under a known name."""
+    if not isinstance(ids, Mapping):
+        return {}
+    return {n: ids[n] for n in NAMES if isinstance(ids.get(n), str) and is_id(ids[n])}
+
+
+def given_in(environment: Mapping[str, str], variables: tuple[str, ...]) -> dict[str, str]:
+    """The id that the operator set in the environment: the first of ``variables`` that contains one."""
+    value = next((environment[v] for v in variables if is_id(environment.get(v, ""))), "")
+    return {"shared": value} if value else {}
+
+
+def identity(
+    known: Mapping[str, str], found: Mapping[str, str], given: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The ids to use: ``given`` by the operator, else ``found`` on disk, else ``known`` from the record or the store.
+
+    Never a mixture. Two W&B runs have two ids; while only one of them is on disk, it looks like a shared one.
+    """
+    known, found = valid_ids(known), valid_ids(found)
+    partly = found.keys() == {"shared"} and known.keys() >= _PAIR and found["shared"] in known.values()
+    ids = known if partly or not found else found
+    if ids.keys() >= _PAIR:  # both processes would use an id for a single run
+        return {name: ids[name] for name in ("trainer", "orchestrator")}
+    return dict(given or ids)

@@ -18,9 +18,9 @@ from typing import Any, Final
 from podwatch.domain.errors import HostError, InternalError
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Severity
-from podwatch.domain.intent import Intent, IntentKind, IntentState
+from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.secrets import scrub
-from podwatch.journal import room, schema
+from podwatch.journal import opening
 from podwatch.journal.opening import connect, environmental, host_error, obstacle_of, open_checked
 from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
 from podwatch.journal.salvage import read_database
@@ -83,7 +83,7 @@ class Journal:
         self._together = False
         self._closed = False
         self._read_only = False
-        self._ballast = room.Ballast(path)
+        self._ballast = opening.Ballast(path)
         self._dropped_ballast = 0
         self._file = StandbyFile(path)
         self._renamed: dict[str, dict[int, int]] = {}
@@ -103,7 +103,7 @@ class Journal:
             journal = cls(path, connect(path, read_only=True), wall, "")
             journal._read_only = True
             try:
-                schema.refuse_newer(journal._connection, str(path))
+                opening.refuse_newer(journal._connection, str(path))
             except BaseException:
                 journal._connection.close()
                 raise
@@ -544,7 +544,7 @@ class Journal:
                     if self._connection.in_transaction:
                         self._connection.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
-                    if room.is_full(error) and self._ballast.drop():
+                    if opening.is_full(error) and self._ballast.drop():
                         self._dropped_ballast += 1  # the next attempt may find the freed space
                     else:
                         self._stand_by(error)
@@ -566,8 +566,8 @@ class Journal:
                 "DELETE FROM incidents WHERE closed_wall IS NOT NULL AND id <= (SELECT MAX(id) FROM incidents) - ?",
                 (MAX_INCIDENTS,),
             )
-            if self._standby is None and room.free_pages(self._connection) < room.RESERVED_PAGES // 2:
-                room.reserve(self._connection)
+            if self._standby is None and opening.free_pages(self._connection) < opening.RESERVED_PAGES // 2:
+                opening.reserve(self._connection)
         except sqlite3.Error:
             return
 

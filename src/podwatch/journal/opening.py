@@ -8,8 +8,166 @@ from pathlib import Path
 from typing import Final
 
 from podwatch.domain.errors import HostError, PermissionDenied
-from podwatch.journal import room, schema
 from podwatch.journal.salvage import version_in_header
+
+# -- schema ----------------------------------------------------------------------------------------------------------
+# The journal's tables, and the migration of an older database.
+# ``user_version`` counts the migrations that were applied. A migration is never edited after a release: add another.
+
+MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (
+        """CREATE TABLE events (
+            id INTEGER PRIMARY KEY AUTOINCREMENT, wall REAL NOT NULL, name TEXT NOT NULL, severity TEXT NOT NULL,
+            message TEXT NOT NULL, fields TEXT NOT NULL)""",
+        "CREATE INDEX events_wall ON events (wall)",
+        """CREATE TABLE intents (
+            id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, wall REAL NOT NULL, data TEXT NOT NULL,
+            state TEXT NOT NULL, note TEXT NOT NULL DEFAULT '', settled_wall REAL)""",
+        "CREATE INDEX intents_state ON intents (state, kind)",
+        """CREATE TABLE incidents (
+            id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, opened_wall REAL NOT NULL, summary TEXT NOT NULL,
+            evidence TEXT NOT NULL DEFAULT '', bundle TEXT NOT NULL DEFAULT '', closed_wall REAL,
+            resolution TEXT NOT NULL DEFAULT '', resumed_step INTEGER, lost_steps INTEGER)""",
+        """CREATE TABLE objects (
+            step INTEGER NOT NULL, save_id TEXT NOT NULL, path TEXT NOT NULL, document TEXT NOT NULL,
+            PRIMARY KEY (step, save_id, path)) WITHOUT ROWID""",
+        """CREATE TABLE published (
+            step INTEGER NOT NULL, save_id TEXT NOT NULL, generation INTEGER NOT NULL, seq INTEGER NOT NULL,
+            wall REAL NOT NULL, document TEXT NOT NULL, PRIMARY KEY (step, save_id)) WITHOUT ROWID""",
+        "CREATE TABLE learned (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+        "CREATE TABLE pins (step INTEGER PRIMARY KEY, reason TEXT NOT NULL, wall REAL NOT NULL)",
+        "CREATE TABLE padding (filler BLOB NOT NULL)",
+    ),
+    (
+        """CREATE TABLE begun (
+            step INTEGER NOT NULL, save_id TEXT NOT NULL, path TEXT NOT NULL, document TEXT NOT NULL,
+            PRIMARY KEY (step, save_id, path)) WITHOUT ROWID""",
+        """CREATE TABLE begun_parts (
+            upload TEXT NOT NULL, number INTEGER NOT NULL, sha1 TEXT NOT NULL,
+            PRIMARY KEY (upload, number)) WITHOUT ROWID""",
+    ),
+)
+SCHEMA_VERSION: Final = len(MIGRATIONS)
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """The schema version of an open database (0: empty)."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def refuse_newer(connection: sqlite3.Connection, where: str) -> int:
+    """The database's version. Raises HostError if a newer podwatch wrote it: guessing could lose data."""
+    version = version_of(connection)
+    refuse(version, where)
+    return version
+
+
+def refuse(version: int, where: str) -> None:
+    """Raises HostError for a version that this podwatch does not know."""
+    if version > SCHEMA_VERSION:
+        raise HostError(
+            f"the state database has schema {version}, this podwatch knows {SCHEMA_VERSION}",
+            where=where,
+            fix="use the newer podwatch again, or move the file away to start with an empty one",
+        )
+
+
+def migrate(connection: sqlite3.Connection, where: str) -> None:
+    """Bring the database to SCHEMA_VERSION, each migration whole or not at all."""
+    version = refuse_newer(connection, where)
+    for number in range(version, SCHEMA_VERSION):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if version_of(connection) <= number:
+                for statement in MIGRATIONS[number]:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {number + 1}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+# -- room ------------------------------------------------------------------------------------------------------------
+# Space to write on a full disk: reserved free pages, a preallocated WAL, and a ballast file.
+# podwatch matters most at the moment when the disk is full. Measured: with free pages inside the database and a WAL
+# that is already long enough, thousands of small writes succeed at 0 bytes free. SQLite deletes the WAL when the
+# last connection closes, so a ballast file of the same size takes its place between two runs: it is deleted when the
+# first write after opening finds no space.
+
+PAGE: Final = 4096
+RESERVED_PAGES: Final = 512
+"""2 MiB: some 5,000 events and intents. Rotation returns pages, so it lasts as long as the disk stays full."""
+AUTOCHECKPOINT_PAGES: Final = 128
+"""Far below the preallocated length, so that the WAL is wrapped and never needs to grow."""
+BALLAST_BYTES: Final = (RESERVED_PAGES + AUTOCHECKPOINT_PAGES) * PAGE + 128 * 1024
+
+
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether SQLite failed for lack of space. Some filesystems report a quota as "disk I/O error"."""
+    name = getattr(error, "sqlite_errorname", "") or ""
+    return name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHM"))
+
+
+def is_corrupt(error: sqlite3.Error) -> bool:
+    name = getattr(error, "sqlite_errorname", "") or ""
+    return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT"))
+
+
+def free_pages(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
+
+
+def reserve(connection: sqlite3.Connection) -> None:
+    """Grow the database's free list and the WAL to their reserved size. Raises sqlite3.Error if there is no space.
+
+    The transaction passes through the WAL, which keeps its length afterwards (journal_size_limit is unlimited), and
+    the checkpoint moves it into the database file, whose pages then stay on the free list.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute("INSERT INTO padding (filler) VALUES (zeroblob(?))", (RESERVED_PAGES * PAGE,))
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+    connection.execute("DELETE FROM padding")
+    connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+
+
+class Ballast:
+    """A file of real blocks beside the database, deleted when the disk is full."""
+
+    def __init__(self, database: Path) -> None:
+        self.path = database.with_name(database.name + ".ballast")
+
+    def drop(self) -> bool:
+        """Free the space. False if there was nothing to free."""
+        try:
+            self.path.unlink()
+        except OSError:
+            return False
+        return True
+
+    def restore(self) -> None:
+        """Allocate it again if the disk has the space; too little space is no error."""
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            return
+        try:
+            if os.fstat(descriptor).st_blocks * 512 < BALLAST_BYTES:
+                os.posix_fallocate(descriptor, 0, BALLAST_BYTES)
+        except OSError:
+            self.drop()
+        finally:
+            os.close(descriptor)
+
+
+# -- opening ---------------------------------------------------------------------------------------------------------
 
 KEEP_CORRUPT: Final = 3
 BUSY_SECONDS: Final = 5.0
@@ -42,9 +200,9 @@ def prepare(path: Path, *, lenient: bool = True) -> sqlite3.Connection:
     try:
         return _prepare(path)
     except sqlite3.Error as error:
-        if not lenient or not room.is_full(error):
+        if not lenient or not is_full(error):
             raise
-        room.Ballast(path).drop()
+        Ballast(path).drop()
     return _prepare(path, lenient=True)
 
 
@@ -54,12 +212,12 @@ def _prepare(path: Path, *, lenient: bool = False) -> sqlite3.Connection:
     try:
         if fresh:
             path.chmod(0o600)
-        schema.refuse_newer(connection, str(path))
-        connection.execute(f"PRAGMA page_size = {room.PAGE}")
+        refuse_newer(connection, str(path))
+        connection.execute(f"PRAGMA page_size = {PAGE}")
         connection.execute("PRAGMA cache_size = -256")  # KiB instead of 2 MiB: a few hundred rows are ever read twice
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {room.AUTOCHECKPOINT_PAGES}").fetchone()
+        connection.execute(f"PRAGMA wal_autocheckpoint = {AUTOCHECKPOINT_PAGES}").fetchone()
         answer = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if answer != "ok":
             corrupt = sqlite3.DatabaseError(str(answer))
@@ -74,16 +232,16 @@ def _prepare(path: Path, *, lenient: bool = False) -> sqlite3.Connection:
 
 def _furnish(connection: sqlite3.Connection, path: Path, *, lenient: bool) -> None:
     """Create tables, then reserve space. ``lenient``: an existing database continues with the space it has."""
-    complete = schema.version_of(connection) == schema.SCHEMA_VERSION
-    schema.migrate(connection, str(path))
+    complete = version_of(connection) == SCHEMA_VERSION
+    migrate(connection, str(path))
     wal = path.with_name(path.name + "-wal")
-    enough = complete and room.free_pages(connection) >= room.RESERVED_PAGES // 2
-    if enough and wal.exists() and wal.stat().st_size >= room.RESERVED_PAGES * room.PAGE:
+    enough = complete and free_pages(connection) >= RESERVED_PAGES // 2
+    if enough and wal.exists() and wal.stat().st_size >= RESERVED_PAGES * PAGE:
         return
     try:
-        room.reserve(connection)
+        reserve(connection)
     except sqlite3.Error as error:
-        if not (lenient and complete and room.is_full(error)):
+        if not (lenient and complete and is_full(error)):
             raise
 
 
@@ -98,11 +256,11 @@ def open_checked(path: Path, *, lenient: bool = True) -> tuple[sqlite3.Connectio
         raise PermissionDenied("cannot create the state directory", where=str(path.parent), fix=OWN) from error
     except OSError as error:
         raise HostError(f"cannot create the state directory: {error.strerror}", where=str(path.parent)) from error
-    schema.refuse(version_in_header(path), str(path))
+    refuse(version_in_header(path), str(path))
     try:
         return prepare(path, lenient=lenient), ""
     except sqlite3.Error as error:
-        if not room.is_corrupt(error):
+        if not is_corrupt(error):
             raise host_error(error, path) from error
         rebuilt = f"the state database was unreadable ({error}); it was moved to {move_aside(path).name}"
         try:
@@ -189,9 +347,9 @@ def lock_holders(path: Path) -> list[str]:
 def host_error(error: sqlite3.Error, path: Path) -> HostError:
     where = str(path)
     name = getattr(error, "sqlite_errorname", "") or ""
-    if room.is_full(error):
+    if is_full(error):
         return HostError("no space left to write the state database", where=where, fix="free some space on its disk")
-    if room.is_corrupt(error):
+    if is_corrupt(error):
         return HostError(
             f"the state database is damaged: {error}",
             where=where,

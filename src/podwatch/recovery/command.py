@@ -12,8 +12,8 @@ from podwatch.config.settings import Settings
 from podwatch.domain.run import StartRecord
 from podwatch.domain.secrets import MASK, scrub
 from podwatch.domain.snapshot import Supervision
-from podwatch.judgement.command_diff import differences
-from podwatch.recovery import plan
+from podwatch.policy.command_diff import differences
+from podwatch.recovery import start_plan
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.roles import program
@@ -63,9 +63,9 @@ class RunningCommand:
             return Difference()
         if record is not None and record.start_id == handle.start_id:
             arguments = differences(record.command, settings.trainer.command, _shown) if record.command else ()
-            wanted = str(plan.working_directory(settings))
+            wanted = str(start_plan.working_directory(settings))
             directory = (f"- in {record.cwd}", f"+ in {wanted}") if wanted != record.cwd else ()
-            return Difference(arguments, directory, plan.changed_configs(record))
+            return Difference(arguments, directory, start_plan.changed_configs(record))
         if handle.supervision is not Supervision.ATTACH:
             return Difference()
         return self._attached(handle, settings, layout)
@@ -77,11 +77,11 @@ class RunningCommand:
             return Difference()
         configured = settings.trainer.command
         arguments = differences(_compared(argv, settings, layout), _compared(configured, settings, layout), _shown)
-        wanted = str(plan.working_directory(settings))
+        wanted = str(start_plan.working_directory(settings))
         directory = (f"- in {cwd}", f"+ in {wanted}") if cwd and cwd != wanted else ()
         if self._digests[0] != handle.start_id:
-            self._digests = (handle.start_id, plan.config_digests(argv, Path(cwd or "/")))
-        return Difference(arguments, directory, plan.changed_files(self._digests[1]))
+            self._digests = (handle.start_id, start_plan.config_digests(argv, Path(cwd or "/")))
+        return Difference(arguments, directory, start_plan.changed_files(self._digests[1]))
 
 
 def _shown(group: str) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from podwatch.domain.run import EarlierSave, Lineage, RunRecord
-from podwatch.recovery import plan
+from podwatch.recovery import start_plan
 from podwatch.recovery.memory import Memory
 
 
@@ -26,5 +26,5 @@ def opened(
     else:
         memory.ancestry = {line: min(last, step) for line, last in memory.ancestry.items()}
         memory.ancestry[left] = step
-    lineage = Lineage(plan.new_id(), left, step, left_step, opened_wall)
+    lineage = Lineage(start_plan.new_id(), left, step, left_step, opened_wall)
     return replace(record, lineage=lineage, earlier=record.earlier if earlier is None else earlier)

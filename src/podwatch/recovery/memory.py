@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.judgement.restart import RestartHistory
+from podwatch.policy.restart import RestartHistory
 from podwatch.recovery.state import text_map
 from podwatch.system.clock import Clock
-from podwatch.system.identity import boot_id
+from podwatch.system.procfs import boot_id
 
 
 @dataclass

@@ -6,7 +6,7 @@ missing source was already moved. ``index.json`` repeats the pairs beside the fi
 ``podwatch quarantine return``.
 
 The paths of one checkpoint can be on several file systems. Each path goes into the quarantine of its own file system
-(system/aside.py), under the same number; the main directory, beside output_dir, has the index of all.
+(system/set_aside.py), under the same number; the main directory, beside output_dir, has the index of all.
 
 On a full disk renames work and mkdir does not, so a spare directory with a preallocated index is kept ready.
 """
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.domain.errors import HostError, PermissionDenied
-from podwatch.domain.intent import Intent
-from podwatch.system.aside import corners, corners_of, drop_empty, move_aside
+from podwatch.domain.run import Intent
 from podwatch.system.pinned import PinnedTree, RootReplaced
+from podwatch.system.set_aside import corners, corners_of, drop_empty, move_aside
 from podwatch.system.workspace import Workspace
 
 SPARE = ".spare"

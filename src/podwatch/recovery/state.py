@@ -17,12 +17,12 @@ from podwatch.domain.policy import Policies
 from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import GpuSample, Supervision
 from podwatch.journal import AsyncJournal, load_run_record, save_run_record
-from podwatch.judgement.choose import RemoteSave
-from podwatch.judgement.claims import Act, Decision
-from podwatch.judgement.two_writers import ALONE, Beside
+from podwatch.policy.lease import Decision, LeaseAction
+from podwatch.policy.resume import RemoteSave
+from podwatch.policy.two_writers import ALONE, Beside
 from podwatch.sensors.base import Sensor
 from podwatch.system.clock import Clock
-from podwatch.system.threads import Worker
+from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace
 from podwatch.trainer.base import Launcher, TrainerHandle
 
@@ -92,7 +92,7 @@ class RecoveryState:
         return frozenset(step for step, _ in self.protect_reasons)
 
 
-class CatalogueDoor(Protocol):
+class CatalogueReader(Protocol):
     """The part of checkpoints.catalogue.Catalogue that recovery needs."""
 
     def rescan(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]: ...
@@ -109,7 +109,7 @@ class CatalogueDoor(Protocol):
     def verify(self, step: int) -> tuple[str, ...]: ...
 
 
-class RestoreDoor(Protocol):
+class RestoreSource(Protocol):
     """The part of the store that a start needs. Both methods raise RemoteError."""
 
     async def newest(self, exclude: frozenset[int]) -> RemoteSave | None: ...
@@ -154,12 +154,12 @@ class Tools:
     clock: Clock
     launcher: Launcher
     layout: Layout
-    catalogue: CatalogueDoor
+    catalogue: CatalogueReader
     workspace: Workspace
     journal: AsyncJournal
     gpus: Sensor[tuple[GpuSample, ...]]
     record: RecordHolder
-    restore: RestoreDoor | None
+    restore: RestoreSource | None
     emit: Callable[[Event], None]
     track: Callable[[TrainerHandle | None], None]
     begin_start: Callable[[float, str], None]
@@ -169,7 +169,7 @@ class Tools:
     log_tails: Callable[[], Mapping[str, Sequence[str]]] = field(default=dict)
     """The end of every log of the run, by name. Blocks."""
     ports: Callable[[], tuple[int, ...]] = tuple
-    standing: Callable[[], Decision] = field(default=lambda: Decision(Act.HOLD))
+    standing: Callable[[], Decision] = field(default=lambda: Decision(LeaseAction.HOLD))
     """The lease decision: whether this pod may train."""
     jitter: Callable[[], float] = field(default=lambda: 0.5)
     beside: Callable[[], Beside] = field(default=lambda: ALONE)

@@ -18,14 +18,14 @@ from podwatch.domain.counted import counted
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.intent import Intent, IntentKind, IntentState
+from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.journal.journal import Journal
-from podwatch.judgement.retention import Removal, RemovalKind, RemovalPlan
+from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan
 from podwatch.retention.trash import Moved, move_to_trash, other_trashes, removable, trash_entries
-from podwatch.system.aside import corners_of
 from podwatch.system.clock import Clock
 from podwatch.system.files import Removed
 from podwatch.system.pinned import Identity, PinnedTree
+from podwatch.system.set_aside import corners_of
 from podwatch.system.workspace import Workspace
 
 YIELD_EVERY_ENTRIES = 32

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError
-from podwatch.judgement.retention import QuarantineEntry
-from podwatch.system.aside import corners, corners_of
+from podwatch.policy.retention import QuarantineEntry
 from podwatch.system.pinned import Identity, PinnedTree
+from podwatch.system.set_aside import corners, corners_of
 from podwatch.system.workspace import Workspace
 
 INDEX_BYTES = 16 << 20

@@ -1,8 +1,13 @@
 """The interface of every sensor."""
 
-from typing import Protocol, TypeVar, runtime_checkable
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from podwatch.domain.reading import Reading
+from podwatch.domain.snapshot import Reading, SensorState, unobserved
+from podwatch.system.clock import Clock, until_beat
+from podwatch.system.workers import Worker
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -29,3 +34,152 @@ class Wakeable(Protocol):
     def wake(self) -> None:
         """Read again now; the result appears in ``latest`` soon. Never blocks."""
         ...
+
+
+# -- polling ---------------------------------------------------------------------------------------------------------
+# Blocking reads that can hang, repeated at an interval and with a deadline, never on the event loop.
+# A thread that does not answer in time cannot be interrupted. It is abandoned: its late answer is discarded, and it
+# ends if the call ever returns. A limited number of new threads try again meanwhile.
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+SLOTS = ("gpu", "processes", "progress", "host", "training")
+MAX_STUCK = 4
+"""Maximum number of abandoned threads. More would only queue for the same lock in the driver or file system."""
+MAX_BACKOFF = 300.0
+"""Maximum seconds between attempts: a driver that works again is noticed within five minutes."""
+CLOSE_PATIENCE = 1.0
+"""Seconds that stop() waits for an orderly close."""
+
+
+async def end_task(task: "asyncio.Task[None]") -> None:
+    """Cancel the task repeatedly until it has ended: wait_for() of Python 3.11 loses a cancellation that coincides with
+    its result."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.05)
+
+
+def slot(name: str) -> float:
+    """When within an interval this sensor reads, as a share of its poll (12 ms apart at 2 s): one shortly after the
+    other, because at the same time they would compete for the interpreter's lock, and all before the sensing loop
+    runs."""
+    return 0.006 * (SLOTS.index(name) if name in SLOTS else len(SLOTS))
+
+
+class Poller(Generic[R, T]):
+    """Repeats one blocking read in a daemon thread and keeps the newest reading.
+
+    ``prepare`` runs on the event loop and returns the function for the thread; ``absorb`` runs on the event loop with
+    its result. So all state belongs to the loop and an abandoned thread does no harm. An exception in the thread is a
+    BLIND reading. ``close``, if given, runs in the thread at the end, if the thread still answers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        *,
+        poll: float,
+        deadline: float,
+        prepare: Callable[[], Callable[[], R]],
+        absorb: Callable[[R], Reading[T]],
+        close: Callable[[], None] | None = None,
+        max_stuck: int = MAX_STUCK,
+    ) -> None:
+        self._name = name
+        self._clock = clock
+        self._poll = poll
+        self._deadline = deadline
+        self._prepare = prepare
+        self._absorb = absorb
+        self._close = close
+        self._max_stuck = max_stuck
+        self._turned_at = clock.monotonic()
+        self._reading: Reading[T] = unobserved(SensorState.PENDING, self._turned_at, "not observed yet")
+        self._task: asyncio.Task[None] | None = None
+        self._worker: Worker | None = None
+        self._stuck: list[Worker] = []
+        self._wake = asyncio.Event()
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"sensor {self._name}")
+
+    async def stop(self) -> None:
+        """Stop polling. Takes at most CLOSE_PATIENCE seconds, even while a call hangs."""
+        task, self._task = self._task, None
+        if task is not None:
+            await end_task(task)
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        if self._close is not None and not worker.stuck:
+            with contextlib.suppress(Exception):  # the reader is not used any more
+                await worker.call(self._close, timeout=CLOSE_PATIENCE)
+        worker.close()
+
+    def wake(self) -> None:
+        """Read again now instead of at the next poll."""
+        self._wake.set()
+
+    def latest(self) -> Reading[T]:
+        """The newest reading, or BLIND if it is older than a working sensor allows."""
+        now = self._clock.monotonic()
+        silence = now - self._turned_at
+        if self._reading.ok and silence > self._poll + 2 * self._deadline:
+            return unobserved(SensorState.BLIND, now, f"no reading for {silence:.0f} s")
+        return self._reading
+
+    @property
+    def stuck(self) -> int:
+        """Number of abandoned threads whose call has not returned."""
+        for worker in [w for w in self._stuck if not w.stuck]:
+            worker.close()
+            self._stuck.remove(worker)
+        return len(self._stuck)
+
+    async def _run(self) -> None:
+        backoff = self._deadline
+        while True:
+            began = self._clock.monotonic()
+            if self._worker is None:
+                self._worker = Worker(self._name)
+            self._wake.clear()
+            look = self._prepare()
+            try:
+                result = await self._worker.call(look, timeout=self._deadline)
+                reading = self._absorb(result)
+            except Exception as error:  # also a bug: it must show as a blind sensor, not end the sensing
+                if self._worker.stuck:
+                    self._leave_behind(began)
+                    await self._wait_for_better(backoff)
+                    backoff = min(backoff * 2, MAX_BACKOFF)
+                    continue
+                text = f"{type(error).__name__}: {error}"
+                reading = unobserved(SensorState.BLIND, self._clock.monotonic(), text)
+            backoff = self._deadline
+            self._turned_at = self._clock.monotonic()
+            self._reading = reading
+            await self._clock.wait(self._wake, until_beat(self._turned_at, self._poll, slot(self._name) * self._poll))
+
+    def _leave_behind(self, began: float) -> None:
+        if self._worker is not None:
+            self._stuck.append(self._worker)
+            self._worker = None
+        now = self._clock.monotonic()
+        calls = "the call hangs" if self.stuck <= 1 else f"{self.stuck} calls hang"
+        self._reading = unobserved(SensorState.BLIND, now, f"no answer within {now - began:.1f} s; {calls}")
+
+    async def _wait_for_better(self, backoff: float) -> None:
+        """Wait for ``backoff`` seconds, or until a stuck call returns: then a new attempt is likely to succeed.
+
+        Continues waiting while the maximum number of threads is stuck.
+        """
+        before = self.stuck
+        until = self._clock.monotonic() + backoff
+        while self._clock.monotonic() < until or self.stuck >= self._max_stuck:
+            await self._clock.sleep(min(self._poll, 1.0))
+            if self.stuck < before:
+                return

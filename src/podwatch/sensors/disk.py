@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from podwatch.domain.reading import Reading, SensorState, observed, unobserved
-from podwatch.domain.snapshot import DiskSample
-from podwatch.sensors.polling import Poller
+from podwatch.domain.snapshot import DiskSample, Reading, SensorState, observed, unobserved
+from podwatch.sensors.base import Poller
 from podwatch.system.clock import Clock
 
 POLL = 10.0

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from podwatch.domain.reading import Reading, SensorState, observed, unobserved
-from podwatch.domain.snapshot import GpuSample
-from podwatch.sensors.polling import Poller
+from podwatch.domain.snapshot import GpuSample, Reading, SensorState, observed, unobserved
+from podwatch.sensors.base import Poller
 from podwatch.system.clock import Clock
 
 REOPEN_MIN = 2.0

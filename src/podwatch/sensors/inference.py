@@ -12,9 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
-from podwatch.domain.reading import Reading, SensorState, observed, unobserved
-from podwatch.domain.snapshot import Health, InferenceSample, Liveness, ServerKind
-from podwatch.sensors.polling import Poller, end_task
+from podwatch.domain.snapshot import (
+    Health,
+    InferenceSample,
+    Liveness,
+    Reading,
+    SensorState,
+    ServerKind,
+    observed,
+    unobserved,
+)
+from podwatch.sensors.base import Poller, end_task
 from podwatch.system.clock import Clock
 
 MAX_BODY = 4 << 20
@@ -286,7 +294,7 @@ class Discovery:
 
 
 class Finder(Protocol):
-    """Finds servers (``sensors.servers``)."""
+    """Finds servers (``sensors.server_discovery``)."""
 
     async def start(self) -> None: ...
 

@@ -7,10 +7,9 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.domain.reading import Reading, SensorState, observed, unobserved
-from podwatch.domain.snapshot import RequiredExit, TrainerSample
-from podwatch.sensors.ends import Ends
-from podwatch.sensors.polling import end_task, slot
+from podwatch.domain.snapshot import Reading, RequiredExit, SensorState, TrainerSample, observed, unobserved
+from podwatch.sensors.base import end_task, slot
+from podwatch.sensors.process_ends import Ends
 from podwatch.system.clock import Clock, until_beat
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.roles import RolePatterns

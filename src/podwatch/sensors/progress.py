@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import re
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,14 +12,46 @@ from typing import Any, Protocol
 
 from podwatch.checkpoints.layouts.base import StepSeen
 from podwatch.domain.process import ProcessRole
-from podwatch.domain.reading import Reading, SensorState, observed, unobserved
-from podwatch.domain.snapshot import ProgressSample, ProgressSource
-from podwatch.sensors import logs
-from podwatch.sensors.bars import StepReader
-from podwatch.sensors.loglines import LogLine, clean, has_finish_line, role_of_file
-from podwatch.sensors.pings import PingInbox
-from podwatch.sensors.polling import Poller
+from podwatch.domain.snapshot import ProgressSample, ProgressSource, Reading, SensorState, observed, unobserved
+from podwatch.sensors import log_tail
+from podwatch.sensors.base import Poller
+from podwatch.sensors.log_tail import LogLine, clean, has_finish_line, role_of_file
+from podwatch.sensors.progress_bars import StepReader
 from podwatch.system.clock import Clock
+
+# -- pings -----------------------------------------------------------------------------------------------------------
+# Progress pings, such as prime-rl's ``--trainer.heartbeat.url``: a GET after every step, without a number.
+
+MAX_ROLES = 16
+"""Maximum number of roles kept: pings come from the network and must not fill the memory."""
+_ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+
+
+class PingInbox:
+    """The newest ping of each role. Thread-safe. The HTTP server checks the token."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._newest: dict[str, float] = {}
+
+    def ping(self, role: str) -> bool:
+        """Record a ping now. False if the role is refused (invalid characters, or too many roles)."""
+        if _ROLE.fullmatch(role) is None:
+            return False
+        with self._lock:
+            if role not in self._newest and len(self._newest) >= MAX_ROLES:
+                return False
+            self._newest[role] = self._clock.monotonic()
+            return True
+
+    def newest(self) -> tuple[tuple[str, float], ...]:
+        """(role, monotonic second of its newest ping), by role."""
+        with self._lock:
+            return tuple(sorted(self._newest.items()))
+
+
+# -- progress --------------------------------------------------------------------------------------------------------
 
 __all__ = ["PingInbox", "ProgressSensor"]
 
@@ -38,7 +72,7 @@ class Tap(Protocol):
 
     name: str
 
-    def look(self, news: Sequence[logs.FileNews]) -> Any:
+    def look(self, news: Sequence[log_tail.FileNews]) -> Any:
         """Runs in the thread, which can be abandoned: must not change any state."""
         ...
 
@@ -64,7 +98,7 @@ class _Look:
     first: bool
     began: float
     files: tuple[StepSeen, ...]
-    news: tuple[logs.FileNews, ...]
+    news: tuple[log_tail.FileNews, ...]
     tapped: tuple[Any, ...] = ()
 
 
@@ -108,14 +142,14 @@ class ProgressSensor:
         one file's step lines."""
         self._clock = clock
         self._files = files
-        self._sources = logs.Sources(output_dir, log_globs, extra_logs)
+        self._sources = log_tail.Sources(output_dir, log_globs, extra_logs)
         self._extra = frozenset(str(path) for path in extra_logs)
         self._inbox = inbox
         self._finish_lines = finish_lines
         self._taps = taps
         self._make_reader = steps
         self._readers: dict[str, StepReader] = {}
-        self._positions: dict[str, logs.Position] = {}
+        self._positions: dict[str, log_tail.Position] = {}
         self._shown: dict[str, deque[str]] = {}
         self._written: dict[str, float] = {}
         self._scanned = False
@@ -150,7 +184,7 @@ class ProgressSensor:
         self._start_id = start_id
         self._reset(wall)
         recalled, self._recalled = self._recalled, {}
-        positions = logs.from_json(recalled.get("files")) if recalled.get("start_id") == start_id != "" else None
+        positions = log_tail.from_json(recalled.get("files")) if recalled.get("start_id") == start_id != "" else None
         self._going_on = positions is not None
         if positions is not None:
             self._positions = positions
@@ -170,7 +204,7 @@ class ProgressSensor:
             self._remembered = {
                 "start_id": self._start_id,
                 "finished": sorted(self._finished),
-                "files": logs.to_json(self._positions),
+                "files": log_tail.to_json(self._positions),
             }
         return self._remembered
 
@@ -238,7 +272,7 @@ class ProgressSensor:
 
     def log_tails(self) -> dict[str, tuple[str, ...]]:
         """The last lines of every log of the run, as ``logs.tails``. Blocks."""
-        return logs.tails(self._sources)
+        return log_tail.tails(self._sources)
 
     def _reset(self, wall: float) -> None:
         now = self._clock.monotonic()
@@ -263,7 +297,7 @@ class ProgressSensor:
             wall = self._boundary_wall
 
         def look() -> _Look:
-            news = logs.look(self._sources, positions, from_end=first, since_wall=wall, go_on=go_on)
+            news = log_tail.look(self._sources, positions, from_end=first, since_wall=wall, go_on=go_on)
             return _Look(boundary, first, began, self._files(), news, tuple(_tapped(tap, news) for tap in taps))
 
         return look
@@ -273,7 +307,7 @@ class ProgressSensor:
         present = look.boundary == self._boundary
         self._scanned = True
         if present or not self._going_on:
-            self._positions = logs.known(look.news)
+            self._positions = log_tail.known(look.news)
         for item in look.news:
             self._take_log(item, now, wall, counts=present)
         gone = self._shown.keys() - {item.path for item in look.news}
@@ -321,7 +355,7 @@ class ProgressSensor:
         at = self._when(seen.wall, now, wall)
         self._samples[(source, seen.role)] = ProgressSample(source, seen.role, at, seen.step)
 
-    def _take_log(self, item: logs.FileNews, now: float, wall: float, *, counts: bool) -> None:
+    def _take_log(self, item: log_tail.FileNews, now: float, wall: float, *, counts: bool) -> None:
         if item.lines or item.old:
             shown = self._shown.setdefault(item.path, deque(maxlen=LINES_KEPT))
             self._written[item.path] = item.mtime
@@ -362,7 +396,7 @@ class ProgressSensor:
         return min(now, max(self._looked_at, now - (wall - written)))
 
 
-def _tapped(tap: Tap, news: Sequence[logs.FileNews]) -> Any:
+def _tapped(tap: Tap, news: Sequence[log_tail.FileNews]) -> Any:
     try:
         return tap.look(news)
     except Exception as error:  # reported by _give

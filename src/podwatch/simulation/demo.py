@@ -17,11 +17,10 @@ from types import FrameType
 
 from podwatch.config.loading import load_settings
 from podwatch.domain.event import EventName
-from podwatch.domain.remote import Keys
+from podwatch.domain.manifest import Keys
 from podwatch.simulation.pod import Pod, Shape, require_linux
 from podwatch.simulation.screen import Screen
-from podwatch.simulation.verify import prove_local, prove_store
-from podwatch.simulation.watching import DemoFailed, Watching
+from podwatch.simulation.verify import DemoFailed, Watching, prove_local, prove_store
 
 PATIENCE = 4.0
 """Factor by which a phase can exceed its usual duration: the machine can be busy."""

@@ -1,9 +1,64 @@
 """Simulated GPUs as files: a GpuReader for a machine without a GPU."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.domain.snapshot import GpuSample, GpuState
-from podwatch.simulation.gpu_files import held
+
+# -- gpu files -------------------------------------------------------------------------------------------------------
+# Simulated GPU memory: a file ``<dir>/<gpu>/<pid>`` that counts while that process lives.
+# Standard library only: the simulated processes import it.
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    pid: int
+    memory_bytes: int
+    utilization_percent: float
+
+
+def hold(directory: Path, gpu: int, pid: int, memory_bytes: int, utilization_percent: float = 0.0) -> None:
+    """Allocate or change the held memory; the file is replaced atomically, so a reader never sees half a line."""
+    folder = directory / str(gpu)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{pid}"
+    temporary.write_text(f"{memory_bytes} {utilization_percent} {start_ticks(pid) or 0}\n")
+    temporary.replace(folder / str(pid))
+
+
+def held(directory: Path, gpu: int) -> tuple[Held, ...]:
+    """The memory that living processes hold on one GPU. A zombie holds none: the driver frees memory when a process
+    ends."""
+    found = []
+    try:
+        entries = sorted(directory.joinpath(str(gpu)).iterdir())
+    except FileNotFoundError:
+        return ()
+    for entry in entries:
+        if not entry.name.isdigit():
+            continue
+        try:
+            memory, utilization, ticks = entry.read_text().split()
+            holder = Held(int(entry.name), int(memory), float(utilization))
+            alive = start_ticks(holder.pid) == int(ticks)
+        except (FileNotFoundError, ValueError):
+            continue
+        if alive:
+            found.append(holder)
+    return tuple(found)
+
+
+def start_ticks(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat; None when the process is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+# -- gpus ------------------------------------------------------------------------------------------------------------
 
 GIB = 1 << 30
 TOTAL_BYTES = 80 * GIB

@@ -14,7 +14,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from podwatch.simulation.gpu_files import hold
+from podwatch.simulation.gpus import hold
 from podwatch.simulation.run_files import RunConfig, say
 
 GPU = 0

@@ -6,7 +6,7 @@ import json
 import os
 import time
 
-from podwatch.simulation.ckpt_files import write_torch_zip
+from podwatch.simulation.checkpoint_files import write_torch_zip
 from podwatch.simulation.run_files import RunConfig, newest_stable, say
 
 REQUESTS_PER_STEP = 4

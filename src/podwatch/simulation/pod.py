@@ -5,8 +5,10 @@ Everything in it is real (processes, signals, files, HTTP) except the GPUs, whic
 
 import contextlib
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,13 +16,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podwatch.client.endpoint import read_endpoint
-from podwatch.client.http import fetch_status
+from podwatch.client.api import fetch_status
+from podwatch.client.discover import read_endpoint
 from podwatch.config.explain import to_toml
 from podwatch.domain.errors import HostError
-from podwatch.simulation.gpu_files import held
-from podwatch.simulation.ports import free_port
+from podwatch.simulation.gpus import held
 from podwatch.simulation.processes import launch_command, write_programs
+
+# -- ports -----------------------------------------------------------------------------------------------------------
+# Finds ports that stay free until they are used.
+
+
+def free_port() -> int:
+    """A port below the range that the kernel assigns automatically (32768 and above), so that no connection and no
+    other server takes it, even while its server restarts."""
+    while True:
+        port = random.randrange(16384, 32768)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:  # the port is in use
+            continue
+
+
+# -- pod -------------------------------------------------------------------------------------------------------------
 
 MARKER = "SIMULATED_POD"
 """Environment variable of every process of a pod. Not PODWATCH_*: podwatch removes those from training."""

@@ -6,8 +6,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-from podwatch.simulation.ckpt_files import read_dcp, tensor_bytes, write_dcp, write_safetensors
-from podwatch.simulation.gpu_files import hold
+from podwatch.simulation.checkpoint_files import read_dcp, tensor_bytes, write_dcp, write_safetensors
+from podwatch.simulation.gpus import hold
 from podwatch.simulation.run_files import RunConfig, highest_step, say, take_fault
 
 GPU = 1

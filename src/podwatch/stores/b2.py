@@ -14,11 +14,10 @@ from b2sdk.v3 import MetadataDirectiveMode
 from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.domain.remote import WRITER_TAG, check_relative_path
-from podwatch.stores.b2_bucket import Bucket
+from podwatch.domain.manifest import WRITER_TAG, check_relative_path
 from podwatch.stores.b2_errors import ResourceNotFound
-from podwatch.stores.b2_http import Retry
 from podwatch.stores.b2_receive import receive
+from podwatch.stores.b2_session import Bucket, Retry
 from podwatch.stores.b2_wire import BLOCK
 from podwatch.stores.base import Progress, StoredObject, StoredPart, Unfinished
 from podwatch.stores.credentials import Credentials

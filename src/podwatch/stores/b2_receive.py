@@ -12,8 +12,7 @@ from b2sdk.v3 import B2Session
 from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import IntegrityError
-from podwatch.stores.b2_body import give_back, read_into
-from podwatch.stores.b2_wire import BLOCK
+from podwatch.stores.b2_wire import BLOCK, give_back, read_into
 
 STALLED = 30.0
 """Seconds in which fewer than ``CRAWL`` bytes arrive: the connection counts as dead. The same time as for an upload's

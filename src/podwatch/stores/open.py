@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from podwatch.domain.errors import ConfigurationError, IntegrityError
-from podwatch.domain.remote import check_relative_path
+from podwatch.domain.manifest import check_relative_path
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import KEY, KEY_ID, Credentials
 from podwatch.stores.local import LocalStore
@@ -54,7 +54,7 @@ def parse_store_url(url: str) -> StoreLocation:
 def load(kind: str) -> None:
     """Import what a store of this kind (``b2``, ``file``) needs before it is opened, because that takes a moment."""
     if kind == "b2":
-        from podwatch.stores import plain_sdk  # noqa: F401 - before b2sdk is imported
+        from podwatch.stores import slim_sdk_import  # noqa: F401 - before b2sdk is imported
         from podwatch.stores.b2 import B2Store  # noqa: F401
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.links import check_links
-from podwatch.domain.remote import Keys, Manifest, ManifestFile, Pointer
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
-from podwatch.sync.optional_manifest import read_optional
 from podwatch.sync.publish import checked_manifest, newest_pointer, read_pointer
+from podwatch.sync.upload.optional_manifest import read_optional
 
 _LIMIT = 64 << 20
 

@@ -12,16 +12,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.domain.intent import Intent, IntentKind, IntentState
-from podwatch.domain.remote import Keys, Manifest, ManifestFile, Pointer, sha1_hex
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
+from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave
-from podwatch.judgement.claims import next_pointer
+from podwatch.policy.lease import next_pointer
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.asking import put_before
-from podwatch.sync.claims import Superseded as Superseded
-from podwatch.sync.doors import RunIdentity
 from podwatch.sync.errors import SaveGone
+from podwatch.sync.lease.protocol import Superseded as Superseded
+from podwatch.sync.lease.requests import put_before
+from podwatch.sync.types import RunIdentity
 
 _POINTER_LIMIT = 1 << 20
 SEQ, LAST = "sync.seq", "sync.pointer"

@@ -15,14 +15,14 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave, UploadedObject
-from podwatch.judgement.claims import Act
-from podwatch.judgement.next_upload import GivenUp, Waiting, next_upload, sort_begun
-from podwatch.judgement.plausible import NO_TRAINING
-from podwatch.sync import job as jobs
-from podwatch.sync.engine import SetForeign, SetVoid, UploadStopped
+from podwatch.policy.lease import LeaseAction
+from podwatch.policy.plausible_steps import NO_TRAINING
+from podwatch.policy.upload_order import GivenUp, Waiting, next_upload, sort_begun
 from podwatch.sync.publish import Publisher, Superseded
-from podwatch.sync.store_side import BEGUN as BEGUN
-from podwatch.sync.store_side import NOT_OURS, StoreSide, internal
+from podwatch.sync.store_session import BEGUN as BEGUN
+from podwatch.sync.store_session import NOT_OURS, StoreSide, internal
+from podwatch.sync.upload import job as jobs
+from podwatch.sync.upload.process import SetForeign, SetVoid, UploadStopped
 from podwatch.system.pinned import RootReplaced
 
 CHANGED = "the checkpoint changed on disk while it was uploaded"
@@ -217,7 +217,7 @@ class Syncer(StoreSide):
         if not standing.publish:
             if self._holding.error is not None:
                 raise self._holding.error
-            if standing.act is not Act.SETTLE or not await self._send_ahead():
+            if standing.act is not LeaseAction.SETTLE or not await self._send_ahead():
                 await self._wake.wait()  # a new decision, an error, or a rescan that may have found a checkpoint
             return True
         if why := self._withheld():  # each rescan checks again
@@ -289,11 +289,11 @@ class Syncer(StoreSide):
     def _standing_changed(self) -> None:
         super()._standing_changed()
         running = self._sender.running
-        if self._ahead and running is not None and self.standing.act not in (Act.SETTLE, Act.HOLD):
+        if self._ahead and running is not None and self.standing.act not in (LeaseAction.SETTLE, LeaseAction.HOLD):
             running.kill()
 
     async def _begun(self) -> CheckpointSet | None:
-        """The checkpoint whose interrupted upload is finished now (judgement/next_upload.py). All other interrupted
+        """The checkpoint whose interrupted upload is finished now (policy/upload_order.py). All other interrupted
         uploads are given up and cancelled in the store, once it is certain that they will not be finished."""
         sets = {s.step: s for s in self._catalogue.sets}
         if held := self._sender.held:

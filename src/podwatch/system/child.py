@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import pwd
 import signal
@@ -11,6 +12,29 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.domain.errors import HostError
+
+# -- dying -----------------------------------------------------------------------------------------------------------
+# A child that never outlives the process it works for.
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Start a new session, and get SIGKILL when ``parent`` (its thread that started us) ends. 0: any parent."""
+    with contextlib.suppress(OSError):
+        os.setsid()
+    end_with_parent(parent)
+
+
+def end_with_parent(parent: int) -> None:
+    """Get SIGKILL when ``parent`` (its thread that started us) ends, without a new session."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        os._exit(1)  # it died before the request
+
+
+# -- child -----------------------------------------------------------------------------------------------------------
 
 _SERVICE = frozenset(
     {"NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY", "JOURNAL_STREAM", "INVOCATION_ID", "MAINPID", "SYSTEMD_EXEC_PID",

@@ -5,15 +5,27 @@ podwatch is out of descriptors or memory; callers that need *one particular* pro
 "Denied" differs from "nothing": without CAP_SYS_PTRACE even root cannot read fd links of a full-capability process.
 """
 
+import asyncio
 import contextlib
 import errno
+import fcntl
+import functools
+import hashlib
 import os
 import re
+import signal
+import socket
+import struct
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
+
+from podwatch.domain.errors import PermissionDenied
+from podwatch.domain.process import ProcessIdentity
+from podwatch.system.workers import Worker
 
 _OUT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """podwatch's own shortage, not a fact about the process: raised, because a trainer that cannot be examined has not
@@ -314,3 +326,163 @@ def _read(path: str) -> bytes | None:
 def _raise_if_ours(error: OSError) -> None:
     if error.errno in _OUT_OF:
         raise error
+
+
+# -- identity --------------------------------------------------------------------------------------------------------
+# Identifies processes, so that a signal never reaches an unrelated process that got the same pid (promise 9).
+
+_ENDED = frozenset("ZXx")
+
+
+@functools.cache
+def boot_id() -> str:
+    """Random id of this boot of the kernel; empty where /proc does not show it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+@functools.cache
+def machine_id() -> str:
+    """An id of this machine or container that survives reboots: from its machine id (which containers may share with
+    their image) and its host name (which in a container is generated)."""
+    try:
+        known = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        known = ""
+    return hashlib.sha256(f"{known}|{socket.gethostname()}".encode()).hexdigest()[:16]
+
+
+@functools.cache
+def pid_namespace() -> int:
+    """Inode number of our pid namespace: pids mean nothing in another one. 0 where /proc does not show it."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
+def start_ticks(pid: int) -> int | None:
+    """Clock ticks since boot at which ``pid`` started; None when there is no such process."""
+    status = read_stat(pid)
+    return None if status is None else status.start_ticks
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """The identity of ``pid`` as it is now (a zombie still has one); None when there is no such process."""
+    ticks = start_ticks(pid)
+    return None if ticks is None else ProcessIdentity(pid, ticks, boot_id(), pid_namespace())
+
+
+def from_here(identity: ProcessIdentity) -> bool:
+    """Whether the record is from this boot and pid namespace. Fields that were not recorded do not count."""
+    return identity.boot_id in ("", boot_id()) and identity.pid_namespace in (0, pid_namespace())
+
+
+def is_alive(identity: ProcessIdentity) -> bool:
+    """True while exactly this process runs. Zombies are not alive; a later process with the same pid is not this
+    one."""
+    if not from_here(identity):
+        return False
+    status = read_stat(identity.pid)
+    return status is not None and status.start_ticks == identity.start_ticks and status.state not in _ENDED
+
+
+def exists(identity: ProcessIdentity) -> bool:
+    """Like ``is_alive``, but a zombie counts: its pid is not free yet."""
+    if not from_here(identity):
+        return False
+    return start_ticks(identity.pid) == identity.start_ticks
+
+
+def open_pidfd(identity: ProcessIdentity) -> int | None:
+    """A descriptor of exactly this process (the caller closes it); None when it is gone.
+
+    The ticks are compared *after* the descriptor is open: from then on the pid cannot be given to another.
+    """
+    try:
+        fd = os.pidfd_open(identity.pid)
+    except (ProcessLookupError, OSError):
+        return None
+    if not exists(identity):
+        os.close(fd)
+        return None
+    return fd
+
+
+def send_signal(identity: ProcessIdentity, number: int) -> bool:
+    """Send a signal to exactly this process. False when it is gone. Raises PermissionDenied."""
+    fd = open_pidfd(identity)
+    if fd is None:
+        return False
+    try:
+        signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError as error:
+        raise PermissionDenied(
+            f"no permission to send {signal.Signals(number).name} to process {identity.pid}",
+            fix="run podwatch as root or as the user that started training",
+        ) from error
+    finally:
+        os.close(fd)
+    return True
+
+
+# -- patience --------------------------------------------------------------------------------------------------------
+# Reads /proc while a process of the pod hangs in the kernel.
+
+T = TypeVar("T")
+
+PATIENCE = 1.0
+"""Seconds for one read of one process. It takes microseconds; a machine that swaps may need some milliseconds."""
+
+
+async def patiently(worker: Worker, fn: Callable[..., T], *args: Any, timeout: float, patience: float = PATIENCE) -> T:
+    """As ``worker.call``, for a read-only scan: if it hangs at one process, it is restarted in a fresh thread, without
+    that process. So an unrelated stuck process never delays a restart. Raises TimeoutError as ``worker.call`` does."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout
+    while True:
+        call = asyncio.ensure_future(worker.call(fn, *args, timeout=max(patience, end - loop.time())))
+        try:
+            while not call.done():
+                await asyncio.wait({call}, timeout=patience)
+                if not call.done() and give_up_hung(patience):
+                    break
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        if call.done():
+            return call.result()
+        call.cancel()
+        await asyncio.wait({call})
+        worker.renew()
+
+
+# -- pidfd -----------------------------------------------------------------------------------------------------------
+# Reads a process's exit status from the kernel, which otherwise only its parent gets.
+
+_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
+"""PIDFD_GET_INFO: _IOWR(0xFF, 11, struct pidfd_info), of which the first version has 64 bytes."""
+_EXIT = 1 << 3
+"""PIDFD_INFO_EXIT, Linux 6.15: the exit status, once the parent has reaped the process."""
+_SIZE, _CODE_AT = 64, 60
+
+
+def exit_of(fd: int) -> tuple[int | None, int | None] | None:
+    """(exit code, signal) of this pidfd's process, one of them None; None until its parent has reaped it, and always on
+    a kernel before 6.15. Never blocks, never raises."""
+    answer = bytearray(_SIZE)
+    struct.pack_into("<Q", answer, 0, _EXIT)
+    try:
+        fcntl.ioctl(fd, _GET_INFO, answer)
+    except OSError:
+        return None
+    if not struct.unpack_from("<Q", answer)[0] & _EXIT:
+        return None
+    status = struct.unpack_from("<i", answer, _CODE_AT)[0]
+    if os.WIFSIGNALED(status):
+        return None, os.WTERMSIG(status)
+    return os.WEXITSTATUS(status), None

@@ -8,7 +8,7 @@ not read a file that a user of the pod merely points at. One rule for all of the
   own user: of the owner of the link, or of the directory that contains it.
 - A file that is shown or leaves the pod (``shown``) must be its maker's: a file with several names (hard links) is read
   where only root or podwatch can have named it, or where it belongs to the owner of its directory. A checkpoint is
-  judged with such files: it can be resumed from, and is not sent (``sync.linked``).
+  judged with such files: it can be resumed from, and is not sent (``sync.upload.ownership``).
 
 Each path is walked segment by segment by descriptors, so nothing changes between the check and the read. Everything
 here blocks.

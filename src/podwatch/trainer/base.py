@@ -6,8 +6,7 @@ from typing import Protocol
 
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
-from podwatch.domain.reading import Reading
-from podwatch.domain.snapshot import ATTACHED_ID, Supervision
+from podwatch.domain.snapshot import ATTACHED_ID, Reading, Supervision
 
 
 class CannotExecute(HostError):  # noqa: N818

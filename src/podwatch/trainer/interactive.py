@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole
-from podwatch.trainer.processes import Process
+from podwatch.trainer.process_tree import Process
 from podwatch.trainer.roles import classify, looks_like_trainer, program, runs_program
 
 _POSIX: Final = frozenset(

@@ -17,16 +17,14 @@ from podwatch.domain.process import ProcessIdentity
 from podwatch.system.child import scrubbed_environment
 from podwatch.system.clock import Clock
 from podwatch.system.files import atomic_write, read_small
-from podwatch.system.identity import from_here, is_alive
-from podwatch.system.patience import patiently
-from podwatch.system.threads import Worker
-from podwatch.trainer import find, keeper_program, tree
+from podwatch.system.procfs import from_here, is_alive, patiently
+from podwatch.system.workers import Worker
+from podwatch.trainer import discover, keeper_program, process_tree
 from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
+from podwatch.trainer.discover import Run, users_of
 from podwatch.trainer.environment import for_training
-from podwatch.trainer.find import Run, users_of
 from podwatch.trainer.handle import AttachedTrainer, KeptTrainer, started_wall
-from podwatch.trainer.keeper_client import KeeperClient, KeeperSilent
-from podwatch.trainer.records import KeeperRecord, read_exit, read_record, read_result
+from podwatch.trainer.keeper_client import KeeperClient, KeeperRecord, KeeperSilent, read_exit, read_record, read_result
 from podwatch.trainer.unrecorded import kept_by
 
 T = TypeVar("T")
@@ -166,7 +164,7 @@ class KeeperLauncher:
         if await self._call(read_exit, self._directory, record.start_id) is not None or is_alive(record.launcher):
             handle.keeper_lives()
             return handle
-        marked: list[ProcessIdentity] = await self._look_at_all(tree.marked, record.start_id)
+        marked: list[ProcessIdentity] = await self._look_at_all(process_tree.marked, record.start_id)
         if record.executed or marked:
             handle.keeper_lives()
             return handle
@@ -189,11 +187,11 @@ class KeeperLauncher:
     def _survey(self) -> Look:
         """Blocks: reads every process of the pod."""
         run = self._run()
-        processes = find.gather(run, own_pid=os.getpid())
-        judged = find.judge(processes, run)
+        processes = discover.gather(run, own_pid=os.getpid())
+        judged = discover.judge(processes, run)
         return Look(
             candidates=judged.candidates,
-            holders=find.holders(processes, gpus=run.gpus, own_pid=os.getpid()),
+            holders=discover.holders(processes, gpus=run.gpus, own_pid=os.getpid()),
             pending=judged.pending,
             eligible=judged.eligible,
         )

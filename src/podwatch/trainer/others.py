@@ -12,8 +12,8 @@ from pathlib import PurePosixPath
 
 from podwatch.domain.process import TICKS_PER_SECOND, ProcessIdentity, ProcessRole
 from podwatch.system import procfs
-from podwatch.system.identity import boot_id, pid_namespace
-from podwatch.trainer.find import Process, tool
+from podwatch.system.procfs import boot_id, pid_namespace
+from podwatch.trainer.discover import Process, tool
 from podwatch.trainer.interactive import starter
 from podwatch.trainer.roles import SHELLS, classify, program
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
-from podwatch.system.identity import boot_id, pid_namespace
+from podwatch.system.procfs import boot_id, pid_namespace
 from podwatch.trainer.base import Candidate
 
 _PROGRAMS = frozenset({"keeper.py", "keeper.pyc"})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from podwatch.checkpoints.layouts import KINDS, auto, make_layout, recognised
 from podwatch.checkpoints.layouts.base import Recognition, Site
-from podwatch.checkpoints.layouts.program import program
+from podwatch.checkpoints.layouts.command_line import program
 from podwatch.config.settings import CheckpointSettings, CustomLayoutSettings, Settings, TrainerSettings
 from podwatch.domain.errors import ConfigurationError
 from tests.support.layout_makers import run

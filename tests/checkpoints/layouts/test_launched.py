@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.layouts import KINDS, Site
-from podwatch.checkpoints.layouts.launched import launched
-from podwatch.checkpoints.saved_by import saved_by
-from podwatch.judgement.choose import other_world
+from podwatch.checkpoints.layouts.command_line import launched
+from podwatch.policy.resume import other_world
+from podwatch.recovery.resume_point import saved_by
 from tests.support.golden import GOLDENS
 
 

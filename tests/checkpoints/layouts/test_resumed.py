@@ -9,7 +9,7 @@ import pytest
 
 from podwatch.checkpoints.layouts import prime_rl, torchtitan
 from podwatch.checkpoints.layouts.base import Layout, Site
-from podwatch.checkpoints.layouts.resumed import Resumed, resumed
+from podwatch.checkpoints.layouts.resume_flags import Resumed, resumed
 
 RL = ("uv", "run", "rl", "@", "rl.toml", "--ckpt", "--ckpt.interval", "5")
 TITAN = ("torchrun", "-m", "torchtitan.train", "--job.config_file=titan.toml")

@@ -11,11 +11,11 @@ from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts import KINDS, make_layout
 from podwatch.checkpoints.layouts.base import Site
 from podwatch.domain.checkpoint import Completeness
-from podwatch.domain.intent import Intent, IntentKind
-from podwatch.judgement.retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.domain.run import Intent, IntentKind
+from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
 from podwatch.retention.remover import Remover
-from podwatch.sync.doors import RunIdentity
+from podwatch.sync.types import RunIdentity
 from podwatch.system.clock import SystemClock
 from podwatch.system.workspace import Workspace
 from tests.support.checkpoints import ManualClock

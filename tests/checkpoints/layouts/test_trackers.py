@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.layouts.base import Tracker
-from podwatch.checkpoints.layouts.tracker_files import number, repair
+from podwatch.checkpoints.layouts.shared_rules import number, repair
 from podwatch.domain.errors import HostError
 from podwatch.system.pinned import PinnedTree
 

@@ -8,7 +8,7 @@ import pytest
 from podwatch.checkpoints.layouts import make_layout
 from podwatch.checkpoints.layouts.trial import restart_concerns
 from podwatch.config.settings import Settings
-from podwatch.daemon.own_findings import concern_findings
+from podwatch.daemon.backup_findings import concern_findings
 from podwatch.domain.finding import FindingKind
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts import KINDS, auto
 from podwatch.checkpoints.layouts.base import Layout, Marker, Site
-from podwatch.checkpoints.structure import isolated
 from tests.support.layout_checks import age, verdict, whole_prefixes
 from tests.support.layout_makers import Operation, run
 from tests.support.layout_makers.more import COMMANDS, MAKERS, NO_MARKER, NOT_OVER_ITSELF
@@ -27,7 +27,7 @@ def test_whole_after_the_last_operation_and_never_before(name: str, tmp_path: Pa
     """The first step, a second one beside it, and the first one saved again over itself: no tracker, marker or file of
     an earlier save speaks for a later one."""
     layout, operations = made(name, tmp_path / "out", 10)
-    with isolated.session():
+    with sandbox.session():
         assert whole_prefixes(layout, 10, operations) == []
         found = verdict(layout, 10)
         assert found.reason == ""
@@ -56,7 +56,7 @@ def test_every_file_of_a_set_counts(name: str, tmp_path: Path) -> None:
     blind = ("/d/", "huggingface/", "commit_success.txt", "zero_to_fp32.py", "config.yaml", "sampler.bin", ".txt")
     spared = (*blind, "config.json", "scheduler.bin", "data.pt", "metadata.json", "manifest.ocdbt", "train_dataloader")
     spared += ("_METADATA", "tokenizer")
-    with isolated.session():
+    with sandbox.session():
         for path in sorted(p for p in (tmp_path / "out").rglob("*") if p.is_file() and p.stat().st_size > 8):
             status, data = path.stat(), path.read_bytes()
             inside = path.relative_to(tmp_path / "out").as_posix()

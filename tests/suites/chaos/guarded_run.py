@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podwatch.simulation.ports import free_port
+from podwatch.simulation.pod import free_port
 from podwatch.system import procfs
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess

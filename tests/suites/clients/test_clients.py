@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from b2sdk.v2 import B2Api, InMemoryAccountInfo
 
-from podwatch.domain.remote import Manifest
+from podwatch.domain.manifest import Manifest
 from tests.suites.clients.conftest import FIVE_MB, Client
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.sync.conftest import World

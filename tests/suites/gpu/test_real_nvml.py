@@ -14,8 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 
 from podwatch.domain.finding import Verdict
-from podwatch.domain.reading import SensorState
-from podwatch.domain.snapshot import GpuSample, GpuState
+from podwatch.domain.snapshot import GpuSample, GpuState, SensorState
 from podwatch.sensors.gpu import GpuSensor
 from podwatch.sensors.nvml import NvmlReader
 from podwatch.system.clock import SystemClock

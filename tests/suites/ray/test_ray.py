@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.simulation.ports import free_port
+from podwatch.simulation.pod import free_port
 from podwatch.system import procfs
 from tests.suites.ray.driver import living
 from tests.support.daemon import DaemonProcess

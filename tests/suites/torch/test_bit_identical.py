@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from podwatch.simulation.ports import free_port
+from podwatch.simulation.pod import free_port
 from tests.support.asking import published
 from tests.support.daemon import DaemonProcess
 from tests.support.nvml import GIB, NoCompiler, NvmlWorld, build_nvml

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.formats import dcp, sandbox
 from podwatch.checkpoints.layouts import KINDS, Site
-from podwatch.checkpoints.structure import dcp, isolated
 from podwatch.checkpoints.watcher import Watcher
 from podwatch.domain.errors import HostError
 from podwatch.system.clock import SystemClock
@@ -73,7 +73,7 @@ class Observer:
             return None, ""
         part = contents.parts[0]
         index = part.part.path / dcp.INDEX
-        answer = isolated.parse("dcp", index).answer if index.exists() else None
+        answer = sandbox.parse("dcp", index).answer if index.exists() else None
         return {f.path: f.size for f in contents.files}, str((answer or {}).get("save_id", ""))
 
 
@@ -85,7 +85,7 @@ def test_never_complete_before_its_writer_had_finished(kind: str, layout: str, t
     observer = Observer(layout, out)
     observer.watcher.start()
     try:
-        with isolated.session():
+        with sandbox.session():
             while writer.poll() is None:
                 observer.woken.wait(0.03)
                 observer.woken.clear()

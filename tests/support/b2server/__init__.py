@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from podwatch.simulation.ports import free_port
+from podwatch.simulation.pod import free_port
 
 KEY_ID, KEY = "key0000000001", "secret-never-to-be-seen"
 BUCKET = "test-bucket"

@@ -7,16 +7,15 @@ in the middle of a phase; its pieces change what the sensors will see, in the or
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from podwatch.detection.corroboration import no_step_limit
+from podwatch.detection.hang import limit_seconds, patience_seconds
+from podwatch.detection.learned import Learned
+from podwatch.detection.progress import save_limit
 from podwatch.domain.finding import FindingKind as Kind
 from podwatch.domain.finding import Verdict
 from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ExitStatus, ProcessRole
-from podwatch.domain.reading import SensorState
-from podwatch.domain.snapshot import GpuState, Health, Liveness, LogMatch, ServerKind
-from podwatch.judgement.detectors.hang import limit_seconds, patience_seconds
-from podwatch.judgement.detectors.second import no_step_limit
-from podwatch.judgement.learned import Learned
-from podwatch.judgement.progress import save_limit
+from podwatch.domain.snapshot import GpuState, Health, Liveness, LogMatch, SensorState, ServerKind
 from tests.support.pods.healthy import CONTEXT, Run
 from tests.support.pods.shapes import SHAPES, Shape
 from tests.support.pods.world import Piece

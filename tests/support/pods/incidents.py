@@ -1,6 +1,6 @@
 """The two nights that podwatch was written for, rebuilt from what is known of them (facts/peers.md section 1).
 
-    python -m tests.support.pods.incidents tests/judgement/recordings
+    python -m tests.support.pods.incidents tests/detection/recordings
 
 A: prime-rl of January 2026, engine on GPU 0, trainer on GPU 1, steps of 3 to 5 minutes. At three in the morning GPU 0
 goes to 0 MiB, its use to 0 %; the API server ends with code 0, which the launcher ignores; 128 APIConnectionErrors fill
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from podwatch.domain.snapshot import LogMatch, Snapshot, Supervision
-from podwatch.journal.recording_format import Header, write_recording
+from podwatch.recording.format import Header, write_recording
 from tests.support.pods.deaths import OWN, lose_engine, lose_server
 from tests.support.pods.healthy import Run
 from tests.support.pods.shapes import Shape

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
+from podwatch.detection.endings import INTERRUPTED
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.snapshot import Health, LogMatch
-from podwatch.judgement.endings import INTERRUPTED
 from tests.support.pods.deaths import lose_engine
 from tests.support.pods.healthy import Run
 from tests.support.pods.world import Piece

@@ -3,10 +3,9 @@
 Each piece stands for itself and comes at random, ``every`` so many seconds on average.
 """
 
+from podwatch.detection.endings import INTERRUPTED
 from podwatch.domain.process import ProcessRole
-from podwatch.domain.reading import SensorState
-from podwatch.domain.snapshot import Health, LogMatch
-from podwatch.judgement.endings import INTERRUPTED
+from podwatch.domain.snapshot import Health, LogMatch, SensorState
 from tests.support.pods.healthy import Run
 from tests.support.pods.world import GIB, Piece, World
 

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from podwatch.detection.engine import DetectionState, advance, confirming, initial
+from podwatch.detection.learned import Learned
 from podwatch.domain.finding import Finding, Verdict
 from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Snapshot
-from podwatch.judgement.learned import Learned
-from podwatch.judgement.watch import WatchState, advance, confirming, initial
 from tests.support.pods.deaths import Fault, shape_for, strike
 from tests.support.pods.healthy import Run
 from tests.support.pods.oddities import add_all
@@ -19,7 +19,7 @@ def acts(finding: Finding) -> bool:
     return finding.verdict is not Verdict.NONE and finding.confirmed
 
 
-def reborn(state: WatchState, policies: Policies) -> WatchState:
+def reborn(state: DetectionState, policies: Policies) -> DetectionState:
     """What a podwatch that was restarted knows: what the journal kept."""
     return initial(policies, Learned.from_dict(json.loads(json.dumps(state.learned.to_dict()))))
 

@@ -11,7 +11,6 @@ from heapq import heappop, heappush
 from typing import Any
 
 from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessRole, ProcessSample
-from podwatch.domain.reading import Reading, SensorState
 from podwatch.domain.snapshot import (
     ATTACHED_ID,
     CheckpointMark,
@@ -27,6 +26,8 @@ from podwatch.domain.snapshot import (
     ProcessEnd,
     ProgressSample,
     ProgressSource,
+    Reading,
+    SensorState,
     ServerKind,
     Snapshot,
     Supervision,

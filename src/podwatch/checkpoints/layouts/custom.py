@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from podwatch.checkpoints.formats import dcp
+from podwatch.checkpoints.formats.files import check_file, has_hole
 from podwatch.checkpoints.layouts.base import PATTERN, Concern, Judgement, Kind, Marker, Recognition, Site
 from podwatch.checkpoints.layouts.entries import Entry, SharedDirs
-from podwatch.checkpoints.layouts.inside import Fault, Inside, StepView
-from podwatch.checkpoints.layouts.names import all_step_names
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.step_dirs import Part, Rules, StepDirs
-from podwatch.checkpoints.structure import dcp
-from podwatch.checkpoints.structure.files import check_file
-from podwatch.checkpoints.structure.holes import has_hole
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import Fault, Inside, StepView
+from podwatch.checkpoints.layouts.step_dirs import Part, Rules, StepDirs, all_step_names
 from podwatch.config.settings import STEP_FIELD, CustomLayoutSettings
 from podwatch.domain.errors import ConfigurationError
 

@@ -9,12 +9,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from podwatch.checkpoints.formats import dcp
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
-from podwatch.checkpoints.layouts.inside import StepView
-from podwatch.checkpoints.layouts.names import all_step_names, is_plain_dir
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs
-from podwatch.checkpoints.structure import dcp
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import StepView
+from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, all_step_names, is_plain_dir
 
 STEP = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*[-_=])*(\d{1,18})")
 

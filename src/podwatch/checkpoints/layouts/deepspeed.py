@@ -9,14 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import argv, tracker_files, zero_shards
+from podwatch.checkpoints.layouts import command_line, shared_rules, zero_shards
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker
-from podwatch.checkpoints.layouts.inside import StepView
-from podwatch.checkpoints.layouts.names import step_names
+from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.openrlhf_command import LOAD, PLAIN_MODULES, load_preset
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.program import program
-from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import StepView
+from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, step_names
 
 STEP = re.compile(r"global_step(0|[1-9]\d{0,17})$")
 LATEST = "latest"
@@ -27,7 +26,7 @@ def judge(view: StepView) -> Judgement:
     tag = view.only
     zero = zero_shards.check(tag)
     tag.sound()
-    marker = zero_shards.over(view.root / LATEST, view, tag, STEP, tracker_files.has_later(view, STEP))
+    marker = zero_shards.over(view.root / LATEST, view, tag, STEP, shared_rules.has_later(view, STEP))
     return Judgement(True, marker=marker if zero.ranks else Marker.NONE, world_size=zero.ranks)
 
 
@@ -36,15 +35,15 @@ def trackers(root: Path, step: int | None) -> tuple[Tracker, ...]:
 
 
 def pinned(root: Path) -> Mapping[int, str]:
-    step = tracker_files.number(root / LATEST, STEP)
+    step = shared_rules.number(root / LATEST, STEP)
     return {} if step is None else {step: LATEST}
 
 
 def _preset(site: Site, command: Sequence[str]) -> Preset:
     seen = program(command, site.working_directory)
-    if seen.runs(*PLAIN_MODULES) or argv.has_flag(command, LOAD):
+    if seen.runs(*PLAIN_MODULES) or command_line.has_flag(command, LOAD):
         return load_preset(command)
-    if argv.has_flag(command, ("--checkpoint_state_dir",)):
+    if command_line.has_flag(command, ("--checkpoint_state_dir",)):
         return Preset(add=())  # open-instruct's GRPO loads what latest names, whenever the directory exists
     return Preset(
         add=None,
@@ -55,7 +54,7 @@ def _preset(site: Site, command: Sequence[str]) -> Preset:
 
 
 def _target(_site: Site, command: Sequence[str], _root: Path) -> int | None:
-    return argv.positive(argv.flag_value(command, _TARGETS))
+    return command_line.positive(command_line.flag_value(command, _TARGETS))
 
 
 RULES = Rules(

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, Site, StepSeen
-from podwatch.checkpoints.layouts.inside import Inside, StepView, judged
-from podwatch.checkpoints.layouts.on_demand import OnDemand
-from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs
+from podwatch.checkpoints.layouts.shared_rules import Inside, StepView, judged
+from podwatch.checkpoints.layouts.step_dirs import OnDemand, Rules, StepDirs
 from podwatch.domain.errors import ConfigurationError
 
 

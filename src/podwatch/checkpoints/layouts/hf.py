@@ -10,13 +10,150 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from podwatch.checkpoints.layouts import argv, hf_command
-from podwatch.checkpoints.layouts.base import Kind, Recognition, Site, Source
-from podwatch.checkpoints.layouts.hf_judge import STATE, judge_checkpoint
-from podwatch.checkpoints.layouts.names import step_names
-from podwatch.checkpoints.layouts.program import program
-from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs
+from podwatch.checkpoints.layouts import command_line, zero_shards
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
+from podwatch.checkpoints.layouts.command_line import Program, program
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
+from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, step_names
 from podwatch.system.reading import read_file
+
+# -- hf command ------------------------------------------------------------------------------------------------------
+# How to resume programs that use the Hugging Face Trainer.
+# ``resume_from_checkpoint`` among the training arguments has no effect alone: the program must pass it to
+# ``Trainer.train()``. axolotl, LLaMA-Factory and ms-swift do; trl's own scripts do not.
+
+FLAG = "--resume_from_checkpoint"
+_AXOLOTL = "--auto-resume-from-checkpoints"
+_SCRIPT_LIMIT = 1 << 20
+
+
+def preset(site: Site, command: Sequence[str]) -> Preset:
+    seen = program(command, site.working_directory)
+    usual = Preset(add=(FLAG, "{checkpoint}"), flags=(FLAG,), example=f'["{FLAG}", "{{checkpoint}}"]')
+    if seen.calls("llamafactory-cli") or seen.runs("llamafactory"):
+        if any(a.endswith((".yaml", ".yml", ".json")) for a in seen.arguments):
+            key = FLAG.lstrip("-")
+            return Preset(add=(f"{key}={{checkpoint}}",), keys=(key,))
+        return usual
+    if seen.calls("axolotl") or seen.runs("axolotl.cli"):
+        return _axolotl(command)
+    if seen.calls("trl") or seen.runs("trl.scripts", "trl.cli"):
+        return _unable(
+            "trl's own scripts call Trainer.train() without a checkpoint, so they would restart at step 0",
+            "a program of your own that calls trainer.train(resume_from_checkpoint=...)",
+        )
+    if (seen.calls("swift") or seen.runs("swift.cli")) and _versioned(command, seen):
+        return _unable(
+            "ms-swift writes every launch into a new versioned directory below output_dir",
+            'the same after adding "--add_version", "false" to trainer.command',
+        )
+    if _ignores(seen, site.working_directory):
+        return _unable(
+            f"{seen.name} calls Trainer.train() without a checkpoint, so it would restart at step 0",
+            f'["{FLAG}", "{{checkpoint}}"] once it calls trainer.train(resume_from_checkpoint=...)',
+        )
+    return usual
+
+
+def _axolotl(command: Sequence[str]) -> Preset:
+    flag = "--resume-from-checkpoint"
+    if "--" in command and "{resume_args}" not in command:
+        return Preset(
+            add=None,
+            flags=(flag,),
+            bare=(_AXOLOTL,),
+            ask='arguments after "--" go to the launcher, so a resume flag at the end would not reach axolotl',
+            example='the same after putting "{resume_args}" before "--" in trainer.command',
+        )
+    return Preset(add=(flag, "{checkpoint}"), flags=(flag,), bare=(_AXOLOTL,))
+
+
+def _unable(why: str, example: str) -> Preset:
+    return Preset(add=None, flags=(FLAG,), ask=why, example=example)
+
+
+def _versioned(command: Sequence[str], seen: Program) -> bool:
+    value = command_line.flag_value(command, ("--add_version",))
+    return (value or "true").lower() != "false" and "--add_version false" not in seen.shell
+
+
+def _ignores(seen: Program, cwd: Path) -> bool:
+    """Whether the script itself trains, without any mention of a checkpoint to resume from."""
+    if not seen.script.endswith(".py"):
+        return False
+    path = cwd / seen.script
+    try:
+        text = read_file(path, _SCRIPT_LIMIT).decode(errors="replace")
+    except (OSError, ValueError):
+        return False
+    return re.search(r"\.train\(\s*\)", text) is not None and "resume_from_checkpoint" not in text
+
+
+# -- hf judge --------------------------------------------------------------------------------------------------------
+# The rule for a complete Hugging Face ``checkpoint-N``.
+# ``trainer_state.json`` is written last, but without a barrier, and an old one survives an overwrite; a resume with
+# a missing optimizer or scheduler silently starts a fresh one. So all files are required.
+
+STATE = "trainer_state.json"
+UNFINISHED = "checkpoint-is-incomplete.txt"
+_FSDP_MODEL = r"pytorch_model_fsdp_\d+$"
+_FSDP_OPTIMIZER = r"optimizer_\d+$"
+_RNG = r"rng_state_(\d+)\.pth"
+_DATA = r".*\.(?:safetensors|bin|pt|distcp|metadata|index\.json)|(?:adapter_)?config\.json"
+"""Files that are written before the state file. Not other ranks' random state (.pth), which can come later: there is no
+barrier. Of JSON files only those of a save's start and the shard indexes: operators add tokenizers and evaluations
+later."""
+
+
+def judge_checkpoint(view: StepView) -> Judgement:
+    """Apply the rule to one directory."""
+    inside, step = view.only, view.step
+    if UNFINISHED in inside.files:
+        raise inside.fault(f"{UNFINISHED} is present: a save at a stop signal that was not finished")
+    inside.require(STATE, why="it is written last")
+    state = inside.json(STATE)
+    recorded = state.get("global_step") if isinstance(state, dict) else None
+    if recorded != step:
+        raise inside.fault(f"{STATE} contains step {recorded}, not {step}", damaged=True)
+    inside.written_last(STATE, _DATA)
+    zero = _deepspeed(inside)
+    world_size, tokens = None if zero is None else zero.ranks, list[str]()
+    if zero is None:
+        for pattern in (_FSDP_MODEL, _FSDP_OPTIMIZER):
+            for folder in inside.folders(pattern):
+                verdict = inside.below(folder).dcp()
+                tokens.append(verdict.save_id)
+                world_size = world_size or verdict.world_size
+        if not (inside.hf_weights() or inside.folders(_FSDP_MODEL) or "pytorch_model_fsdp.bin" in inside.files):
+            raise inside.fault("the weights are missing")
+        if not ({"optimizer.pt", "optimizer.bin"} & inside.files.keys() or inside.folders(_FSDP_OPTIMIZER)):
+            raise inside.fault("optimizer.pt is missing: a resume would silently start a fresh optimizer")
+        inside.require("scheduler.pt")
+    ranks = [int(m.group(1)) for m in inside.matches(_RNG)]
+    inside.sound()
+    # The state file is really the last one only with a single rank or a closing barrier (DeepSpeed).
+    last = (bool(zero.ranks) if zero is not None else not ranks) and not inside.has_holes()
+    return Judgement(
+        True,
+        marker=Marker.LAST_FILE if last else Marker.NONE,
+        save_token="-".join(tokens),
+        world_size=world_size or (max(ranks) + 1 if ranks else None),
+    )
+
+
+def _deepspeed(inside: Inside) -> zero_shards.Zero | None:
+    """``latest`` names a tag whose ZeRO shards must all be there; None if this is no DeepSpeed checkpoint."""
+    tags = inside.folders(r"global_step\d+$")
+    if not tags and "latest" not in inside.files:
+        return None
+    tag = inside.text("latest")
+    if tag not in tags:
+        raise inside.fault(f"latest names {tag[:60]!r}, which does not exist")
+    return zero_shards.check(inside.below(tag))
+
+
+# -- hf --------------------------------------------------------------------------------------------------------------
 
 CHECKPOINT = re.compile(r"^checkpoint-(0|[1-9]\d{0,17})$")
 _STATE_LIMIT = 64 << 20
@@ -49,7 +186,7 @@ def _pinned(root: Path) -> Mapping[int, str]:
 
 
 def _target(_site: Site, command: Sequence[str], root: Path) -> int | None:
-    direct = argv.positive(argv.flag_value(command, ("--max_steps",)))
+    direct = command_line.positive(command_line.flag_value(command, ("--max_steps",)))
     if direct is not None:
         return direct
     for state in _states(root):
@@ -64,7 +201,7 @@ RULES = Rules(
     step=CHECKPOINT,
     directory="checkpoint-{step}",
     judge=judge_checkpoint,
-    preset=hf_command.preset,
+    preset=preset,
     sources=(
         Source("huggingface/transformers", "src/transformers/trainer.py", "5.23.0"),
         Source("axolotl-ai-cloud/axolotl", "src/axolotl/cli/config_options.py", "067b021c8"),
@@ -98,8 +235,8 @@ def recognise(site: Site) -> Recognition | None:
     for step, name in sorted(step_names(site.output_dir, CHECKPOINT).items(), reverse=True)[:3]:
         if (site.output_dir / name / STATE).is_file():
             return Recognition("hf", f"checkpoint-{step} holds {STATE}", certain=True)
-    if seen.says(hf_command.FLAG):
-        return Recognition("hf", f"the command has {hf_command.FLAG}")
+    if seen.says(FLAG):
+        return Recognition("hf", f"the command has {FLAG}")
     told = seen.says(*_ARGUMENTS)
     return Recognition("hf", f"the command has {told}, an argument of the Trainer") if told else None
 

@@ -14,14 +14,14 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import argv, nested, tracker_files, zero_shards
+from podwatch.checkpoints.formats import sandbox, torch_zip
+from podwatch.checkpoints.layouts import command_line, shared_rules, step_dirs, zero_shards
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site, Source, Tracker
+from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
-from podwatch.checkpoints.layouts.inside import Inside, StepView
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.program import program
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules
-from podwatch.checkpoints.structure import isolated, torch_zip
 
 META = "meta.pt"
 _NAME = re.compile(r"(?:^|[-_/])step=(\d{1,18})(?=\D|$)")
@@ -55,7 +55,7 @@ def _directory(inside: Inside) -> Judgement:
         zero = zero_shards.closed(inside, ("checkpoint",))
         inside.sound()
         return Judgement(True, marker=Marker.LAST_FILE if zero.ranks else Marker.NONE, world_size=zero.ranks)
-    token, leftovers = nested.check(inside)
+    token, leftovers = step_dirs.check(inside)
     if not token:
         raise inside.fault("it contains neither DCP nor DeepSpeed files")
     inside.written_last(META)
@@ -79,7 +79,7 @@ class Lightning(SharedDirs):
         newer one has it."""
         found: dict[int, list[tuple[bool, int, Entry]]] = {}
         known, fresh = self._steps, dict[str, _Read]()
-        with isolated.session():
+        with sandbox.session():
             for folder in self._folders():
                 for name, status in _checkpoints(folder):
                     path = folder / name
@@ -137,7 +137,7 @@ class Lightning(SharedDirs):
         pins: dict[int, str] = dict(self._best_of(found, by_path))
         for folder in self._folders():
             for link in sorted(folder.glob("last*.ckpt")):
-                step = by_path.get(folder / tracker_files.link_target(link)) if link.is_symlink() else None
+                step = by_path.get(folder / shared_rules.link_target(link)) if link.is_symlink() else None
                 if step is not None:
                     pins[step] = link.name
         return pins
@@ -210,10 +210,10 @@ def _values(file: Path) -> Mapping[str, object]:
 
 def _preset(site: Site, command: Sequence[str]) -> Preset:
     """LightningCLI has ``fit --ckpt_path``; Hydra templates have ``ckpt_path=``. Other scripts are unknown."""
-    hydra = argv.key_value(command, (_KEY,)) is not None or any(a.startswith("trainer.") for a in command)
+    hydra = command_line.key_value(command, (_KEY,)) is not None or any(a.startswith("trainer.") for a in command)
     if hydra:
         return Preset(add=(_KEY + "={checkpoint}",), keys=(_KEY,))
-    cli = "fit" in program(command, site.working_directory).arguments or argv.has_flag(command, (_FLAG,))
+    cli = "fit" in program(command, site.working_directory).arguments or command_line.has_flag(command, (_FLAG,))
     return Preset(
         add=(_FLAG, "{checkpoint}") if cli else None,
         flags=(_FLAG,),
@@ -223,8 +223,8 @@ def _preset(site: Site, command: Sequence[str]) -> Preset:
 
 
 def _target(_site: Site, command: Sequence[str], _root: Path) -> int | None:
-    flag = argv.flag_value(command, ("--trainer.max_steps", "--max_steps"))
-    return argv.positive(flag or argv.key_value(command, ("trainer.max_steps",)))
+    flag = command_line.flag_value(command, ("--trainer.max_steps", "--max_steps"))
+    return command_line.positive(flag or command_line.key_value(command, ("trainer.max_steps",)))
 
 
 RULES = Rules(

@@ -9,14 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import argv, tracker_files
+from podwatch.checkpoints.formats import dcp
+from podwatch.checkpoints.layouts import command_line, shared_rules
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker
-from podwatch.checkpoints.layouts.inside import Inside, StepView
-from podwatch.checkpoints.layouts.names import step_names
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.program import program
-from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output
-from podwatch.checkpoints.structure import dcp
+from podwatch.checkpoints.layouts.command_line import program
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
+from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output, step_names
 
 STEP = re.compile(r"iter_(\d{7,18})")
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -52,8 +51,8 @@ def _legacy(inside: Inside) -> None:
 
 def judge(view: StepView) -> Judgement:
     inside = view.only
-    later = tracker_files.has_later(view, STEP)
-    tracker_files.reached(view.root / TRACKER, view.step, inside, data=_DATA, later=later)
+    later = shared_rules.has_later(view, STEP)
+    shared_rules.reached(view.root / TRACKER, view.step, inside, data=_DATA, later=later)
     if not (dcp.INDEX in inside.files or any(dcp.is_shard(n) for n in inside.files)):
         _legacy(inside)
         inside.sound()
@@ -73,7 +72,7 @@ def judge(view: StepView) -> Judgement:
 
 
 def _root(site: Site) -> Path:
-    return inside_output(site, argv.flag_value(site.command, ("--save",)))
+    return inside_output(site, command_line.flag_value(site.command, ("--save",)))
 
 
 def _preset(site: Site, _command: Sequence[str]) -> Preset:
@@ -88,15 +87,15 @@ def _preset(site: Site, _command: Sequence[str]) -> Preset:
 
 
 def _trackers(root: Path, step: int | None) -> tuple[Tracker, ...]:
-    return tracker_files.as_number(root / TRACKER, step)
+    return shared_rules.as_number(root / TRACKER, step)
 
 
 def _pinned(root: Path) -> Mapping[int, str]:
-    return tracker_files.pinned(root / TRACKER)
+    return shared_rules.pinned(root / TRACKER)
 
 
 def _target(_site: Site, command: Sequence[str], _root: Path) -> int | None:
-    return argv.positive(argv.flag_value(command, ("--train-iters",)))
+    return command_line.positive(command_line.flag_value(command, ("--train-iters",)))
 
 
 RULES = Rules(

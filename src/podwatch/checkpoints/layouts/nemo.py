@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
-from podwatch.checkpoints.layouts.inside import StepView
+from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.megatron import torch_dist
-from podwatch.checkpoints.layouts.names import all_step_names
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.program import program
-from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import StepView
+from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, all_step_names
 
 STEP = re.compile(r"(?:.*[-_.])?step=(\d{1,18})(?:[-_.](?!end$).*)?(?<!-end)(?<!-unfinished)(?<!\.ckpt)")
 _EXPORT = re.compile(r"(?:.*[-_.])?step=(\d{1,18})(?:[-_.].*)?-end")

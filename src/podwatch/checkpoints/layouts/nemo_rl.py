@@ -9,13 +9,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import argv, nested
+from podwatch.checkpoints.layouts import command_line, step_dirs
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
-from podwatch.checkpoints.layouts.inside import Inside, StepView
-from podwatch.checkpoints.layouts.names import STEP, step_names
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.program import program
-from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output
+from podwatch.checkpoints.layouts.command_line import program
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
+from podwatch.checkpoints.layouts.step_dirs import STEP, Rules, StepDirs, inside_output, step_names
 
 INFO = "training_info.json"
 _SCRIPT = re.compile(r"run_(?:grpo|ppo|sft|dpo|rm|distillation|vlm_grpo|vlm_sft)\w*\.py")
@@ -34,7 +33,7 @@ def judge(view: StepView) -> Judgement:
     _component(inside, "policy", siblings)
     if any((s / "value").is_dir() for s in siblings):
         _component(inside, "value", siblings)
-    token, leftovers = nested.check(inside)
+    token, leftovers = step_dirs.check(inside)
     inside.sound()
     return Judgement(True, marker=Marker.COMMIT, save_token=token, leftovers=leftovers)
 
@@ -62,11 +61,11 @@ def _preset(_site: Site, _command: Sequence[str]) -> Preset:
 
 
 def _target(_site: Site, command: Sequence[str], _root: Path) -> int | None:
-    return argv.positive(argv.key_value(command, [f"{a}.max_num_steps" for a in _ALGORITHMS]))
+    return command_line.positive(command_line.key_value(command, [f"{a}.max_num_steps" for a in _ALGORITHMS]))
 
 
 def _root(site: Site) -> Path:
-    named = argv.key_value(site.command, ("checkpointing.checkpoint_dir",))
+    named = command_line.key_value(site.command, ("checkpointing.checkpoint_dir",))
     return inside_output(site, None if named is None or "$" in named else named)
 
 

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import accelerate_state, argv
+from podwatch.checkpoints.layouts import accelerate, command_line
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site, Source
+from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
-from podwatch.checkpoints.layouts.inside import StepView
-from podwatch.checkpoints.layouts.names import all_step_names
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.program import program
-from podwatch.checkpoints.layouts.step_dirs import Rules
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import StepView
+from podwatch.checkpoints.layouts.step_dirs import Rules, all_step_names
 
 STEP = re.compile(r"step_(0|[1-9]\d{0,17})")
 EPOCH = re.compile(r"epoch_(0|[1-9]\d{0,17})")
@@ -32,7 +31,7 @@ _MODULES = ("open_instruct.finetune", "open_instruct.dpo_tune_cache")
 def judge(view: StepView) -> Judgement:
     inside = view.only
     inside.require(MARKER, why="every rank writes it after its own part")
-    verdict = accelerate_state.check(inside)
+    verdict = accelerate.check(inside)
     if inside.text(MARKER) != MARKER:
         raise inside.fault(f"{MARKER} is empty or garbled: a rank is writing it")
     inside.written_last(MARKER)
@@ -45,7 +44,7 @@ def _preset(_site: Site, _command: Sequence[str]) -> Preset:
 
 
 def _target(_site: Site, command: Sequence[str], _root: Path) -> int | None:
-    return argv.positive(argv.flag_value(command, ("--max_train_steps",)))
+    return command_line.positive(command_line.flag_value(command, ("--max_train_steps",)))
 
 
 _COMMIT = "e6c3044aa6201c8bfa4573c1b03142af599e730d"
@@ -58,7 +57,7 @@ RULES = Rules(
     sources=(
         Source("allenai/open-instruct", "open_instruct/finetune.py", _COMMIT),
         Source("allenai/open-instruct", "open_instruct/utils.py", _COMMIT),
-        *accelerate_state.SOURCES,
+        *accelerate.SOURCES,
     ),
     reshards=False,
     first_after=1,

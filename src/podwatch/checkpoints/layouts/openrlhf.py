@@ -11,15 +11,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import tracker_files, zero_shards
+from podwatch.checkpoints.layouts import shared_rules, zero_shards
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site, Source, Tracker
+from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.deepspeed import STEP
-from podwatch.checkpoints.layouts.inside import StepView
-from podwatch.checkpoints.layouts.names import is_plain_dir, step_names
 from podwatch.checkpoints.layouts.openrlhf_command import PPO_MODULES, load_preset, wants_critic
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.program import program
-from podwatch.checkpoints.layouts.step_dirs import Part, Rules, StepDirs
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import StepView
+from podwatch.checkpoints.layouts.step_dirs import Part, Rules, StepDirs, is_plain_dir, step_names
 
 _ROLES = {"actor": "_actor", "critic": "_critic"}
 _METRIC = r"metric\.json"
@@ -33,7 +32,7 @@ _EXPORT = re.compile(r"(?:best_)?global_step(0|[1-9]\d{0,17})_hf$")
 def judge(view: StepView, *, critic: bool | None) -> Judgement:
     """``critic``: the command has one, so every save must have it. None: unknown from the command, so a first save
     without one can be waiting for it: the roles save in parallel, each with its own ``latest``."""
-    markers, sizes, later = list[Marker](), list[int | None](), tracker_files.has_later(view, STEP)
+    markers, sizes, later = list[Marker](), list[int | None](), shared_rules.has_later(view, STEP)
     for role, inside in view.parts.items():
         folder = view.root / _ROLES[role]
         if not inside.files:
@@ -66,7 +65,7 @@ def _trackers(root: Path, step: int | None) -> tuple[Tracker, ...]:
 def _pinned(root: Path) -> Mapping[int, str]:
     found: dict[int, str] = {}
     for folder in _ROLES.values():
-        step = tracker_files.number(root / folder / "latest", STEP)
+        step = shared_rules.number(root / folder / "latest", STEP)
         if step is not None:
             found.setdefault(step, f"{folder}/latest")
     return found

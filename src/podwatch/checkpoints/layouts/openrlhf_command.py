@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from podwatch.checkpoints.layouts import argv
-from podwatch.checkpoints.layouts.preset import Preset
+from podwatch.checkpoints.layouts import command_line
+from podwatch.checkpoints.layouts.resume_flags import Preset
 
 PPO_MODULES = ("openrlhf.cli.train_ppo_ray",)
 PLAIN_MODULES = ("openrlhf.cli.train_sft", "openrlhf.cli.train_dpo", "openrlhf.cli.train_rm", "openrlhf.cli.train_kd")
@@ -23,8 +23,8 @@ def has_dots(command: Sequence[str]) -> bool | None:
 def load_preset(command: Sequence[str]) -> Preset:
     """OpenRLHF loads what ``latest`` names; no step can be passed. A fresh start must not load: with an empty directory
     it would fail."""
-    dots = argv.has_flag(command, (NEW,)) or has_dots(command)
-    if dots is None and not argv.has_flag(command, (OLD,)):
+    dots = command_line.has_flag(command, (NEW,)) or has_dots(command)
+    if dots is None and not command_line.has_flag(command, (OLD,)):
         return Preset(
             add=None,
             bare=LOAD,
@@ -36,7 +36,7 @@ def load_preset(command: Sequence[str]) -> Preset:
 
 def wants_critic(command: Sequence[str]) -> bool | None:
     """Whether the command saves a critic; None if the command does not show it."""
-    estimator = argv.flag_value(command, ("--algo.advantage.estimator", "--advantage_estimator"))
+    estimator = command_line.flag_value(command, ("--algo.advantage.estimator", "--advantage_estimator"))
     if estimator is not None:
         return estimator == "gae"
-    return True if argv.has_flag(command, ("--critic_pretrain",)) else None
+    return True if command_line.has_flag(command, ("--critic_pretrain",)) else None

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site, Source
 from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
-from podwatch.checkpoints.layouts.inside import Inside, StepView
-from podwatch.checkpoints.layouts.names import all_step_names
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.step_dirs import Rules
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
+from podwatch.checkpoints.layouts.step_dirs import Rules, all_step_names
 from podwatch.system.reading import opened
 
 STEP = re.compile(r"(?:.*_)?(\d{1,18})")

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import argv
+from podwatch.checkpoints.layouts import command_line
 from podwatch.checkpoints.layouts.base import ResumeCommand
-from podwatch.checkpoints.layouts.names import is_plain_dir
+from podwatch.checkpoints.layouts.step_dirs import is_plain_dir
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.wandb import is_id, valid_ids
+from podwatch.domain.run import is_id, valid_ids
 from podwatch.system.reading import opened
 
 _OLD = ("--ckpt.resume-step", "--trainer.ckpt.resume-step", "--orchestrator.ckpt.resume-step")
@@ -32,8 +32,8 @@ class Hints:
 def hints(command: Sequence[str], cwd: Path, seen: str) -> Hints:
     """``seen`` is the variant by the files on disk. Then, in this order: the command's own flags, the trainer's source
     in ``cwd``."""
-    old = argv.has_flag(command, _OLD)
-    new = argv.has_flag(command, ("--resume", *_NEW, "--run.name", "--run.dir", "--clean"))
+    old = command_line.has_flag(command, _OLD)
+    new = command_line.has_flag(command, ("--resume", *_NEW, "--run.name", "--run.dir", "--clean"))
     source = cwd / "src" / "prime_rl"
     installed = is_plain_dir(source)
     variant = seen
@@ -63,7 +63,7 @@ def resume_command(
 ) -> ResumeCommand:
     """The command for a start from ``step`` (None: fresh). ConfigurationError if "auto" cannot determine the flag of
     this version."""
-    kept, removed = argv.strip_flags(command, (*_OLD, *_NEW), ("--resume",))
+    kept, removed = command_line.strip_flags(command, (*_OLD, *_NEW), ("--resume",))
     extra: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     if step is not None:
@@ -82,7 +82,7 @@ def resume_command(
         arguments, environment = _wandb(kept, wandb, known, cwd)
         if override != "none":
             extra = (*extra, *arguments)
-    return argv.build(
+    return command_line.build(
         kept,
         step=step,
         checkpoint=checkpoint,
@@ -103,10 +103,10 @@ def _wandb(
         return (), {"PRL_RUN_ID": shared} if shared else {}
     if "trainer" in ids and "orchestrator" in ids:
         # --wandb.shared exists from v0.5.0 on, exactly where wandb.id does not: passing the id there aborts the start.
-        later = argv.has_flag(command, ("--wandb.shared",)) or any(
-            isinstance(w := d.get("wandb"), dict) and "shared" in w for d in argv.toml_documents(command, cwd)
+        later = command_line.has_flag(command, ("--wandb.shared",)) or any(
+            isinstance(w := d.get("wandb"), dict) and "shared" in w for d in command_line.toml_documents(command, cwd)
         )
-        if later or argv.has_flag(command, ("--trainer.wandb.id", "--orchestrator.wandb.id")):
+        if later or command_line.has_flag(command, ("--trainer.wandb.id", "--orchestrator.wandb.id")):
             return (), {}
         return ("--trainer.wandb.id", ids["trainer"], "--orchestrator.wandb.id", ids["orchestrator"]), {}
     return (), {"WANDB_SHARED_RUN_ID": ids["shared"]} if "shared" in ids else {}
@@ -135,11 +135,11 @@ def _latest_run(directory: Path) -> str:
 
 def target_step(command: Sequence[str], cwd: Path) -> int | None:
     """``--max-steps`` on the command line, else top-level ``max_steps`` of the TOML files it names (the last wins)."""
-    direct = argv.positive(argv.flag_value(command, ("--max-steps", "--trainer.max-steps")))
+    direct = command_line.positive(command_line.flag_value(command, ("--max-steps", "--trainer.max-steps")))
     if direct is not None:
         return direct
     found = None
-    for document in argv.toml_documents(command, cwd):
+    for document in command_line.toml_documents(command, cwd):
         value = document.get("max_steps")
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             found = value
@@ -150,9 +150,9 @@ def broadcasts_by_nccl(command: Sequence[str], cwd: Path) -> bool:
     """Whether weights reach the engine by NCCL or NIXL, without the file system: then a resume needs no broadcast
     directory."""
     names = ("--weight-broadcast.type", "--trainer.weight-broadcast.type", "--orchestrator.weight-broadcast.type")
-    kind = argv.flag_value(command, names)
+    kind = command_line.flag_value(command, names)
     if kind is None:
-        for document in argv.toml_documents(command, cwd):
+        for document in command_line.toml_documents(command, cwd):
             section = document.get("weight_broadcast")
             if isinstance(section, dict) and isinstance(section.get("type"), str):
                 kind = section["type"]

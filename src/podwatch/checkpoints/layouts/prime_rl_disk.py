@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import Recognition, Site, StepSeen
-from podwatch.checkpoints.layouts.names import is_plain_dir, newest_steps, step_names
-from podwatch.checkpoints.layouts.program import program
+from podwatch.checkpoints.layouts.command_line import program
+from podwatch.checkpoints.layouts.step_dirs import is_plain_dir, newest_steps, step_names
 
 ENTRIES = ("rl", "sft")
 """prime-rl's training programs."""

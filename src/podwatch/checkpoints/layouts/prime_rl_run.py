@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podwatch.checkpoints.layouts import argv, prime_rl_command
+from podwatch.checkpoints.layouts import command_line, prime_rl_command
 from podwatch.checkpoints.layouts.base import SAVES, Concern, Site
+from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.prime_rl_disk import command_runs, has_attempts, looks_like_run
-from podwatch.checkpoints.layouts.program import program
 
 _OUTPUT = ("--output-dir",)
 _NAME = ("--run.name",)
@@ -40,10 +40,10 @@ class RunDirectory:
 def run_directory(command: Sequence[str], cwd: Path, output_dir: Path | None = None) -> RunDirectory:
     """The run directory that a version with run directories uses for this command. ``output_dir`` fills the
     placeholder. Reads the TOML files that the command names."""
-    base = argv.flag_value(command, _OUTPUT) or ""
-    name = argv.flag_value(command, _NAME) or ""
-    directory = argv.flag_value(command, _DIRECTORY) or ""
-    for document in reversed(argv.toml_documents(command, cwd)):
+    base = command_line.flag_value(command, _OUTPUT) or ""
+    name = command_line.flag_value(command, _NAME) or ""
+    directory = command_line.flag_value(command, _DIRECTORY) or ""
+    for document in reversed(command_line.toml_documents(command, cwd)):
         run = _table(document, "run")
         base = base or _text(document.get("output_dir"))
         name = name or _text(run.get("name"))
@@ -109,7 +109,7 @@ def _saves(site: Site, command: Sequence[str]) -> tuple[Concern, ...]:
     cwd = site.working_directory
     sections = [
         section
-        for document in argv.toml_documents(command, cwd)
+        for document in command_line.toml_documents(command, cwd)
         for holder in (document, _table(document, "trainer"))
         if isinstance(section := holder.get("ckpt"), dict)
     ]
@@ -117,7 +117,7 @@ def _saves(site: Site, command: Sequence[str]) -> tuple[Concern, ...]:
     if not sections and not any(f in _CKPT or f.startswith(tuple(f"{c}." for c in _CKPT)) for f in flags):
         text = "prime-rl saves no checkpoints: neither the command nor its configuration has ckpt"
         return (Concern(SAVES, text, 'add "--ckpt", "--ckpt.interval", "10" to trainer.command', certain=True),)
-    if not argv.has_flag(command, _INTERVAL) and not any(s.get("interval") for s in sections):
+    if not command_line.has_flag(command, _INTERVAL) and not any(s.get("interval") for s in sections):
         text = "prime-rl saves only at the end of training: ckpt.interval is not set"
         return (Concern(SAVES, text, 'add "--ckpt.interval", "10" to trainer.command', certain=True),)
     return ()

@@ -8,12 +8,11 @@ the long settle time; ``training_info.json`` must contain the step of the direct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import argv, tracker_files
+from podwatch.checkpoints.layouts import command_line, shared_rules
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker
-from podwatch.checkpoints.layouts.inside import StepView
-from podwatch.checkpoints.layouts.names import STEP, step_names
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import StepView
+from podwatch.checkpoints.layouts.step_dirs import STEP, Rules, StepDirs, step_names
 
 INFO = "training_info.json"
 LINK = "step_latest"
@@ -52,7 +51,7 @@ def _trackers(root: Path, step: int | None) -> tuple[Tracker, ...]:
 
 
 def _pinned(root: Path) -> Mapping[int, str]:
-    match = STEP.match(tracker_files.link_target(root / LINK))
+    match = STEP.match(shared_rules.link_target(root / LINK))
     return {int(match.group(1)): LINK} if match else {}
 
 
@@ -61,7 +60,7 @@ def _preset(_site: Site, _command: Sequence[str]) -> Preset:
 
 
 def _target(_site: Site, command: Sequence[str], _root: Path) -> int | None:
-    return argv.positive(argv.flag_value(command, ("--max-steps", "--num-steps")))
+    return command_line.positive(command_line.flag_value(command, ("--max-steps", "--num-steps")))
 
 
 RULES = Rules(

@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import argv, nested, tracker_files
+from podwatch.checkpoints.formats import dcp
+from podwatch.checkpoints.layouts import command_line, shared_rules, step_dirs
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site, Source, Tracker
-from podwatch.checkpoints.layouts.inside import Inside, StepView
-from podwatch.checkpoints.layouts.names import step_names
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.program import program
-from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output
-from podwatch.checkpoints.structure import dcp
+from podwatch.checkpoints.layouts.command_line import program
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
+from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output, step_names
 
 STEP = re.compile(r"global_step_(0|[1-9]\d{0,17})$")
 TRACKER = "latest_ckpt_global_step.txt"
@@ -49,7 +48,7 @@ def judge(view: StepView, *, fully_async: bool, late: bool) -> Judgement:
         if role.matches(_SHARD):
             worlds.add(_fsdp(role))
         else:
-            token, left = nested.check(role)
+            token, left = step_dirs.check(role)
             if not token:
                 raise role.fault("it contains neither FSDP files nor a distributed checkpoint")
             tokens.append(token)
@@ -58,7 +57,7 @@ def judge(view: StepView, *, fully_async: bool, late: bool) -> Judgement:
     recorded = inside.number(STATE, "global_step")
     if recorded not in (None, view.step):
         raise inside.fault(f"{STATE} contains step {recorded}, not {view.step}", damaged=True)
-    tracker_files.reached(view.root / TRACKER, view.step, inside, later=tracker_files.has_later(view, STEP))
+    shared_rules.reached(view.root / TRACKER, view.step, inside, later=shared_rules.has_later(view, STEP))
     if fully_async or ASYNC in inside.files or any((s / ASYNC).exists() for s in siblings):
         _asynchronous(inside)
     return Judgement(
@@ -90,11 +89,11 @@ def _asynchronous(inside: Inside) -> None:
 
 
 def _trackers(root: Path, step: int | None) -> tuple[Tracker, ...]:
-    return tracker_files.as_number(root / TRACKER, step)
+    return shared_rules.as_number(root / TRACKER, step)
 
 
 def _pinned(root: Path) -> Mapping[int, str]:
-    return tracker_files.pinned(root / TRACKER)
+    return shared_rules.pinned(root / TRACKER)
 
 
 def _is_sft(site: Site) -> bool:
@@ -113,7 +112,7 @@ def _saves_late(command: Sequence[str]) -> bool:
 
 
 def _preset(site: Site, command: Sequence[str]) -> Preset:
-    if _is_sft(site) or argv.key_value(command, _SFT_KEYS) is not None:
+    if _is_sft(site) or command_line.key_value(command, _SFT_KEYS) is not None:
         return Preset(add=("resume_from={checkpoint}",), keys=_SFT_KEYS)
     return Preset(
         add=("trainer.resume_mode=from_path", "trainer.resume_path={checkpoint}"),
@@ -122,11 +121,13 @@ def _preset(site: Site, command: Sequence[str]) -> Preset:
 
 
 def _target(_site: Site, command: Sequence[str], _root: Path) -> int | None:
-    return argv.positive(argv.key_value(command, ("trainer.max_training_steps", "max_training_steps", "num_steps")))
+    return command_line.positive(
+        command_line.key_value(command, ("trainer.max_training_steps", "max_training_steps", "num_steps"))
+    )
 
 
 def _root(site: Site) -> Path:
-    named = argv.key_value(site.command, ("trainer.ckpt_path", "ckpt_path"))
+    named = command_line.key_value(site.command, ("trainer.ckpt_path", "ckpt_path"))
     return inside_output(site, None if named is None or "$" in named else named)
 
 

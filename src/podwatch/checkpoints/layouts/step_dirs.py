@@ -4,13 +4,18 @@ expression, one or more parts in each, a rule that judges them, and small facts 
 A layout is ``StepDirs(site, rules)``; ``Rules`` contains the differences.
 """
 
+import heapq
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from re import Pattern
+from typing import TypeVar
 
-from podwatch.checkpoints.layouts import argv
+from podwatch.checkpoints.formats import dcp
+from podwatch.checkpoints.layouts import command_line
 from podwatch.checkpoints.layouts.base import (
     Judgement,
     PartDir,
@@ -21,13 +26,193 @@ from podwatch.checkpoints.layouts.base import (
     StepSeen,
     Tracker,
 )
-from podwatch.checkpoints.layouts.inside import Inside, StepView, judged
-from podwatch.checkpoints.layouts.launched import launched
-from podwatch.checkpoints.layouts.names import all_step_names, is_plain_dir
-from podwatch.checkpoints.layouts.on_demand import OnDemand
-from podwatch.checkpoints.layouts.preset import Preset, resume_command
-from podwatch.checkpoints.layouts.recalled import Recalled
+from podwatch.checkpoints.layouts.command_line import launched
+from podwatch.checkpoints.layouts.resume_flags import Preset, resume_command
+from podwatch.checkpoints.layouts.shared_rules import Inside, StepView, judged
 from podwatch.domain.errors import ConfigurationError
+
+# -- names -----------------------------------------------------------------------------------------------------------
+# Step directories by name. Names that are not exactly a step (``step_5.bad``, a ``step_latest`` link) are ignored.
+
+STEP = re.compile(r"^step_(0|[1-9]\d{0,17})$")
+
+
+def step_names(root: Path, pattern: re.Pattern[str] = STEP) -> dict[int, str]:
+    """Step -> directory name below ``root``. Empty if root is absent; symlinks are never steps. OSError: unreadable."""
+    found: dict[int, str] = {}
+    try:
+        with os.scandir(root) as entries:
+            for entry in entries:
+                match = pattern.fullmatch(entry.name)
+                if match is not None and entry.is_dir(follow_symlinks=False):
+                    found[int(match.group(1))] = entry.name
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return found
+
+
+def all_step_names(root: Path, pattern: re.Pattern[str]) -> dict[int, list[str]]:
+    """Step -> every directory name with it, where the name contains more than the step. Otherwise as ``step_names``."""
+    found: dict[int, list[str]] = {}
+    try:
+        with os.scandir(root) as entries:
+            for entry in entries:
+                match = pattern.fullmatch(entry.name)
+                if match is not None and entry.is_dir(follow_symlinks=False):
+                    found.setdefault(int(match.group(1)), []).append(entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return found
+
+
+def newest_steps(root: Path, count: int = 3) -> list[int]:
+    """The highest steps below ``root``, for recognizing a trainer: empty if it cannot be read."""
+    try:
+        return heapq.nlargest(count, step_names(root))
+    except OSError:
+        return []
+
+
+def is_plain_dir(path: Path) -> bool:
+    """Whether it is a real directory, no symlink. False also if it cannot be read."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+# -- nested ----------------------------------------------------------------------------------------------------------
+# Checks of DCP directories anywhere inside a step.
+
+
+def dcp_folders(inside: Inside, below: str = "") -> Iterator[Inside]:
+    """Every directory that contains an index or shards; ``below`` limits it to names with this prefix."""
+    folders = set()
+    for name in inside.files:
+        folder, _, base = name.rpartition("/")
+        if name.startswith(below) and (base in (dcp.INDEX, dcp.INDEX_TMP) or dcp.is_shard(base)):
+            folders.add(folder)
+    for folder in sorted(folders):
+        yield inside.below(folder) if folder else inside
+
+
+def check(inside: Inside, below: str = "") -> tuple[str, tuple[str, ...]]:
+    """Require that all of them are complete (``Fault`` if not): (their save ids, files in them that no index lists)."""
+    tokens, leftovers = [], list[str]()
+    for folder in dcp_folders(inside, below):
+        verdict = folder.dcp()
+        tokens.append(verdict.save_id)
+        leftovers.extend(f"{folder.part}/{folder.prefix}{n}" for n in verdict.leftovers)
+    return "-".join(tokens), tuple(leftovers)
+
+
+def gap(inside: Inside, pattern: re.Pattern[str], what: str) -> int:
+    """Require numbered files 0, 1, 2... without a gap; returns how many, zero if none. ``Fault`` at a gap."""
+    found = {int(m.group(1)) for m in inside.matches(pattern)}
+    missing = set(range(max(found, default=-1) + 1)) - found
+    if missing:
+        raise inside.fault(f"{what} {min(missing)} is missing")
+    return len(found)
+
+
+# -- on demand -------------------------------------------------------------------------------------------------------
+# A mapping that computes its values on access: a thousand steps with all their paths are megabytes, and a rescan
+# needs a few of them.
+
+T = TypeVar("T")
+
+
+class OnDemand(Mapping[int, T]):
+    """Step -> ``make(step)``, in the order of ``steps``; values are not kept."""
+
+    def __init__(self, steps: Collection[int], make: Callable[[int], T]) -> None:
+        self._steps = dict.fromkeys(steps)
+        self._make = make
+
+    def __getitem__(self, step: int) -> T:
+        if step not in self._steps:
+            raise KeyError(step)
+        return self._make(step)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+
+# -- recalled --------------------------------------------------------------------------------------------------------
+# Caches which directories contain a checkpoint, where names alone are not enough.
+# A yes is valid as long as the directory exists. A no is valid while the directory and those directly below it are
+# unchanged: a writer that adds files changes one of them.
+
+_NEWEST = 16
+"""How many of the most recently changed foreign directories are checked again each time: file systems round times, so a
+change right after the last check can be invisible."""
+_MOST_BELOW = 8
+"""Maximum number of directories below a foreign one; with more, a new check is as cheap as comparing all times."""
+_Stamps = tuple[tuple[str, int, int], ...]
+"""(path, mtime in ns, inode) of a directory and those directly below it."""
+
+
+class Recalled:
+    """``belongs`` reads a directory and one level below it, no deeper."""
+
+    def __init__(self, belongs: Callable[[Path], bool]) -> None:
+        self._belongs = belongs
+        self._ours: dict[Path, frozenset[str]] = {}
+        self._foreign: dict[Path, dict[str, _Stamps]] = {}
+
+    def ours(self, root: Path, found: dict[int, list[str]]) -> dict[int, list[str]]:
+        """Those of ``found`` (step -> names below ``root``) that contain a checkpoint."""
+        before, foreign = self._foreign.get(root, {}), dict[str, _Stamps]()
+        recent = set(sorted(before, key=lambda n: max(m for _, m, _ in before[n]))[-_NEWEST:])
+        known = self._ours.get(root, frozenset())
+        answer: dict[int, list[str]] = {}
+        for step, names in found.items():
+            for name in names:
+                if name in known:
+                    answer.setdefault(step, []).append(name)
+                    continue
+                old = before.get(name)
+                if old is not None and name not in recent and all(_stamp(p) == (m, i) for p, m, i in old):
+                    foreign[name] = old
+                    continue
+                stamps = _stamps(f"{root}/{name}")
+                if self._belongs(root / name):
+                    answer.setdefault(step, []).append(name)
+                elif stamps:
+                    foreign[name] = stamps
+        self._ours[root] = frozenset(name for names in answer.values() for name in names)
+        self._foreign[root] = foreign
+        return answer
+
+
+def _stamps(path: str) -> _Stamps:
+    """Stamps, taken before the check, and the directory's own before its entries are listed, so that a change meanwhile
+    is visible. Empty: do not cache."""
+    found = [(path, *_stamp(path))]
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    found.append((entry.path, *_stamp(entry.path)))
+                    if len(found) > _MOST_BELOW + 1:
+                        return ()
+    except OSError:
+        return ()
+    return tuple(found)
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_ino
+
+
+# -- step dirs -------------------------------------------------------------------------------------------------------
 
 _Listing = dict[Path, dict[int, list[str]]]
 """Root -> step -> names of directories."""
@@ -81,7 +266,7 @@ def inside_output(site: Site, text: str | None, otherwise: str = "") -> Path:
 
 
 def max_steps_flag(site: Site, command: Sequence[str], _root: Path) -> int | None:
-    return argv.positive(argv.flag_value(command, ("--max-steps",)))
+    return command_line.positive(command_line.flag_value(command, ("--max-steps",)))
 
 
 @dataclass(frozen=True, slots=True)

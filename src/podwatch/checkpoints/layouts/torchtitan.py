@@ -9,14 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import argv
+from podwatch.checkpoints.formats import dcp, sandbox
+from podwatch.checkpoints.layouts import command_line
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
-from podwatch.checkpoints.layouts.inside import WEIGHT_INDEXES, StepView
-from podwatch.checkpoints.layouts.names import step_names
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.program import program
-from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output
-from podwatch.checkpoints.structure import dcp, isolated
+from podwatch.checkpoints.layouts.command_line import program
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import WEIGHT_INDEXES, StepView
+from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output, step_names
 
 STEP = re.compile(r"step-([1-9]\d{0,17})")
 _FLAG = "--checkpoint.load_step"
@@ -53,15 +52,15 @@ def _pinned(root: Path) -> Mapping[int, str]:
     step, name = newest
     if (root / name / WEIGHT_INDEXES[0]).is_file():
         return {step: "the export at the end of the run"}
-    answer = isolated.parse("dcp", root / name / dcp.INDEX).answer
+    answer = sandbox.parse("dcp", root / name / dcp.INDEX).answer
     if answer is not None and answer["keys"] and not set(_STATE) & set(answer["keys"]):
         return {step: "the export at the end of the run"}
     return {}
 
 
 def _root(site: Site) -> Path:
-    folder = argv.flag_value(site.command, ("--checkpoint.folder",)) or "checkpoint"
-    for document in argv.toml_documents(_config(site), site.cwd):
+    folder = command_line.flag_value(site.command, ("--checkpoint.folder",)) or "checkpoint"
+    for document in command_line.toml_documents(_config(site), site.cwd):
         section = document.get("checkpoint")
         if isinstance(section, dict) and isinstance(section.get("folder"), str) and folder == "checkpoint":
             folder = section["folder"]
@@ -69,15 +68,15 @@ def _root(site: Site) -> Path:
 
 
 def _config(site: Site) -> list[str]:
-    name = argv.flag_value(site.command, ("--job.config_file",))
+    name = command_line.flag_value(site.command, ("--job.config_file",))
     return ["@", name] if name else []
 
 
 def _target(site: Site, command: Sequence[str], _root: Path) -> int | None:
-    direct = argv.positive(argv.flag_value(command, ("--training.steps",)))
+    direct = command_line.positive(command_line.flag_value(command, ("--training.steps",)))
     if direct is not None:
         return direct
-    for document in argv.toml_documents(_config(site), site.cwd):
+    for document in command_line.toml_documents(_config(site), site.cwd):
         section = document.get("training")
         value = section.get("steps") if isinstance(section, dict) else None
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

@@ -13,16 +13,14 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import argv, tracker_files
+from podwatch.checkpoints.formats import dcp, safetensors
+from podwatch.checkpoints.layouts import command_line, shared_rules
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker
-from podwatch.checkpoints.layouts.inside import Inside, StepView
-from podwatch.checkpoints.layouts.launched import launched
+from podwatch.checkpoints.layouts.command_line import launched, program
 from podwatch.checkpoints.layouts.megatron import torch_dist
-from podwatch.checkpoints.layouts.names import step_names
-from podwatch.checkpoints.layouts.preset import Preset
-from podwatch.checkpoints.layouts.program import program
-from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output
-from podwatch.checkpoints.structure import dcp, safetensors
+from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
+from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output, step_names
 
 STEP = re.compile(r"global_step_(0|[1-9]\d{0,17})")
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -60,7 +58,7 @@ def judge(view: StepView) -> Judgement:
         inside.written_last(_DATA, _SPOKEN_FOR)
     else:
         _sft_data(inside, siblings)
-    tracker_files.reached(view.root / TRACKER, view.step, inside, later=tracker_files.has_later(view, STEP))
+    shared_rules.reached(view.root / TRACKER, view.step, inside, later=shared_rules.has_later(view, STEP))
     worlds, tokens, leftovers = [], list[str](), list[str]()
     for name, role in roles.items() if roles else (("", inside),):
         world = _fsdp(role, [s / name for s in siblings]) if role.matches(_SHARD) else None
@@ -91,7 +89,7 @@ def _titan(view: StepView, inside: Inside, titan: Inside) -> Judgement:
     if not verdict.whole:
         raise titan.fault(verdict.reason, damaged=verdict.damaged)
     inside.written_last(_DATA, rf"step-{view.step}/.*\.(?:distcp|metadata)")
-    tracker_files.reached(view.root / TRACKER, view.step, inside, later=tracker_files.has_later(view, STEP))
+    shared_rules.reached(view.root / TRACKER, view.step, inside, later=shared_rules.has_later(view, STEP))
     inside.sound()
     leftovers = tuple(f"{titan.part}/{titan.prefix}{n}" for n in verdict.leftovers)
     return Judgement(True, marker=Marker.LAST_FILE, save_token=verdict.save_id, leftovers=leftovers)
@@ -213,10 +211,10 @@ def _is_model(contents: Mapping[str, object], directory: str) -> bool:
 
 
 def _root(site: Site) -> Path:
-    named = argv.key_value(site.command, ("trainer.default_local_dir",))
+    named = command_line.key_value(site.command, ("trainer.default_local_dir",))
     if named is None:
-        project = argv.key_value(site.command, ("trainer.project_name",))
-        experiment = argv.key_value(site.command, ("trainer.experiment_name",))
+        project = command_line.key_value(site.command, ("trainer.project_name",))
+        experiment = command_line.key_value(site.command, ("trainer.experiment_name",))
         named = f"checkpoints/{project}/{experiment}" if project and experiment else None
     return inside_output(site, None if named is None or "$" in named else named)
 
@@ -231,26 +229,26 @@ def _preset(_site: Site, _command: Sequence[str]) -> Preset:
 
 def _trackers(root: Path, step: int | None) -> tuple[Tracker, ...]:
     """The tracker. Needed even with resume_path: verl reads it first, and fails if it is garbled."""
-    return tracker_files.as_number(root / TRACKER, step)
+    return shared_rules.as_number(root / TRACKER, step)
 
 
 def _pinned(root: Path) -> Mapping[int, str]:
-    return tracker_files.pinned(root / TRACKER)
+    return shared_rules.pinned(root / TRACKER)
 
 
 def _target(_site: Site, command: Sequence[str], _root: Path) -> int | None:
-    return argv.positive(argv.key_value(command, ("trainer.total_training_steps",)))
+    return command_line.positive(command_line.key_value(command, ("trainer.total_training_steps",)))
 
 
 def _processes(command: Sequence[str]) -> int | None:
     """PPO's own numbers, else those of SFT's launcher. A config file that the command names can set the number of
     nodes."""
-    each, nodes = (argv.key_value(command, (key,)) for key in ("trainer.n_gpus_per_node", "trainer.nnodes"))
+    each, nodes = (command_line.key_value(command, (key,)) for key in ("trainer.n_gpus_per_node", "trainer.nnodes"))
     if each is None:
         return launched(command)
     if nodes is None and any(a.startswith("--config") for a in command):
         return None
-    gpus, count = argv.positive(each), argv.positive(nodes if nodes is not None else "1")
+    gpus, count = command_line.positive(each), command_line.positive(nodes if nodes is not None else "1")
     return gpus * count if gpus is not None and count is not None else None
 
 

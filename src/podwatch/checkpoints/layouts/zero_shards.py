@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import tracker_files
+from podwatch.checkpoints.formats import dcp, torch_zip
+from podwatch.checkpoints.layouts import shared_rules
 from podwatch.checkpoints.layouts.base import Marker, Source
-from podwatch.checkpoints.layouts.inside import Inside, StepView
-from podwatch.checkpoints.structure import dcp, torch_zip
+from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt")
 """The name with the data-parallel rank under ZeRO 3, where the weights are also split."""
@@ -97,11 +97,11 @@ def over(latest: Path, view: StepView, tag: Inside, pattern: re.Pattern[str], la
     Rank 0 writes its own files before ``latest``: if these are newer, the tag is being saved again, or that was
     interrupted. Other ranks can be later: there is no barrier between.
     """
-    said = tracker_files.text(latest)
+    said = shared_rules.text(latest)
     begun = any(full.startswith(said) for full in ("global_step", "best_global_step"))
     if not begun and pattern.fullmatch(said) is None:
         return Marker.NONE  # the user's own tag: no evidence about this one
-    tracker_files.reached(latest, view.step, tag, pattern, later=later)
+    shared_rules.reached(latest, view.step, tag, pattern, later=later)
     try:
         _rank_zero_done(tag, latest.stat().st_mtime_ns)
     except FileNotFoundError:

@@ -1,0 +1,275 @@
+"""The state of the checkpoint of one step, from poll to poll.
+
+A checkpoint is complete when its layout's rule holds, two polls saw the same files, nothing changed for the settle time
+of its marker (``quiet``), and, if it is from before a reboot, a deeper check found no damage.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from podwatch.checkpoints import set_identity as describing
+from podwatch.checkpoints.expected_files import Expected
+from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartDir, PartFiles
+from podwatch.checkpoints.ledger import Ledger
+from podwatch.checkpoints.reboot_check import RebootCheck
+from podwatch.checkpoints.scan import Scan, scan_part
+from podwatch.checkpoints.set_identity import Guard, Shape, guard_of, holds
+from podwatch.checkpoints.settle_time import Held, SettleTimes, held_open
+from podwatch.checkpoints.structure_check import StructureHints, find_odd, inspect
+from podwatch.domain.checkpoint import CheckpointSet, Completeness
+from podwatch.system.clock import Clock
+
+CUT_OFF_FACTOR = 5
+"""Number of long settle times that a checkpoint newer than the newest complete one must be unchanged before it counts
+as interrupted: ranks that wait for slow storage look the same."""
+DEEPER_BUDGET = 20.0
+"""Seconds per rescan for checks after a reboot, newest checkpoint first; the others are checked at the next rescan."""
+CHECKED_DEEPER = "suspect after a reboot: being checked deeper"
+_SETTLED_CONTENT = 3.0
+"""Seconds. A checkpoint that was unchanged for this long when it was judged, with the same sizes and mtimes now, is not
+judged again."""
+_SERVER_CLOCK = 900.0
+"""Seconds by which the clock of a network filesystem's server can be behind this pod's: then a file that was just
+written seems to be minutes old."""
+
+
+@dataclass(slots=True)
+class Known:
+    """Digests and times of one step, kept between polls; never its file list."""
+
+    fingerprint: bytes
+    since: float
+    polls: int
+    guard: Guard
+    judgement: Judgement
+    set: CheckpointSet
+    quiet: float = 0.0
+    settled: bool = False
+    moving: bool = False
+    odd: StructureHints | None = None
+    suspect: bool = False
+    was: str = ""
+    """The ``save_id`` with which it was last complete."""
+
+    def wait(self, need: float, reason: str) -> None:
+        """Record that it is complete except for the settle time: ``need`` seconds without a change."""
+        self.set = replace(self.set, reason=reason, settles_in=max(0.0, need - self.quiet))
+
+    def as_before(self) -> bool:
+        """Whether its guard is unchanged. Lists no directory."""
+        return holds(self.guard, [p.path for p in self.set.parts])
+
+
+class CompletenessChecker:
+    """Judges single checkpoints for one ``Catalogue``, which keeps the results. Blocks; one thread at a time."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        clock: Clock,
+        windows: SettleTimes,
+        expected: Expected,
+        ledger: Ledger,
+        *,
+        leases: bool,
+        boots: RebootCheck | None,
+        stored: Callable[[], Collection[tuple[int, str]]],
+        roots: Sequence[Path],
+    ) -> None:
+        self._layout = layout
+        self._roots = roots
+        self._clock = clock
+        self._windows = windows
+        self._expected, self._ledger = expected, ledger
+        self._leases = leases
+        self._boots, self._stored = boots, stored
+        self._ids: Mapping[int, frozenset[str]] | None = None
+        self._shapes: dict[Shape, Shape] = {}
+        self.slow = False
+        """The filesystem is a network filesystem, which shows changes late."""
+        self.writers_ended = False
+        """Every process that could write here was seen to end: on a local filesystem no settle time is needed."""
+        self.problem = ""
+        """The first read error since ``begin``."""
+
+    def begin(self, *, slow: bool, writers_ended: bool = False) -> None:
+        """Start a new rescan: the journal is read again."""
+        self.slow, self.problem, self._ids = slow, "", None
+        self.writers_ended = writers_ended and not slow
+
+    def end(self, states: Collection[Known]) -> None:
+        """Finish the rescan: data that equal checkpoints share is kept once."""
+        self._shapes = {k.guard.shape: k.guard.shape for k in states}
+
+    def judge(self, step: int, found: Sequence[PartFiles], was: str) -> Judgement:
+        """The layout's judgement. A save that was complete stays the same save when files are added to it: it is not
+        uploaded again for an evaluation that was written into it hours later. ``was``: its ``save_id`` then."""
+        judgement = self._layout.judge(step, found)
+        ids = self._stored_ids().get(step, frozenset()) | ({was} if was else set())
+        if ids and not (judgement.whole and describing.save_id(found, judgement) in ids):
+            for fewer, added in describing.without_additions(found):
+                before = self._layout.judge(step, fewer)
+                if before.whole and describing.save_id(fewer, before) in ids:
+                    judgement = replace(before, leftovers=(*before.leftovers, *added))
+                    break
+        return judgement if judgement.problems else replace(judgement, problems=describing.NOTHING)
+
+    def examine(self, step: int, parts: Sequence[PartDir], known: Known | None) -> Known:
+        """Read one step file by file; ``known`` is the result of the last time. Never raises for what is on disk."""
+        scans = [scan_part(p, self._roots) for p in parts]
+        found = tuple(s.found for s in scans)
+        error = next((s.error for s in scans if s.error), "")
+        if error:
+            self.problem = self.problem or f"step {step}: {error}"
+        fingerprint = describing.fingerprint(found)
+        now = self._clock.monotonic()
+        same = known is not None and known.fingerprint == fingerprint
+        judged = known.judgement if same and known is not None and not error else None
+        guard = self._guard(scans, judged) if judged is not None else None
+        if judged is not None and known is not None and judged.rests_on and guard != known.guard:
+            judged = None  # a tracker changed
+        if known is not None and known.settled and judged is not None and guard is not None:
+            if guard != known.guard:  # a by-product was added or removed: sizes change, the save does not
+                described = describing.describe(step, self._layout.name, found, judged)
+                kept = known.set
+                known.set = replace(described, completeness=kept.completeness, save_id=kept.save_id, reason=kept.reason)
+                known.guard = guard
+            return known
+        since = known.since if same and known is not None else now
+        polls = known.polls + 1 if same and known is not None else 1
+        changed = max((s.changed_ns for s in scans if s.found.part.required), default=0) / 1e9
+        # Old files need no wait after a restart of podwatch; ctime, because copies set mtime back.
+        age = self._clock.wall() - changed - (_SERVER_CLOCK if self.slow else 0.0)
+        quiet = max(now - since, age if changed else 0.0)
+        # What could not be read may be readable now: setting its mode right changes no name, size or mtime.
+        if judged is not None and not judged.unreadable and known is not None and known.quiet >= _SETTLED_CONTENT:
+            judgement = judged
+        else:
+            judgement = self.judge(step, found, known.was if known is not None else "")
+        if error:
+            judgement = replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {error}")
+        elif lost := self._ledger.lost(step, describing.own_files(found, judgement)):
+            judgement = replace(judgement, whole=False, damaged=True, reason=lost)
+        described = describing.describe(step, self._layout.name, found, judgement)
+        state = Known(fingerprint, since, polls, self._guard(scans, judgement), judgement, described, quiet)
+        state.odd = known.odd if same and known is not None else None
+        state.was = known.was if known is not None else ""
+        trusted = known is not None and known.settled and known.set.complete and judgement.whole
+        if trusted and describing.save_id(found, judgement) == state.was:  # its own files are unchanged
+            state.set = replace(described, completeness=Completeness.COMPLETE, save_id=state.was, reason="")
+            state.settled = True
+            return state
+        if judgement.whole and (lacks := self._believe(state, step, found, changed)):
+            state.set = replace(state.set, reason=lacks)
+        elif judgement.whole:
+            return state
+        return self._not_whole(state, begun=bool(changed) and not judgement.pending)
+
+    def check_suspects(self, steps: Mapping[int, Sequence[PartDir]], states: Mapping[int, Known]) -> None:
+        """Run the hole test and the medium check on checkpoints from before a reboot, newest first, as time allows."""
+        end = self._clock.monotonic() + DEEPER_BUDGET
+        for step in sorted((s for s, k in states.items() if k.suspect and not k.settled), reverse=True):
+            if self._clock.monotonic() >= end:
+                return
+            state = states[step]
+            found = tuple(scan_part(p, self._roots).found for p in steps[step])
+            save_id = describing.save_id(found, state.judgement)
+            problems = inspect(found, state.judgement).problems
+            hole = state.odd.hole if state.odd is not None else ""
+            if problems:
+                reason = f"damaged by the reboot: {problems[0]}"
+                state.set = replace(
+                    state.set, completeness=Completeness.DAMAGED, reason=reason, settles_in=None, unclear=True
+                )
+                state.settled = True
+            elif hole and self._boots is not None and not self._boots.was_sparse(save_id):
+                reason = (
+                    f"suspect after a reboot: {hole} has ranges that were never written (lost, or a sparse copy: then "
+                    "copy it with cp --sparse=never)"
+                )
+                state.set = replace(state.set, reason=reason, settles_in=None, unclear=True)
+                state.settled = True  # stays WRITING: not used, and not removed as a leftover
+            else:
+                self._complete(state, step, found, save_id)
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _believe(self, state: Known, step: int, found: tuple[PartFiles, ...], changed: float) -> str:
+        """Set COMPLETE if all conditions hold; otherwise return what it lacks compared with earlier saves."""
+        judgement, windows = state.judgement, self._windows
+        save_id = describing.save_id(found, judgement)
+        # A checkpoint that an earlier podwatch found complete, unchanged since, needs no settle time again.
+        known = self._boots is not None and self._boots.knows(save_id)
+        settled = self.writers_ended or known or save_id in self._stored_ids().get(step, ())
+        need = 0.0 if settled else windows.need(judgement.marker, slow=self.slow)
+        state.moving = judgement.marker is not Marker.COMMIT
+        if state.polls < 2 or state.quiet < need:
+            state.wait(need, f"all files present: complete after {need:.0f} s without a change")
+            return ""
+        if state.odd is None:
+            state.odd = find_odd(found, judgement)
+        odd = state.odd
+        weak = judgement.marker is Marker.NONE or bool(odd.legacy)
+        longer = 0.0 if settled and not odd.hole else windows.need(Marker.NONE, slow=self.slow)
+        if (weak or odd.hole) and state.quiet < longer:
+            what = f"{odd.hole} has ranges that were never written" if odd.hole else f"{odd.legacy} has no end to check"
+            state.wait(longer, f"all files present, but {what}: complete after {longer:.0f} s without a change")
+            return ""
+        if weak:
+            patience = windows.longest(slow=self.slow) * CUT_OFF_FACTOR
+            lacks = self._expected.lacks(step, describing.own_files(found, judgement), settled=state.quiet >= patience)
+            if lacks:
+                return lacks
+            if self._leases and not self.slow and state.quiet < patience:
+                held, where = held_open(Path(p.part.path) / f.path for p, f in describing.own_files(found, judgement))
+                if held is Held.YES:
+                    state.wait(patience, f"all files present, but a process has {Path(where).name} open for writing")
+                    return ""
+        if self._boots is not None and self._boots.suspect(save_id, changed) and (step, save_id) not in self._stored():
+            state.suspect, state.moving = True, False
+            state.set = replace(state.set, reason=CHECKED_DEEPER, settles_in=0.0)
+        else:
+            self._complete(state, step, found, save_id)
+        return ""
+
+    def _complete(self, state: Known, step: int, found: tuple[PartFiles, ...], save_id: str) -> None:
+        """The last check: set COMPLETE only if these are still the files that were judged."""
+        again = tuple(scan_part(p.part, self._roots).found for p in found)
+        if describing.fingerprint(again) != state.fingerprint:
+            return
+        state.set = replace(state.set, completeness=Completeness.COMPLETE, save_id=save_id, reason="", settles_in=None)
+        state.settled, state.moving, state.was = True, False, save_id
+        odd = state.odd or StructureHints()
+        self._ledger.note(step, describing.own_files(found, state.judgement))
+        if state.judgement.marker is Marker.NONE or odd.legacy:
+            self._expected.note(step, describing.own_files(found, state.judgement))
+        if self._boots is not None:
+            self._boots.passed(save_id, deeper=state.suspect, sparse=bool(odd.hole))
+        state.suspect, state.odd = False, None
+
+    def _not_whole(self, state: Known, *, begun: bool) -> Known:
+        judgement = state.judgement
+        long_quiet = self._windows.longest(slow=self.slow)
+        if judgement.unreadable:
+            state.set = replace(state.set, unclear=True)
+            return state  # stays WRITING: a checkpoint that cannot be observed must not be removed
+        state.moving = begun and state.quiet < long_quiet
+        if state.polls >= 2 and (state.quiet >= long_quiet or not begun):
+            final = Completeness.DAMAGED if judgement.damaged else Completeness.INCOMPLETE
+            state.set = replace(state.set, completeness=final, unclear=judgement.damaged)
+        return state
+
+    def _guard(self, scans: Sequence[Scan], judgement: Judgement) -> Guard:
+        guard = guard_of(scans, [str(p) for p in judgement.rests_on])
+        return Guard(self._shapes.setdefault(guard.shape, guard.shape), guard.stamp)
+
+    def _stored_ids(self) -> Mapping[int, frozenset[str]]:
+        """The ids of stored saves, read from the journal once per rescan."""
+        ids = self._ids
+        if ids is None:
+            found: dict[int, set[str]] = {}
+            for step, save_id in self._stored():
+                found.setdefault(step, set()).add(save_id)
+            ids = self._ids = {step: frozenset(few) for step, few in found.items()}
+        return ids

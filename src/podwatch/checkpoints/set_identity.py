@@ -1,0 +1,159 @@
+"""Makes one checkpoint of a scan and a layout's judgement: its description, its fingerprint, its id."""
+
+import hashlib
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import MappingProxyType
+
+from podwatch.checkpoints.formats import dcp
+from podwatch.checkpoints.layouts.base import Judgement, PartFiles
+from podwatch.checkpoints.scan import Scan, is_temporary
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, PartState
+
+_GAPS = 3
+"""How many of the longest pauses between a checkpoint's files are tried as the end of the save (later files were
+added)."""
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def shown(part: PartFiles) -> bool:
+    """Whether it is a part of the checkpoint's description. By-products that do not exist are not."""
+    return part.present or part.part.required
+
+
+def describe(step: int, layout: str, found: Sequence[PartFiles], judgement: Judgement) -> CheckpointSet:
+    """The checkpoint with state WRITING; the caller sets a better state."""
+    parts = []
+    for part in filter(shown, found):
+        reason = judgement.problems.get(part.part.name, "")
+        complete = part.present and not reason and (judgement.whole or bool(judgement.problems))
+        size = sum(f.size for f in part.files)
+        parts.append(PartState(part.part.name, str(part.part.path), part.part.required, complete, size, reason))
+    own = [f for p in found if p.part.required for f in p.files]
+    return CheckpointSet(
+        step=step,
+        layout=layout,
+        completeness=Completeness.WRITING,
+        parts=tuple(parts),
+        size_bytes=sum(p.size_bytes for p in parts),
+        file_count=sum(len(p.files) for p in found),
+        changed_wall=max((f.mtime_ns for f in own), default=0) / 1e9,
+        began_wall=min((f.mtime_ns for f in own), default=0) / 1e9,
+        reason=judgement.reason,
+    )
+
+
+def belongs(file: FileEntry, leftovers: Collection[str]) -> bool:
+    """Whether it is a file of this save: neither unfinished nor left by an earlier save."""
+    return not is_temporary(file.path) and f"{file.part}/{file.path}" not in leftovers
+
+
+def own_files(found: Sequence[PartFiles], judgement: Judgement) -> list[tuple[PartFiles, FileEntry]]:
+    """The files that a resume needs: those of the required parts that belong to this save."""
+    leftovers = frozenset(judgement.leftovers)
+    return [(p, f) for p in found if p.part.required for f in p.files if belongs(f, leftovers)]
+
+
+def fingerprint(found: Sequence[PartFiles]) -> bytes:
+    """Hash of the required parts only: an added or removed by-product does not make it another save."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in found:
+        if part.part.required:
+            digest.update(f"\0{part.part.name}\0{part.present}".encode())
+            for f in part.files:
+                digest.update(f"\0{f.path}\0{f.size}\0{f.mtime_ns}\0{f.inode}".encode("utf-8", "surrogateescape"))
+            for link in part.symlinks:
+                digest.update(f"\0{link.path}\0{link.target}".encode("utf-8", "surrogateescape"))
+    return digest.digest()
+
+
+def save_id(found: Sequence[PartFiles], judgement: Judgement) -> str:
+    """The id of a save. The same files give the same id across restarts of podwatch and after a restore, which sets the
+    mtimes: inodes are not used."""
+    digest = hashlib.sha256(judgement.save_token.encode())
+    for _, f in own_files(found, judgement):
+        digest.update(f"\0{f.part}/{f.path}\0{f.size}\0{f.mtime_ns}".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:16]
+
+
+def without_additions(found: Sequence[PartFiles]) -> Iterator[tuple[tuple[PartFiles, ...], tuple[str, ...]]]:
+    """Candidates of the checkpoint as it was before files were added to it (an evaluation, merged weights): without the
+    files after one of the longest pauses between its files, and ``<part>/<path>`` of the files left out."""
+    times = sorted({f.mtime_ns for p in found if p.part.required for f in p.files})
+    gaps = sorted(((after - before, before) for before, after in pairwise(times)), reverse=True)
+    for _, last in gaps[:_GAPS]:
+        fewer = tuple(
+            replace(p, files=tuple(f for f in p.files if f.mtime_ns <= last)) if p.part.required else p for p in found
+        )
+        yield fewer, tuple(f"{f.part}/{f.path}" for p in found if p.part.required for f in p.files if f.mtime_ns > last)
+
+
+# -- guards ----------------------------------------------------------------------------------------------------------
+# The guard of a settled checkpoint: the few files whose times show whether anything changed. These are each of its
+# directories, and per required part the first shard and the newest file.
+# A name that appears or disappears changes a directory; a trainer that rewrites a checkpoint in place changes its
+# first shard at once. A guard is one number and a shape shared with all other checkpoints, so that a thousand
+# checkpoints cost almost nothing.
+
+ELSEWHERE = -1
+Place = tuple[int, str]
+"""(number of the part in ``CheckpointSet.parts``, path inside it), or (ELSEWHERE, absolute path)."""
+Shape = tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """``stamp`` is a hash of the mtimes and inodes of all places, including absent ones."""
+
+    shape: Shape
+    stamp: int
+
+
+def guard_of(scans: Sequence[Scan], rests_on: Sequence[str] = ()) -> Guard:
+    """The guard of a checkpoint as it was scanned. ``rests_on``: files outside of it that the rule read; they are
+    stamped as they are now."""
+    places: list[Place] = []
+    stamps: list[int] = []
+    for number, scan in enumerate(s for s in scans if shown(s.found)):
+        part = scan.found.part
+        root = str(part.path)
+        if scan.found.present:
+            for path, mtime_ns, inode in scan.directories:
+                places.append((number, path[len(root) + 1 :]))
+                stamps += (mtime_ns, inode)
+        elif part.required:
+            for name in part.names or ("",):
+                places.append((number, name))
+                stamps += (0, 0)
+        files = scan.found.files
+        if part.required and files:
+            data = [f for f in files if dcp.is_shard(f.path)] or files
+            for file in sorted({data[0], max(files, key=lambda f: f.mtime_ns)}):
+                places.append((number, file.path))
+                stamps += (file.mtime_ns, file.inode)
+    for path in rests_on:
+        places.append((ELSEWHERE, path))
+        stamps += stamp(path)
+    return Guard(tuple(places), hash(tuple(stamps)))
+
+
+def holds(guard: Guard, roots: Sequence[str]) -> bool:
+    """Whether everything is unchanged. ``roots`` are the directories of the parts, in order. Never raises OSError."""
+    stamps: list[int] = []
+    for number, inside in guard.shape:
+        if number == ELSEWHERE:
+            stamps += stamp(inside)
+        else:
+            stamps += stamp(f"{roots[number]}/{inside}" if inside else roots[number])
+    return hash(tuple(stamps)) == guard.stamp
+
+
+def stamp(path: str) -> tuple[int, int]:
+    """(mtime in ns, inode); zeros for a file that is absent or cannot be read."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_ino

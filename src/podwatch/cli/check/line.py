@@ -1,0 +1,66 @@
+"""Shared by the checks: a line of the report, and calls with a deadline."""
+
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from podwatch.config.settings import Settings
+from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.secrets import scrub
+
+# -- line ------------------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+Sets = Callable[[], tuple[CheckpointSet, ...]]
+DEADLINE_SECONDS = 20.0
+"""For calls that can hang: NVML, the store, a network file system."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One result. ``level`` is ok, warn or fail; ``fix`` is only shown for the last two. Scrubs its text."""
+
+    name: str
+    level: str
+    text: str
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("text", "fix"):
+            object.__setattr__(self, name, scrub(getattr(self, name)))
+
+
+def in_time(function: Callable[[], T], *, seconds: float = DEADLINE_SECONDS) -> T:
+    """The result of a call that can hang. It runs in a daemon thread; TimeoutError after ``seconds``."""
+    box: dict[str, Any] = {}
+
+    def call() -> None:
+        try:
+            box["result"] = function()
+        except BaseException as error:
+            box["error"] = error
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    if "error" in box:
+        raise box["error"]
+    result: T = box["result"]
+    return result
+
+
+def sets_of(settings: Settings) -> Sets:
+    """A cached function that returns the checkpoints on this pod. It raises the errors of ``make_layout``."""
+    from podwatch.cli.offline import look
+
+    return functools.cache(lambda: tuple(in_time(lambda: look(settings)).sets))
+
+
+def nearest(path: Path) -> Path:
+    """``path`` itself, or the closest directory above it that exists."""
+    return next(p for p in (path, *path.parents) if p.exists())

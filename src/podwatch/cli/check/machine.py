@@ -1,0 +1,244 @@
+"""Check the machine: limits, ports, podwatch's service manager, and the available corroborating signals."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from podwatch.cli.check.line import DEADLINE_SECONDS, Line, in_time
+from podwatch.client.format import gib
+from podwatch.config.settings import Settings
+from podwatch.recovery.resources import port_taken
+from podwatch.system import procfs
+from podwatch.system.procfs import is_alive
+from podwatch.trainer.keeper_client import read_record
+
+# -- gpus ------------------------------------------------------------------------------------------------------------
+# Check the GPUs: present, and free before a start.
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Memory in bytes. ``problem``: why it cannot be read; then both values are 0."""
+
+    index: int
+    name: str
+    used: int
+    total: int
+    problem: str = ""
+
+
+def read_gpus(seconds: float = DEADLINE_SECONDS) -> list[Gpu]:
+    """Every GPU that NVML lists. ReaderUnavailable with the reason; TimeoutError if a call hangs for ``seconds`` (half
+    of that while the library loads)."""
+    from podwatch.sensors.nvml import look_once
+
+    samples = in_time(lambda: look_once(seconds / 2), seconds=seconds)
+    return [
+        Gpu(gpu.index, gpu.name, gpu.memory_used_bytes or 0, gpu.memory_total_bytes or 0, gpu.detail) for gpu in samples
+    ]
+
+
+def gpus(settings: Settings, running: str) -> Iterator[Line]:
+    """``running``: the running training as text; empty if there is none."""
+    wanted = sorted({*settings.gpu.inference, *settings.gpu.trainer})
+    try:
+        devices = {gpu.index: gpu for gpu in read_gpus()}
+    except TimeoutError:
+        yield Line("gpu", "fail", "NVML does not answer: the driver hangs", "read dmesg; if that fails, reboot the pod")
+        return
+    except Exception as error:
+        fix = "install the NVIDIA driver, or run podwatch on the GPU machine; it needs NVML to detect a silent death"
+        yield Line("gpu", "fail" if wanted else "warn", f"cannot use NVML: {error}", fix)
+        return
+    for index in wanted:
+        if index not in devices:
+            known = ", ".join(map(str, devices)) or "none"
+            yield Line("gpu", "fail", f"GPU {index} of [gpu] not found (this machine has: {known})", "correct [gpu]")
+    for index, gpu in devices.items():
+        if gpu.problem:
+            fix = "check whether nvidia-smi shows its memory; podwatch needs it to detect a silent death"
+            yield Line("gpu", "fail" if index in wanted else "warn", f"GPU {index}: {gpu.name}, {gpu.problem}", fix)
+            continue
+        text = f"GPU {index}: {gpu.name}, {gib(gpu.used)} of {gib(gpu.total)} used"
+        if running or (wanted and index not in wanted) or gpu.used <= settings.gpu.release_margin:
+            yield Line("gpu", "ok", text)
+        else:
+            # The same threshold as recovery before a start.
+            fix = "`podwatch clean --gpu` lists the processes that hold it; a start waits until it is free"
+            level = "fail" if wanted else "warn"
+            yield Line("gpu", level, f"{text}, but this run's training is not running", fix)
+    if devices and not settings.gpu.inference:
+        fix = "set [gpu] inference to the GPUs that hold the inference engine"
+        yield Line("gpu", "warn", "no inference GPU configured: podwatch cannot detect a silent death by memory", fix)
+
+
+# -- machine ---------------------------------------------------------------------------------------------------------
+
+_CAP_SYS_PTRACE = 19
+_SIGTERM_BIT = 1 << (15 - 1)
+
+
+_RAISE = """
+import resource, sys
+wanted = int(sys.argv[1])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+for pair in ((wanted, max(hard, wanted)), (min(wanted, hard), hard)):
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, pair)
+        break
+    except (OSError, ValueError):
+        pass
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+"""The keeper's ``raise_nofile``, tried in a short-lived process."""
+
+
+def limits(settings: Settings) -> Iterator[Line]:
+    """The open-file limit that training would get (tried), and the limit of running training."""
+    wanted = settings.trainer.nofile
+    got = _tried(wanted)
+    by_systemd = os.geteuid() == 0 and Path("/run/systemd/system").is_dir()
+    if got < wanted and not by_systemd:
+        fix = (
+            f"raise the hard limit where the pod is started (docker run --ulimit nofile={wanted}:{wanted},"
+            f" LimitNOFILE={wanted} in the unit), or lower trainer.nofile"
+        )
+        yield Line("nofile", "fail", f"training needs {wanted} open files but gets only {got} (tried)", fix)
+    elif wanted < 65_536:
+        yield Line("nofile", "warn", f"training gets {wanted} open files; vLLM wants 65,536", "raise trainer.nofile")
+    elif got < wanted:
+        yield Line("nofile", "ok", f"{wanted} open files: systemd sets the limit for the unit (this shell has {got})")
+    else:
+        yield Line("nofile", "ok", f"training gets {wanted} open files (tried)")
+    lowest = _running_limit(settings)
+    if lowest is not None and lowest[0] < wanted:
+        limit, name = lowest
+        yield Line(
+            "nofile",
+            "warn",
+            f"running training has a limit of {limit} open files ({name}), not {wanted}",
+            "raise the hard limit where the pod is started, then run `podwatch restart`",
+        )
+
+
+def _tried(wanted: int) -> int:
+    """The soft limit that a child of this process gets; 0 if the trial fails."""
+    command = [sys.executable, "-I", "-S", "-c", _RAISE, str(wanted)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=DEADLINE_SECONDS, check=True, env={}, cwd="/")
+        return int(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0
+
+
+def _running_limit(settings: Settings) -> tuple[int, str] | None:
+    """The lowest soft limit in the keeper's process tree, and the process that has it. None if no training runs or
+    nothing is readable."""
+    record = read_record(settings.state_dir / settings.run_id / "keeper")
+    if record is None or not is_alive(record.launcher):
+        return None
+    try:
+        launcher = psutil.Process(record.launcher.pid)
+        tree = [launcher, *launcher.children(recursive=True)]
+    except psutil.Error:
+        return None
+    found = []
+    for process in tree:
+        with contextlib.suppress(OSError, psutil.Error):
+            text = Path(f"/proc/{process.pid}/limits").read_text()
+            match = re.search(r"^Max open files +(\d+)", text, re.MULTILINE)
+            if match is not None:
+                found.append((int(match[1]), f"pid {process.pid}, {process.name()}"))
+    return min(found, default=None)
+
+
+def http(settings: Settings) -> Iterator[Line]:
+    if not settings.http.enabled:
+        yield Line("http", "warn", "off: no /healthz, no metrics, no progress pings", "set [http] enabled = true")
+        return
+    from podwatch.api.http import bind
+
+    listener = bind(settings.http.host, settings.http.port)
+    got = int(listener.getsockname()[1])
+    listener.close()
+    if settings.http.port in (0, got):
+        yield Line("http", "ok", f"{settings.http.host}:{got} is free")
+    else:
+        text = f"port {settings.http.port} is in use; podwatch would use {got}"
+        yield Line("http", "warn", text, "nothing if a running podwatch uses it; else set [http] port")
+
+
+def ports(settings: Settings, now: str) -> Iterator[Line]:
+    """The inference servers' ports on this machine: with a leftover server, the next one fails to bind."""
+    parts = [urlsplit(url) for url in settings.inference.urls]
+    local = [p.port for p in parts if p.hostname in ("127.0.0.1", "localhost", "::1") and p.port]
+    for port in dict.fromkeys(local):
+        if now or not port_taken(port):
+            yield Line("ports", "ok", f"port {port} " + ("is used by running training" if now else "is free"))
+        else:
+            fix = f"end the process that listens there (ss -ltnp 'sport = :{port}'); a start waits until it is free"
+            yield Line("ports", "fail", f"port {port} is in use, but this run's training is not running", fix)
+
+
+def signals(settings: Settings) -> Iterator[Line]:
+    """The corroborating signals of this pod. Without one podwatch does not restart training."""
+    seen = ["the trainer's exit", "step lines and checkpoints"]
+    if settings.inference.urls or settings.inference.discover:
+        seen.append("the inference server's health")
+    if settings.http.enabled:
+        seen.append("progress pings")
+    if _may_see_contexts(settings):
+        seen.append("CUDA contexts")
+        yield Line("signals", "ok", f"signals that can corroborate a death: {', '.join(seen)}")
+    else:
+        fix = "run podwatch as root, as training's user, or as a service with CAP_SYS_PTRACE"
+        text = f"podwatch cannot see CUDA contexts of training; other corroborating signals: {', '.join(seen)}"
+        yield Line("signals", "warn", text, fix)
+
+
+def _may_see_contexts(settings: Settings) -> bool:
+    """Whether CUDA contexts of training are visible: the keeper sees those of its own trainer; for an attached trainer
+    podwatch itself needs the permission."""
+    if settings.trainer.supervise != "attach" and settings.trainer.command:
+        return True
+    effective = next(
+        (
+            int(line.split()[1], 16)
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line[:7] == "CapEff:"
+        ),
+        0,
+    )
+    return bool(effective >> _CAP_SYS_PTRACE & 1) or not settings.trainer.user
+
+
+def host(settings: Settings) -> Iterator[Line]:
+    if Path("/run/systemd/system").is_dir():
+        yield Line("systemd", "ok", "available: podwatch can run as a service")
+        return
+    fix = "use `podwatch run --detach`, or make `podwatch run` the container's command"
+    yield Line("systemd", "warn", "not available (a container?)", fix)
+    if not _hears_sigterm():
+        text = "PID 1 ignores SIGTERM: podwatch gets no preemption notice when this container is stopped"
+        fix = "make `podwatch run` the container's command, or call `podwatch preempt` from the provider's hook"
+        yield Line("preemption", "warn", text, fix)
+
+
+def _hears_sigterm() -> bool:
+    """Whether PID 1 has a SIGTERM handler: without one the kernel drops the signal for PID 1."""
+    if procfs.read_stat(1) is None:
+        return True
+    try:
+        lines = Path("/proc/1/status").read_text().splitlines()
+    except OSError:
+        return True
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), _SIGTERM_BIT)
+    return bool(caught & _SIGTERM_BIT)

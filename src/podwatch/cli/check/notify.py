@@ -1,0 +1,113 @@
+"""Check the notification channels. Sends a test notice only on request."""
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
+
+from podwatch.cli.check.line import Line
+from podwatch.config.settings import Settings
+
+if TYPE_CHECKING:
+    from podwatch.reporting.notify import Channel
+
+_WEB = ("http", "https")
+
+
+def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
+    """Whether each channel can work; with ``send``, the result of one test notice."""
+    from podwatch.daemon.notifications import all_urls, channels_of
+    from podwatch.reporting.notify import shown_url
+
+    chosen = settings.notify
+    if not (chosen.command or chosen.urls or chosen.urls_file):
+        text = "podwatch sends no notices: [notify] is empty"
+        yield Line("notify", "warn" if send else "ok", text, "see docs/notifications.md")
+        return
+    urls = all_urls(chosen)
+    if send:
+        for channel in channels_of(chosen, urls):
+            yield _sent(channel, settings.run_id)
+        return
+    if chosen.command:
+        found = shutil.which(chosen.command[0]) if not chosen.command[0].startswith(".") else None
+        if found is None:
+            fix = "use an absolute path, and make it executable"
+            yield Line("notify", "fail", f"{chosen.command[0]} not found", fix)
+        else:
+            yield Line("notify", "ok", f"podwatch sends notices to {found}")
+    for url in urls:
+        scheme = url.partition(":")[0]
+        if scheme in _WEB or importlib.util.find_spec("apprise") is not None:
+            unsafe = scheme == "http" and not shown_url(url).startswith(("http://127.", "http://localhost"))
+            text = f"podwatch sends notices to {shown_url(url)}"
+            yield Line("notify", "warn" if unsafe else "ok", f"{text}{', unencrypted' if unsafe else ''}", "use https")
+        else:
+            fix = "install podwatch[notify], or use an https:// URL"
+            yield Line("notify", "fail", f"{scheme}:// needs apprise, which is not installed", fix)
+
+
+def own_wandb(settings: Settings, *, send: bool) -> Iterator[Line]:
+    """podwatch's own W&B run: whether its Python has wandb; with ``send``, the result of one alert."""
+    if not settings.wandb.enabled:
+        return
+    from podwatch.daemon.notifications import wandb_plan
+    from podwatch.reporting.wandb import WandbRun
+    from podwatch.system.clock import SystemClock
+
+    plan = wandb_plan(settings, settings.state_dir / settings.run_id)
+    found = _wandb_version(plan.python)
+    if not found:
+        fix = "set wandb.python to the trainer's Python, or install podwatch[wandb]"
+        yield Line("wandb run", "fail", f"{plan.python} has no wandb", fix)
+        return
+    mode = plan.environment(os.environ).get("WANDB_MODE", "online")
+    if mode == "disabled":
+        fix = "remove WANDB_MODE, set it to offline, or set wandb.enabled = false"
+        yield Line("wandb run", "warn", "WANDB_MODE=disabled: podwatch's own run is not recorded", fix)
+        return
+    where = f"in {plan.directory}" if mode == "offline" else f"in the project {plan.project}"
+    yield Line("wandb run", "ok", f"podwatch's own run: wandb {found}, {mode}, {where}")
+    if send and settings.wandb.alerts:
+        run = WandbRun(plan, SystemClock())
+        yield _sent(run, settings.run_id, run.close)
+
+
+def _wandb_version(python: str) -> str:
+    """The version of wandb in that Python, without the slow import; empty if there is none."""
+    ask = "import importlib.metadata as m; print(m.version('wandb'))"
+    try:
+        done = subprocess.run([python, "-I", "-c", ask], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _sent(channel: "Channel", run_id: str, close: Callable[[], Awaitable[None]] | None = None) -> Line:
+    from podwatch.domain.event import Change, Notice, Topic
+    from podwatch.domain.finding import Severity
+    from podwatch.reporting.notify import NotSent, document_of
+
+    text = "test notice of `podwatch check --notify`; nothing is wrong"
+    notice = Notice(Topic.TEST, Change.HAPPENED, Severity.INFO, "a test", text, "test", time.time())
+
+    async def send() -> None:
+        try:
+            await channel.send(document_of(notice, run_id=run_id, host=socket.gethostname()))
+        finally:
+            if close is not None:
+                await close()
+
+    try:
+        asyncio.run(send())
+    except NotSent as error:
+        from podwatch.domain.secrets import scrub
+
+        fix = "fix the channel (docs/notifications.md): it would not deliver notices about failures"
+        return Line("notify", "fail", f"{channel.name}: {scrub(str(error))}", fix)
+    return Line("notify", "ok", f"{channel.name}: test notice accepted")

@@ -1,0 +1,243 @@
+"""Check what a start needs: the program on training's PATH, W&B keys, the layout, the resume command."""
+
+import os
+import pwd
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from podwatch.checkpoints.layouts import command_line as argv
+from podwatch.checkpoints.layouts import concerns, make_layout, recognised, site_of
+from podwatch.checkpoints.layouts.base import Layout
+from podwatch.checkpoints.layouts.prime_rl_command import hints
+from podwatch.cli.check.line import Line, Sets, in_time
+from podwatch.client.format import span
+from podwatch.config.settings import Settings
+from podwatch.domain.errors import PodwatchError
+from podwatch.domain.secrets import scrub_argv
+from podwatch.trainer.environment import build_environment
+
+SERVICE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""systemd's default PATH of a system service."""
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
+
+
+def command(settings: Settings) -> Iterator[Line]:
+    trainer = settings.trainer
+    if not trainer.command:
+        level = "ok" if trainer.supervise == "attach" else "warn"
+        yield Line("command", level, "not set: podwatch can watch a trainer but not start one", "set trainer.command")
+        return
+    cwd = trainer.cwd or trainer.output_dir.parent
+    if not cwd.is_dir():
+        yield Line("command", "fail", f"working directory {cwd} not found", "correct trainer.cwd")
+        return
+    if trainer.user:
+        try:
+            pwd.getpwnam(trainer.user)
+        except KeyError:
+            yield Line("command", "fail", f"user {trainer.user} not found", "correct trainer.user")
+            return
+    environment = _environment(settings)
+    yield from _program(trainer.command[0], settings, environment, cwd, name="command")
+    if trainer.command[0] != "uv" and "uv" not in trainer.command and _layout_name(settings) == "prime-rl":
+        yield from _uv(settings, environment, cwd)
+    if hides_exit_code(trainer.command):
+        yield Line("command", "warn", "a pipe hides the exit code of a crash", "start the script with set -o pipefail")
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    trainer = settings.trainer
+    return build_environment(os.environ, trainer.env, trainer.env_file, user=trainer.user)
+
+
+def _program(
+    program: str, settings: Settings, environment: Mapping[str, str], cwd: Path, *, name: str
+) -> Iterator[Line]:
+    path = environment.get("PATH", "")
+    wanted = str(cwd / program) if "/" in program else program
+    found = shutil.which(wanted, path=path)
+    if found is None:
+        fix = "use an absolute path, or set PATH in trainer.env"
+        if shutil.which(wanted):
+            fix = f"it is in {Path(shutil.which(wanted) or '').parent}, which is not in training's PATH: {fix}"
+        yield Line(name, "fail", f"{program} not found", fix)
+        return
+    yield Line(name, "ok", f"{found}, in {cwd}" if name == "command" else found)
+    given = "PATH" in settings.trainer.env or path != os.environ.get("PATH")
+    serviceable = "/" in program or given or shutil.which(program, path=SERVICE_PATH) is not None
+    if not serviceable and Path("/run/systemd/system").is_dir():
+        text = f"{program} is only in this shell's PATH, not in the PATH of a systemd service"
+        yield Line(name, "warn", text, f"set PATH in trainer.env, with {Path(found).parent} in it")
+
+
+def _uv(settings: Settings, environment: Mapping[str, str], cwd: Path) -> Iterator[Line]:
+    """For a command without uv: launchers of early prime-rl start the inference server and the orchestrator with
+    ``uv run``, later ones do not. The version is not known for sure, so a missing uv is only a warning."""
+    lines = list(_program("uv", settings, environment, cwd, name="uv"))
+    if all(line.level == "ok" for line in lines):
+        yield from lines
+    elif in_time(lambda: hints(settings.trainer.command, cwd, "")).variant != "B":
+        text = "uv not found; prime-rl of early 2026 starts its inference server and its orchestrator with uv"
+        yield Line("uv", "warn", text, "if you use that version, set PATH in trainer.env, with uv's directory in it")
+
+
+def hides_exit_code(argv: tuple[str, ...]) -> bool:
+    """Whether a ``sh -c`` script has a pipe without pipefail: ``train | tee log`` exits with tee's 0."""
+    if Path(argv[0]).name not in _SHELLS:
+        return False
+    for position, word in enumerate(argv[1:-1], start=1):
+        if word.startswith("-") and not word.startswith("--") and "c" in word:
+            script = argv[position + 1]
+            if "pipefail" in " ".join(argv[: position + 2]):
+                return False
+            try:
+                lexer = shlex.shlex(script, posix=True, punctuation_chars="|&;")
+                lexer.whitespace_split = True
+                return any(token in ("|", "|&") for token in lexer)
+            except ValueError:  # unbalanced quotes: the shell reports them
+                return False
+    return False
+
+
+def keys(settings: Settings) -> Iterator[Line]:
+    """The W&B key: without one, W&B ends training at its start."""
+    if not settings.trainer.command:
+        return
+    environment = _environment(settings)
+    mode = environment.get("WANDB_MODE", "")
+    host = urlsplit(environment.get("WANDB_BASE_URL", "")).hostname or "api.wandb.ai"
+    netrc = Path(environment.get("NETRC") or Path(environment.get("HOME", "/root"), ".netrc"))
+    try:
+        in_netrc = host in netrc.read_text()
+    except (OSError, UnicodeDecodeError):
+        in_netrc = False
+    if mode in ("offline", "disabled", "dryrun"):
+        yield Line("wandb", "ok", f"WANDB_MODE={mode}: no key is needed")
+    elif offline := _told_offline(settings):
+        yield Line("wandb", "ok", f"{offline}: no key is needed")
+    elif environment.get("WANDB_API_KEY") or in_netrc:
+        yield Line("wandb", "ok", "key found" + ("" if environment.get("WANDB_API_KEY") else f" (in {netrc})"))
+    else:
+        text = "training has no W&B key: if it logs to W&B, it fails at its start"
+        yield Line("wandb", "warn", text, "put WANDB_API_KEY into trainer.env_file, or WANDB_MODE into trainer.env")
+    if environment.get("WANDB_RUN_ID") and _layout_name(settings) == "prime-rl":
+        text = "WANDB_RUN_ID is set for training: prime-rl before v0.5.0 has two W&B runs, and both would use this id"
+        yield Line("wandb", "warn", text, "remove it: podwatch passes the right ids for each version")
+
+
+def _told_offline(settings: Settings) -> str:
+    """Where the command, or a file that it names, switches W&B to offline; empty if neither does."""
+    trainer, names = settings.trainer, ("--wandb.offline", "--trainer.wandb.offline")
+    said = (argv.flag_value(trainer.command, names) or "").lower()
+    if argv.has_flag(trainer.command, names) and said not in ("false", "no", "0"):
+        return "the command has --wandb.offline"
+    for document in argv.toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent):
+        section = document.get("wandb")
+        if isinstance(section, dict) and section.get("offline") is True:
+            return "the trainer's configuration has wandb.offline = true"
+    return ""
+
+
+def vllm(settings: Settings) -> Iterator[Line]:
+    """Environment variables of vLLM that change what podwatch can observe."""
+    if not settings.trainer.command:
+        return
+    environment = _environment(settings)
+    found = _vllm_version(settings)
+    if found:
+        yield Line("vllm", "ok", f"vLLM {found} in {settings.trainer.cwd or settings.trainer.output_dir.parent}/.venv")
+    if environment.get("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH") == "1":
+        text = "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1: the server survives a dead engine and answers 503"
+        yield Line("vllm", "warn", text, "remove it: podwatch uses the server's end as a signal of a dead engine")
+    prefix = environment.get("VLLM_PROCESS_NAME_PREFIX", "VLLM")
+    if prefix != "VLLM":
+        text = f"VLLM_PROCESS_NAME_PREFIX={prefix}: podwatch recognises the engine's processes by VLLM:: only"
+        yield Line("vllm", "warn", text, "remove it, so that podwatch sees the end of the engine")
+    ready = environment.get("VLLM_ENGINE_READY_TIMEOUT_S", "")
+    if ready.isdigit() and int(ready) > settings.trainer.startup_patience:
+        patience = span(settings.trainer.startup_patience)
+        text = f"VLLM_ENGINE_READY_TIMEOUT_S={ready} is longer than trainer.startup_patience ({patience})"
+        yield Line("vllm", "warn", text, f'set startup_patience to "{int(ready) + 600}s"')
+
+
+def _vllm_version(settings: Settings) -> str:
+    root = settings.trainer.cwd or settings.trainer.output_dir.parent
+    names = sorted(path.name for path in root.glob(".venv/lib/python3.*/site-packages/vllm-*.dist-info"))
+    return names[-1].removeprefix("vllm-").removesuffix(".dist-info") if names else ""
+
+
+def packages(settings: Settings) -> Iterator[Line]:
+    """Warn if podwatch is installed in the trainer's environment: changes there can break podwatch."""
+    import importlib.util
+
+    trainer = settings.trainer
+    prefixes = {Path(os.path.realpath((trainer.cwd or trainer.output_dir.parent) / ".venv"))}
+    if trainer.command:
+        program = shutil.which(trainer.command[0], path=_environment(settings).get("PATH"))
+        if program is not None:
+            prefixes.add(Path(os.path.realpath(Path(program).parent)).parent)
+    own = Path(os.path.realpath(sys.prefix))
+    shared = [name for name in ("torch", "vllm") if importlib.util.find_spec(name) is not None]
+    fix = "install podwatch in its own environment, with `uv tool install podwatch` or pipx"
+    if shared:
+        yield Line("packages", "warn", f"podwatch shares its environment with {' and '.join(shared)}", fix)
+    elif own in prefixes and own != Path("/usr"):
+        yield Line("packages", "warn", f"podwatch is installed in the trainer's environment ({own})", fix)
+    else:
+        yield Line("packages", "ok", f"podwatch has its own environment ({own})")
+
+
+def _layout_name(settings: Settings) -> str:
+    try:
+        return in_time(lambda: make_layout(settings)).name
+    except (PodwatchError, OSError):
+        return ""
+
+
+def layout(settings: Settings, sets: Sets) -> Iterator[Line]:
+    """The layout and the reason for it; then the resume command, so that it is tested before a restart needs it."""
+    from podwatch.domain.checkpoint import newest_complete
+
+    found = in_time(lambda: make_layout(settings))
+    why = found.chosen_because or "set in the configuration"
+    variant = f", variant {found.variant}" if found.variant else ""
+    yield Line("layout", "ok", f"{found.name}{variant}: {why}")
+    others = [r for r in in_time(lambda: recognised(site_of(settings))) if r.layout != found.name]
+    if others:
+        listed = "; ".join(f"{r.layout}: {r.why}" for r in others)
+        certain = any(r.certain for r in others) and not found.chosen_because
+        yield Line("layout", "warn" if certain else "ok", f"other layouts also fit: {listed}", "see trainer.layout")
+    for concern in in_time(lambda: concerns(settings)):
+        yield Line(concern.subject, "fail" if concern.certain else "warn", concern.what, concern.fix)
+    if settings.trainer.command:
+        newest = newest_complete(sets())
+        yield from _resume(settings, found, None if newest is None else newest.step)
+
+
+def _resume(settings: Settings, found: Layout, step: int | None) -> Iterator[Line]:
+    trainer = settings.trainer
+    tried = 1 if step is None else step
+    about = f"from step {tried}" if step is not None else "from an example step (no checkpoint yet)"
+    try:
+        made = in_time(
+            lambda: found.resume_command(trainer.command, tried, trainer.resume_args, found.wandb_identity())
+        )
+    except PodwatchError as error:
+        # without any checkpoint a layout can refuse because it has to read one
+        yield Line("resume", "warn" if step is None else "fail", f"{about}: {error.what}", error.fix)
+        return
+    yield Line("resume", "ok", f"{about}: {shlex.join(scrub_argv(made.argv))}")
+    if trainer.resume_args == "none":
+        yield Line(
+            "resume", "warn", "resume_args is none: the command must find the resume step itself", "see PODWATCH_STEP"
+        )
+    elif made.argv == trainer.command and not made.environment:
+        fix = "set trainer.resume_args, or let the script read PODWATCH_RESUME_ARGS"
+        yield Line("resume", "warn", "podwatch cannot pass the resume step: the command has no place for it", fix)
+    if made.removed:
+        text = f"podwatch removes resume flags from the command: {' '.join(made.removed)}"
+        yield Line("resume", "warn", text, "remove them from trainer.command")

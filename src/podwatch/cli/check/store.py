@@ -1,0 +1,161 @@
+"""Check the store: reachable, a key with the needed capabilities, and fast enough for the saves."""
+
+import math
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
+from itertools import islice, pairwise
+from pathlib import Path
+from statistics import median
+
+from podwatch.cli.check.line import Line, Sets, in_time
+from podwatch.client.format import size, span
+from podwatch.config.settings import Settings
+from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.credentials import credentials_from_environment
+from podwatch.stores.open import open_store, same_filesystem
+from podwatch.sync.runs.list import OLD_STEP
+from podwatch.sync.upload.job import keys_for
+
+SKEW_SECONDS = 120.0
+"""Ages in `status`, and the watch over another pod's heartbeat, tolerate this skew."""
+PIECE_BYTES = 8 << 20
+PIECES = 4
+"""32 MiB in total: enough to measure an uplink of 300 MB/s, and only seconds on a slow one."""
+
+
+def store(settings: Settings, throughput: bool, sets: Sets) -> Iterator[Line]:
+    url = settings.sync.store
+    if not url:
+        yield Line("store", "warn", "NOT BACKED UP: no store is configured", "set [sync] store to b2://bucket")
+        return
+    if same_filesystem(url, settings.trainer.output_dir):
+        yield Line("store", "fail", f"{url} is on the filesystem of output_dir", "use another disk, or b2://")
+        return
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    credentials = credentials_from_environment(
+        os.environ, settings.trainer.env_file, Path(directory) if directory else None
+    )
+    opened = open_store(url, credentials, writer_id="check", connections=PIECES)
+    try:
+        warnings = in_time(opened.check, seconds=60.0)
+        yield Line("store", "ok", f"{opened.url} is usable")
+        for warning in warnings:
+            yield Line("store", "warn", warning, "see docs/sync.md")
+        yield from _earlier(settings, opened)
+        if url.startswith("b2://"):
+            yield from _clock(_store_clock())
+        if throughput:
+            yield from _throughput(settings, opened, sets())
+    except TimeoutError:
+        fix = "check the network; without a store podwatch still guards training, but uploads nothing"
+        yield Line("store", "fail", f"{opened.url} does not answer", fix)
+    finally:
+        opened.close()
+
+
+def _earlier(settings: Settings, opened: ObjectStore) -> Iterator[Line]:
+    """Backups of another tool under this run's id. One class C call: the first thousand objects are enough."""
+    base = keys_for(settings.sync.store, settings.run_id).root.removesuffix("/podwatch")
+    objects = in_time(lambda: list(islice(opened.list(f"{base}/step_"), 1000)), seconds=60.0)
+    steps = {int(m[1]) for o in objects if not o.ours and (m := OLD_STEP.match(o.key.removeprefix(f"{base}/")))}
+    if steps:
+        text = f"{base}/ has another tool's backups, up to step {max(steps)}: podwatch neither uses nor deletes them"
+        yield Line("store", "ok", f"{text}; to import them: `podwatch runs import {settings.run_id}`")
+
+
+def _store_clock() -> float | None:
+    """The store's clock minus ours, in seconds; None if unknown."""
+    import urllib.error
+    import urllib.request
+
+    address = os.environ.get("B2_ENVIRONMENT") or "https://api.backblazeb2.com"
+    if not address.startswith(("https://", "http://")):
+        return None
+    try:
+        asked = urllib.request.Request(address, method="HEAD")  # noqa: S310 - the scheme was looked at
+        with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310
+            date = answer.headers.get("Date")
+    except urllib.error.HTTPError as error:
+        date = error.headers.get("Date")  # any answer has the time
+    except OSError:
+        return None
+    try:
+        return parsedate_to_datetime(date).timestamp() - time.time() if date else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _clock(skew: float | None) -> Iterator[Line]:
+    if skew is None:
+        return
+    if abs(skew) > SKEW_SECONDS:
+        text = f"this machine's clock is {span(abs(skew))} {'behind' if skew > 0 else 'ahead of'} the store's"
+        yield Line("clock", "warn", text, "set it (chronyd, ntpdate); else podwatch misjudges ages and leases")
+    else:
+        yield Line("clock", "ok", "this machine's clock matches the store's")
+
+
+def _throughput(settings: Settings, opened: ObjectStore, sets: tuple[CheckpointSet, ...]) -> Iterator[Line]:
+    from podwatch.domain.checkpoint import newest_complete
+
+    rate = in_time(lambda: measure(opened, keys_for(settings.sync.store, settings.run_id).root), seconds=300.0)
+    newest = newest_complete(sets)
+    gap = _save_gap(settings, sorted(s.changed_wall for s in sets if s.complete))
+    if newest is None or gap is None:
+        why = "there is no checkpoint yet" if newest is None else "the time between two saves is not known yet"
+        yield Line("throughput", "ok", f"measured {size(rate)}/s; nothing to compare with: {why}")
+        return
+    yield verdict(rate, newest.size_bytes, gap)
+
+
+def verdict(rate: float, size_bytes: int, gap: float) -> Line:
+    """The result for a measured ``rate`` (bytes per second) and a save of ``size_bytes`` every ``gap`` seconds."""
+    need = size_bytes / gap
+    if rate >= need:
+        return Line("throughput", "ok", f"saves need {size(need)}/s, measured {size(rate)}/s")
+    nth = math.ceil(need / rate)
+    ordinal = {2: "second", 3: "third"}.get(nth, f"{nth}th")
+    text = f"saves need {size(need)}/s, measured {size(rate)}/s: only every {ordinal} save reaches the store"
+    return Line("throughput", "warn", text, "save less often, or accept that the other saves exist on this pod only")
+
+
+def measure(opened: ObjectStore, root: str) -> float:
+    """Bytes per second of a parallel upload of a few probe objects, which are deleted again. RemoteError."""
+    name, data = f"{root}/check/{secrets.token_hex(8)}", secrets.token_bytes(PIECE_BYTES)
+    written: list[StoredObject] = []
+    try:
+        with ThreadPoolExecutor(PIECES) as pool:
+            opened.put_bytes(f"{name}-0", data[:1024])  # the first call authorizes
+            began = time.monotonic()
+            for sent in [pool.submit(opened.put_bytes, f"{name}-{n}", data) for n in range(1, PIECES + 1)]:
+                written.append(sent.result())
+            took = time.monotonic() - began
+    finally:
+        for there in opened.versions(f"{name}-"):
+            opened.delete(there)
+    return PIECES * PIECE_BYTES / max(took, 1e-6)
+
+
+def _save_gap(settings: Settings, walls: list[float]) -> float | None:
+    """Seconds between two saves: learned, else from the checkpoints on this pod."""
+    from podwatch.daemon.daemon import LEARNED
+    from podwatch.detection.learned import Learned
+    from podwatch.journal.journal import Journal
+
+    path = settings.state_dir / settings.run_id / "journal.sqlite"
+    if path.exists():
+        journal = Journal.open(path, read_only=True)
+        try:
+            kept = journal.learned(LEARNED)
+        finally:
+            journal.close()
+        learned = Learned.from_dict(kept).median_save_gap_seconds if isinstance(kept, dict) else None
+        if learned:
+            return learned
+    gaps = [later - earlier for earlier, later in pairwise(walls) if later > earlier]
+    return median(gaps) if gaps else None

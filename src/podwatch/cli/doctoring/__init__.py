@@ -1,1 +1,0 @@
-"""The checks of ``podwatch check``; ``podwatch.cli.doctor`` runs them in order."""

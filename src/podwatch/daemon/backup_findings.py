@@ -1,0 +1,296 @@
+"""Findings about backups, configuration and podwatch itself. Pure functions."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from podwatch.checkpoints.layouts.base import SAVES, Concern
+from podwatch.client.format import span
+from podwatch.config.units import format_size
+from podwatch.detection.clock_jumps import TOLD_SECONDS
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
+from podwatch.domain.snapshot import Reading, TrainerSample
+from podwatch.policy.backup import Kept
+from podwatch.policy.lease import LeaseAction
+from podwatch.policy.upload_tally import Outcome, Tally, every, in_words, uplink_behind
+from podwatch.sync.types import SyncState, UploadPace
+
+
+def backup_findings(
+    sync: SyncState | None, sets: tuple[CheckpointSet, ...], *, now: float, wall: float, max_lag: float, since: float
+) -> tuple[Finding, ...]:
+    """Findings about the store and the age of the backup. ``now`` monotonic, ``wall`` epoch seconds; ``since``: when
+    this daemon started (monotonic)."""
+    if sync is None or not sync.store_url:
+        return (
+            Finding(
+                FindingKind.NOT_BACKED_UP,
+                Severity.WARNING,
+                "NOT BACKED UP: no store is configured, so the only copy of every checkpoint is on this pod",
+                since,
+                'set sync.store, for example "b2://my-bucket"',
+            ),
+        )
+    found: list[Finding] = []
+    standing = sync.standing
+    if standing.stop:
+        lost = standing.act is LeaseAction.SUPERSEDED
+        fix = "shut this pod down, or take the run back: stop podwatch here, then `podwatch run --take-over`"
+        found.append(
+            Finding(
+                FindingKind.SUPERSEDED,
+                Severity.CRITICAL if lost else Severity.WARNING,
+                f"{standing.why_not}; nothing trains here" + ("" if standing.publish else " and nothing is published"),
+                now,
+                fix if lost else "change control.json in the store (docs/two-pods.md)",
+            )
+        )
+    if not lost_run(sync) and sync.ok is False:
+        suggestion = "`podwatch check` shows what the key and the bucket allow"
+        if sync.refused:
+            suggestion = (
+                "correct the key, the cap or the bucket; a key is in the environment, the env_file or podwatch.env."
+                " podwatch reads these files at each attempt, without a restart. `podwatch check` shows what the key"
+                " and the bucket allow, `podwatch sync` retries at once"
+            )
+            summary, severity = f"NOT BACKED UP: {sync.error}", Severity.CRITICAL
+        else:
+            summary, severity = f"the store cannot be used: {sync.error}", Severity.WARNING
+        found.append(Finding(FindingKind.STORE_UNAVAILABLE, severity, summary, now, suggestion))
+    found += clock_findings(sync.clock_skew, since=now)
+    if lost_run(sync):
+        return tuple(found)  # another pod uploads now, so that this pod cannot lag
+    newest = newest_complete(sets)
+    if newest is not None and (newest.step, newest.save_id) not in sync.stored:
+        waiting = [s.changed_wall for s in sets if s.complete and not s.held and (s.step, s.save_id) not in sync.stored]
+        lag = wall - max(min(waiting), sync.last_published_wall or 0.0)
+        if lag > max_lag and now - since > max_lag:
+            last = "nothing" if sync.last_step is None else f"step {sync.last_step}"
+            found.append(
+                Finding(
+                    FindingKind.SYNC_LAGGING,
+                    Severity.CRITICAL,
+                    f"the store has received no new checkpoint for {lag / 3600:.1f} h; its newest is {last}",
+                    now - lag,
+                    "check the uplink: `podwatch status` shows the upload, `podwatch check` tests the store",
+                )
+            )
+    return tuple(found)
+
+
+def upload_findings(sync: SyncState | None, *, now: float) -> tuple[Finding, ...]:
+    """A finding if uploads are slower than saves, because of the CPU or the uplink. ``now`` monotonic."""
+    if sync is None or lost_run(sync) or sync.ok is False:
+        return ()  # another finding says why nothing is stored
+    pace, tally = sync.pace, sync.tally
+    if pace.cpu_since is not None and pace.rate is not None:
+        return (_cpu_busy(pace, tally),)
+    if not uplink_behind(tally) or tally.upload_seconds is None or tally.save_seconds is None:
+        return ()
+    often = every(tally.outcomes)
+    about = f"about {often} checkpoint is stored: " if often else ""
+    return (
+        Finding(
+            FindingKind.UPLOADS_SLOW,
+            Severity.WARNING,
+            f"the uplink is slower than the saves: an upload takes {span(tally.upload_seconds)}, a"
+            f" save comes every {span(tally.save_seconds)}; {about}{in_words(tally.outcomes)}."
+            " podwatch always sends the newest checkpoint next",
+            now,
+            "save less often, or use a faster uplink; check that sync.max_rate does not hold uploads back",
+            subject="uplink",
+        ),
+    )
+
+
+_AGREES = Agreement.AGREES
+
+
+def _cpu_busy(pace: UploadPace, tally: Tally) -> Finding:
+    assert pace.cpu_since is not None
+    waited = "" if pace.cpu_wait is None else f", its threads wait for a CPU {100 * pace.cpu_wait:.0f} % of the time"
+    before = ""
+    if pace.usual_rate is not None and pace.rate is not None and pace.usual_rate > pace.rate:
+        before = f"; the uplink delivered {_rate(pace.usual_rate)} before"
+    skipped = f"; {in_words(tally.outcomes)}" if Outcome.SKIPPED in tally.outcomes else ""
+    left = f", {span(pace.left_bytes / pace.rate)} left" if pace.rate else ""
+    acts = {
+        "lowest": "podwatch raises its priority if that continues",
+        "raised": "podwatch has raised its priority and raises it again if that is not enough",
+        "ordinary": "podwatch has raised its priority to that of an ordinary process, and raises it no further",
+    }[pace.level]
+    return Finding(
+        FindingKind.UPLOADS_SLOW,
+        Severity.WARNING,
+        f"the upload of step {pace.step} is slow because other processes keep the CPU busy: {_rate(pace.rate or 0.0)}"
+        f"{left}{waited}{before}{skipped}. {acts}",
+        pace.cpu_since,
+        "if too little is backed up, leave more of the CPU free: fewer data loader workers, or a pod with more cores",
+        evidence=(Evidence("upload priority", pace.level + (f": {pace.reason}" if pace.reason else ""), _AGREES),),
+        subject="cpu",
+    )
+
+
+def _rate(rate: float) -> str:
+    return f"{format_size(round(rate))}/s"
+
+
+CLOCK_SECONDS = 120.0
+"""Threshold of the clock warning. NTP keeps a clock within a second; an answer takes less than a minute."""
+
+
+def clock_findings(skew: float | None, *, since: float) -> tuple[Finding, ...]:
+    """A finding if the clock is wrong. ``skew``: seconds that this machine's clock is ahead of the store's."""
+    if skew is None or abs(skew) <= CLOCK_SECONDS:
+        return ()
+    minutes = f"{abs(skew) / 60:.0f} min {'ahead of' if skew > 0 else 'behind'} the store's"
+    return (
+        Finding(
+            FindingKind.CLOCK_WRONG,
+            Severity.WARNING,
+            f"this machine's clock is {minutes}: times in logs and events are wrong; backups are not affected",
+            since,
+            "set the clock of the host, for example with NTP; a container cannot set it",
+        ),
+    )
+
+
+def lost_run(sync: SyncState) -> bool:
+    return sync.standing.act in (LeaseAction.SUPERSEDED, LeaseAction.ASIDE)
+
+
+def kept_of(
+    sync: SyncState | None,
+    sets: tuple[CheckpointSet, ...],
+    owns: Callable[[CheckpointSet], bool],
+    steps_at_risk: int | None,
+) -> Kept:
+    """The input of the safekeeping rules. ``nothing_stored`` is False until the store has answered or failed, and where
+    another pod publishes for this run."""
+    if sync is None or not sync.store_url or sync.standing.stop or lost_run(sync):
+        return Kept(sets, owns, steps_at_risk=steps_at_risk)
+    known = sync.saves is not None or sync.ok is False
+    none = sync.last_step is None and not sync.stored and not sync.saves
+    return Kept(sets, owns, known and none, sync.abandoned_in_a_row, steps_at_risk, sync.saves is not None)
+
+
+def linked_findings(linked: Sequence[Path], *, since: float) -> tuple[Finding, ...]:
+    """A finding for each symbolic link to checkpoints, which podwatch never follows."""
+    return tuple(
+        Finding(
+            FindingKind.FOREIGN_CHECKPOINTS,
+            Severity.WARNING,
+            f"{link} is a symbolic link: podwatch does not guard, back up or resume from the checkpoints behind it",
+            since,
+            "set trainer.checkpoint_dir to the directory that it leads to",
+        )
+        for link in linked
+    )
+
+
+def freeze_findings(silent: float, *, now: float, wall: float, since: float) -> tuple[Finding, ...]:
+    """A finding for ``TOLD_SECONDS`` after init restarted a podwatch that did not respond. ``silent``: seconds without
+    a response before this start, or 0; ``since``: when this daemon started (monotonic, as ``now``); ``wall``: epoch
+    seconds now."""
+    if silent <= 0 or now - since > TOLD_SECONDS:
+        return ()
+    at = time.strftime("%H:%M:%S", time.gmtime(wall - (now - since)))
+    evidence = Evidence("init's watchdog", f"no response for {silent:.1f} s", Agreement.UNAVAILABLE, silent)
+    return (
+        Finding(
+            FindingKind.LOOP_STALLED,
+            Severity.WARNING,
+            f"podwatch did not respond for {silent:.0f} s, and init restarted it. Training was unguarded meanwhile;"
+            f" podwatch guards it again since {at} UTC",
+            since,
+            "if it happens again, the pod is short of CPU, or a disk or a driver blocks podwatch",
+            evidence=(evidence,),
+            subject="restarted",
+        ),
+    )
+
+
+def keeper_findings(trainer: Reading[TrainerSample]) -> tuple[Finding, ...]:
+    """A finding if the keeper has ended while its training runs."""
+    if not trainer.ok or trainer.value is None or not trainer.value.keeper_lost:
+        return ()
+    launcher = trainer.value.launcher
+    return (
+        Finding(
+            FindingKind.KEEPER_LOST,
+            Severity.WARNING,
+            "the keeper, the small process that podwatch starts training under, ended before the training"
+            f"{f' (pid {launcher.pid})' if launcher is not None else ''}, which continues. podwatch watches it"
+            " directly, and stops or restarts it as before. It can no longer read how training ends: an end without the"
+            " trainer's finish line counts as a failure. The training log is no longer rotated",
+            trainer.at,
+            "nothing: the next start of training gets a new keeper (`podwatch restart` does that now). If you did not"
+            " end the keeper, look for an out-of-memory kill: `dmesg`",
+        ),
+    )
+
+
+def config_findings(refused: str, *, since: float) -> tuple[Finding, ...]:
+    """A finding if the file is invalid; ``refused`` is the reason, or empty."""
+    if not refused:
+        return ()
+    summary = "the configuration file is invalid; podwatch runs with the last good copy"
+    return (Finding(FindingKind.CONFIG_STALE, Severity.CRITICAL, summary, since, refused),)
+
+
+def store_withheld_finding(*, since: float) -> tuple[Finding, ...]:
+    """The finding if a store is configured, but its identity in it is unknown without the state database."""
+    return (
+        Finding(
+            FindingKind.NOT_BACKED_UP,
+            Severity.CRITICAL,
+            "NOT BACKED UP: podwatch cannot read the state database, so it does not know what the store holds",
+            since,
+            "repair the state database (finding state-unavailable); podwatch then uploads again",
+        ),
+    )
+
+
+def saved_after_all(
+    concerns: Sequence[Concern], sets: Sequence[CheckpointSet], started_wall: float | None
+) -> tuple[Concern, ...]:
+    """``concerns`` without "saves nothing" if the running trainer has saved; with a note if only an earlier start has.
+    ``started_wall``: start of the running trainer (epoch seconds), None if none runs."""
+    whole = [s for s in sets if s.complete]
+    if started_wall is not None and any((s.began_wall or s.changed_wall) >= started_wall for s in whole):
+        return tuple(c for c in concerns if c.subject != SAVES)
+    newest = max((s.step for s in whole), default=None)
+    if newest is None:
+        return tuple(concerns)
+    earlier = f"; the checkpoints here (newest: step {newest}) are of an earlier start"
+    return tuple(replace(c, what=f"{c.what}{earlier}") if c.subject == SAVES else c for c in concerns)
+
+
+def concern_findings(concerns: tuple[Concern, ...], *, since: float) -> tuple[Finding, ...]:
+    """A finding for each reason why a restart would fail, known before the first failure."""
+    return tuple(
+        Finding(
+            FindingKind.SAVES_NOTHING if concern.subject == SAVES else FindingKind.RESTART_IMPOSSIBLE,
+            Severity.WARNING,
+            concern.what,
+            since,
+            concern.fix,
+            subject=concern.subject,
+        )
+        for concern in concerns
+    )
+
+
+def store_refused_finding(reason: str, *, since: float) -> tuple[Finding, ...]:
+    """The finding if the configured store is refused because it is no backup."""
+    return (
+        Finding(
+            FindingKind.NOT_BACKED_UP,
+            Severity.CRITICAL,
+            f"NOT BACKED UP: podwatch does not use the configured store. {reason}",
+            since,
+            "change sync.store and restart podwatch (training continues)",
+        ),
+    )

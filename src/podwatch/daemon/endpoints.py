@@ -1,0 +1,102 @@
+"""The daemon's endpoints: HTTP, the control socket, the endpoint file and the status file.
+
+A failure of one is reported and does not stop the daemon.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from podwatch import __version__
+from podwatch.api.control import ControlServer
+from podwatch.api.http import HttpServer
+from podwatch.client.discover import SNAPSHOT, Endpoint, own_endpoint, write_document, write_endpoint
+from podwatch.daemon.commands import Handler
+from podwatch.daemon.wiring import Components
+from podwatch.domain.errors import PodwatchError
+from podwatch.domain.event import Event
+from podwatch.journal import Journal
+from podwatch.reporting.view import DaemonView
+from podwatch.system.workers import Worker
+
+WRITE_SECONDS = 10.0
+
+
+class Endpoints:
+    def __init__(
+        self,
+        parts: Components,
+        *,
+        config_path: str,
+        view: Callable[[], DaemonView],
+        status: Callable[[], dict[str, Any]],
+        live: Callable[[], tuple[bool, str]],
+        ready: Callable[[], tuple[bool, list[str]]],
+        handlers: Mapping[str, Handler],
+        complain: Callable[[str], None],
+    ) -> None:
+        self._parts, self._status, self._complain = parts, status, complain
+        self._disk = Worker("outlets")
+        http = parts.settings.http
+        self._http = HttpServer(http.host, http.port, view, self._events, self._ping, parts.token, live, ready)
+        self._control = ControlServer(
+            parts.paths.control_socket,
+            handlers,
+            on_error=lambda method, error: complain(f"internal error in the command {method}: {error!r}"),
+        )
+        self._endpoint = own_endpoint(
+            parts.settings.run_id,
+            started_wall=parts.clock.wall(),
+            control=str(parts.paths.control_socket),
+            config_path=config_path,
+            version=__version__,
+        )
+
+    @property
+    def url(self) -> str:
+        """``http://host:port``, empty while HTTP is off or could not start."""
+        return self._http.url
+
+    async def open(self) -> None:
+        openings = (
+            [self._control.start]
+            if not self._parts.settings.http.enabled
+            else [
+                self._control.start,
+                self._http.start,
+            ]
+        )
+        for start in openings:
+            try:
+                await start()
+            except PodwatchError as error:
+                self._complain(str(error))
+        await self._write_endpoint(replace(self._endpoint, http_url=self.url))
+
+    async def close(self) -> None:
+        await self.refresh()
+        await self._write_endpoint(replace(self._endpoint, stopped_wall=self._parts.clock.wall()))
+        await self._control.stop()
+        await self._http.stop()
+        self._disk.close()
+
+    async def refresh(self) -> None:
+        """Write status.json, which clients read when no daemon runs."""
+        document = self._status()
+        path = self._parts.paths.runtime / SNAPSHOT
+        await self._write(lambda: write_document(path, document))
+
+    def _ping(self, role: str) -> None:
+        self._parts.inbox.ping(role)
+
+    async def _events(self, after_id: int, limit: int) -> list[Event]:
+        return await self._parts.journal.run(Journal.events, after_id=after_id, limit=limit)
+
+    async def _write_endpoint(self, endpoint: Endpoint) -> None:
+        await self._write(lambda: write_endpoint(self._parts.paths.runtime, endpoint))
+
+    async def _write(self, write: Callable[[], None]) -> None:
+        try:
+            await self._disk.call(write, timeout=WRITE_SECONDS)
+        except OSError as error:  # TimeoutError included
+            self._complain(f"{error.filename or self._parts.paths.runtime}: {error.strerror or error}")

@@ -1,0 +1,222 @@
+"""Connects the notification policy with the channels. Imports neither where no notification is configured."""
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from podwatch.checkpoints.layouts import command_line
+from podwatch.config.settings import NotifySettings, Settings
+from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.event import Event
+from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.secrets import register_address
+from podwatch.domain.snapshot import Snapshot
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.reporting.view import DaemonView
+from podwatch.system.clock import Clock
+from podwatch.system.reading import opened
+from podwatch.system.workers import Worker
+from podwatch.trainer.environment import build_environment
+
+if TYPE_CHECKING:
+    from podwatch.domain.event import Notice
+    from podwatch.policy.alerts import NoticePolicy
+    from podwatch.reporting.notify import Channel
+    from podwatch.reporting.wandb import WandbPlan, WandbRun
+
+TOLD = "notices"
+"""Journal key of the open findings that were notified."""
+REMEMBER_TURNS = 30
+INCIDENTS_COUNTED = 1000
+FAREWELL_SECONDS = 1.5
+"""Time for the last notices at exit: the start of a child process, and one slow response."""
+
+
+class Notifying:
+    """Call ``turn`` and ``event`` from the daemon; neither blocks."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        channels: "Sequence[Channel]",
+        clock: Clock,
+        journal: AsyncJournal,
+        kept: object,
+        wandb: "WandbRun | None" = None,
+    ) -> None:
+        """``kept``: the state of an earlier podwatch, from the journal."""
+        from podwatch.policy import alerts as notices
+        from podwatch.reporting.notify import Notifier
+
+        self._judge, self._clock, self._journal = notices, clock, journal
+        self._run_id, self._host = settings.run_id, socket.gethostname()
+        self.policy = policy_from(settings.notify)
+        self._state = notices.from_dict(kept, at=clock.monotonic(), wall=clock.wall())
+        self._notifier = Notifier(channels, clock.sleep)
+        self.wandb = wandb
+        self._turns = 0
+        self._broken = ""
+
+    def turn(self, findings: tuple[Finding, ...], snapshot: Snapshot) -> None:
+        self._turns += 1
+        with self._held_back():
+            before = self._state.told.keys()
+            self._state, found = self._judge.on_turn(
+                self._state, findings, self.policy, at=snapshot.at, wall=snapshot.wall
+            )
+            self._tell(found)
+            if found or self._turns % REMEMBER_TURNS == 0 or self._state.told.keys() != before:
+                self._remember()
+
+    def event(self, event: Event) -> None:
+        with self._held_back():
+            self._state, found = self._judge.on_event(self._state, event, self.policy, at=self._clock.monotonic())
+            self._tell(found)
+            if found:
+                self._remember()
+
+    def findings(self) -> tuple[Finding, ...]:
+        now = self._clock.monotonic()
+        text = f"podwatch sends no notifications because of an internal error: {self._broken}"
+        broken = Finding(FindingKind.NOTIFY_FAILING, Severity.WARNING, text, now, "report this bug")
+        wandb = self.wandb.findings(now) if self.wandb is not None else ()
+        return (*self._notifier.findings(now), *wandb, *((broken,) if self._broken else ()))
+
+    @contextlib.contextmanager
+    def _held_back(self) -> Iterator[None]:
+        """Keep exceptions of this module away from the sensing loop; they become a finding."""
+        try:
+            yield
+        except Exception as error:
+            self._broken = repr(error)[:200]
+
+    async def farewell(self, seconds: float) -> None:
+        """Send the pending notices for at most ``seconds``, then close the channels."""
+        end = self._clock.monotonic() + seconds
+        await self._notifier.flush(seconds)
+        await self._notifier.close()
+        if self.wandb is not None:
+            await self.wandb.close(max(0.1, end - self._clock.monotonic()))
+
+    async def push(self, view: DaemonView) -> None:
+        """Log one row of metrics to podwatch's own W&B run, if configured."""
+        if self.wandb is not None:
+            incidents = await self._journal.run(Journal.incidents, INCIDENTS_COUNTED)
+            lost = sum(i.lost_steps or 0 for i in incidents)
+            from podwatch.reporting.wandb import metrics_of
+
+            await self.wandb.push(metrics_of(view, lost_steps=lost))
+
+    def _tell(self, found: "Sequence[Notice]") -> None:
+        from podwatch.reporting.notify import document_of
+
+        for notice in found:
+            self._notifier.tell(document_of(notice, run_id=self._run_id, host=self._host))
+
+    def _remember(self) -> None:
+        document = self._judge.to_dict(self._state, at=self._clock.monotonic(), wall=self._clock.wall())
+        self._journal.post(Journal.learn, TOLD, document)
+
+
+def policy_from(settings: NotifySettings) -> "NoticePolicy":
+    from podwatch.domain.event import Topic
+    from podwatch.policy.alerts import NoticePolicy
+
+    return NoticePolicy(
+        topics=frozenset(Topic(name) for name in settings.events),
+        min_severity=Severity(settings.min_severity),
+        remind_seconds=settings.remind,
+        per_hour=settings.per_hour,
+    )
+
+
+def all_urls(settings: NotifySettings) -> tuple[str, ...]:
+    """The URLs of the configuration and of ``urls_file``, registered with the scrubber. Raises ConfigurationError if
+    the file cannot be used. Blocks."""
+    urls = (*settings.urls, *(read_urls(settings.urls_file) if settings.urls_file is not None else ()))
+    for url in urls:
+        register_address(url)
+    return urls
+
+
+def read_urls(path: Path) -> tuple[str, ...]:
+    """The URLs in the file: one a line, without blank lines and ``#`` lines. Raises ConfigurationError, also if other
+    users can read the file."""
+    try:
+        with opened(path, shown=True) as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise ConfigurationError("other users can read this file", where=str(path), fix=f"chmod 600 {path}")
+            lines = [line.strip() for line in file.read().decode().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        raise ConfigurationError(f"cannot be read: {why}", where=str(path), fix="correct [notify] urls_file") from error
+    urls = tuple(line for line in lines if line and not line.startswith("#"))
+    for number, url in enumerate(urls, start=1):
+        if "://" not in url:
+            raise ConfigurationError(f"URL number {number} has no scheme", where=str(path), fix="write https://...")
+    return urls
+
+
+def channels_of(settings: NotifySettings, urls: Sequence[str]) -> "tuple[Channel, ...]":
+    from podwatch.reporting.notify import CommandChannel, UrlChannel
+
+    by_command = (CommandChannel(settings.command, settings.timeout),) if settings.command else ()
+    return (*by_command, *(UrlChannel(url, settings.timeout) for url in urls))
+
+
+async def make_notifying(
+    settings: Settings,
+    clock: Clock,
+    journal: AsyncJournal,
+    disk: Worker,
+    complain: Callable[[str], None],
+    state: Path | None = None,
+) -> Notifying | None:
+    """None if no notification is configured. An unusable file is reported with ``complain``; the other channels work.
+
+    ``state`` is the run's state directory."""
+    notify = settings.notify
+    if not (notify.command or notify.urls or notify.urls_file or settings.wandb.enabled):
+        return None
+    wandb: WandbRun | None = None
+    if settings.wandb.enabled:
+        from podwatch.reporting import wandb as wandb_run
+
+        try:
+            wandb = wandb_run.WandbRun(
+                await disk.call(wandb_plan, settings, state or settings.state_dir / settings.run_id), clock
+            )
+        except ConfigurationError as error:
+            complain(f"wandb: {error}")
+    urls: tuple[str, ...] = notify.urls
+    try:
+        urls = await disk.call(all_urls, notify)
+    except ConfigurationError as error:
+        complain(f"notifications: {error}")
+    kept = await journal.run(Journal.learned, TOLD, {})
+    alerts = (wandb,) if wandb is not None and settings.wandb.alerts else ()
+    return Notifying(settings, (*channels_of(notify, urls), *alerts), clock, journal, kept, wandb)
+
+
+def wandb_plan(settings: Settings, state: Path) -> "WandbPlan":
+    """The plan of podwatch's W&B run. Blocks: reads the training's env_file and the files that its command names.
+    Raises ConfigurationError."""
+    from podwatch.reporting.wandb import WandbPlan, project_from
+
+    chosen, trainer = settings.wandb, settings.trainer
+    training = build_environment(os.environ, trainer.env, trainer.env_file, user=trainer.user)
+    flag = command_line.flag_value(trainer.command, ("--wandb.project", "--wandb_project", "--wandb-project"))
+    documents = command_line.toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent)
+    return WandbPlan(
+        python=str(chosen.python or sys.executable),
+        directory=state / "wandb",
+        run_id=settings.run_id,
+        project=chosen.project or project_from(training, flag, documents) or "podwatch",
+        entity=chosen.entity or training.get("WANDB_ENTITY", ""),
+        idle=3 * chosen.every + 300.0,
+        training=training,
+    )

@@ -1,0 +1,309 @@
+"""Builds the frozen DaemonView, from which status, HTTP and metrics are made."""
+
+import os
+from collections.abc import Mapping
+
+from podwatch import __version__
+from podwatch.checkpoints.layouts.base import counts_saves
+from podwatch.daemon.events import EventBus
+from podwatch.daemon.loops import DaemonLoops
+from podwatch.daemon.maintenance import described
+from podwatch.daemon.wiring import Components
+from podwatch.detection.endings import trainer_gone_at
+from podwatch.detection.engine import DetectionState, second_signals
+from podwatch.detection.learned import Learned
+from podwatch.detection.present import Watched, present
+from podwatch.detection.progress import target_reached
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete
+from podwatch.domain.event import EventName, Incident
+from podwatch.domain.finding import Finding
+from podwatch.domain.policy import Policies
+from podwatch.domain.run import Pause
+from podwatch.domain.snapshot import Desired, Reading, SensorState, Snapshot
+from podwatch.recovery.state import Phase, RecoveryState
+from podwatch.reporting.view import Counters, DaemonView, LearnedView, RecoveryView, SensorView, SyncView
+from podwatch.stores.base import TOTAL
+from podwatch.sync.types import SyncState
+
+_ACTIVE = (Phase.LOOKING, Phase.STARTING, Phase.CONFIRMING, Phase.STOPPING)
+
+
+def sensor_views(snapshot: Snapshot) -> dict[str, SensorView]:
+    readings: dict[str, Reading[object]] = {
+        "gpus": snapshot.gpus,
+        "trainer": snapshot.trainer,
+        "disk": snapshot.disk,
+        "inference": snapshot.inference,
+        "progress": snapshot.progress,
+        "host": snapshot.host,
+        "logs": snapshot.logs,
+        "training": snapshot.training,
+        "disks": snapshot.disks,
+    }
+    return {
+        name: SensorView(
+            reading.state,
+            reading.detail,
+            None if reading.state is SensorState.PENDING else max(0.0, snapshot.at - reading.at),
+        )
+        for name, reading in readings.items()
+    }
+
+
+def recovery_view(state: RecoveryState) -> RecoveryView:
+    return RecoveryView(
+        phase=str(state.phase),
+        active=state.acting or state.phase in _ACTIVE,
+        waiting=state.phase is Phase.BACKOFF,
+        blocked=state.phase is Phase.BLOCKED,
+        gave_up=state.phase is Phase.GAVE_UP,
+        detail=state.detail,
+        resumed_step=state.step,
+        confirmed=None if state.phase is Phase.CONFIRMING else not state.unconfirmed,
+        attempts=state.attempts,
+        next_try_wall=state.next_try_wall,
+    )
+
+
+def sync_view(state: SyncState | None) -> SyncView:
+    if state is None:
+        return SyncView()
+    return SyncView(
+        store_url=state.store_url,
+        ok=state.ok,
+        error=state.error,
+        refused=state.refused,
+        next_attempt_wall=state.next_attempt_wall,
+        clock_skew=state.clock_skew,
+        last_step=state.last_step,
+        last_published_wall=state.last_published_wall,
+        uploading_step=state.uploading_step,
+        uploaded_bytes=state.uploaded_bytes,
+        total_bytes=state.total_bytes,
+        upload_rate=state.pace.rate,
+        upload_priority=state.pace.level,
+        upload_priority_reason=state.pace.reason,
+        superseded=state.superseded,
+        standing=str(state.standing.act),
+        generation=state.standing.generation,
+        holder=state.standing.holder,
+        saves=state.saves,
+        stored=state.stored,
+        calls=TOTAL.snapshot(),
+    )
+
+
+def learned_view(learned: Learned) -> LearnedView:
+    return LearnedView(
+        gpu_baseline_bytes=dict(learned.gpu_baseline_bytes),
+        median_step_seconds=learned.median_step_seconds,
+        startup_seconds=learned.startup_seconds,
+        save_seconds=learned.median_save_seconds,
+        save_interval_seconds=learned.median_save_gap_seconds,
+        longest_idle_seconds=learned.idle_seconds or None,
+        inference_share_bytes={index: share for index, _ in learned.gpu_shares if (share := learned.share(index))},
+        observations={
+            "step": len(learned.step_seconds),
+            "startup": len(learned.startups),
+            "save": len(learned.save_seconds),
+            "save interval": len(learned.save_gaps),
+            **{f"gpu{index}": count for index, count in learned.gpu_windows},
+            **{f"gpu{index} share": len(values) for index, values in learned.gpu_shares},
+        },
+    )
+
+
+def steps_at_risk(
+    snapshot: Snapshot,
+    sets: tuple[CheckpointSet, ...],
+    resumed: int | None,
+    sync: SyncView,
+    *,
+    saves_counted: bool = False,
+) -> int | None:
+    """Steps that a death now would cost: since the newest checkpoint that is complete here, is in the store, or was
+    resumed from; without any, since step 0. None if no step was seen, the store was not read yet, only checkpoints
+    show steps, or the newest checkpoint's number is no step (``saves_counted``)."""
+    newest = snapshot.newest_step
+    if newest is None or newest.step is None or not snapshot.steps_between_saves:
+        return None
+    here = newest_complete(sets)
+    steps = (here.step if here is not None else None, resumed, sync.last_step)
+    if saves_counted and any(step is not None for step in steps):
+        return None
+    if here is not None and here.step > newest.step:
+        return 0  # the trainer has saved a step that its log has not shown yet
+    saved = [step for step in steps if step is not None and step <= newest.step]
+    if not saved and sync.store_url and sync.saves is None:
+        return None
+    return newest.step - max(saved, default=0)
+
+
+def trainer_ended_at(snapshot: Snapshot, state: DetectionState, policies: Policies) -> float | None:
+    """When the trainer process ended while its launcher still runs (monotonic); None if it did not, or if the run is
+    expected to end."""
+    trainer = snapshot.trainer.value
+    if trainer is None or not snapshot.trainer.ok or not trainer.alive or trainer.finish_line:
+        return None
+    if snapshot.desired is not Desired.RUNNING or target_reached(state.progress, policies):
+        return None
+    return trainer_gone_at(state.signals.endings)
+
+
+def watched_of(state: RecoveryState) -> Watched | None:
+    """The trainer that recovery watches, in the form that detection needs."""
+    handle = state.handle
+    if handle is None:
+        return None
+    return Watched(handle.start_id, handle.supervision, handle.launcher, handle.started_wall, state.adopted)
+
+
+def view_of(
+    parts: Components,
+    rounds: DaemonLoops,
+    *,
+    findings: tuple[Finding, ...],
+    pins: Mapping[int, str],
+    incident: Incident | None,
+    http_url: str,
+    config_path: str,
+    started: float,
+    pause: Pause | None = None,
+) -> DaemonView:
+    """The view as of now: the snapshot of the last turn, corrected by what recovery has done since. ``started`` is
+    monotonic."""
+    settings, sensing = parts.settings, rounds.sensing
+    alive, _ = sensing.alive()
+    now, wall = parts.clock.monotonic(), parts.clock.wall()
+    record, state = parts.record.current, parts.recovery.state
+    snapshot, _ = present(sensing.snapshot, watched_of(state), now=now, wall=wall)
+    recovery = recovery_view(state)
+    sync = sync_view(parts.syncer.state if parts.syncer is not None else None)
+    return DaemonView(
+        version=__version__,
+        run_id=settings.run_id,
+        snapshot=snapshot,
+        now=now,
+        now_wall=wall,
+        started_wall=wall - (now - started),
+        pid=os.getpid(),
+        mode=settings.mode,
+        pause=pause,
+        desired=record.desired if record is not None else snapshot.desired,
+        opening=parts.recovery.opening,
+        watchdog_ok=alive,
+        sensors=sensor_views(snapshot),
+        findings=findings,
+        recovery=recovery,
+        sync=sync,
+        learned=learned_view(sensing.state.learned),
+        counters=counters_of(parts.emit, sensing.turns),
+        checkpoints=parts.catalogue.sets,
+        pins=pins,
+        incident=incident,
+        next_save_bytes=rounds.pruner.next_save_bytes,
+        prune_above=parts.policies.disk.prune_above,
+        steps_at_risk=steps_at_risk(
+            snapshot, parts.catalogue.sets, recovery.resumed_step, sync, saves_counted=counts_saves(parts.layout)
+        ),
+        target_step=parts.policies.detection.max_steps,
+        trainer_changed_at=state.changed_at,
+        trainer_ended_at=trainer_ended_at(snapshot, sensing.state, parts.policies),
+        armed=sensing.state.armed,
+        second_signals=second_signals(sensing.state),
+        inference_gpus=settings.gpu.inference,
+        trainer_gpus=settings.gpu.trainer,
+        http_url=http_url,
+        control_path=str(parts.paths.control_socket),
+        config_path=config_path,
+        output_dir=str(settings.trainer.output_dir),
+        state_dir=str(parts.paths.state),
+        log_path=parts.launcher.log_path(),
+        layout=parts.layout.name,
+        layout_because=parts.layout.chosen_because,
+        capabilities=parts.capabilities.to_dict(),
+    )
+
+
+def counters_of(emit: EventBus, turns: int) -> Counters:
+    counts = emit.counts
+    return Counters(
+        turns=turns,
+        restarts=counts[EventName.INCIDENT_OPENED],
+        published=counts[EventName.PUBLISHED],
+        uploaded_bytes=emit.uploaded_bytes,
+        skipped=counts[EventName.UPLOAD_SKIPPED],
+        abandoned=counts[EventName.UPLOAD_ABANDONED],
+        pruned=counts[EventName.PRUNED],
+        incidents={"all": counts[EventName.INCIDENT_OPENED]},
+        events=dict(counts),
+    )
+
+
+def heartbeat_fields(view: DaemonView) -> dict[str, object]:
+    """The fields of the heartbeat in the store: they show from outside the pod whether training makes progress."""
+    newest = view.snapshot.newest_step
+    return {
+        "phase": view.recovery.phase,
+        "step": newest.step if newest is not None else None,
+        "desired": str(view.desired),
+        "started_wall": view.started_wall,
+        "last_stored_step": view.sync.last_step,
+        "podwatch_version": view.version,
+    }
+
+
+# -- words -----------------------------------------------------------------------------------------------------------
+# Texts of the daemon: first line, last line, systemd status, and why it is not ready.
+
+FAREWELL_IDLE = "podwatch exits; no training is running"
+
+
+def opening(parts: Components, pause: Pause | None = None) -> str:
+    """The first line: the state of training, and whether checkpoints are backed up."""
+    layout = parts.layout
+    known = f" (layout {layout.name}: {layout.chosen_because})" if layout.chosen_because else ""
+    where = f"syncing to {parts.settings.sync.store}" if parts.syncer is not None else "NOT BACKED UP"
+    paused = "" if pause is None else f"; {described(pause)}"
+    return (
+        f"podwatch {__version__} guards run {parts.settings.run_id}{known}: {parts.recovery.opening}; {where}{paused}"
+    )
+
+
+def farewell(*, training: bool, preempted: str) -> str:
+    """The last line. ``training``: a trainer runs; ``preempted``: why podwatch ends it too, else empty."""
+    if not training:
+        return f"podwatch exits: {preempted}; no training is running" if preempted else FAREWELL_IDLE
+    if preempted:
+        return f"podwatch exits: {preempted}; podwatch requests training to end"
+    return (
+        "podwatch exits; training continues UNGUARDED. Start podwatch again to guard it;"
+        " to stop training, start podwatch again and run `podwatch stop-training`"
+    )
+
+
+def headline(phase: str, snapshot: Snapshot, pause: Pause | None = None) -> str:
+    """The line in ``systemctl status``."""
+    newest = snapshot.newest_step
+    text = f"{phase}, step {newest.step}" if newest is not None else str(phase)
+    return text if pause is None else f"{described(pause)}; {text}"
+
+
+def gpus_held(parts: Components, snapshot: Snapshot) -> str:
+    """What else holds the run's GPUs, as text; empty if nothing does, our own trainer runs, or it is unknown."""
+    trainer = snapshot.trainer.value
+    if trainer is not None and trainer.descendants:
+        return ""
+    return "; ".join(parts.recovery.procedure.free(0.0).gpus)
+
+
+def readiness(parts: Components, snapshot: Snapshot) -> tuple[bool, list[str]]:
+    """Whether sensors and store are usable, and the reasons if they are not."""
+    reasons = [
+        f"the {name} sensor is {view.state}" + (f": {view.detail}" if view.detail else "")
+        for name, view in sensor_views(snapshot).items()
+        if view.state in ("blind", "denied", "pending")
+    ]
+    if parts.syncer is not None and parts.syncer.state.ok is False:
+        reasons.append(f"the store cannot be used: {parts.syncer.state.error}")
+    return not reasons, reasons

@@ -1,0 +1,172 @@
+"""Periodic jobs for the store: heartbeats, sweeps, and the pointer's lineage."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.triggers.interval import IntervalTrigger
+
+from podwatch.config.settings import Settings
+from podwatch.daemon import status_view
+from podwatch.daemon.wandb_ids import LOOK_SECONDS
+from podwatch.daemon.wiring import Components
+from podwatch.domain.errors import PodwatchError
+from podwatch.domain.lease import HolderState
+from podwatch.domain.snapshot import Desired, Snapshot
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.recovery.state import RecordHolder
+from podwatch.reporting.view import DaemonView
+from podwatch.sync.syncer import Syncer
+
+# -- jobs ------------------------------------------------------------------------------------------------------------
+# Periodic jobs on apscheduler 3.x, without exact timing.
+# ``misfire_grace_time`` is always set, because its default of one second silently skips a late job. Detection never
+# runs here.
+
+
+class Jobs:
+    """Named periodic coroutines; each runs at most once at a time, and missed runs are made up by one."""
+
+    def __init__(self) -> None:
+        self._scheduler = AsyncIOScheduler(timezone="UTC")
+
+    def every(self, seconds: float, name: str, job: Callable[[], Awaitable[None]]) -> None:
+        async def run() -> None:
+            # podwatch exits: no error of the job, but the scheduler would log a traceback.
+            with contextlib.suppress(asyncio.CancelledError):
+                await job()
+
+        self._scheduler.add_job(
+            run,
+            IntervalTrigger(seconds=seconds, timezone="UTC"),
+            id=name,
+            name=name,
+            coalesce=True,
+            max_instances=1,
+            misfire_grace_time=max(1, int(seconds)),
+        )
+
+    def start(self) -> None:
+        self._scheduler.start()
+
+    def stop(self) -> None:
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+
+
+# -- descent ---------------------------------------------------------------------------------------------------------
+# Keeps the store's pointer on the current lineage.
+# A step back on purpose, or a fresh start, opens a new lineage. From then on the pointer must not name the abandoned
+# later step, or a new pod would restore it.
+
+FOLLOWED = "sync.lineage"
+"""Journal key: the lineage to which the pointer was last moved."""
+
+
+class PointerFollower:
+    """Call ``follow`` every few seconds; it does nothing until the lineage changes, and retries after an error."""
+
+    def __init__(self, syncer: Syncer, record: RecordHolder, journal: AsyncJournal) -> None:
+        self._syncer, self._record, self._journal = syncer, record, journal
+        self._followed: str | None = None
+
+    async def follow(self) -> None:
+        record = self._record.current
+        if record is None or not record.lineage.parent:
+            return
+        if self._followed is None:
+            self._followed = str(await self._journal.run(Journal.learned, FOLLOWED, ""))
+        if self._followed == record.lineage.id:
+            return
+        try:
+            await self._syncer.repoint(record.lineage.parent_step)
+        except PodwatchError:
+            return  # the syncer's state has the reason; the next call retries
+        self._followed = record.lineage.id
+        self._journal.post(Journal.learn, FOLLOWED, record.lineage.id)
+
+
+# -- store jobs ------------------------------------------------------------------------------------------------------
+
+STORE_SWEEP_SECONDS = 3600.0
+"""Interval of checking whether the daily sweep of the store is due; the check costs nothing."""
+FOLLOW_SECONDS = 5.0
+"""Interval of checking whether the store's pointer must follow a step back; the check costs nothing."""
+TRANSITION_SECONDS = 5.0
+"""Least time between two heartbeats at transitions: a restart passes through several phases within a second."""
+
+
+class StoreJobs:
+    """Does nothing without a store."""
+
+    def __init__(self, parts: Components, view: Callable[[], DaemonView]) -> None:
+        self._parts, self._view = parts, view
+        self._syncer = parts.syncer
+        self._said: tuple[object, ...] = ()
+        self._changed = asyncio.Event()
+
+    def ask(self) -> None:
+        """Check now whether this pod holds the run: a start of training waits for the answer."""
+        if self._syncer is not None:
+            self._syncer.ask()
+
+    async def begin(
+        self, jobs: Jobs, settings: Settings, spawn: Callable[[Coroutine[Any, Any, Any], str], None]
+    ) -> None:
+        syncer = self._syncer
+        if syncer is None:
+            return
+        await syncer.start()
+        spawn(self._first_beats(), "first heartbeat")
+        spawn(self._transition_beats(), "heartbeats at transitions")
+        jobs.every(settings.sync.sweep, "sync sweep", self._sweep)
+        jobs.every(settings.sync.heartbeat, "heartbeat", self.beat)
+        jobs.every(LOOK_SECONDS, "wandb ids", self._parts.wandb_ids.look)
+        jobs.every(STORE_SWEEP_SECONDS, "store sweep", syncer.sweep_store)
+        jobs.every(FOLLOW_SECONDS, "descent", PointerFollower(syncer, self._parts.record, self._parts.journal).follow)
+
+    async def _first_beats(self) -> None:
+        """Beat at once each time this pod becomes the holder of the run: other pods read the heartbeat."""
+        assert self._syncer is not None
+        while True:
+            await self._syncer.until_speaking(True)
+            await self.beat()
+            await self._syncer.until_speaking(False)
+
+    def turn(self, snapshot: Snapshot) -> None:
+        """Request a heartbeat at once if phase, desired state or progress changed since the last turn."""
+        recovery = self._parts.recovery
+        now = (recovery.state.phase, recovery.desired, snapshot.newest_step is not None)
+        if now != self._said:
+            self._said = now
+            self._changed.set()
+
+    async def _transition_beats(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self.beat()
+            await self._parts.clock.sleep(TRANSITION_SECONDS)
+
+    async def beat(self) -> None:
+        await self.say(self._state())
+
+    async def say(self, state: HolderState) -> None:
+        if self._syncer is not None:
+            await self._syncer.beat(status_view.heartbeat_fields(self._view()), state)
+
+    async def say_leaving(self) -> None:
+        """The last heartbeat: released where nothing trains, so that no other pod waits for this one."""
+        idle = self._parts.recovery.handle is None
+        await self.say(HolderState.RELEASED if idle else HolderState.RESTARTING)
+
+    def _state(self) -> HolderState:
+        recovery = self._parts.recovery
+        idle = recovery.handle is None and recovery.desired is not Desired.RUNNING
+        return HolderState.RELEASED if idle else HolderState.RUNNING
+
+    async def _sweep(self) -> None:
+        if self._syncer is not None:
+            self._syncer.sweep()

@@ -1,0 +1,392 @@
+"""Silent death of the inference engine: its GPU memory is gone, and no process reports an error (docs/detection.md).
+
+vLLM's API server ends with code 0 when its engine dies, and the launcher ignores code 0, so device memory is the
+evidence. Memory alone never leads to a restart: a corroborating signal has to agree, and one that cannot be observed
+agrees with nothing. Each GPU is judged separately: if one GPU of a tensor-parallel engine is empty, the engine is dead.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from podwatch.detection import corroboration as also
+from podwatch.detection.base import DetectorResult, Look
+from podwatch.detection.endings import announcement, operator_wait
+from podwatch.detection.learned import Learned
+from podwatch.detection.windows import NO_RHYTHM, NOT_HELD, Held, Rhythm
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
+from podwatch.domain.policy import DetectionPolicy
+from podwatch.domain.process import ProcessRole
+from podwatch.domain.snapshot import GpuSample, GpuState, Supervision
+
+# -- share -----------------------------------------------------------------------------------------------------------
+# The inference engine's share of a GPU that it shares with a trainer: how far must memory fall to be a death?
+# NVML's memory per process would answer this, but in containers it shows host pids, or none. Instead, best first:
+# what earlier deaths and start-ups of this run showed; ``--gpu-memory-utilization`` on the engine's command line; a
+# fixed part of the memory in use.
+
+LEARNED_PART = 0.8
+"""Part of a learned share that must be gone: the trainer's memory may have grown meanwhile."""
+CONFIGURED_PART = 0.7
+"""The same for ``--gpu-memory-utilization`` x total, which vLLM does not always use fully."""
+FIXED_PART = 0.4
+"""Part of the memory in use, if nothing else is known: in every colocated example vLLM gets 0.4 to 0.9 of the memory,
+and a trainer's allocator frees less than this between steps."""
+LEAST_SHARE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """The rise of memory between the first sight of the engine and its first healthy answer. ``before``: bytes in use
+    before the engine, None until it is seen. ``spoiled``: another process took memory meanwhile, or may have."""
+
+    before: int | None = None
+    spoiled: bool = False
+    done: bool = False
+
+
+NO_RISE = Rise()
+
+
+def follow_rise(
+    rise: Rise, index: int, memory: int, memory_before: int, look: Look, learned: Learned
+) -> tuple[Rise, Learned]:
+    """Take one observation. The share is learned once per start, and only if no trainer used the GPU until the engine
+    was ready: prime-rl often starts both together, and then the rise includes both."""
+    if rise.done:
+        return rise, learned
+    tree = look.signals.tree
+    if rise.before is None:
+        if not tree.engines:
+            return rise, learned
+        unknown = memory_before < 0  # the engine existed at the first look
+        return Rise(memory_before, spoiled=unknown or index in tree.trainer_gpus, done=unknown), learned
+    if tree.blind or index in tree.trainer_gpus or not tree.engines:
+        return Rise(rise.before, spoiled=True, done=True), learned
+    if "health" not in learned.seen:
+        return rise, learned
+    share = memory - rise.before
+    if not rise.spoiled and share >= LEAST_SHARE:
+        learned = learned.with_share(index, share)
+    return Rise(rise.before, rise.spoiled, done=True), learned
+
+
+def share_of(learned: Learned, index: int, configured: float | None, sample: GpuSample, level: int) -> tuple[int, str]:
+    """The fall in bytes that counts as a death, and the source of that number."""
+    share = learned.share(index)
+    if share:
+        return int(share * LEARNED_PART), f"learned from {learned.shares_seen(index)}"
+    if configured is not None and sample.memory_total_bytes:
+        drop = int(configured * sample.memory_total_bytes * CONFIGURED_PART)
+        if drop < level:
+            return drop, f"--gpu-memory-utilization {configured:g}"
+    return int(level * FIXED_PART), f"{FIXED_PART:.0%} of the memory in use"
+
+
+# -- silent death ----------------------------------------------------------------------------------------------------
+
+BASELINE_POLLS = 5
+"""Observations at or above ``baseline_min_bytes`` before a baseline is valid (10 s at the default poll)."""
+BASELINE_WINDOW = 15
+"""The baseline is the highest median over this many observations: spikes shorter than half of it (15 s) are ignored."""
+MIN_SAMPLES_BELOW = 3
+"""Least observations below the floor, however short ``hold`` is: two could be a transient."""
+GAP_SHARE_OF_HOLD = 0.75
+"""Longest gap between observations within the window: three polls of 2 s for a hold of 8 s."""
+RELOAD_SECONDS = 300.0
+"""If podwatch never saw this GPU's memory in use, it assumes that an engine process younger than this is loading."""
+CONFIRM_SECONDS = 10.0
+"""How long podwatch polls faster after it saw an engine end: ``hold`` plus the time until the first look."""
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWatch:
+    """One inference GPU. ``level``: recent memory in use (the median of ``recent``). ``baseline_bytes``: the highest
+    level. ``drop``: the fall that counts as a death on a shared GPU; ``drop_from``: the source of that number."""
+
+    index: int
+    recent: tuple[int, ...] = ()
+    healthy_polls: int = 0
+    baseline_bytes: int = 0
+    level: int = 0
+    below: Held = NOT_HELD
+    value: int = -1
+    """The newest observation; below zero before the first."""
+    fell_at: float | None = None
+    up_at: float | None = None
+    """While memory is gone, also across a gap: when it was last seen in use. None if it is in use, or was never seen in
+    use by this podwatch."""
+    rise: Rise = NO_RISE
+    drop: int = 0
+    drop_from: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SilentDeathState:
+    gpus: tuple[GpuWatch, ...] = ()
+    rhythm: Rhythm = NO_RHYTHM
+    mig: tuple[int, ...] = ()
+    since: float | None = None
+    """When memory was first found to be no evidence (sleep mode, MIG)."""
+    looks: int = 0
+    told: tuple[int, ...] = ()
+    """GPUs whose engine share was already learned from a death in this start."""
+
+    @property
+    def fallen(self) -> bool:
+        """Whether the memory of any GPU is gone."""
+        return any(watch.below is not NOT_HELD for watch in self.gpus)
+
+
+class SilentDeathDetector:
+    name = "silent-death"
+    kinds = (FindingKind.SILENT_DEATH, FindingKind.MEMORY_MAY_FALL, FindingKind.GPU_MIG)
+    needs = ("gpus", "trainer")
+    second = ("CUDA context", "engine process", "health", "liveness", "steps")
+    survives_restart = False
+
+    def initial(self) -> SilentDeathState:
+        return SilentDeathState()
+
+    def armed(self, state: SilentDeathState, learned: Learned) -> tuple[str, ...]:
+        return tuple(f"silent-death:{name}" for name in learned.seen if name.startswith("gpu"))
+
+    def advance(self, state: SilentDeathState, look: Look) -> DetectorResult[SilentDeathState]:
+        policy = look.policies.detection
+        if not policy.inference_gpus:
+            return DetectorResult(state, look.learned)
+        state, learned = _follow_memory(state, look)
+        trainer = look.trainer
+        if trainer is None or not trainer.alive:
+            return DetectorResult(state, learned)
+        asleep = also.memory_may_fall(look)
+        if asleep or state.mig:
+            since = look.snapshot.at if state.since is None else state.since
+            state = state if state.since is not None else replace(state, since=since)
+            findings = [*_said(asleep, since), *(_mig(index, since) for index in state.mig)]
+        else:
+            findings = []
+        if look.ending or asleep:
+            return DetectorResult(state, learned, tuple(findings))
+        for watch in state.gpus:
+            held = watch.below
+            if held.since is None or f"gpu{watch.index}" not in learned.seen:
+                continue
+            proof = also.seen_to_end(look, held)
+            if proof is not None or (held.samples >= MIN_SAMPLES_BELOW and held.seconds >= policy.hold_seconds):
+                state, learned, finding = _judge(state, watch, look, learned, proof)
+                findings += [finding] if finding is not None else []
+        return DetectorResult(state, learned, tuple(findings))
+
+
+DETECTOR = SilentDeathDetector()
+
+
+def confirming(state: SilentDeathState, look: Look) -> bool:
+    """Whether podwatch should poll faster now, because the evidence of ``second.seen_to_end`` is accumulating. True for
+    at most ``CONFIRM_SECONDS`` after the end of one engine process."""
+    trainer, at = look.trainer, look.snapshot.at
+    if trainer is None or not trainer.alive or look.ending or trainer.supervision is not Supervision.KEEPER:
+        return False
+    armed = [watch for watch in state.gpus if f"gpu{watch.index}" in look.learned.seen]
+    if not armed or also.memory_may_fall(look):
+        return False
+    if any(m.role is ProcessRole.ENGINE and at - m.at <= CONFIRM_SECONDS for m in look.signals.missed):
+        return True
+    fell = [watch.fell_at for watch in armed if watch.fell_at is not None]
+    return any(at - begin <= CONFIRM_SECONDS and also.dead_in_log(look, begin) for begin in fell)
+
+
+def _follow_memory(state: SilentDeathState, look: Look) -> tuple[SilentDeathState, Learned]:
+    reading, policy, learned = look.snapshot.gpus, look.policies.detection, look.learned
+    if not reading.ok or reading.value is None:
+        if state.rhythm is NO_RHYTHM:
+            return state, learned
+        # Blind or pending: no evidence, and every window is interrupted.
+        seen = state.rhythm.last_at
+        holed = tuple(
+            replace(w, below=NOT_HELD, fell_at=None, up_at=w.up_at if w.below is not NOT_HELD else w.up_at or seen)
+            for w in state.gpus
+        )
+        return replace(state, gpus=holed, rhythm=NO_RHYTHM), learned
+    if state.rhythm.last_at is not None and reading.at <= state.rhythm.last_at:
+        return state, learned
+    rhythm = state.rhythm.update(reading.at)
+    samples: Mapping[int, GpuSample] = {g.index: g for g in reading.value}
+    old = {w.index: w for w in state.gpus}
+    watches, mig = [], []
+    looks = state.looks + 1
+    for index in policy.inference_gpus:
+        watch = old.get(index) or GpuWatch(index)
+        sample = samples.get(index)
+        if sample is not None and sample.mig:
+            mig.append(index)
+        if sample is None or sample.state is not GpuState.OK or sample.mig or sample.memory_used_bytes is None:
+            # Lost, missing or partitioned: no evidence, and the window is interrupted.
+            watches.append(watch if watch.below is NOT_HELD else replace(watch, below=NOT_HELD, fell_at=None))
+            continue
+        before = state.rhythm.last_at if watch.value >= 0 else None
+        watch, learned = _observe(watch, sample, sample.memory_used_bytes, reading.at, before, rhythm, look, learned)
+        watches.append(watch)
+    if looks % BASELINE_WINDOW == 0:
+        for watch in watches:
+            if watch.level and watch.below is NOT_HELD:
+                learned = learned.with_window(watch.index)
+    return SilentDeathState(tuple(watches), rhythm, tuple(mig), state.since, looks, state.told), learned
+
+
+def _observe(
+    watch: GpuWatch, sample: GpuSample, memory: int, at: float, before: float | None, rhythm: Rhythm, look: Look,
+    learned: Learned,
+) -> tuple[GpuWatch, Learned]:  # fmt: skip
+    policy, index = look.policies.detection, watch.index
+    name = f"gpu{index}"
+    armed = name in learned.seen
+    shared = index in policy.shared_gpus
+    if (
+        armed
+        and not shared
+        and watch.below is NOT_HELD
+        and memory >= policy.baseline_min_bytes
+        and watch.up_at is None
+        and len(watch.recent) == BASELINE_WINDOW
+        and memory == watch.value == watch.recent[0]
+    ):
+        return watch, learned  # the oldest value equals the new one: the median does not change
+    rise, drop, drop_from = watch.rise, watch.drop, watch.drop_from
+    below = memory < policy.memory_floor_bytes
+    if shared:
+        rise, learned = follow_rise(rise, index, memory, watch.value, look, learned)
+        level = watch.level or (learned.baseline(index) or 0 if armed else 0)
+        if level:
+            drop, drop_from = share_of(learned, index, look.signals.tree.memory_share, sample, level)
+        below = below or (level > 0 and memory <= level - drop)
+    held = NOT_HELD
+    if below:
+        held = watch.below.update(True, at, rhythm.max_gap(GAP_SHARE_OF_HOLD * policy.hold_seconds))
+    up_at = None if not below else watch.up_at if watch.up_at is not None else before
+    if below or memory < policy.baseline_min_bytes:
+        polls = watch.healthy_polls if watch.healthy_polls >= BASELINE_POLLS else 0
+        return (
+            GpuWatch(index, watch.recent, polls, watch.baseline_bytes, watch.level, held, memory, held.since,
+                     up_at, rise, drop, drop_from),
+            learned,
+        )  # fmt: skip
+    recent = (*watch.recent, memory)[-BASELINE_WINDOW:]
+    polls = watch.healthy_polls + 1
+    baseline, level = watch.baseline_bytes, watch.level
+    if polls >= BASELINE_POLLS:
+        level = sorted(recent)[len(recent) // 2]
+        baseline = max(baseline, level)
+        if not armed and ("progress" in learned.seen or "health" in learned.seen):
+            # Memory can be full long before the engine works: armed only after another signal was healthy too.
+            learned = learned.saw(name)
+        if baseline != watch.baseline_bytes:
+            learned = learned.with_baseline(index, baseline)
+    return (
+        GpuWatch(index, recent, polls, baseline, level, held, memory, held.since,
+                 up_at, rise, drop, drop_from),
+        learned,
+    )  # fmt: skip
+
+
+def _judge(
+    state: SilentDeathState, watch: GpuWatch, look: Look, learned: Learned, proof: Evidence | None
+) -> tuple[SilentDeathState, Learned, Finding | None]:
+    index = watch.index
+    policy: DetectionPolicy = look.policies.detection
+    shared = index in policy.shared_gpus
+    before = watch.level or watch.baseline_bytes or learned.baseline(index) or 0
+    value = f"{watch.value / GIB:.2f} GiB, was {before / GIB:.2f} GiB"
+    if shared and watch.value >= policy.memory_floor_bytes:
+        value += f"; a fall of {watch.drop / GIB:.2f} GiB counts as the engine's death ({watch.drop_from})"
+    memory = Evidence(f"gpu{index} memory", value, Agreement.AGREES, watch.below.seconds)
+    since = watch.fell_at if watch.fell_at is not None else look.snapshot.at
+    engine, steps = also.engine(look, since), also.steps(look, since)
+    second = (also.cuda(look, index), engine, also.health(look), also.liveness(look), steps)
+    agreeing = also.agreeing(second)
+    away = watch.up_at if watch.up_at is not None else look.snapshot.at - RELOAD_SECONDS
+    if steps.agreement is not Agreement.AGREES and (new := also.replaced(look, min(away, since))):
+        return state, learned, _reloading(index, since, new, (memory, *second, *also.logs(look, "silent-death")))
+    if not agreeing:
+        works = engine.agreement is Agreement.DISAGREES and steps.agreement is Agreement.DISAGREES
+        if shared and works:
+            # Another process freed memory and the engine still works: this is the new level.
+            fresh = replace(watch, recent=(), level=watch.value, below=NOT_HELD, fell_at=None)
+            return replace(state, gpus=tuple(fresh if w is watch else w for w in state.gpus)), learned, None
+        return state, learned, _warning(index, since, (memory, *second, *also.logs(look, "silent-death")))
+    if shared and index not in state.told and engine.agreement is Agreement.AGREES and before > watch.value:
+        # The engine's death shows its exact share.
+        learned = learned.with_share(index, before - watch.value)
+        state = replace(state, told=(*state.told, index))
+    assert look.trainer is not None
+    wait = operator_wait(look.signals.endings, look.snapshot, look.trainer, since)
+    how = "died silently" if wait is None else "ended"
+    fell = f"memory in use fell from {before / GIB:.1f} to {watch.value / GIB:.1f} GiB"
+    finding = Finding(
+        FindingKind.SILENT_DEATH,
+        Severity.CRITICAL,
+        f"the inference engine on GPU {index} {how}: {fell} (confirmed by {', '.join(agreeing)})",
+        since,
+        suggestion="" if wait is None else announcement(wait),
+        verdict=Verdict.RESTART,
+        confirmed=wait is None,
+        evidence=(memory, *((proof,) if proof is not None else ()), *second, *also.logs(look, "silent-death")),
+        subject=f"gpu{index}",
+    )
+    return state, learned, finding
+
+
+def _reloading(index: int, since: float, new: str, evidence: tuple[Evidence, ...]) -> Finding:
+    return Finding(
+        FindingKind.SILENT_DEATH,
+        Severity.WARNING,
+        f"GPU {index} lost the inference engine's memory, and {new} was started since: the inference engine is loading"
+        " again",
+        since,
+        suggestion="podwatch waits while the new engine loads, and restarts training if no step is made for too long",
+        evidence=evidence,
+        subject=f"gpu{index}",
+    )
+
+
+def _warning(index: int, since: float, evidence: tuple[Evidence, ...]) -> Finding:
+    return Finding(
+        FindingKind.SILENT_DEATH,
+        Severity.WARNING,
+        f"GPU {index} lost the inference engine's memory, but no corroborating signal confirms a death: podwatch does"
+        " not restart training",
+        since,
+        suggestion="check the inference log; set [inference] urls so that podwatch also checks the server's /health",
+        evidence=evidence,
+        subject=f"gpu{index}",
+    )
+
+
+def _said(asleep: str, since: float) -> list[Finding]:
+    if not asleep:
+        return []
+    return [
+        Finding(
+            FindingKind.MEMORY_MAY_FALL,
+            Severity.INFO,
+            f"sleep mode can free the memory of the inference GPUs ({asleep}), so podwatch does not detect a silent"
+            " death by memory",
+            since,
+            suggestion='the other signals still count; to judge by memory anyway, set [inference] sleep = "no"',
+            evidence=(Evidence("sleep mode", asleep, Agreement.UNAVAILABLE),),
+        )
+    ]
+
+
+def _mig(index: int, since: float) -> Finding:
+    return Finding(
+        FindingKind.GPU_MIG,
+        Severity.WARNING,
+        f"GPU {index} is partitioned (MIG), and its memory does not show a single instance: podwatch cannot detect a"
+        " silent death there by memory",
+        since,
+        suggestion="set [inference] urls so that podwatch checks the engine's /health instead",
+        evidence=(Evidence(f"gpu{index} memory", "MIG is on", Agreement.UNAVAILABLE),),
+        subject=f"gpu{index}",
+    )

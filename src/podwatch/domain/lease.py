@@ -1,0 +1,206 @@
+"""Which pod holds a run in the store: pods, claims, the holder's heartbeat, and control.json (docs/two-pods.md). Data
+from a store is never trusted: parsing refuses or drops it."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from podwatch.domain.errors import IntegrityError
+from podwatch.domain.manifest import SCHEMA_VERSION, deceives
+
+_CLAIM_NAME = re.compile(r"(\d{1,18})-([A-Za-z0-9]{1,64})\Z")
+_CONTROL_KEYS = ("schema_version", "kind", "desired", "holder", "reason")
+
+
+class HolderState(StrEnum):
+    """``state`` in heartbeat.json. PREEMPTED and RELEASED mean that the pod trains no more and no pod waits for it."""
+
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    PREEMPTED = "preempted"
+    RELEASED = "released"
+
+
+GONE = frozenset({HolderState.PREEMPTED, HolderState.RELEASED})
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The identity of a pod. ``writer_id`` is kept in podwatch's state directory; ``machine`` survives a reboot,
+    ``boot`` does not; ``place`` identifies the output directory, whose lock allows one trainer on a machine."""
+
+    writer_id: str
+    machine: str = ""
+    boot: str = ""
+    place: str = ""
+    host: str = ""
+
+    def same_as(self, other: "Pod") -> bool:
+        """Whether ``other`` is certainly this pod, so that its claims cannot come from a second living one: the same
+        state on the same machine (a machine has one boot at a time), or the same boot and place with the state lost."""
+        if self.writer_id == other.writer_id:
+            return other.machine in ("", self.machine)
+        here = (self.machine, self.boot, self.place)
+        return all(here) and here == (other.machine, other.boot, other.place)
+
+    def called(self, name: str) -> bool:
+        """Whether ``name`` (host name, writer id or machine id) names this pod."""
+        return bool(name) and name in (self.host, self.writer_id, self.machine)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One object ``claims/<generation>-<nonce>``; the time is the store's (epoch seconds)."""
+
+    generation: int
+    nonce: str
+    uploaded_wall: float = 0.0
+    file_id: str = ""
+    writer_id: str = ""
+
+
+def parse_claim_name(name: str) -> tuple[int, str] | None:
+    """(generation, nonce) of an object's name below ``claims/``; None if it is no claim of podwatch's."""
+    match = _CLAIM_NAME.match(name)
+    return (int(match[1]), match[2]) if match else None
+
+
+def claim_document(claim: Claim, pod: Pod, created_at: str) -> bytes:
+    document = {"schema_version": SCHEMA_VERSION, "kind": "podwatch-claim", **_signature(pod)}
+    return _json({**document, "generation": claim.generation, "nonce": claim.nonce, "created_at": created_at})
+
+
+def claimant(data: bytes | None) -> tuple[Pod, str]:
+    """(pod, nonce) of a claim's document; empty if it cannot be parsed."""
+    document = _object(data)
+    return _pod(document), _text(document, "nonce")
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A heartbeat as read from the store. ``mark`` changes with every write, even if nothing else can be parsed."""
+
+    mark: str
+    pod: Pod
+    generation: int = 0
+    nonce: str = ""
+    state: str = ""
+    written_at: str = ""
+
+
+def parse_sign(data: bytes | None) -> Sign | None:
+    if data is None:
+        return None
+    document = _object(data)
+    generation = document.get("generation")
+    return Sign(
+        mark=hashlib.sha256(data).hexdigest()[:32],
+        pod=_pod(document),
+        generation=generation if type(generation) is int and 0 <= generation < 2**62 else 0,
+        nonce=_text(document, "claim"),
+        state=_text(document, "state"),
+        written_at=_text(document, "written_at"),
+    )
+
+
+def sign_document(pod: Pod, claim: Claim, fields: Mapping[str, object]) -> bytes:
+    """heartbeat.json. ``fields`` are JSON-safe."""
+    return _json(
+        {
+            **fields,
+            "schema_version": SCHEMA_VERSION,
+            "kind": "podwatch-heartbeat",
+            **_signature(pod),
+            "generation": claim.generation,
+            "claim": claim.nonce,
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """``control.json``: written by operators and the controller; podwatch only reads it.
+
+    ``desired``: "running" or "stopped", for every pod of the run. ``holder``: the only pod allowed to hold the run (its
+    host name, writer id or machine id as in heartbeat.json); empty: any pod that claims it. ``reason`` is shown.
+    """
+
+    desired: str = "running"
+    holder: str = ""
+    reason: str = ""
+
+    @property
+    def stopped(self) -> bool:
+        return self.desired == "stopped"
+
+
+def parse_control(data: bytes | None, *, where: str = "control.json") -> Control:
+    """Parse control.json; absent means that the pods decide. Raises IntegrityError that names the mistake, because a
+    typing error must not count as an absent file."""
+    if data is None:
+        return Control()
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError("control.json is not valid JSON", where=where, fix="correct or delete it") from error
+    if not isinstance(document, dict):
+        raise IntegrityError("control.json is not a JSON object", where=where, fix='write {"desired": "stopped"}')
+    for key in document:
+        if key not in _CONTROL_KEYS:
+            raise IntegrityError(
+                f"control.json has an unknown entry {key[:40]!r}", where=where, fix="known: " + ", ".join(_CONTROL_KEYS)
+            )
+    if document.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+        raise IntegrityError("control.json has an unknown schema_version", where=where, fix=f"write {SCHEMA_VERSION}")
+    if document.get("kind", "podwatch-control") != "podwatch-control":
+        raise IntegrityError("control.json has another `kind`", where=where, fix="remove `kind`")
+    desired = document.get("desired", "running")
+    if desired not in ("running", "stopped"):
+        raise IntegrityError(
+            f"control.json has an invalid `desired` {str(desired)[:40]!r}",
+            where=where,
+            fix='write "running" or "stopped"',
+        )
+    texts = {key: document.get(key, "") for key in ("holder", "reason")}
+    for key, value in texts.items():
+        if not isinstance(value, str) or len(value) > 200 or deceives(value):
+            raise IntegrityError(
+                f"invalid `{key}` in control.json", where=where, fix="write plain text of at most 200 characters"
+            )
+    return Control(desired=desired, **texts)
+
+
+def _signature(pod: Pod) -> dict[str, str]:
+    said = asdict(pod)
+    return {"machine_id": said.pop("machine"), "boot_id": said.pop("boot"), **said}
+
+
+def _pod(document: Mapping[str, Any]) -> Pod:
+    return Pod(
+        writer_id=_text(document, "writer_id"),
+        machine=_text(document, "machine_id"),
+        boot=_text(document, "boot_id"),
+        place=_text(document, "place"),
+        host=_text(document, "host"),
+    )
+
+
+def _object(data: bytes | None) -> dict[str, Any]:
+    try:
+        document = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _text(document: Mapping[str, Any], key: str) -> str:
+    value = document.get(key)
+    return value if isinstance(value, str) and len(value) <= 200 and not deceives(value) else ""
+
+
+def _json(document: Mapping[str, object]) -> bytes:
+    return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()

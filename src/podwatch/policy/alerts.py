@@ -1,0 +1,252 @@
+"""Which notices are sent and when: a pure function of findings, events and the notices sent before.
+
+One notice when a condition begins and one when it is over; reminders at growing intervals while a critical one lasts.
+A condition that shows only briefly sends none, and one that returns soon counts as never over. A failure that podwatch
+heals sends one notice for the incident instead of one for each finding that led to it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from podwatch.domain.event import Change, Event, EventName, Notice, Topic
+from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+
+HOUR = 3600.0
+_TOPICS = {
+    FindingKind.GAVE_UP: Topic.GAVE_UP,
+    FindingKind.DISK_NO_ROOM: Topic.DISK,
+    FindingKind.DISK_HIGH: Topic.DISK,
+    FindingKind.INODES_LOW: Topic.DISK,
+    FindingKind.NOT_BACKED_UP: Topic.STORE,
+    FindingKind.SYNC_LAGGING: Topic.STORE,
+    FindingKind.STORE_UNAVAILABLE: Topic.STORE,
+    FindingKind.SUPERSEDED: Topic.SUPERSEDED,
+}
+_ALWAYS_FROM_WARNING = frozenset({FindingKind.NOT_COMPLETE})
+"""These send a notice as warnings: all saves of a night can be lost before they become critical."""
+_RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
+_INCIDENT = "incident"
+
+
+@dataclass(frozen=True, slots=True)
+class NoticePolicy:
+    """``remind_seconds`` 0: no reminders. The reasons for the defaults are in config/settings.py."""
+
+    topics: frozenset[Topic] = frozenset(Topic)
+    min_severity: Severity = Severity.CRITICAL
+    remind_seconds: float = HOUR
+    per_hour: int = 20
+    settle_seconds: float = 20.0
+    """A finding must be open this long before a notice is sent: podwatch may fix it at once."""
+    quiet_seconds: float = 60.0
+    """A finding must be gone this long before a notice reports its end."""
+    remind_at_most_seconds: float = 24 * HOUR
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A condition that was reported and is not over. Monotonic seconds; ``gone`` is None while it is present."""
+
+    topic: Topic
+    severity: Severity
+    title: str
+    since: float
+    last: float
+    reminders: int = 0
+    gone: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeState:
+    """``seen``: when each unreported finding first showed. ``sent``: when the notices of the last hour were sent,
+    oldest first. ``unsent``: number of notices that the rate limit dropped. ``healing``: an incident was reported
+    and is not over."""
+
+    told: Mapping[str, Told] = field(default_factory=dict)
+    seen: Mapping[str, float] = field(default_factory=dict)
+    sent: tuple[float, ...] = ()
+    unsent: int = 0
+    healing: bool = False
+
+
+Result = tuple[NoticeState, tuple[Notice, ...]]
+
+
+def topic_of(finding: Finding) -> Topic:
+    return _TOPICS.get(finding.kind, Topic.FINDINGS)
+
+
+def on_turn(state: NoticeState, findings: Sequence[Finding], policy: NoticePolicy, *, at: float, wall: float) -> Result:
+    """Notices after one turn. ``findings``: all open ones. ``at``: monotonic, ``wall``: epoch seconds."""
+    book = _Book(state, policy, at, wall)
+    now = {f.key: f for f in findings if _wanted(f, policy, healing=state.healing)}
+    book.seen = {key: state.seen.get(key, at) for key in now}
+    for key, finding in now.items():
+        before = book.told.get(key)
+        if before is None:
+            if at - book.seen[key] >= policy.settle_seconds:
+                book.open(key, topic_of(finding), finding.severity, _title(finding), _text(finding))
+        elif _RANK[finding.severity] > _RANK[before.severity]:
+            book.open(key, before.topic, finding.severity, _title(finding), _text(finding), since=before.since)
+        else:
+            book.told[key] = replace(before, gone=None)
+            book.remind(key, _text(finding))
+    for key in [k for k in book.told if k not in now]:
+        book.gone(key)
+    return book.result()
+
+
+def on_event(state: NoticeState, event: Event, policy: NoticePolicy, *, at: float) -> Result:
+    """Notices for one event, as it happens."""
+    book = _Book(state, policy, at, event.wall)
+    match event.name:
+        case EventName.INCIDENT_OPENED if "incident" in event.fields:
+            kind = str(event.fields.get("kind") or "a failure")
+            if event.fields.get("gave_up") and Topic.GAVE_UP in policy.topics:
+                return book.result()  # the next event reports it, with the reason and the fix
+            book.healing = True
+            book.say(
+                Topic.RESTARTS, Change.OPENED, Severity.CRITICAL, f"restarting training: {kind}", event, key=_INCIDENT
+            )
+        case EventName.INCIDENT_CLOSED | EventName.TRAINER_CONFIRMED:
+            # A restart that failed is followed by the next; an operator who stopped the run needs no notice of it.
+            if state.healing and (
+                event.name is EventName.TRAINER_CONFIRMED or event.fields.get("resumed_step") is not None
+            ):
+                book.say(Topic.RESTARTS, Change.CLOSED, Severity.INFO, "training continues", event, key=_INCIDENT)
+            book.healing = False
+        case EventName.GAVE_UP:
+            book.healing = False
+            if Topic.GAVE_UP in policy.topics and str(FindingKind.GAVE_UP) not in book.told:
+                book.open(str(FindingKind.GAVE_UP), Topic.GAVE_UP, Severity.CRITICAL, "podwatch gave up", event.message)
+        case EventName.LINEAGE_OPENED if event.severity is Severity.WARNING:
+            step = event.fields.get("step")
+            where = "the beginning" if step is None else f"step {step}"
+            title = f"an operator took training back to {where}"
+            book.say(Topic.RESTARTS, Change.HAPPENED, Severity.WARNING, title, event)
+        case EventName.TRAINER_FINISHED:
+            book.say(Topic.FINISHED, Change.HAPPENED, Severity.INFO, "training is finished", event)
+        case EventName.DAEMON_STOPPING if event.fields.get("preempted"):
+            book.say(Topic.PREEMPTED, Change.HAPPENED, Severity.CRITICAL, "this machine is being preempted", event)
+        case EventName.DAEMON_STOPPING if event.severity is Severity.CRITICAL:
+            book.say(Topic.FINDINGS, Change.HAPPENED, Severity.CRITICAL, "podwatch is stopping", event)
+    return book.result()
+
+
+def _wanted(finding: Finding, policy: NoticePolicy, *, healing: bool) -> bool:
+    least = _RANK[policy.min_severity]
+    if finding.kind in _ALWAYS_FROM_WARNING:
+        least = min(least, _RANK[Severity.WARNING])
+    if topic_of(finding) not in policy.topics or _RANK[finding.severity] < least:
+        return False
+    # A failure that podwatch heals is reported as an incident; if restarts are not reported, by its finding.
+    led_to_it = finding.verdict is Verdict.RESTART and finding.confirmed
+    return not (led_to_it and healing and Topic.RESTARTS in policy.topics)
+
+
+def _title(finding: Finding) -> str:
+    return f"{finding.kind} ({finding.subject})" if finding.subject else str(finding.kind)
+
+
+def _text(finding: Finding) -> str:
+    return finding.summary + (f"\n{finding.suggestion}" if finding.suggestion else "")
+
+
+class _Book:
+    """The state being built. Every notice passes ``_go``, which applies the rate limit."""
+
+    def __init__(self, state: NoticeState, policy: NoticePolicy, at: float, wall: float) -> None:
+        self.policy, self.at, self.wall = policy, at, wall
+        self.told, self.seen, self.healing = dict(state.told), dict(state.seen), state.healing
+        self.sent = [s for s in state.sent if at - s < HOUR]
+        self.unsent = state.unsent
+        self.notices: list[Notice] = []
+
+    def result(self) -> Result:
+        return NoticeState(self.told, self.seen, tuple(self.sent), self.unsent, self.healing), tuple(self.notices)
+
+    def open(
+        self, key: str, topic: Topic, severity: Severity, title: str, text: str, since: float | None = None
+    ) -> None:
+        """Report a condition. If the rate limit prevents it now, it is reported at a later turn."""
+        if self._go(Notice(topic, Change.OPENED, severity, title, text, key, self.wall), count=False):
+            began = self.seen.get(key, self.at) if since is None else since
+            self.told[key] = Told(topic, severity, title, began, self.at)
+
+    def remind(self, key: str, text: str) -> None:
+        told = self.told[key]
+        first = self.policy.remind_seconds
+        if told.severity is not Severity.CRITICAL or first <= 0:
+            return
+        due = told.last + min(first * 2.0 ** min(told.reminders, 30), self.policy.remind_at_most_seconds)
+        if self.at >= due:
+            lasts = f"{text}\nsince {_span(self.at - told.since)}"
+            notice = Notice(told.topic, Change.REMINDER, told.severity, told.title, lasts, key, self.wall)
+            if self._go(notice, count=False):
+                self.told[key] = replace(told, last=self.at, reminders=told.reminders + 1)
+
+    def gone(self, key: str) -> None:
+        told = self.told[key]
+        gone = self.at if told.gone is None else told.gone
+        if self.at - gone < self.policy.quiet_seconds:
+            self.told[key] = replace(told, gone=gone)
+            return
+        text = f"lasted {_span(max(0.0, gone - told.since))}"
+        over = Notice(told.topic, Change.CLOSED, Severity.INFO, f"over: {told.title}", text, key, self.wall)
+        if self._go(over, count=False):  # else at a later turn, unless the condition returned
+            del self.told[key]
+
+    def say(self, topic: Topic, change: Change, severity: Severity, title: str, event: Event, *, key: str = "") -> None:
+        if topic in self.policy.topics:
+            notice = Notice(topic, change, severity, title, event.message, key or str(event.name), self.wall)
+            self._go(replace(notice, fields=dict(event.fields)))
+
+    def _go(self, notice: Notice, *, count: bool = True) -> bool:
+        """Send within the hourly limit. Half of it is reserved for critical notices; a preemption is always sent."""
+        limit = self.policy.per_hour if notice.severity is Severity.CRITICAL else max(1, self.policy.per_hour // 2)
+        if len(self.sent) >= limit and notice.topic is not Topic.PREEMPTED:
+            self.unsent += count
+            return False
+        self.sent.append(self.at)
+        self.notices.append(replace(notice, unsent=self.unsent))
+        self.unsent = 0
+        return True
+
+
+def _span(seconds: float) -> str:
+    minutes = int(seconds // 60)
+    if minutes < 1:
+        return f"{int(seconds)} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+# -- handover to the next podwatch process
+
+
+def to_dict(state: NoticeState, *, at: float, wall: float) -> dict[str, Any]:
+    """JSON-safe, with ages in seconds: monotonic times mean nothing to another process."""
+    told = {
+        key: [str(t.topic), str(t.severity), t.title, at - t.since, at - t.last, t.reminders]
+        for key, t in state.told.items()
+    }
+    return {"wall": wall, "told": told, "sent": [at - s for s in state.sent], "healing": state.healing}
+
+
+def from_dict(document: object, *, at: float, wall: float, patience: float = 300.0) -> NoticeState:
+    """The inverse of ``to_dict``: conditions that an earlier podwatch reported are not reported again, and those that
+    do not show within ``patience`` seconds are over. Unreadable data gives an empty state."""
+    try:
+        assert isinstance(document, dict)
+        away = max(0.0, wall - float(document["wall"]))
+        told = {
+            str(key): Told(
+                Topic(topic), Severity(severity), str(title), at - away - float(since), at - away - float(last),
+                int(reminders), gone=at + patience,
+            )
+            for key, (topic, severity, title, since, last, reminders) in document["told"].items()
+        }  # fmt: skip
+        sent = tuple(sorted(at - away - float(age) for age in document["sent"]))
+        return NoticeState(told=told, sent=sent, healing=bool(document["healing"]))
+    except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
+        return NoticeState()

@@ -1,0 +1,399 @@
+"""Whether podwatch restarts training after a failure: start, wait, step back to an older checkpoint, or give up.
+
+**Giving up needs a count and a time.** The worst bugs of mature restarters are false recoveries: a single fault became
+24 recoveries in 19 hours, or a healthy job was killed every 30 minutes, because a clock or a counter was not reset
+after a recovery. So podwatch gives up a run that has worked only when, *in the current streak of failures*, at least
+``budget_restarts`` failures were counted **and** ``budget_seconds`` have passed since the first of them. A count alone
+would give up after a five-minute outage of the store; a time alone would give up at the second death of a night. The
+count covers the streak instead of a sliding window: a start that needs 40 minutes to fail never fits five times into
+two hours and would be repeated forever, on a rented GPU. A streak ends with a *calm period*: steps were made over
+``calm_seconds`` without a failure. It is measured from the first step to the newest step, not to the next failure,
+because a run that makes one step and hangs counts as failed only after the hang detector's floor (25 min), which is
+nearly a calm period.
+
+**A command that never worked** is given up after ``never_worked_tries``. Only a proven failed load gives it one step
+back with its own tries (a new pod whose newest checkpoint is damaged).
+
+**A deterministic error** (unknown argument, validation error...) in the output of a start that made no step needs the
+operator at once. So does a command that cannot be executed, unless it worked before: then its program may be on a
+volume that returns, and podwatch gives up by count and time only.
+
+**A step back** needs ``resume_attempts`` *proven* failed loads of the same step: the trainer had loaded (or its error
+names the checkpoint) and made no step. A start that never loaded is no evidence against the checkpoint; nor is a dead
+inference engine or a machine fault (CUDA error, XID, ECC, GPU lost, NCCL, no memory). After two different steps in one
+streak failed like this, the checkpoints are not the cause, and podwatch does not step back further.
+
+After giving up, podwatch tries once every ``retry_after_give_up_seconds``. Times are seconds of one clock that the
+caller chooses.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from podwatch.domain.finding import FindingKind
+from podwatch.domain.policy import RestartPolicy
+from podwatch.domain.snapshot import ProgressSample
+
+# -- confirm ---------------------------------------------------------------------------------------------------------
+# Whether the trainer really resumed from the step it was given.
+# Only a *step number* of the trainer itself, written after this start, counts. A heartbeat has no number, and the
+# orchestrator numbers its batches ahead of the trainer: neither is evidence for or against a correct resume.
+
+SAME_SIGHTING_SECONDS = 1.0
+"""The same step number within this time is the same sighting, read twice."""
+
+
+class ConfirmationState(StrEnum):
+    PENDING = "pending"
+    CONFIRMED = "confirmed"
+    RESUMED_WRONG = "resumed-wrong"
+    UNCONFIRMED = "unconfirmed"
+    """``patience`` ended without a usable number: podwatch deletes nothing locally before the next save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """``step`` and ``sources`` (``role/source``) are what was seen."""
+
+    state: ConfirmationState
+    step: int | None = None
+    sources: tuple[str, ...] = ()
+
+
+def confirm(
+    resumed_from: int | None,
+    first_step_after: int | None,
+    samples: Sequence[ProgressSample],
+    started_at: float,
+    now: float,
+    patience: float,
+) -> Confirmation:
+    """Judge a start.
+
+    ``resumed_from``: the step passed to the trainer (None: a fresh start, which any number confirms).
+    ``first_step_after``: the lowest number that a correct resume can show (``Layout.first_step_after``). ``samples``:
+    all progress samples since the start, not only the newest of each source; the same sample given twice counts once.
+    ``started_at``, ``now`` and ``at`` of the samples are monotonic seconds, ``patience`` is seconds.
+
+    A lower number must be seen twice, or by two sources: a single one can be a log line of an earlier attempt that was
+    read again. It is judged first, because a run that resumed too low reaches the expected number later.
+    """
+    after = _distinct(s for s in samples if s.trained and s.at >= started_at)
+    lowest = first_step_after if first_step_after is not None else resumed_from
+    low = [s for s in after if lowest is not None and s.step is not None and s.step < lowest]
+    if len(low) >= 2:
+        return Confirmation(ConfirmationState.RESUMED_WRONG, low[-1].step, _names(low))
+    good = [s for s in after if s not in low]
+    if good:
+        return Confirmation(ConfirmationState.CONFIRMED, good[0].step, _names(good[:1]))
+    if now - started_at >= patience:
+        return Confirmation(ConfirmationState.UNCONFIRMED, low[-1].step if low else None, _names(low))
+    return Confirmation(ConfirmationState.PENDING, low[-1].step if low else None, _names(low))
+
+
+def _distinct(samples: Iterable[ProgressSample]) -> list[ProgressSample]:
+    """Oldest first, without repeats. ``at`` varies slightly when a file's time is converted to monotonic seconds."""
+    kept: list[ProgressSample] = []
+    for sample in sorted(samples, key=lambda s: (s.at, s.source, s.role)):
+        same = (k for k in kept if (k.source, k.role, k.step) == (sample.source, sample.role, sample.step))
+        if not any(abs(k.at - sample.at) < SAME_SIGHTING_SECONDS for k in same):
+            kept.append(sample)
+    return kept
+
+
+def _names(samples: Sequence[ProgressSample]) -> tuple[str, ...]:
+    return tuple(sorted({f"{s.role}/{s.source}" for s in samples}))
+
+
+# -- restart ---------------------------------------------------------------------------------------------------------
+
+MAX_STEP_BACKS_PER_STREAK = 2
+"""Two damaged checkpoints can have one cause (a burst of bad writes); a third failed load has another cause."""
+JITTER_SHARE = 0.2
+"""A delay varies by this share up and down, so that pods that failed together do not restart together."""
+LOG_LINES_KEPT = 30
+"""Lines of the trainer's last output that the operator sees after podwatch gave up."""
+
+_DETERMINISTIC: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), meaning)
+    for pattern, meaning in (
+        (r"unrecognized arguments?:|unknown (argument|option)|unexpected (argument|option)", "unknown argument"),
+        (r"no such option|error: no such command", "unknown option"),
+        (r"extra inputs? (is|are) not permitted|extra_forbidden", "the trainer's configuration has an unknown key"),
+        (r"\bvalidation errors? for\b|pydantic_core\S*ValidationError", "the trainer's configuration is not valid"),
+        (
+            r"(wandb|w&b).{0,80}(api.?key (not|is not|isn't)|no api.?key)|no API key configured",
+            "the W&B key is missing",
+        ),
+        (r"max_(completion_)?tokens.{0,60}(too large|exceeds)", "max_tokens is larger than the model allows"),
+        (r"command not found|No module named ", "the command or one of its modules is not installed"),
+    )
+)
+_MACHINE_FAULT: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), meaning)
+    for pattern, meaning in (
+        # Not "device-side assert": an index out of range in the program fails in the same way on every machine.
+        (r"CUDA (?:driver )?error: (?!device-side assert)|cudaError(?!Assert)", "a CUDA error"),
+        (r"CUBLAS_STATUS_|CUDNN_STATUS_", "a CUDA error"),
+        (r"an illegal memory access was encountered|unspecified launch failure", "a CUDA error"),
+        (r"\bXid\b", "an XID"),
+        (r"uncorrectable ECC|ECC error", "an ECC error"),
+        (r"GPU (?:is lost|has fallen off the bus)|fallen off the bus|NVML: Unknown Error", "a lost GPU"),
+        (r"nccl(?:System|Internal|Remote|UnhandledCuda)Error|DistBackendError|NCCL (?:error|timeout|watchdog)"
+         r"|Watchdog caught collective operation timeout", "an NCCL error"),
+        (r"CUDA out of memory|torch(?:\.cuda)?\.OutOfMemoryError", "no GPU memory"),
+    )
+)  # fmt: skip
+_LOAD_ERROR = re.compile(
+    r"error|exception|corrupt|truncated|cannot|could not|fail|unexpected|missing key|size mismatch", re.IGNORECASE
+)
+MACHINE_FAULTS = frozenset({FindingKind.GPU_FAULT, FindingKind.GPU_LOST, FindingKind.OUT_OF_MEMORY})
+"""Findings that show a machine fault while a start runs."""
+MACHINE_RULES = frozenset({"nccl", "cuda-out-of-memory"})
+"""Log rules that show one. The rule for CUDA errors also matches a program's own assertion, so it is not among them."""
+_LOAD_FAILURE_KINDS = frozenset({FindingKind.TRAINER_EXITED, FindingKind.HANG, FindingKind.RESUMED_WRONG})
+"""Kinds of failure that a checkpoint can cause. A dead engine or a lost GPU cannot."""
+
+
+class Action(StrEnum):
+    START = "start"
+    """Now."""
+    WAIT = "wait"
+    """After ``delay_seconds``."""
+    GIVE_UP = "give-up"
+    """The operator must act; one more try after ``delay_seconds`` unless that is 0 (never)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How one attempt ended. ``at``: the time of the failure.
+
+    ``loaded``: the load was proven (GPU memory rose, or the checkpoint was read). ``made_step``: a new step was seen
+    in this attempt. ``resumed_from``: the step it was started with, None for a fresh start. ``last_lines``: its last
+    output, oldest first. ``needs_person``: why the command cannot be executed at all; empty if it ran.
+    """
+
+    kind: FindingKind
+    at: float
+    loaded: bool
+    made_step: bool
+    resumed_from: int | None
+    last_lines: tuple[str, ...] = ()
+    needs_person: str = ""
+    machine_fault: str = ""
+    """The machine fault that a sensor saw at that time (XID, ECC, GPU lost); empty if none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartHistory:
+    """The state of the decision. ``to_dict`` and ``from_dict`` convert it for the journal."""
+
+    ever_worked: bool = False
+    """This command has made a step at least once."""
+    streak_count: int = 0
+    streak_started_at: float | None = None
+    tries_without_step: int = 0
+    """Consecutive attempts without a step, of a command that never worked."""
+    failed_loads: tuple[tuple[int, int], ...] = ()
+    """(step, proven failed loads) since the last step that was made."""
+    step_backs: int = 0
+    working_since: float | None = None
+    """First step after the last failure."""
+    last_step_at: float | None = None
+    gave_up_at: float | None = None
+
+    @property
+    def gave_up(self) -> bool:
+        return self.gave_up_at is not None
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "ever_worked": self.ever_worked,
+            "streak_count": self.streak_count,
+            "streak_started_at": self.streak_started_at,
+            "tries_without_step": self.tries_without_step,
+            "failed_loads": [list(pair) for pair in self.failed_loads],
+            "step_backs": self.step_backs,
+            "working_since": self.working_since,
+            "last_step_at": self.last_step_at,
+            "gave_up_at": self.gave_up_at,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> "RestartHistory":
+        """The inverse of ``to_dict``. Unreadable data gives an empty history, which only delays giving up."""
+        try:
+            loads = data.get("failed_loads", [])
+            if not isinstance(loads, list):
+                raise TypeError("failed_loads is not a list")
+            return cls(
+                ever_worked=bool(data.get("ever_worked", False)),
+                streak_count=int(_number(data.get("streak_count")) or 0),
+                streak_started_at=_number(data.get("streak_started_at")),
+                tries_without_step=int(_number(data.get("tries_without_step")) or 0),
+                failed_loads=tuple((int(step), int(count)) for step, count in loads),
+                step_backs=int(_number(data.get("step_backs")) or 0),
+                working_since=_number(data.get("working_since")),
+                last_step_at=_number(data.get("last_step_at")),
+                gave_up_at=_number(data.get("gave_up_at")),
+            )
+        except (TypeError, ValueError):
+            return cls()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``step_back``: the next start must use a step below the one that failed."""
+
+    action: Action
+    delay_seconds: float
+    step_back: bool
+    reason: str
+    history: RestartHistory
+
+
+def succeeded(history: RestartHistory, at: float, policy: RestartPolicy) -> RestartHistory:
+    """Record a new step at ``at``. Call it for every new step; it ends a streak after a calm period."""
+    since = history.working_since if history.working_since is not None else at
+    if at - since >= policy.calm_seconds:
+        return RestartHistory(ever_worked=True, working_since=since, last_step_at=at)
+    return replace(
+        history, ever_worked=True, tries_without_step=0, failed_loads=(), working_since=since, last_step_at=at
+    )
+
+
+def after_failure(history: RestartHistory, failure: Failure, policy: RestartPolicy, jitter: float) -> Decision:
+    """Decide what to do after a failure. ``jitter`` is a random number from 0 to 1.
+
+    Not for a stop by an operator, nor for ``blocked`` (GPU memory still held), which does not count against the budget.
+    """
+    if failure.made_step and history.last_step_at is None:
+        history = succeeded(history, failure.at, policy)
+    worked = history.ever_worked or failure.made_step
+    loads = {} if failure.made_step else dict(history.failed_loads)
+    proven = _proven_failed_load(failure)
+    if proven is not None:
+        loads[proven] = loads.get(proven, 0) + 1
+    history = replace(
+        history,
+        ever_worked=worked,
+        streak_count=history.streak_count + 1,
+        streak_started_at=failure.at if history.streak_started_at is None else history.streak_started_at,
+        tries_without_step=0 if worked else history.tries_without_step + 1,
+        failed_loads=tuple(sorted(loads.items())),
+        working_since=None,
+        last_step_at=None,
+    )
+    allowed = MAX_STEP_BACKS_PER_STREAK if worked else 1
+    step_back = proven is not None and history.step_backs < allowed
+    step_back = step_back and (
+        failure.kind is FindingKind.RESUMED_WRONG or loads.get(proven or 0, 0) >= policy.resume_attempts
+    )
+    if step_back:
+        # The older step gets its own tries.
+        history = replace(history, step_backs=history.step_backs + 1, tries_without_step=0)
+    return _decide(history, failure, policy, jitter, step_back)
+
+
+def _decide(
+    history: RestartHistory, failure: Failure, policy: RestartPolicy, jitter: float, step_back: bool
+) -> Decision:
+    if not failure.made_step and failure.kind is FindingKind.TRAINER_EXITED:
+        meaning = deterministic(failure.last_lines)
+        if meaning:
+            return _give_up(history, failure, policy, f"{meaning}; the same command would fail again", False)
+        if failure.needs_person and not history.ever_worked:
+            return _give_up(history, failure, policy, failure.needs_person, False)
+    if history.gave_up:
+        return _give_up(history, failure, policy, "the attempt after giving up failed too", step_back)
+    if not history.ever_worked and history.tries_without_step >= policy.never_worked_tries:
+        tries = history.tries_without_step
+        return _give_up(history, failure, policy, f"the training command made no step in {tries} attempts", step_back)
+    started = failure.at if history.streak_started_at is None else history.streak_started_at
+    lasting = failure.at - started
+    if history.streak_count >= policy.budget_restarts and lasting >= policy.budget_seconds:
+        calm = policy.calm_seconds / 60
+        reason = f"{history.streak_count} failures in {lasting / 3600:.1f} h, never {calm:.0f} minutes without one"
+        return _give_up(history, failure, policy, reason, step_back)
+    delay = _backoff(history.streak_count, policy, jitter)
+    reason = f"failure {history.streak_count} of this streak"
+    if step_back:
+        reason += f"; {_why_back(failure)}"
+    return Decision(Action.WAIT if delay > 0 else Action.START, delay, step_back, reason, history)
+
+
+def _give_up(
+    history: RestartHistory, failure: Failure, policy: RestartPolicy, reason: str, step_back: bool
+) -> Decision:
+    delay = policy.retry_after_give_up_seconds
+    return Decision(Action.GIVE_UP, delay, step_back, reason, replace(history, gave_up_at=failure.at))
+
+
+def _backoff(count: int, policy: RestartPolicy, jitter: float) -> float:
+    """Seconds to wait before failure number ``count`` of a streak is retried; 0 for the first, because waiting costs
+    GPU time."""
+    if count <= 1:
+        return 0.0
+    doubled = policy.backoff_min_seconds * 2.0 ** min(count - 2, 30)
+    varied = min(doubled, policy.backoff_max_seconds) * (1 - JITTER_SHARE + 2 * JITTER_SHARE * jitter)
+    return min(max(varied, policy.backoff_min_seconds), policy.backoff_max_seconds)
+
+
+def _proven_failed_load(failure: Failure) -> int | None:
+    """The step whose load provably failed, or None."""
+    step = failure.resumed_from
+    if step is None or (failure.made_step and failure.kind is not FindingKind.RESUMED_WRONG):
+        return None
+    if failure.kind not in _LOAD_FAILURE_KINDS:
+        return None
+    if failure.kind is not FindingKind.RESUMED_WRONG and fault_of_machine(failure):
+        return None
+    if failure.loaded or failure.kind is FindingKind.RESUMED_WRONG:
+        return step
+    return step if names_checkpoint(failure.last_lines, step) else None
+
+
+def _why_back(failure: Failure) -> str:
+    step = failure.resumed_from
+    if failure.kind is FindingKind.RESUMED_WRONG:
+        return f"training did not continue from step {step}"
+    if failure.loaded:
+        return f"training loaded step {step} and failed again before a new step"
+    return f"loading step {step} failed again"
+
+
+def fault_of_machine(failure: Failure) -> str:
+    """The machine fault that this failure shows, in words; empty if none. Such a failure never counts against a
+    checkpoint."""
+    if failure.machine_fault:
+        return failure.machine_fault
+    for line in reversed(failure.last_lines[-LOG_LINES_KEPT:]):
+        for pattern, meaning in _MACHINE_FAULT:
+            if pattern.search(line):
+                return meaning
+    return ""
+
+
+def names_checkpoint(lines: Iterable[str], step: int) -> bool:
+    """Whether an error line names the checkpoint of ``step`` (``step_40``, ``checkpoint-40``...)."""
+    name = re.compile(rf"(step|checkpoint)[_-]0*{step}(?!\d)", re.IGNORECASE)
+    return any(name.search(line) and _LOAD_ERROR.search(line) for line in lines)
+
+
+def deterministic(lines: Iterable[str]) -> str:
+    """The deterministic error that the operator must fix, if the last lines of output show one; else empty."""
+    for line in reversed(list(lines)[-LOG_LINES_KEPT:]):
+        for pattern, meaning in _DETERMINISTIC:
+            if pattern.search(line):
+                return meaning
+    return ""
+
+
+def _number(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    return float(value)

@@ -1,0 +1,264 @@
+"""Which step the trainer resumes from.
+
+Never "latest": a step of *this* run and lineage, complete by its layout's rule, and not refused because it resumed at
+the wrong step or failed to load. If checkpoints exist but none is usable, the answer is "none" and podwatch asks the
+operator: a silent fresh start would discard the run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.run import Lineage
+from podwatch.policy.plausible_steps import NO_TRAINING
+
+# -- ownership -------------------------------------------------------------------------------------------------------
+# Which checkpoints on this pod belong to this run. Others are neither chosen nor uploaded nor published until an
+# operator adopts them.
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """``first_seen_wall`` (epoch seconds): since when podwatch guards this directory for the run. ``started_from``: the
+    step of the last start; everything above it was moved to quarantine then. ``fetched``: (step, save_id) fetched from
+    this run's store. ``adopted``: an operator adopted the checkpoints on this pod.
+
+    That podwatch published a checkpoint is no evidence: 772aae4 published checkpoints that it refused to resume from.
+    """
+
+    first_seen_wall: float
+    started_from: int | None = None
+    fetched: frozenset[tuple[int, str]] = field(default_factory=frozenset)
+    adopted: bool = False
+
+    def owns(self, found: CheckpointSet) -> bool:
+        return (
+            self.adopted
+            or found.changed_wall >= self.first_seen_wall
+            or (found.step, found.save_id) in self.fetched
+            or (self.started_from is not None and found.step <= self.started_from)
+        )
+
+
+# -- resume ----------------------------------------------------------------------------------------------------------
+
+Source = Literal["local", "store", "fresh", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSave:
+    """A save in the store whose manifest was published."""
+
+    step: int
+    save_id: str
+    lineage: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``source``: resume from a local checkpoint, fetch one from the store first, start fresh, or (none) ask the
+    operator.
+
+    ``rejected`` lists every candidate that was not taken, newest first, with the reason. ``unowned``: one of them is a
+    complete checkpoint that is not known to belong to this run.
+    """
+
+    step: int | None
+    source: Source
+    save_id: str
+    reason: str
+    rejected: tuple[tuple[int, str], ...] = ()
+    unowned: bool = False
+
+
+@dataclass
+class _Candidates:
+    local: dict[int, CheckpointSet] = field(default_factory=dict)
+    remote: dict[int, RemoteSave] = field(default_factory=dict)
+    rejected: list[tuple[int, str]] = field(default_factory=list)
+    unowned: bool = False
+    held_back: bool = False
+    """An unusable checkpoint exists that is or could be this run's: only the operator can decide on a fresh start."""
+
+    def steps(self) -> list[int]:
+        return sorted(self.local.keys() | self.remote.keys(), reverse=True)
+
+
+def choose(
+    local: Sequence[CheckpointSet],
+    remote: Sequence[RemoteSave] = (),
+    *,
+    lineage: Lineage | None,
+    refused: Mapping[int, str] | None = None,
+    adopted: bool = True,
+    wanted: int | None = None,
+    below: int | None = None,
+    ancestry: Mapping[str, int] | None = None,
+) -> Choice:
+    """Choose the step to start from.
+
+    ``lineage``: the run's current lineage (None on a pod without a record: the lineage with the highest seq in the
+    store). ``ancestry`` maps older lineages to their last step that is part of the current one; the direct parent is
+    known from ``lineage``. ``refused``: steps that must not be used (resumed-wrong, failed loads), with the reason.
+    ``adopted`` is false if the checkpoints on this pod belong to another run or to an unknown one. ``wanted``: a step
+    that an operator named; it must exist and be complete, and overrides ``refused`` and ``below``. ``below`` allows
+    only lower steps (a step back).
+
+    If a step is both local and in the store, the local checkpoint is used: it needs no download.
+    """
+    found = _sort_out(
+        local,
+        remote,
+        _valid_until(lineage, ancestry or {}, remote),
+        {} if wanted is not None else dict(refused or {}),
+        adopted,
+        None if wanted is not None else below,
+        named=wanted is not None,
+    )
+    steps = found.steps()
+    if wanted is not None:
+        if wanted not in steps:
+            why = "; ".join(reason for step, reason in found.rejected if step == wanted) or "no such checkpoint"
+            return Choice(
+                None, "none", "", f"cannot use step {wanted}: {why}", _newest_first(found.rejected), found.unowned
+            )
+        overridden = f", although podwatch refused it: {refused[wanted]}" if refused and wanted in refused else ""
+        return _take(found, wanted, f"requested by step number{overridden}")
+    if steps:
+        return _take(found, steps[0], "newest complete step of this run")
+    rejected = _newest_first(found.rejected)
+    if found.held_back:
+        newest_step, why = rejected[0]
+        return Choice(
+            None, "none", "", f"no checkpoint can be resumed from (step {newest_step}: {why})", rejected, found.unowned
+        )
+    return Choice(None, "fresh", "", "no complete checkpoint of this run on this pod or in the store", rejected)
+
+
+def other_world(saved: int | None, asked: int | None, *, counts_all: bool) -> str:
+    """Why a trainer that cannot reshard cannot load a checkpoint that ``saved`` processes wrote, if the command starts
+    ``asked`` processes; empty if it can, or if a number is unknown. Without ``counts_all``, ``saved`` counts only
+    data-parallel ranks, and ``asked`` must be a multiple of it."""
+    if saved is None or asked is None or saved == asked or (not counts_all and asked % saved == 0):
+        return ""
+    whom = "processes" if counts_all else "data-parallel ranks"
+    return f"{saved} {whom} saved it and the command starts {asked} processes: this trainer cannot load it"
+
+
+def _valid_until(
+    lineage: Lineage | None, ancestry: Mapping[str, int], remote: Sequence[RemoteSave]
+) -> dict[str, int | None]:
+    """Lineage id -> its last step that is part of the current lineage (None: all of them)."""
+    if lineage is None:
+        newest = max(remote, key=lambda s: s.seq, default=None)
+        return {newest.lineage: None} if newest is not None else {}
+    valid: dict[str, int | None] = dict(ancestry)
+    if lineage.parent and lineage.parent_step is not None:
+        valid[lineage.parent] = lineage.parent_step
+    valid[lineage.id] = None
+    return valid
+
+
+def _sort_out(
+    local: Sequence[CheckpointSet],
+    remote: Sequence[RemoteSave],
+    valid: Mapping[str, int | None],
+    refused: Mapping[int, str],
+    adopted: bool,
+    below: int | None,
+    *,
+    named: bool = False,
+) -> _Candidates:
+    found = _Candidates()
+    unfinished = 0
+    for candidate in local:
+        step = candidate.step
+        if not candidate.complete:
+            found.rejected.append((step, f"{candidate.completeness}: {candidate.reason or 'not whole'}"))
+            found.held_back = found.held_back or candidate.settles_in is not None or candidate.unclear
+            unfinished += _all_parts_there(candidate)
+            continue
+        if not adopted:
+            found.unowned = True
+            why = (
+                "not known to belong to this run; use it with `podwatch run --adopt-existing` or move it away with"
+                " `podwatch clean`"
+            )
+        elif candidate.held and not named:
+            why = f"held back: {candidate.held}; to use it, name the step"
+        else:
+            why = _why_not(step, refused, below)
+        if why:
+            found.rejected.append((step, why))
+            found.held_back = True
+        else:
+            found.local[step] = candidate
+    # A kill interrupts one save. Several incomplete ones that have all their parts need an operator's judgement.
+    found.held_back = found.held_back or (unfinished > 1 and not found.local)
+    for save in remote:
+        step = save.step
+        last = valid.get(save.lineage, -1)
+        if save.lineage not in valid:
+            # Left on purpose: it never prevents a fresh start.
+            found.rejected.append((step, f"in the store, of a lineage that this run has left ({save.lineage})"))
+            continue
+        if last is not None and step > last:
+            found.rejected.append((step, f"in the store, above step {last} where this run left that lineage"))
+            continue
+        if why := _why_not(step, refused, below) or _no_step(step, named=named):
+            found.rejected.append((step, f"in the store: {why}"))
+            found.held_back = True
+        elif step not in found.remote or save.seq > found.remote[step].seq:
+            found.remote[step] = save
+    return found
+
+
+def _all_parts_there(candidate: CheckpointSet) -> bool:
+    required = [part for part in candidate.parts if part.required]
+    return bool(required) and all(part.size_bytes > 0 for part in required)
+
+
+def awaited(
+    local: Sequence[CheckpointSet],
+    *,
+    refused: Mapping[int, str] | None = None,
+    wanted: int | None = None,
+    below: int | None = None,
+) -> CheckpointSet | None:
+    """The newest checkpoint that is whole but still settling and newer than every complete one, so that a start waits
+    for it; None if there is none."""
+    if wanted is not None:
+        usable = [s for s in local if s.step == wanted]
+    else:
+        usable = [s for s in local if s.of_line and not _why_not(s.step, refused or {}, below)]
+    newest = max(
+        (s for s in usable if s.complete or s.settles_in is not None), key=lambda s: (s.step, s.complete), default=None
+    )
+    return None if newest is None or newest.complete else newest
+
+
+def _no_step(step: int, *, named: bool) -> str:
+    return "the step number is impossibly high" if step >= NO_TRAINING and not named else ""
+
+
+def _why_not(step: int, refused: Mapping[int, str], below: int | None) -> str:
+    if step in refused:
+        return f"refused: {refused[step]}"
+    if below is not None and step >= below:
+        return f"podwatch steps back to a step below {below}"
+    return ""
+
+
+def _take(found: _Candidates, step: int, reason: str) -> Choice:
+    rejected = _newest_first(found.rejected)
+    if step in found.local:
+        return Choice(step, "local", found.local[step].save_id, reason, rejected)
+    newest_local = max(found.local, default=None)
+    than = f"; the newest on this pod is step {newest_local}" if newest_local is not None else "; none on this pod"
+    return Choice(step, "store", found.remote[step].save_id, f"{reason}, in the store{than}", rejected)
+
+
+def _newest_first(rejected: list[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    return tuple(sorted(rejected, key=lambda r: -r[0]))

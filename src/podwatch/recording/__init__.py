@@ -1,0 +1,1 @@
+"""Recordings: what podwatch observed, written to disk, and replayed through the detectors."""

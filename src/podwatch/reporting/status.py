@@ -1,0 +1,520 @@
+"""Builds the status document (docs/json.md and its JSON Schema) from a DaemonView."""
+
+import math
+from typing import Any
+
+from podwatch.client.format import rfc3339
+from podwatch.detection.one_failure import DEATHS, NOTHING
+from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.process import ExitStatus, ProcessRole
+from podwatch.domain.secrets import scrub_all
+from podwatch.domain.snapshot import Desired, DiskSample, HostSample, ProgressSample, SensorState, TrainerSample
+from podwatch.reporting.documents import (
+    SCHEMA_VERSION,
+    checkpoint_document,
+    finding_document,
+    incident_document,
+    pause_document,
+)
+from podwatch.reporting.view import DaemonView, SensorView
+
+# -- health ----------------------------------------------------------------------------------------------------------
+# Sections of the status document: the machine, the log rules, the metrics of training.
+
+
+def host_document(host: HostSample | None) -> dict[str, Any] | None:
+    if host is None:
+        return None
+    nearest = host.files[0] if host.files else None
+    return {
+        "memory_total_bytes": host.memory_total_bytes,
+        "memory_available_bytes": host.memory_available_bytes,
+        "swap_total_bytes": host.swap_total_bytes,
+        "swap_used_bytes": host.swap_used_bytes,
+        "shm_total_bytes": host.shm_total_bytes,
+        "shm_used_bytes": host.shm_used_bytes,
+        "container_limit_bytes": host.cgroup_limit_bytes,
+        "container_used_bytes": host.cgroup_used_bytes,
+        "oom_kills": host.oom_kills,
+        "files": None
+        if nearest is None
+        else {"pid": nearest.pid, "name": nearest.name, "open": nearest.open_files, "limit": nearest.limit},
+        "files_unreadable": host.files_unreadable,
+        "xids_watched": host.xids_watched,
+        "xids": [{"gpu": x.gpu, "code": x.code} for x in host.xids],
+    }
+
+
+def log_rules_document(view: DaemonView) -> list[dict[str, Any]]:
+    """Rules with a match since the start of training, and disabled rules."""
+    return [
+        {
+            "rule": match.rule,
+            "role": match.role,
+            "count": match.count,
+            "first_at": rfc3339(view.wall_of(match.first_at)),
+            "last_at": rfc3339(view.wall_of(match.last_at)),
+            "line": match.line,
+            "off": match.error,
+        }
+        for match in view.snapshot.logs.value or ()
+    ]
+
+
+def figures_document(view: DaemonView) -> dict[str, Any] | None:
+    """The newest value of each metric of training; values that are not finite are text, because JSON has no NaN."""
+    steps = view.snapshot.training.value or ()
+    if not steps:
+        return None
+    newest: dict[str, float] = {}
+    for metrics in steps:
+        newest.update(metrics.values)
+    return {
+        "step": steps[-1].step,
+        "source": steps[-1].source,
+        "values": {name: value if math.isfinite(value) else str(value) for name, value in sorted(newest.items())},
+    }
+
+
+# -- status ----------------------------------------------------------------------------------------------------------
+
+DOWN_KINDS = frozenset({FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED})
+"""Findings that mean that training is down although the launcher runs."""
+
+HOLDS_UP = frozenset({FindingKind.BLOCKED, FindingKind.SUPERSEDED, FindingKind.AMBIGUOUS_TRAINERS})
+"""Findings of recovery for which a start of training waits."""
+
+_SUGGESTIONS = {
+    FindingKind.NOT_BACKED_UP: "set [sync] store to b2://bucket or file:///path on another disk",
+    FindingKind.GAVE_UP: "fix the cause (`podwatch incidents`, `podwatch logs`), then run `podwatch start`",
+    FindingKind.SENSOR_BLIND: "run `podwatch check`",
+    FindingKind.TRAINER_EXITED: "`podwatch logs` and `podwatch incidents` show the cause",
+    FindingKind.BLOCKED: "podwatch continues automatically as soon as this ends",
+}
+
+
+STEP_LATE_K = 3.0
+"""Median steps without a step until the first line of the status shows it. Detectors use the same factor as a
+corroborating signal (detection/corroboration.py). It is no proof: an evaluation or a save takes as long."""
+STEP_LATE_SECONDS = 10.0
+"""And at least this long: steps of a fraction of a second come in bursts."""
+
+
+_PIDS_SHOWN = 64
+
+
+def build_status(view: DaemonView) -> dict[str, Any]:
+    """The whole document, scrubbed, because details of sensors and recovery were not scrubbed before. Pure."""
+    document: dict[str, Any] = scrub_all(_document(view))
+    return document
+
+
+def _document(view: DaemonView) -> dict[str, Any]:
+    trainer = view.snapshot.trainer.value
+    training = _training(view, trainer)
+    reasons = _reasons(view)
+    patient = training["state"] == "blocked" and _waits_patiently(view)
+    if training["state"] == "blocked" and not patient:
+        reasons = _blocked_is_critical(reasons)
+    if not patient and not any(r["severity"] == "critical" for r in reasons):
+        reasons = _state_reason(view, training) + reasons
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "podwatch-status",
+        "running": True,
+        "time": rfc3339(view.now_wall),
+        "run_id": view.run_id,
+        "overall": _overall(reasons, training["state"], patient=patient),
+        "reasons": reasons,
+        "daemon": {
+            "version": view.version,
+            "pid": view.pid,
+            "mode": view.mode,
+            "desired": str(view.desired),
+            "pause": pause_document(view.pause),
+            "opening": view.opening,
+            "started_at": rfc3339(view.started_wall),
+            "armed": list(view.armed),
+            "second_signals": list(view.second_signals),
+            "http_url": view.http_url,
+            "config_path": view.config_path,
+            "output_dir": view.output_dir,
+            "state_dir": view.state_dir,
+            "layout": view.layout,
+            "layout_because": view.layout_because,
+            "capabilities": dict(view.capabilities) or None,
+        },
+        "training": training,
+        "recovery": _recovery(view),
+        "learned": _learned(view),
+        "gpus": _gpus(view),
+        "inference": [
+            {
+                "url": s.url,
+                "health": str(s.health),
+                "http_status": s.http_status,
+                "requests_running": s.requests_running,
+                "requests_waiting": s.requests_waiting,
+                "generation_tokens_total": s.generation_tokens_total,
+                "liveness": None if s.liveness is None else str(s.liveness),
+                "asleep": s.asleep,
+                "server": str(s.kind),
+                "discovered": s.discovered,
+                "outdated": view.snapshot.inference.at < view.trainer_changed_at,
+            }
+            for s in view.snapshot.inference.value or ()
+        ],
+        "disk": _disk(view, view.snapshot.disk.value),
+        "other_disks": [_room(d) | {"role": d.role} for d in view.snapshot.disks.value or ()],
+        "host": host_document(view.snapshot.host.value),
+        "log_rules": log_rules_document(view),
+        "figures": figures_document(view),
+        "checkpoints": _checkpoints(view),
+        "sync": _sync(view),
+        "incident": None if view.incident is None else incident_document(view.incident),
+        "sensors": [
+            {
+                "name": name,
+                "state": str(s.state),
+                "detail": s.detail,
+                "age_seconds": None if s.age_seconds is None else round(max(0.0, s.age_seconds), 1),
+            }
+            for name, s in sorted(view.sensors.items())
+        ],
+        "counters": {
+            "turns": view.counters.turns,
+            "restarts": view.counters.restarts,
+            "published": view.counters.published,
+            "uploaded_bytes": view.counters.uploaded_bytes,
+            "skipped": view.counters.skipped,
+            "abandoned": view.counters.abandoned,
+            "pruned": view.counters.pruned,
+            "incidents": dict(view.counters.incidents),
+        },
+    }
+
+
+def _reasons(view: DaemonView) -> list[dict[str, Any]]:
+    """All findings, the worst first, each with a suggestion."""
+    rank = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+    reasons = []
+    for finding in sorted(view.findings, key=lambda f: (rank[f.severity], f.since)):
+        since = min(finding.since, view.now)
+        document = finding_document(finding, since_wall=view.wall_of(since), for_seconds=view.now - since)
+        document["suggestion"] = document["suggestion"] or _suggestion(view, finding)
+        reasons.append(document)
+    have = {f.kind for f in view.findings}
+    if not view.sync.store_url and FindingKind.NOT_BACKED_UP not in have:
+        reasons.append(_own(view, FindingKind.NOT_BACKED_UP, Severity.WARNING, "checkpoints exist on this pod only"))
+    if view.recovery.gave_up and FindingKind.GAVE_UP not in have:
+        summary = view.recovery.detail or "podwatch has stopped restarting this run"
+        reasons.insert(0, _own(view, FindingKind.GAVE_UP, Severity.CRITICAL, summary))
+    if not view.watchdog_ok:
+        summary = "the sensing loop missed its deadline: podwatch watches nothing"
+        reasons.insert(0, _own(view, FindingKind.SENSOR_BLIND, Severity.CRITICAL, summary))
+    blind_named = any(f.kind is FindingKind.SENSOR_BLIND for f in view.findings)
+    for name, sensor in sorted(view.sensors.items()):
+        if sensor.state in (SensorState.BLIND, SensorState.DENIED) and not blind_named:
+            summary = f"the {name} sensor cannot read its source: {sensor.detail or sensor.state}"
+            reasons.append(_own(view, FindingKind.SENSOR_BLIND, Severity.WARNING, summary, subject=name))
+    return reasons
+
+
+def _waits_patiently(view: DaemonView) -> bool:
+    """Whether a start waits only for a process that can become this run's trainer, within the start-up patience:
+    recovery then raises a warning, and a critical finding once the operator must decide."""
+    holding = [f for f in view.findings if f.kind in HOLDS_UP]
+    return bool(holding) and all(
+        f.kind is FindingKind.AMBIGUOUS_TRAINERS and f.severity is Severity.WARNING for f in holding
+    )
+
+
+def _blocked_is_critical(reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Raise the finding that blocks the start to critical and put it first, because training is down."""
+    for reason in reasons:
+        if reason["kind"] in HOLDS_UP:
+            return [reason | {"severity": str(Severity.CRITICAL)}, *(r for r in reasons if r is not reason)]
+    return reasons
+
+
+def _suggestion(view: DaemonView, finding: Finding) -> str:
+    """The suggestion for a finding without its own."""
+    if finding.verdict is not Verdict.NONE:
+        restarts = finding.verdict is Verdict.RESTART
+        if view.pause is not None:
+            return "podwatch is paused: `podwatch unpause` lets it act"
+        if view.mode == "observe":
+            way = "`podwatch restart` restarts training" if restarts else "`podwatch stop-training` ends it"
+            return f"mode is observe, so podwatch does not act; {way}"
+        if restarts and finding.confirmed and view.recovery.active:
+            return NOTHING
+    return _SUGGESTIONS.get(finding.kind, "`podwatch events` shows the events before it")
+
+
+def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, Any]]:
+    """A reason for a training state without an open finding: training is down while recovery already acts, or a trainer
+    process ended and its detector still waits for its hold time."""
+    if training["trainer_ended_at"] and not any(f.kind in DEATHS for f in view.findings):
+        ago = max(0.0, view.now - (view.trainer_ended_at or view.now))
+        summary = f"the trainer process ended {ago:.0f} s ago, its launcher still runs: training makes no progress"
+        reason = _own(view, FindingKind.REQUIRED_CHILD_EXITED, Severity.WARNING, summary)
+        fix = "nothing: podwatch confirms that training has ended, then restarts it"
+        return [reason | {"suggestion": fix if view.mode == "act" and view.pause is None else ""}]
+    ended = (training["exit"] or {}).get("text", "")
+    match training["state"]:
+        case "recovering" | "down":
+            if training["alive"]:
+                summary = "podwatch restarted the trainer, which has not reported a step yet"
+            else:
+                summary = f"the trainer is not running{f' ({ended})' if ended else ''}"
+            reason = _own(view, FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary)
+            return [reason | {"suggestion": NOTHING} if training["state"] == "recovering" else reason]
+        case "blocked":
+            detail = view.recovery.detail or "something still holds the GPUs or ports"
+            return [_own(view, FindingKind.BLOCKED, Severity.CRITICAL, detail)]
+        case "unknown" if not view.sensors.get("trainer", SensorView()).detail:
+            detail = view.snapshot.trainer.detail or "the trainer has not been observed yet"
+            return [_own(view, FindingKind.SENSOR_BLIND, Severity.WARNING, detail, subject="trainer")]
+    return []
+
+
+def _own(view: DaemonView, kind: FindingKind, severity: Severity, summary: str, *, subject: str = "") -> dict[str, Any]:
+    return {
+        "kind": str(kind),
+        "severity": str(severity),
+        "subject": subject,
+        "summary": summary,
+        "suggestion": _SUGGESTIONS.get(kind, ""),
+        "verdict": str(Verdict.NONE),
+        "confirmed": False,
+        "since": None,
+        "for_seconds": 0.0,
+        "evidence": [],
+    }
+
+
+def _overall(reasons: list[dict[str, Any]], state: str, *, patient: bool) -> str:
+    """ok | warning | critical | unknown. An unobserved trainer is never ok. ``patient``: the start waits for a process
+    that can become this run's trainer."""
+    severities = {r["severity"] for r in reasons}
+    down = state in ("down", "recovering", "gave-up") or (state == "blocked" and not patient)
+    if "critical" in severities or down:
+        return "critical"
+    if state == "unknown":
+        return "unknown"
+    return "warning" if "warning" in severities else "ok"
+
+
+def _training(view: DaemonView, trainer: TrainerSample | None) -> dict[str, Any]:
+    newest = view.snapshot.newest_step
+    launcher = trainer.launcher if trainer else None
+    last_sign = max((p.at for p in view.snapshot.progress_of_start), default=None)
+    return {
+        "state": training_state(view),
+        "alive": None if trainer is None else trainer.alive,
+        "supervision": str(trainer.supervision) if trainer else "none",
+        "pid": launcher.pid if launcher else None,
+        "trainer_pids": [p.identity.pid for p in trainer.descendants if p.role is ProcessRole.TRAINER][:_PIDS_SHOWN]
+        if trainer
+        else [],
+        "start_ticks": launcher.start_ticks if launcher else None,
+        "boot_id": launcher.boot_id if launcher else "",
+        "started_at": rfc3339(view.wall_of(trainer.started_at)) if trainer and trainer.started_at is not None else None,
+        "exit": _exit(trainer.exit) if trainer else None,
+        "processes": len(trainer.descendants) if trainer else None,
+        "step": newest.step if newest else None,
+        "step_at": rfc3339(view.wall_of(newest.at)) if newest else None,
+        "step_source": str(newest.source) if newest else None,
+        "last_sign_at": rfc3339(view.wall_of(last_sign)) if last_sign is not None else None,
+        "step_late": _step_late(view, newest),
+        "trainer_ended_at": rfc3339(None if view.trainer_ended_at is None else view.wall_of(view.trainer_ended_at)),
+        "target_step": view.target_step,
+        "median_step_seconds": view.learned.median_step_seconds,
+        "steps_at_risk": view.steps_at_risk,
+        "saving": view.snapshot.saving,
+        "log_path": view.log_path,
+    }
+
+
+def _step_late(view: DaemonView, newest: ProgressSample | None) -> bool:
+    """Whether no step was seen for clearly longer than this run's median. False while the median is unknown."""
+    median = view.learned.median_step_seconds
+    if newest is None or median is None:
+        return False
+    return view.now - newest.at > max(STEP_LATE_SECONDS, STEP_LATE_K * median)
+
+
+def training_state(view: DaemonView) -> str:
+    """The training state: running, starting, recovering, down, stopped, finished, gave-up, blocked or unknown."""
+    trainer = view.snapshot.trainer.value if view.snapshot.trainer.ok else None
+    recovery = view.recovery
+    if trainer is None or not trainer.alive:
+        if recovery.gave_up:
+            return "gave-up"
+        if recovery.blocked:
+            return "blocked"
+    dead = any(f.kind in DOWN_KINDS and f.severity is Severity.CRITICAL for f in view.findings)
+    if trainer is None:
+        return "recovering" if recovery.active else "unknown"
+    wanted = view.desired is Desired.RUNNING  # a run that is being stopped is not recovering
+    if not trainer.alive:
+        if any(f.verdict is Verdict.FINISH and f.confirmed for f in view.findings):
+            return "finished"
+        if wanted and (recovery.active or recovery.waiting):
+            return "recovering"
+        if view.desired is Desired.FINISHED:
+            return "finished"
+        return "stopped" if view.desired is Desired.STOPPED else "down"
+    if dead:
+        return "recovering" if recovery.active else "down"
+    if wanted and recovery.active and not _first_steps_awaited(view):
+        return "recovering"
+    return "running" if view.snapshot.newest_step is not None else "starting"
+
+
+def _first_steps_awaited(view: DaemonView) -> bool:
+    """Whether a start without a failure before it has not reported its first step: model loading takes minutes."""
+    healed = view.incident is None or bool(view.incident.resolution)
+    return healed and view.recovery.phase in ("starting", "confirming")
+
+
+def _exit(status: ExitStatus | None) -> dict[str, Any] | None:
+    if status is None:
+        return None
+    return {
+        "code": status.code,
+        "signal": status.signal,
+        "at": rfc3339(status.at_wall),
+        "text": status.describe(),
+    }
+
+
+def _recovery(view: DaemonView) -> dict[str, Any]:
+    r = view.recovery
+    return {
+        "phase": r.phase,
+        "active": r.active,
+        "waiting": r.waiting,
+        "blocked": r.blocked,
+        "gave_up": r.gave_up,
+        "detail": r.detail,
+        "resumed_step": r.resumed_step,
+        "confirmed": r.confirmed,
+        "attempts": r.attempts,
+        "next_try_at": rfc3339(r.next_try_wall),
+    }
+
+
+def _learned(view: DaemonView) -> dict[str, Any]:
+    """Each learned value with its number of observations; ``value`` is null before the first."""
+    learned, seen = view.learned, view.learned.observations
+    indices = sorted({*learned.gpu_baseline_bytes, *learned.inference_share_bytes})
+    return {
+        "step_seconds": {"value": learned.median_step_seconds, "observations": seen.get("step", 0)},
+        "startup_seconds": {"value": learned.startup_seconds, "observations": seen.get("startup", 0)},
+        "save_seconds": {"value": learned.save_seconds, "observations": seen.get("save", 0)},
+        "save_interval_seconds": {
+            "value": learned.save_interval_seconds,
+            "observations": seen.get("save interval", 0),
+        },
+        "longest_idle_seconds": learned.longest_idle_seconds,
+        "gpus": [
+            {
+                "index": index,
+                "baseline_bytes": learned.gpu_baseline_bytes.get(index),
+                "baseline_observations": seen.get(f"gpu{index}", 0),
+                "inference_share_bytes": learned.inference_share_bytes.get(index),
+                "inference_share_observations": seen.get(f"gpu{index} share", 0),
+            }
+            for index in indices
+        ],
+    }
+
+
+def _gpus(view: DaemonView) -> list[dict[str, Any]]:
+    roles = dict.fromkeys(view.trainer_gpus, "trainer")
+    for index in view.inference_gpus:
+        roles[index] = "shared" if index in roles else "inference"
+    return [
+        {
+            "index": gpu.index,
+            "uuid": gpu.uuid,
+            "name": gpu.name,
+            "state": str(gpu.state),
+            "role": roles.get(gpu.index, "none"),
+            "memory_used_bytes": gpu.memory_used_bytes,
+            "memory_total_bytes": gpu.memory_total_bytes,
+            "baseline_bytes": view.learned.gpu_baseline_bytes.get(gpu.index),
+            "utilization_percent": gpu.utilization_percent,
+            "temperature_celsius": gpu.temperature_celsius,
+            "mig": gpu.mig,
+            "ecc_uncorrected": gpu.ecc_uncorrected,
+            "throttled": list(gpu.throttled),
+            "detail": gpu.detail,
+            "outdated": view.snapshot.gpus.at < view.trainer_changed_at,
+        }
+        for gpu in view.snapshot.gpus.value or ()
+    ]
+
+
+def _disk(view: DaemonView, disk: DiskSample | None) -> dict[str, Any] | None:
+    if disk is None:
+        return None
+    fits = None if view.next_save_bytes is None else disk.free_bytes >= view.next_save_bytes
+    return _room(disk) | {
+        "prune_above_ratio": view.prune_above,
+        "next_save_bytes": view.next_save_bytes,
+        "next_save_fits": fits,
+    }
+
+
+def _room(disk: DiskSample) -> dict[str, Any]:
+    return {
+        "path": disk.path,
+        "capacity_bytes": disk.capacity_bytes,
+        "used_bytes": disk.used_bytes,
+        "free_bytes": disk.free_bytes,
+        "used_ratio": round(disk.used_ratio, 4),
+        "inodes_total": disk.inodes_total,
+        "inodes_free": disk.inodes_free,
+    }
+
+
+def _checkpoints(view: DaemonView) -> dict[str, Any]:
+    newest = newest_complete(view.checkpoints)
+    return {
+        "newest_complete_step": newest.step if newest else None,
+        "newest_complete_at": rfc3339(newest.changed_wall) if newest else None,
+        "sets": [
+            checkpoint_document(s, stored=view.sync.stored, pins=view.pins, uploading_step=view.sync.uploading_step)
+            for s in sorted(view.checkpoints, key=lambda s: s.step)
+        ],
+    }
+
+
+def _sync(view: DaemonView) -> dict[str, Any]:
+    s = view.sync
+    return {
+        "store_url": s.store_url,
+        "ok": s.ok,
+        "error": s.error,
+        "refused": s.refused,
+        "next_attempt_at": rfc3339(s.next_attempt_wall),
+        "clock_skew_seconds": None if s.clock_skew is None else round(s.clock_skew),
+        "last_step": s.last_step,
+        "last_published_at": rfc3339(s.last_published_wall),
+        "saves": s.saves,
+        "uploading_step": s.uploading_step,
+        "uploaded_bytes": s.uploaded_bytes,
+        "total_bytes": s.total_bytes,
+        "upload_bytes_per_second": None if s.upload_rate is None else round(s.upload_rate),
+        "upload_left_seconds": None if s.upload_left_seconds is None else round(s.upload_left_seconds),
+        "upload_priority": s.upload_priority,
+        "upload_priority_reason": s.upload_priority_reason,
+        "superseded": s.superseded,
+        "calls": {name.lower(): count for name, count in s.calls.items()},
+        "standing": s.standing,
+        "generation": s.generation,
+        "holder": s.holder,
+    }

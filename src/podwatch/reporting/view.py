@@ -1,0 +1,179 @@
+"""DaemonView: one frozen view of the daemon, the input of status, HTTP and metrics. Filled in daemon/.
+
+Plain data with defaults, without imports of control, recovery and sync: their state comes in the small dataclasses
+below. Times are monotonic seconds like ``now``, or epoch seconds where the name has ``wall``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.event import Incident
+from podwatch.domain.finding import Finding
+from podwatch.domain.run import Pause
+from podwatch.domain.snapshot import Desired, SensorState, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SensorView:
+    """One sensor: its state, and the age of its reading (seconds; None before the first)."""
+
+    state: SensorState = SensorState.PENDING
+    detail: str = ""
+    age_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryView:
+    """The state of recovery.
+
+    ``phase`` is a stable value (``watching`` while no operation is in progress). ``active``: podwatch is stopping,
+    preparing, starting or confirming. ``waiting``: the next attempt is due at ``next_try_wall``. ``confirmed`` is None
+    while a resume waits for its first step, False if no step was read in time.
+    """
+
+    phase: str = "watching"
+    active: bool = False
+    waiting: bool = False
+    blocked: bool = False
+    gave_up: bool = False
+    detail: str = ""
+    resumed_step: int | None = None
+    confirmed: bool | None = None
+    attempts: int = 0
+    next_try_wall: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncView:
+    """The store and the upload in progress. ``stored``: (step, save_id) of every published checkpoint."""
+
+    store_url: str = ""
+    ok: bool | None = None
+    error: str = ""
+    refused: bool = False
+    """The error is permanent: the key, the cap, the bucket or the configuration is wrong."""
+    next_attempt_wall: float | None = None
+    clock_skew: float | None = None
+    """Seconds that this machine's clock is ahead of the store's; None if unknown."""
+    last_step: int | None = None
+    last_published_wall: float | None = None
+    uploading_step: int | None = None
+    uploaded_bytes: int = 0
+    total_bytes: int = 0
+    upload_rate: float | None = None
+    """Bytes per second on the network, of the upload in progress."""
+    upload_priority: str = "lowest"
+    upload_priority_reason: str = ""
+    superseded: bool = False
+    standing: str = "alone"
+    """Whether this pod holds the run in the store: ``alone`` without one, else judgement.claims.Act."""
+    generation: int = 0
+    holder: str = ""
+    """The pod that holds the run, if it is another one."""
+    saves: int | None = None
+    """Number of checkpoints in the store; None until the journal or the store was read."""
+    stored: frozenset[tuple[int, str]] = frozenset()
+    calls: Mapping[str, int] = field(default_factory=dict)
+    """Calls to the store since podwatch started, by class (A free, B, C)."""
+
+    @property
+    def upload_left_seconds(self) -> float | None:
+        """Remaining seconds at the current rate; None without an upload or without progress."""
+        if self.uploading_step is None or not self.upload_rate:
+            return None
+        return max(0, self.total_bytes - self.uploaded_bytes) / self.upload_rate
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedView:
+    """Learned values of this run. ``gpu_baseline_bytes`` and ``inference_share_bytes`` by NVML index;
+    ``observations``: the number of observations of each (``step``, ``startup``, ``save``, ``save interval``, ``gpu0``,
+    ``gpu0 share``)."""
+
+    gpu_baseline_bytes: Mapping[int, int] = field(default_factory=dict)
+    median_step_seconds: float | None = None
+    startup_seconds: float | None = None
+    save_seconds: float | None = None
+    save_interval_seconds: float | None = None
+    longest_idle_seconds: float | None = None
+    inference_share_bytes: Mapping[int, int] = field(default_factory=dict)
+    observations: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Counters since podwatch first guarded the run on this pod (kept in the journal); ``turns``: since this start."""
+
+    turns: int = 0
+    restarts: int = 0
+    published: int = 0
+    uploaded_bytes: int = 0
+    skipped: int = 0
+    abandoned: int = 0
+    """Abandoned uploads."""
+    pruned: int = 0
+    incidents: Mapping[str, int] = field(default_factory=dict)
+    """By kind."""
+    events: Mapping[str, int] = field(default_factory=dict)
+    """By event name."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonView:
+    """The state of the daemon at one time.
+
+    ``now`` is monotonic, ``now_wall`` the same time in epoch seconds. ``opening`` is the first line of the daemon.
+    ``second_signals`` are the corroborating signals that can confirm a death on this pod. ``watchdog_ok``: the sensing
+    loop ran within its deadline.
+    """
+
+    version: str
+    run_id: str
+    snapshot: Snapshot
+    now: float
+    now_wall: float
+    started_wall: float = 0.0
+    pid: int = 0
+    mode: str = "act"
+    pause: Pause | None = None
+    desired: Desired = Desired.RUNNING
+    opening: str = ""
+    watchdog_ok: bool = True
+    sensors: Mapping[str, SensorView] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    recovery: RecoveryView = field(default_factory=RecoveryView)
+    sync: SyncView = field(default_factory=SyncView)
+    learned: LearnedView = field(default_factory=LearnedView)
+    counters: Counters = field(default_factory=Counters)
+    checkpoints: tuple[CheckpointSet, ...] = ()
+    pins: Mapping[int, str] = field(default_factory=dict)
+    incident: Incident | None = None
+    next_save_bytes: int | None = None
+    prune_above: float = 0.85
+    steps_at_risk: int | None = None
+    target_step: int | None = None
+    trainer_ended_at: float | None = None
+    """Monotonic second at which the trainer process was first missing while its launcher runs and training is desired;
+    None otherwise."""
+    trainer_changed_at: float = float("-inf")
+    """Monotonic second of the last start or end of a trainer: older readings of GPUs and servers can be of the previous
+    one."""
+    armed: tuple[str, ...] = ()
+    second_signals: tuple[str, ...] = ()
+    inference_gpus: tuple[int, ...] = ()
+    trainer_gpus: tuple[int, ...] = ()
+    http_url: str = ""
+    control_path: str = ""
+    config_path: str = ""
+    output_dir: str = ""
+    state_dir: str = ""
+    log_path: str = ""
+    layout: str = ""
+    layout_because: str = ""
+    capabilities: Mapping[str, object] = field(default_factory=dict)
+    """What this pod's filesystem and kernel can report about files being written; empty: not tested."""
+
+    def wall_of(self, monotonic: float) -> float:
+        """The epoch seconds of a monotonic time, by the current clocks; for display only."""
+        return self.now_wall - (self.now - monotonic)

@@ -1,0 +1,249 @@
+"""podwatch's own W&B run: starts the child process wandb_worker.py and sends it metrics and alerts."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.secrets import register, scrub
+from podwatch.reporting.notify import NotSent
+from podwatch.reporting.view import DaemonView
+from podwatch.system.child import scrubbed_environment
+from podwatch.system.clock import Clock
+
+CHILD = Path(__file__).with_name("wandb_worker.py")
+INIT_SECONDS = 130.0
+"""wandb's own timeout, set by wandb_worker.py, is 100 s."""
+ANSWER_SECONDS = 30.0
+END_SECONDS = 3.0
+FIRST_PAUSE, LONGEST_PAUSE = 300.0, 3600.0
+"""Seconds of backoff after W&B failed."""
+_PASSED = ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE", "WANDB_INSECURE_DISABLE_SSL", "WANDB_IDENTITY_TOKEN_FILE")
+"""The W&B variables taken from training: access only. Its ids, names and directories are not used."""
+_LEVELS = {str(Severity.CRITICAL): "ERROR", str(Severity.WARNING): "WARN"}
+
+
+@dataclass(frozen=True, slots=True)
+class WandbPlan:
+    """``python`` has wandb installed; ``directory`` is podwatch's own. ``training`` is the training's environment."""
+
+    python: str
+    directory: Path
+    run_id: str
+    project: str
+    entity: str = ""
+    idle: float = 900.0
+    training: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def first_order(self) -> dict[str, Any]:
+        run = {
+            "id": f"podwatch-{self.run_id}"[:64],
+            "name": f"podwatch {self.run_id}",
+            "group": self.run_id,
+            "job_type": "podwatch",
+            "project": self.project,
+            "resume": "allow",
+            "dir": str(self.directory),
+        }
+        return {"init": {**run, **({"entity": self.entity} if self.entity else {})}, "idle": self.idle}
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The environment of the child, with the W&B credentials; they are never in an argument."""
+        ours = {n: v for n, v in scrubbed_environment(environ, keep_python=False).items() if not n.startswith("WANDB_")}
+        passed = {n: v for source in (environ, self.training) for n, v in source.items() if n in _PASSED}
+        places = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR")
+        return {**ours, **passed, **dict.fromkeys(places, str(self.directory))}
+
+
+class WandbRun:
+    """A notification channel (alerts) and the sink of metrics. The first of either starts the child."""
+
+    name = "wandb"
+
+    def __init__(self, plan: WandbPlan, clock: Clock) -> None:
+        self._plan, self._clock = plan, clock
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._tail = bytearray()
+        self._drain: asyncio.Task[None] | None = None
+        self._pause, self._not_before = FIRST_PAUSE, 0.0
+        self.why = ""
+        self.where = ""
+        """The URL of the run, or ``offline``."""
+        register(plan.environment(os.environ).get("WANDB_API_KEY", ""))
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def send(self, document: Mapping[str, Any]) -> None:
+        """Send one notice as a W&B alert. Raises NotSent."""
+        level = _LEVELS.get(str(document["severity"]), "INFO")
+        await self._order({"alert": {"title": document["title"][:250], "text": document["text"], "level": level}})
+
+    async def push(self, metrics: Mapping[str, float]) -> None:
+        """Log one row; an error is kept for ``findings``."""
+        if self._turn.locked():
+            return  # init is in progress: drop this row
+        with contextlib.suppress(NotSent):
+            await self._order({"log": dict(metrics)})
+
+    def findings(self, at: float) -> tuple[Finding, ...]:
+        if not self.why:
+            return ()
+        summary = f"podwatch cannot write its own W&B run: {self.why}"
+        fix = "`podwatch check` tests [wandb]; the W&B run of training is not affected"
+        return (Finding(FindingKind.NOTIFY_FAILING, Severity.WARNING, summary, at, fix, subject="wandb run"),)
+
+    async def close(self, seconds: float = END_SECONDS) -> None:
+        """Close the child's input, wait up to ``seconds``, then kill its process group."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), seconds)
+        await self._end(process)
+
+    async def _order(self, order: Mapping[str, Any]) -> None:
+        async with self._turn:
+            if self._process is None or self._process.returncode is not None:
+                await self._begin()
+            try:
+                await self._ask(order, ANSWER_SECONDS)
+            except NotSent as error:
+                self.why = str(error)
+                raise
+            self.why = ""
+
+    async def _begin(self) -> None:
+        now = self._clock.monotonic()
+        if now < self._not_before:
+            raise NotSent(self.why or "its process ended; podwatch retries later")
+        await self._discard()
+        self._plan.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                self._plan.python, "-I", str(CHILD),
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                env=self._plan.environment(os.environ), cwd="/", start_new_session=True,
+            )  # fmt: skip
+            assert process.stderr is not None
+            self._tail.clear()
+            self._drain = asyncio.create_task(_drain(process.stderr, self._tail), name="wandb stderr")
+            answer = await self._ask(self._plan.first_order(), INIT_SECONDS)
+        except (NotSent, OSError) as error:
+            self.why = _shown(str(error))
+            self._not_before, self._pause = now + self._pause, min(LONGEST_PAUSE, self._pause * 2)
+            await self._discard()
+            raise NotSent(self.why) from error
+        self.where, self._pause = answer, FIRST_PAUSE
+
+    async def _ask(self, order: Mapping[str, Any], seconds: float) -> str:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(seconds):
+                with contextlib.suppress(ConnectionError):  # it has ended: its last output has the reason
+                    process.stdin.write(json.dumps(order).encode() + b"\n")
+                    await process.stdin.drain()
+                line = await process.stdout.readline()
+        except TimeoutError:
+            await self._discard()  # a late answer would count as that of the next request
+            raise NotSent(f"no answer within {seconds:g} s") from None
+        except (OSError, ValueError) as error:
+            await self._discard()
+            raise NotSent(str(error)) from error
+        try:
+            answer = json.loads(line)
+            ok, why = bool(answer["ok"]), str(answer["why"])
+        except (ValueError, KeyError, TypeError):
+            if self._drain is not None:
+                await asyncio.wait([self._drain], timeout=1.0)
+            await self._discard()
+            said = self._tail.decode(errors="replace").strip().splitlines()[-1:]
+            raise NotSent(_shown(f"its process ended{': ' + said[0] if said else ''}")) from None
+        if not ok:
+            raise NotSent(_shown(why))
+        return why
+
+    async def _discard(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await self._end(process)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # wandb's helper process is in the same session
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), 5.0)
+        if self._drain is not None:
+            self._drain.cancel()
+        process._transport.close()  # type: ignore[attr-defined]  # wandb's helper can still hold the pipe
+
+
+def metrics_of(view: DaemonView, *, lost_steps: int) -> dict[str, float]:
+    """The metrics of podwatch's W&B run, in base units. ``lost_steps``: in all incidents of this run on this pod."""
+    disk, sync = view.snapshot.disk.value, view.sync
+    step, saved = view.snapshot.newest_step, newest_complete(view.checkpoints)
+    last_stored = sync.last_step if sync.store_url else None
+    found: dict[str, float | None] = {
+        "step": None if step is None else step.step,
+        "restarts": view.counters.restarts,
+        "steps_lost": lost_steps,
+        "steps_at_risk": view.steps_at_risk,
+        "findings_critical": sum(f.severity is Severity.CRITICAL for f in view.findings),
+        "findings_warning": sum(f.severity is Severity.WARNING for f in view.findings),
+        "disk_used_ratio": None if disk is None else disk.used_ratio,
+        "disk_free_bytes": None if disk is None else disk.free_bytes,
+        "next_save_bytes": view.next_save_bytes,
+        "checkpoint_step": None if saved is None else saved.step,
+        "stored_step": last_stored,
+        "uploaded_bytes": view.counters.uploaded_bytes,
+        "sync_lag_seconds": _lag(view),
+    }
+    for gpu in view.snapshot.gpus.value or ():
+        found[f"gpu{gpu.index}_memory_bytes"] = gpu.memory_used_bytes
+    for index, baseline in view.learned.gpu_baseline_bytes.items():
+        found[f"gpu{index}_baseline_bytes"] = baseline
+    return {f"podwatch/{name}": float(value) for name, value in found.items() if value is not None}
+
+
+def _lag(view: DaemonView) -> float | None:
+    """Seconds since the oldest complete checkpoint that is not in the store was written; 0: all are stored."""
+    if not view.sync.store_url:
+        return None
+    newest_stored = max((step for step, _ in view.sync.stored), default=-1)
+    waiting = [
+        s.changed_wall
+        for s in view.checkpoints
+        if s.complete and s.step > newest_stored and (s.step, s.save_id) not in view.sync.stored
+    ]
+    return max(0.0, view.now_wall - min(waiting)) if waiting else 0.0
+
+
+def project_from(environment: Mapping[str, str], flags: str | None, documents: Sequence[Mapping[str, Any]]) -> str:
+    """The W&B project of training: from its environment, its command, or the files that the command names."""
+    in_files = [s["project"] for d in documents if isinstance(s := d.get("wandb"), Mapping) and "project" in s]
+    found = environment.get("WANDB_PROJECT") or flags or next(reversed(in_files), "")
+    return found if isinstance(found, str) else ""
+
+
+def _shown(text: str) -> str:
+    return scrub("".join(c if c.isprintable() else " " for c in text))[:300]
+
+
+async def _drain(stream: asyncio.StreamReader, tail: bytearray) -> None:
+    while data := await stream.read(4096):
+        tail += data
+        del tail[:-4096]

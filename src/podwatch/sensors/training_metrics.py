@@ -1,0 +1,354 @@
+"""The training metrics under podwatch's names: reward, entropy, kl, grad_norm, loss. Pure.
+
+The trainers' own names were read in: prime-rl a24ec986b (step lines of January 2026) and 559b44772
+(``trainer/rl/train.py``, ``orchestrator/metrics.py``, ``utils/metrics_server.py``), v0.8.0 (``monitor/file.py``); verl
+``trainer/ppo/metric_utils.py`` and ``workers/actor/dp_actor.py``; TRL's logging page for GRPO, PPO and SFT.
+"""
+
+import http.client
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from podwatch.domain.snapshot import Reading, SensorState, TrainingMetrics, observed, unobserved
+from podwatch.sensors import log_tail
+from podwatch.sensors.base import Poller
+from podwatch.sensors.log_tail import LogLine, clean
+from podwatch.system.clock import Clock
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "reward": (
+        "reward/mean",  # prime-rl until v0.7
+        "reward/all/mean",
+        "critic/rewards/mean",  # verl
+        "critic/score/mean",
+        "reward",  # TRL, GRPO
+        "objective/scores",  # TRL, PPO
+        "env/reward_mean",
+    ),
+    "entropy": (
+        "entropy/all/mean",  # prime-rl from v0.5
+        "entropy/mean",  # prime-rl before that
+        "actor/entropy",  # verl
+        "actor/entropy_loss",
+        "entropy",  # TRL, GRPO
+        "objective/entropy",  # TRL, PPO
+        "trainer_entropy",  # prime-rl's metrics endpoint
+    ),
+    "kl": (
+        "mismatch_kl/all/mean",  # prime-rl: trainer against inference engine
+        "mismatch_kl/mean",
+        "actor/ppo_kl",  # verl: against the policy that made the rollouts
+        "actor/kl_loss",  # verl: against the reference
+        "kl",  # TRL, GRPO
+        "objective/kl",  # TRL, PPO
+        "trainer_mismatch_kl",
+    ),
+    "grad_norm": ("optim/grad_norm", "actor/grad_norm", "grad_norm", "trainer_grad_norm"),
+    "loss": ("loss/mean", "actor/pg_loss", "loss", "trainer_loss"),
+}
+"""podwatch's name -> the trainers' names; the first one present counts."""
+_WANTED = {theirs: (ours, rank) for ours, names in NAMES.items() for rank, theirs in enumerate(names)}
+# prime-rl from v0.8 reports the reward per agent, and for all environments together under "agg".
+_AGENT_REWARD = re.compile(r"train/(?:agg/)?effective/[^/]+/reward/mean")
+
+_STEP = re.compile(r"^[\d\s:.,TZ/+|-]{0,40}SUCCESS\s+(Step (\d{1,12}) \|.*)")
+_COLUMN = re.compile(
+    r"\| *(Reward|Loss|Entropy|Mismatch KL|Grad\. Norm):? +(nan|[+-]?inf|[+-]?\d[\d.e+-]*)", re.IGNORECASE
+)
+_COLUMNS = {"reward": "reward", "loss": "loss", "entropy": "entropy", "mismatch kl": "kl", "grad. norm": "grad_norm"}
+_VERL = re.compile(r"^step:(\d{1,12}) - (.*)")
+_PAIR = re.compile(r"([\w./@-]{1,80}):(?:np\.float\d+\()?(nan|[+-]?inf|[+-]?\d[\d.e+-]*)\)?(?: - |$)")
+_HF = re.compile(r"""^\{(?:['"][\w./@-]{1,60}['"]: ?['"]?[\w.+-]{1,40}['"]?(?:, ?|\}$))+$""")
+_HF_PAIR = re.compile(r"""['"]([\w./@-]{1,60})['"]: ?['"]?([\w.+-]{1,40})['"]?""")
+_SERIES = re.compile(r"^(trainer_\w{1,40})(?:\{[^\n]*\})?[ \t]+(\S{1,40})")
+
+Figures = tuple[int | None, dict[str, float]]
+"""A step (None: the next one, whatever its number) and its metrics under podwatch's names."""
+
+
+def named(row: Mapping[str, object]) -> dict[str, float]:
+    """The metrics of one row, under podwatch's names. Text that is a number (``"nan"``) counts."""
+    ranked: dict[str, tuple[int, float]] = {}
+    agents = []
+    for theirs, raw in row.items():
+        value = _number(raw)
+        if value is None:
+            continue
+        if theirs in _WANTED:
+            ours, rank = _WANTED[theirs]
+            if ours not in ranked or rank < ranked[ours][0]:
+                ranked[ours] = (rank, value)
+        elif _AGENT_REWARD.fullmatch(theirs):
+            agents.append((not theirs.startswith("train/agg/"), value))
+    found = {ours: value for ours, (_, value) in ranked.items()}
+    if agents and "reward" not in found:
+        best = min(apart for apart, _ in agents)
+        values = [value for apart, value in agents if apart == best]
+        found["reward"] = sum(values) / len(values)
+    return found
+
+
+def from_row(raw: bytes) -> Figures | None:
+    """One line of a ``metrics.jsonl``. None for anything that is not a row with a step and a known metric."""
+    try:
+        row = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict):
+        return None
+    step = next((row[k] for k in ("step", "global_step", "training/global_step") if k in row), None)
+    data = row["data"] if isinstance(row.get("data"), dict) else row  # verl's file logger nests them
+    found = named(data)
+    if not found or isinstance(step, bool) or not isinstance(step, int | float) or step != step or step < 0:
+        return None
+    return int(min(step, 10**12)), found
+
+
+def from_line(line: LogLine) -> Figures | None:
+    """A step line of prime-rl (text or JSON mode), verl's console line, or the dictionary Hugging Face trainers print.
+    Never raises."""
+    text = line.text
+    match = _STEP.match(text)
+    if match is not None:
+        return _columns(match[1], int(match[2]))
+    match = _VERL.match(text)
+    if match is not None:
+        found = named(dict(_PAIR.findall(match[2])))
+        return (int(match[1]), found) if found else None
+    if not text.startswith("{"):
+        return None
+    if _HF.match(text) is not None:
+        pairs = dict(_HF_PAIR.findall(text))
+        found = named(pairs)
+        step = pairs.get("global_step") or pairs.get("step") or ""
+        return (int(step) if step.isdigit() else None, found) if "loss" in found else None
+    return _json_step(text)
+
+
+def _json_step(text: str) -> Figures | None:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(document, dict) and isinstance(document.get("record"), dict):
+        document = document["record"]
+    message = document.get("message") if isinstance(document, dict) else None
+    match = re.match(r"Step (\d{1,12}) \|", message) if isinstance(message, str) else None
+    return _columns(message, int(match[1])) if match is not None and isinstance(message, str) else None
+
+
+def _columns(text: str, step: int) -> Figures | None:
+    found: dict[str, float] = {}
+    for name, raw in _COLUMN.findall(text):
+        value = _number(raw)
+        if value is not None:
+            found.setdefault(_COLUMNS[name.lower()], value)
+    return (step, found) if found else None
+
+
+def from_endpoint(text: str) -> Figures | None:
+    """prime-rl's ``/metrics`` (``--trainer.metrics-server``), in the Prometheus text format."""
+    values: dict[str, float] = {}
+    for line in text.splitlines():
+        match = _SERIES.match(line)
+        value = _number(match[2]) if match is not None else None
+        if match is not None and value is not None:
+            values[match[1]] = value
+    step = values.get("trainer_step")
+    found = named(values)
+    if step is None or not 0 <= step < 1e12 or not found:
+        return None
+    # Before the first step, and for metrics that a run does not have, this server shows 0. A real entropy is never
+    # exactly 0.
+    kept = {name: value for name, value in found.items() if value != 0.0}
+    return (int(step), kept) if kept and step > 0 else None
+
+
+def merge(kept: dict[int, dict[str, float]], new: Iterable[tuple[int, dict[str, float]]], most: int) -> None:
+    """Merge the rows of one step (prime-rl writes four, and its orchestrator another) into ``kept``. Keeps the ``most``
+    highest steps; an existing value stays."""
+    for step, values in new:
+        known = kept.setdefault(step, {})
+        for name, value in values.items():
+            known.setdefault(name, value)
+    for step in sorted(kept)[:-most]:
+        del kept[step]
+
+
+def _number(raw: object) -> float | None:
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        return None
+    try:
+        return float(raw)
+    except (ValueError, OverflowError):
+        return None
+
+
+# -- training --------------------------------------------------------------------------------------------------------
+# The training metrics of the last steps, from the trainer's ``metrics.jsonl``, its metrics endpoint, or its step
+# lines.
+
+POLL = 10.0
+"""Seconds. A step takes minutes, and only several bad steps in a row matter."""
+DEADLINE = 10.0
+TIMEOUT = 3.0
+MAX_BODY = 256 << 10
+STEPS_KEPT = 8
+"""Steps in a reading: prime-rl's orchestrator is up to two ahead of its trainer, and writes several rows per step."""
+FIGURES_GLOBS = ("metrics.jsonl", "*/metrics.jsonl")
+"""prime-rl v0.8 writes it into the output directory, its HEAD below the run's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    boundary: int
+    news: tuple[log_tail.FileNews, ...] = ()
+    rows: tuple[tuple[int, dict[str, float]], ...] = ()
+    endpoint: Figures | None = None
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class _Source:
+    """One source's steps since the start; ``at`` is when each was first seen."""
+
+    steps: dict[int, dict[str, float]] = field(default_factory=dict)
+    at: dict[int, float] = field(default_factory=dict)
+
+    def take(self, rows: Sequence[tuple[int, dict[str, float]]], now: float) -> None:
+        merge(self.steps, rows, STEPS_KEPT)
+        self.at = {step: self.at.get(step, now) for step in self.steps}
+
+
+class TrainingSensor:
+    """Reads the file and the endpoint, and receives step lines from the sensor that follows the logs (a tap). The first
+    source that has values counts: file, endpoint, step line."""
+
+    name = "training"
+    _ORDER = ("metrics.jsonl", "endpoint", "step-line")
+
+    def __init__(
+        self,
+        clock: Clock,
+        output_dir: Path,
+        *,
+        metrics_file: str = "",
+        metrics_url: str = "",
+        poll: float = POLL,
+        deadline: float = DEADLINE,
+    ) -> None:
+        """``metrics_file`` can be relative to ``output_dir``; empty: where prime-rl writes it. ``metrics_url`` is the
+        trainer's metrics server, for example ``http://127.0.0.1:9090``; empty: none."""
+        self._clock = clock
+        self._files = log_tail.Sources(output_dir, (metrics_file,) if metrics_file else FIGURES_GLOBS)
+        self._url = metrics_url
+        self._positions: dict[str, log_tail.Position] = {}
+        self._scanned = False
+        self._poller: Poller[_Look, None] = Poller(
+            self.name, clock, poll=poll, deadline=deadline, prepare=self._prepare, absorb=self._absorb
+        )
+        self._boundary = 0
+        self._problem = ""
+        self.reset()
+
+    async def start(self) -> None:
+        self._poller.start()
+
+    async def stop(self) -> None:
+        await self._poller.stop()
+
+    def reset(self) -> None:
+        """Forget all values: training was started."""
+        self._boundary += 1
+        self._first = True
+        self._began_wall = self._clock.wall()
+        self._sources = {name: _Source() for name in self._ORDER}
+
+    # -- the tap on the logs
+
+    def look(self, news: Sequence[log_tail.FileNews]) -> tuple[Figures, ...]:
+        found: list[Figures] = []
+        for item in news:
+            for raw in item.lines:
+                # Cheap test first: most lines have no metrics.
+                if b"Step " in raw or b"step:" in raw or (b"loss" in raw and b"{" in raw):
+                    figures = from_line(clean(raw))
+                    if figures is not None:
+                        found.append(figures)
+        return tuple(found)
+
+    def take(self, found: Sequence[Figures], now: float) -> None:
+        source = self._sources["step-line"]
+        rows: list[tuple[int, dict[str, float]]] = []
+        newest = max(source.steps, default=0)
+        for step, values in found:
+            newest = step if step is not None else newest + 1
+            rows.append((newest, values))
+        source.take(rows, now)
+
+    def looked(self, now: float) -> None:
+        """Nothing to do."""
+
+    # -- file and endpoint
+
+    def latest(self) -> Reading[tuple[TrainingMetrics, ...]]:
+        now = self._clock.monotonic()
+        for name in self._ORDER:
+            source = self._sources[name]
+            if source.steps:
+                newest = tuple(
+                    TrainingMetrics(step, source.at[step], tuple(sorted(source.steps[step].items())), name)
+                    for step in sorted(source.steps)
+                )
+                return observed(newest, max(source.at.values()))
+        state = self._poller.latest().state
+        if state is SensorState.BLIND:
+            return unobserved(state, now, self._poller.latest().detail)
+        return unobserved(SensorState.ABSENT, now, self._problem or "no training metrics seen since this start")
+
+    def _prepare(self) -> Callable[[], _Look]:
+        boundary, first, positions = self._boundary, self._first, dict(self._positions)
+        since = self._began_wall if self._scanned else None
+
+        def look() -> _Look:
+            news = log_tail.look(self._files, positions, from_end=first, since_wall=since)
+            rows = [row for item in news for raw in item.lines if (row := from_row(raw)) is not None]
+            endpoint, problem = self._ask() if self._url else (None, "")
+            return _Look(boundary, news, tuple((s, v) for s, v in rows if s is not None), endpoint, problem)
+
+        return look
+
+    def _absorb(self, look: _Look) -> Reading[None]:
+        now = self._clock.monotonic()
+        self._positions, self._scanned = log_tail.known(look.news), True
+        self._problem = look.problem
+        if look.boundary == self._boundary:
+            self._first = False
+            self._sources["metrics.jsonl"].take(look.rows, now)
+            if look.endpoint is not None and look.endpoint[0] is not None:
+                self._sources["endpoint"].take([(look.endpoint[0], look.endpoint[1])], now)
+        return Reading(SensorState.OK, now)
+
+    def _ask(self) -> tuple[Figures | None, str]:
+        """The endpoint's values, or the reason why there are none. Blocks for some seconds at most."""
+        try:
+            parts = urlsplit(self._url.rstrip("/"))
+            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT)
+            try:
+                connection.request(
+                    "GET", parts.path.removesuffix("/metrics") + "/metrics", headers={"Connection": "close"}
+                )
+                answer = connection.getresponse()
+                body = answer.read(MAX_BODY)
+            finally:
+                connection.close()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            return None, f"cannot connect to {self._url}: {error}"
+        if answer.status != 200:
+            return None, f"{self._url}/metrics answered {answer.status}"
+        return from_endpoint(body.decode("utf-8", "replace")), ""

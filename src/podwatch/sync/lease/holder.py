@@ -1,0 +1,283 @@
+"""Runs the lease protocol (sync/lease/protocol.py) for one daemon: reads, waits, claims, writes heartbeats, reports.
+
+Has its own thread and connection, so that a heartbeat never waits behind an upload's verification.
+"""
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from podwatch.domain.errors import InternalError, PodwatchError, is_refusal
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Severity
+from podwatch.domain.lease import HolderState, Pod
+from podwatch.domain.manifest import Keys
+from podwatch.policy.lease import Decision, LeaseAction, Timing, locked_out
+from podwatch.stores.base import ObjectStore
+from podwatch.sync.lease.protocol import LeaseProtocol, Memory, News
+from podwatch.sync.lease.requests import perform
+from podwatch.system.clock import Clock
+from podwatch.system.workers import Worker
+
+FIRST_ANSWER_SECONDS = 5.0
+"""How long the last recorded holder waits for the store's first answer before it trains without; B2 needs one
+second."""
+RETRY_MIN, RETRY_MAX = 5.0, 60.0
+"""Seconds between tries while the store does not answer."""
+ASIDE_SECONDS = 60.0
+"""How soon a pod sees that control.json gives it the run again."""
+SETTLED = (LeaseAction.HOLD, LeaseAction.SUPERSEDED, LeaseAction.REFUSE)
+
+_NEWS = {
+    "claimed": (EventName.RUN_CLAIMED, Severity.INFO),
+    "superseded": (EventName.SUPERSEDED, Severity.CRITICAL),
+    "control": (EventName.CONTROL_CHANGED, Severity.WARNING),
+    "control-refused": (EventName.CONTROL_REFUSED, Severity.WARNING),
+}
+
+
+class LeaseHolder:
+    """Loop-side object, except ``confirm``. ``open_store`` opens a store for this object's thread; ``changed`` is
+    called on the loop when the decision or ``error`` may have changed; ``refused`` when this pod must not train at all;
+    ``locked_out`` at each refusal while only the store's refusal keeps this pod from training."""
+
+    def __init__(
+        self,
+        *,
+        me: Pod,
+        keys: Keys,
+        memory: Memory,
+        clock: Clock,
+        open_store: Callable[[], ObjectStore],
+        exclusive: bool,
+        emit: Callable[[Event], None],
+        timing: Timing,
+        take_over: bool = False,
+        training: Callable[[], bool] = lambda: False,
+        trained: Callable[[], bool] = lambda: False,
+        changed: Callable[[], None] = lambda: None,
+        refused: Callable[[str], None] = lambda why: None,
+        locked_out: Callable[[PodwatchError], None] = lambda error: None,
+        retry: tuple[float, float] = (RETRY_MIN, RETRY_MAX),
+    ) -> None:
+        self._clock, self._open, self._emit = clock, open_store, emit
+        self._changed, self._refused, self._locked_out, self._retry = changed, refused, locked_out, retry
+        self._timing = timing
+        self._refusals, self._refused_since = 0, 0.0
+        self._claims = LeaseProtocol(
+            me, keys, memory,
+            exclusive=exclusive, boottime=clock.boottime, stamp=self._stamp, timing=timing, take_over=take_over,
+            training=training, trained=trained,
+        )  # fmt: skip
+        self._worker = Worker("claims")
+        self._lock = threading.Lock()
+        self._store: ObjectStore | None = None
+        self._skew: float | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._began = clock.monotonic()
+        self._asked = False
+        self._woken = asyncio.Event()
+        self._turned = asyncio.Event()
+        self._tidied = False
+        self._told: Decision | None = None
+        self._told_error: PodwatchError | None = None
+        self.error: PodwatchError | None = None
+        """Why the store cannot show which pod holds the lease, while it cannot."""
+
+    @property
+    def decision(self) -> Decision:
+        decision = self._claims.decision
+        if not self._asked and not decision.why_not and self._clock.monotonic() - self._began < FIRST_ANSWER_SECONDS:
+            return replace(decision, why_not="reading from the store whether another pod trains this run")
+        return decision
+
+    @property
+    def speaks(self) -> bool:
+        return self._claims.speaks
+
+    @property
+    def clock_skew(self) -> float | None:
+        """Seconds that this machine's clock is ahead of the store's; None: not known."""
+        return self._skew
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if self._task is not None:
+            return
+        self._loop = asyncio.get_running_loop()
+        self._began = self._clock.monotonic()
+        self._task = asyncio.create_task(self._run(), name="claims")
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._worker.close()
+
+    def hurry(self) -> None:
+        """A caller waits: try again now."""
+        self._woken.set()
+
+    async def change(self) -> None:
+        """Return once something may have changed."""
+        self._turned.clear()
+        await self._turned.wait()
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            self._woken.clear()
+            try:
+                await self._worker.call(self._look)
+                self.error, failures, self._refusals = None, 0, 0
+            except Exception as error:  # this task must not end: nothing else watches the lease
+                failures += 1
+                self._failed(error)
+            self._asked = True
+            self._tell()
+            decision = self.decision
+            if self.error is not None and locked_out(decision, *self._refusal_so_far(), self._timing):
+                self._locked_out(self.error)
+            if decision.act is LeaseAction.REFUSE:
+                self._refused(decision.why_not)
+            if decision.act in (LeaseAction.SUPERSEDED, LeaseAction.REFUSE):
+                return
+            if decision.act is LeaseAction.HOLD:
+                await self._tidy()
+                await self._until_doubt()
+            elif self.error is not None:
+                low, high = self._retry
+                await self._rest(random.uniform(low / 2, min(high, low * 2.0 ** min(failures, 10))))
+            else:
+                await self._rest(ASIDE_SECONDS if decision.act is LeaseAction.ASIDE else decision.wait)
+
+    def _refusal_so_far(self) -> tuple[int, float]:
+        """Number of consecutive refusals, and seconds since the first of them."""
+        return self._refusals, self._clock.monotonic() - self._refused_since
+
+    async def _until_doubt(self) -> None:
+        """Wait for what heartbeats and confirmations cannot settle themselves."""
+        while self.decision.act is LeaseAction.HOLD:
+            await self._woken.wait()
+            self._woken.clear()
+
+    async def _rest(self, seconds: float) -> None:
+        await self._clock.wait(self._woken, seconds)
+
+    # -- the store ----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        with self._lock:
+            store = self._opened()
+            perform(store, self._claims.look(), self._clock.boottime)
+            self._skew = store.clock_skew
+
+    def _opened(self) -> ObjectStore:
+        if self._store is None:
+            self._store = self._open()
+        return self._store
+
+    def _failed(self, error: Exception) -> None:
+        self.error = _told(error)
+        if not is_refusal(self.error):
+            self._refusals = 0
+        else:
+            self._refusals += 1
+            self._refused_since = self._refused_since if self._refusals > 1 else self._clock.monotonic()
+        self._claims.unanswered()
+        store, self._store = self._store, None  # opened again with fresh credentials
+        if store is not None:
+            store.close()
+
+    async def _tidy(self) -> None:
+        if self._tidied:
+            return
+        self._tidied = True
+        with contextlib.suppress(Exception):  # a key that cannot delete; the next podwatch tries again
+            await self._worker.call(self._tidy_now)
+
+    def _tidy_now(self) -> None:
+        with self._lock:
+            perform(self._opened(), self._claims.tidy(), self._clock.boottime)
+
+    async def beat(self, state: HolderState, fields: Mapping[str, object]) -> bytes | None:
+        """Write a heartbeat, if this pod is the one to write it. Returns the pointer if it was read. Raises
+        PodwatchError."""
+        if not self._claims.speaks:
+            return None
+
+        def carry_out() -> bytes | None:
+            with self._lock:
+                store = self._opened()
+                steps = self._claims.beat(state, fields, versioned=store.versioned)
+                found: bytes | None = perform(store, steps, self._clock.boottime)
+                self._skew = store.clock_skew
+                return found
+
+        try:
+            return await self._worker.call(carry_out)
+        finally:
+            self._tell()
+
+    def confirm(self, store: ObjectStore) -> tuple[int, float]:
+        """From any thread: (generation, boottime until which a write may be sent). Raises Superseded, NotHolding or
+        what the store raises."""
+        try:
+            with self._lock:
+                answer: tuple[int, float] = perform(store, self._claims.confirm(), self._clock.boottime)
+                return answer
+        finally:
+            if self._loop is not None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: podwatch is stopping
+                    self._loop.call_soon_threadsafe(self._tell)
+
+    # -- reporting ----------------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        news, self._claims.news = self._claims.news, []
+        for item in news:
+            self._say(item)
+        decision = self.decision
+        if self._told is None or self._told.act is not decision.act:
+            if decision.act in (LeaseAction.WATCH, LeaseAction.REFUSE):
+                severity = Severity.WARNING if decision.act is LeaseAction.WATCH else Severity.CRITICAL
+                self._emit(
+                    Event(EventName.RUN_HELD_ELSEWHERE, self._clock.wall(), decision.reason, severity, _facts(decision))
+                )
+            if self._told is not None and self._told.act is LeaseAction.HOLD:
+                self._woken.set()
+        turned = self._told is None or (self._told.act, self._told.publish) != (decision.act, decision.publish)
+        turned, self._told_error = turned or self._told_error is not self.error, self.error
+        self._told = decision
+        self._turned.set()
+        if turned:
+            self._changed()
+
+    def _say(self, item: News) -> None:
+        name, severity = _NEWS[item.kind]
+        self._emit(Event(name, self._clock.wall(), item.text, severity, _facts(self.decision)))
+
+    def _stamp(self) -> str:
+        return datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _told(error: Exception) -> PodwatchError:
+    if isinstance(error, PodwatchError):
+        return error
+    if isinstance(error, OSError):
+        return PodwatchError(f"the store does not respond: {error}")
+    what = f"reading this run's lease failed inside podwatch: {type(error).__name__}: {error}"
+    return InternalError(what, fix="please report this; podwatch tries again")
+
+
+def _facts(decision: Decision) -> dict[str, Any]:
+    return {"generation": decision.generation, "holder": decision.holder}

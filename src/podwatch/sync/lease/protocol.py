@@ -1,0 +1,366 @@
+"""The lease of a run between pods: one pod's side of the protocol, step by step (docs/two-pods.md).
+
+Each method is a generator of store requests, answered by its driver: ``perform`` with a real store, or a simulation
+that freezes, loses and delays. Decisions come from policy/lease.py; this object keeps what this pod has seen and
+written. Only the clock that continues during suspend counts: a pod does not notice that it was frozen.
+"""
+
+import secrets
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
+from podwatch.domain.lease import (
+    Claim,
+    Control,
+    HolderState,
+    Pod,
+    claim_document,
+    claimant,
+    parse_claim_name,
+    parse_control,
+    parse_sign,
+    sign_document,
+)
+from podwatch.domain.manifest import Keys, Pointer
+from podwatch.policy.lease import (
+    CONFIRMED_SECONDS,
+    MOST_BETWEEN,
+    Decision,
+    Known,
+    LeaseAction,
+    Own,
+    Timing,
+    Watch,
+    decide,
+    watched,
+    winner,
+)
+from podwatch.stores.base import StoredObject
+from podwatch.sync.lease.requests import Create, Delete, Get, ListAll, Put, Request
+
+REMEMBERED = "sync.claim"
+"""Journal key: the lease that this pod won last, so that a restarted podwatch continues with it."""
+EXCLUSIVE_NAME = "only"
+"""In a store that creates names exclusively, all lease claims of a generation use this same name."""
+EVERY = 5
+"""Pointer and control.json are read at every n-th heartbeat, because each read beyond a daily number is paid for. A pod
+that took over from a pod that never released the lease reads the pointer each time: that pod may wake up and write."""
+OLD_CLAIM_SECONDS = 24 * 3600.0
+"""Claims of lower generations are removed after this (by the store's clock): as long as B2's upload tokens live."""
+
+
+class Superseded(PodwatchError):  # noqa: N818
+    """Another pod now holds the lease of the run in the store: publish nothing more (docs/two-pods.md)."""
+
+
+class NotHolding(RemoteError):  # noqa: N818
+    """It is not decided yet whether this pod holds the lease; waiting can help."""
+
+
+class Memory(Protocol):
+    """The part of the journal that this needs."""
+
+    def learn(self, key: str, value: object) -> None: ...
+    def learned(self, key: str, default: Any = None) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Something to report to the operator. ``kind``: claimed, superseded, control, control-refused."""
+
+    kind: str
+    text: str
+
+
+class LeaseProtocol:
+    """One pod's side. Not thread-safe: one generator at a time. ``training``: whether a trainer of ours is alive;
+    ``trained``: whether this pod has ever started one. ``stamp`` is the time of day, for people."""
+
+    def __init__(
+        self,
+        me: Pod,
+        keys: Keys,
+        memory: Memory,
+        *,
+        exclusive: bool,
+        boottime: Callable[[], float],
+        stamp: Callable[[], str],
+        timing: Timing | None = None,
+        take_over: bool = False,
+        training: Callable[[], bool] = lambda: False,
+        trained: Callable[[], bool] = lambda: False,
+        nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        self._training, self._trained = training, trained
+        self.me, self._keys, self._memory, self._exclusive = me, keys, memory, exclusive
+        self._boottime, self._stamp, self._nonce = boottime, stamp, nonce
+        self._timing = timing or Timing()
+        self.news: list[News] = []
+        self.contested = False
+        """This pod took over from a pod that may still write."""
+        self._known = Known(me, answers=False, take_over=take_over, exclusive=exclusive, own=self._recorded())
+        self._put_at = 0.0
+        self._looked_at: float | None = None
+        self._rival_seen: tuple[int, str] | None = None
+        self._confirmed_at: float | None = None
+        self._said = ""
+        self._said_at: float | None = None
+        self._written: StoredObject | None = None
+        self._beats = 0
+        self._complaint = ""
+        self.decision = decide(self._known, self._timing)
+
+    def _recorded(self) -> Own | None:
+        kept = self._memory.learned(REMEMBERED)
+        try:
+            claim = Claim(int(kept["generation"]), str(kept["nonce"]))
+            return Own(claim, str(kept["boot"]), won=True, recorded=True)
+        except (TypeError, KeyError, ValueError):
+            return None
+
+    @property
+    def generation(self) -> int:
+        own = self._known.own
+        return own.claim.generation if own is not None and own.won else 0
+
+    @property
+    def holding(self) -> bool:
+        return self.decision.act is LeaseAction.HOLD
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this pod writes the heartbeat: as the holder, or while it trains on a claim that is not decided yet,
+        so that another pod that trains sees it soon."""
+        return self.holding or (self.decision.act is LeaseAction.SETTLE and self.decision.at_once)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def unanswered(self) -> Decision:
+        """The store did not answer."""
+        self._looked_at = None  # the time in between is unknown
+        self._known = replace(self._known, answers=False)
+        return self.decision if self.holding else self._decide()
+
+    def look(self) -> Generator[Request, Any, Decision]:
+        """Read the leases in the store, decide, and claim if that is the decision. Raises what the store raises."""
+        began = self._boottime()
+        yield from self._read_control()
+        sign = parse_sign((yield Get(self._keys.heartbeat)))
+        since = began - self._looked_at if self._looked_at is not None else -1.0
+        watch = watched(self._known.watch, sign, since)
+        self._looked_at = began
+        quiet, before = self._known.answers, self.decision.act
+        self._known = replace(self._known, sign=sign, watch=watch, answers=True)
+        if not quiet or before not in (LeaseAction.WATCH, LeaseAction.ASIDE) or self._decide().act is not before:
+            # Watching costs one cheap read at a time; every decision rests on a fresh listing.
+            began = self._boottime()
+            yield from self._list()
+            if self._decide().act is LeaseAction.CLAIM:
+                yield from self._claim(began)
+        return self.decision
+
+    def _list(self) -> Generator[Request, Any, None]:
+        found = []
+        for item in (yield ListAll(self._keys.claims)):
+            name = parse_claim_name(item.key.removeprefix(self._keys.claims))
+            # Where names are exclusive, a claim without our mark comes from a writer that was killed: it counts.
+            if name is not None and (item.ours or self._exclusive):
+                found.append(Claim(*name, item.uploaded_wall, item.file_id, item.writer_id))
+        pointer = yield Get(self._keys.latest)
+        first, own, sign = winner(found), self._known.own, self._known.sign
+        rival: Pod | None = None
+        if first is not None and (own is None or (own.claim.generation, own.claim.nonce) != _numbers(first)):
+            if sign is not None and (sign.generation, sign.nonce) == _numbers(first):
+                rival = sign.pod
+            else:
+                who, _ = claimant((yield Get(self._key(first))))
+                rival = who if who.writer_id == first.writer_id else Pod(first.writer_id)
+        others = [c for c in found if own is None or _numbers(c) != _numbers(own.claim)]
+        newest = winner(others)
+        seen, self._rival_seen = self._rival_seen, _numbers(newest) if newest is not None else (0, "")
+        if seen is not None and self._rival_seen[0] > 0 and self._rival_seen != seen:
+            # A new claim counts as a heartbeat too, of a pod that has not written one yet.
+            self._known = replace(self._known, watch=replace(self._known.watch, changed=True))
+        floor = max(_generation(pointer, self._keys.run_id), sign.generation if sign is not None else 0)
+        self._known = replace(self._known, claims=tuple(found), rival=rival, floor=floor, own=self._timed(own))
+
+    def _timed(self, own: Own | None) -> Own | None:
+        return own if own is None or own.won else replace(own, waited=self._boottime() - self._put_at)
+
+    def _read_control(self) -> Generator[Request, Any, None]:
+        data = yield Get(self._keys.control)
+        try:
+            wish = parse_control(data, where=self._keys.control)
+        except IntegrityError as error:
+            if self._complaint != str(error):
+                self._complaint = str(error)
+                self.news.append(News("control-refused", f"{error}; the previous request stays in force"))
+            return
+        self._complaint = ""
+        if wish != self._known.control:
+            told = f"training {'must stop' if wish.stopped else 'is allowed'}"
+            told += f", on pod {wish.holder} only" if wish.holder else ""
+            told += f" ({wish.reason})" if wish.reason else ""
+            self.news.append(News("control", f"control.json in the store was changed: {told}"))
+            self._known = replace(self._known, control=wish)
+
+    def _decide(self) -> Decision:
+        self._known = replace(self._known, training=self._training(), trained=self._trained())
+        before, known = self.decision, self._known
+        decision = decide(known, self._timing)
+        own = known.own
+        if decision.act is LeaseAction.HOLD and known.take_over:  # nothing left to take over: a later loss counts again
+            known = self._known = replace(known, take_over=False)
+        if decision.act is LeaseAction.HOLD and own is not None and not (own.won and not own.recorded):
+            self._known = replace(known, own=replace(own, won=True, recorded=False))
+            self._memory.learn(REMEMBERED, {**_kept(own.claim), "boot": own.boot})
+        if decision.act is LeaseAction.HOLD and before.act is not LeaseAction.HOLD:
+            self._confirmed_at = self._looked_at
+            if self.contested:
+                text = f"this pod now holds the run's lease in the store (generation {decision.generation})"
+                self.news.append(News("claimed", text))
+        if decision.act is LeaseAction.SUPERSEDED and not known.lost:
+            self._known = replace(self._known, lost=True)
+            self.news.append(News("superseded", decision.why_not))
+        self.decision = decision
+        return decision
+
+    # -- claiming -----------------------------------------------------------------------------------------------------
+
+    def _claim(self, listed_at: float) -> Generator[Request, Any, None]:
+        wanted = self.decision
+        generation = wanted.generation
+        others = [c for c in self._known.claims if c.writer_id != self.me.writer_id]
+        self.contested = self.contested or bool(others) or self._known.rival is not None
+        claim = Claim(generation, EXCLUSIVE_NAME if self._exclusive else self._nonce(), writer_id=self.me.writer_id)
+        data = claim_document(claim, self.me, self._stamp())
+        began = self._boottime()
+        if self._exclusive:
+            stored = yield Create(self._key(claim), data)
+        else:
+            stored = yield Put(self._key(claim), data, listed_at + CONFIRMED_SECONDS)
+        now = self._boottime()
+        if stored is None:  # another pod was first; the next look shows which
+            self._known = replace(self._known, watch=Watch(), answers=False)
+            self.decision = replace(wanted, act=LeaseAction.WATCH, wait=0.0)
+            return
+        self._put_at = now
+        own = Own(claim, self.me.boot, took=now - began, at_once=wanted.at_once)
+        self._known = replace(self._known, own=own, take_over=False)
+        yield from self._list()
+        self._decide()
+
+    def tidy(self) -> Generator[Request, Any, None]:
+        """Remove claims that a later one has long replaced. Raises as the store does."""
+        found = [i for i in (yield ListAll(self._keys.claims)) if i.ours]
+        mine = next((i for i in found if i.key == self._own_key()), None)
+        for item in found:
+            name = parse_claim_name(item.key.removeprefix(self._keys.claims))
+            if mine is None or name is None or name[0] >= self.generation:
+                continue
+            if mine.uploaded_wall - item.uploaded_wall >= OLD_CLAIM_SECONDS:
+                yield Delete(item)
+
+    def _own_key(self) -> str:
+        own = self._known.own
+        return self._key(own.claim) if own is not None else ""
+
+    def _key(self, claim: Claim) -> str:
+        return f"{self._keys.claims}{claim.generation}-{claim.nonce}"
+
+    # -- holding ------------------------------------------------------------------------------------------------------
+
+    def confirm(self, *, fresh: bool = False) -> Generator[Request, Any, tuple[int, float]]:
+        """Confirm that this pod holds the lease: (generation, boottime until which a write may be sent). One listing,
+        unless one was made just now. Raises Superseded, NotHolding, or what the store raises."""
+        self._must_hold()
+        now = self._boottime()
+        if fresh or self._confirmed_at is None or now - self._confirmed_at > CONFIRMED_SECONDS / 2:
+            yield from self._list()
+            self._decide()
+            if self.decision.act is LeaseAction.CLAIM:  # our claim was deleted: claim again, and wait as for any claim
+                yield from self._claim(now)
+            self._must_hold()
+            self._confirmed_at = now
+        assert self._confirmed_at is not None
+        return self.generation, self._confirmed_at + CONFIRMED_SECONDS
+
+    def _must_hold(self) -> None:
+        decision = self.decision
+        if decision.act is LeaseAction.HOLD:
+            return
+        if decision.act in (LeaseAction.SUPERSEDED, LeaseAction.REFUSE, LeaseAction.ASIDE):
+            raise Superseded(
+                f"another pod holds this run's lease: {decision.why_not}",
+                where=self._keys.root,
+                fix="stop training here, or take the lease over: podwatch run --take-over",
+            )
+        raise NotHolding(
+            "it is not decided yet whether this pod holds the run's lease",
+            where=self._keys.root,
+            fix="podwatch tries again soon",
+        )
+
+    def beat(
+        self, state: HolderState, fields: Mapping[str, object], *, versioned: bool
+    ) -> Generator[Request, Any, bytes | None]:
+        """Write a heartbeat, after checking that no other pod has written one. Returns the pointer if it was read. Does
+        nothing unless this pod holds the lease and trains; raises Superseded when it has lost the lease."""
+        if not self.speaks:
+            return None
+        now = self._boottime()
+        gap = self._said_at is None or now - self._said_at > MOST_BETWEEN
+        seen = parse_sign((yield Get(self._keys.heartbeat)))
+        self._known = replace(self._known, sign=seen)
+        foreign = seen is not None and seen.mark != self._said
+        if gap or foreign:
+            self.contested = self.contested or (foreign and not gap)
+            if self.holding:
+                yield from self.confirm(fresh=self._said_at is not None)
+            else:
+                yield from self._list()
+                self._decide()
+        self._beats += 1
+        often = self._beats % EVERY == 1
+        if often or gap or self._known.control != Control():
+            yield from self._read_control()
+            self._decide()
+        own = self._known.own
+        if not self.speaks or own is None:
+            return None
+        data = sign_document(self.me, own.claim, {**fields, "state": str(state), "written_at": self._stamp()})
+        written = yield Put(self._keys.heartbeat, data, self._boottime() + CONFIRMED_SECONDS)
+        sign = parse_sign(data)
+        assert sign is not None
+        self._said, self._said_at = sign.mark, self._boottime()
+        previous, self._written = self._written, written
+        pointer: bytes | None = None
+        if often or gap or foreign or self.contested:
+            pointer = yield Get(self._keys.latest)
+        if previous is not None and versioned:
+            try:
+                yield Delete(previous)
+            except RemoteError as error:
+                if error.transient:
+                    raise
+        return pointer
+
+
+def _generation(pointer: bytes | None, run_id: str) -> int:
+    if pointer is None:
+        return 0
+    try:
+        found = Pointer.from_bytes(pointer)
+    except IntegrityError:
+        return 0
+    return found.generation if found.run_id == run_id else 0
+
+
+def _numbers(claim: Claim) -> tuple[int, str]:
+    return claim.generation, claim.nonce
+
+
+def _kept(claim: Claim) -> dict[str, object]:
+    return {"generation": claim.generation, "nonce": claim.nonce}

@@ -1,0 +1,1 @@
+"""The way back: a published checkpoint is fetched by a child process, verified and moved into place."""

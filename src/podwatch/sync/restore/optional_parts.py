@@ -1,0 +1,100 @@
+"""Fetches optional parts on request, part by part, after the checkpoint itself is in place.
+
+A part that is damaged in the store, or has no place here, is left out and reported: the checkpoint is valid without it.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.checkpoints.layouts.base import Layout
+from podwatch.domain.errors import ConfigurationError, IntegrityError
+from podwatch.domain.links import check_links
+from podwatch.domain.manifest import Keys, Manifest, sha1_hex
+from podwatch.policy.store_retention import EXTRA
+from podwatch.stores.base import ObjectStore
+from podwatch.sync.restore.fetch import by_part
+from podwatch.sync.restore.job import Fetched, FetchJob
+from podwatch.sync.restore.staging import StagingArea
+from podwatch.sync.upload.optional_manifest import read_optional
+
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """``parts`` are the directories now in place; ``left_out``: which are not, and why."""
+
+    parts: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    downloaded: int = 0
+
+
+def bring_optional(
+    store: ObjectStore,
+    keys: Keys,
+    layout: Layout,
+    required: Manifest,
+    placer: StagingArea,
+    to: Path | None,
+    job: Callable[..., FetchJob],
+    fetch: Callable[[FetchJob, int], Fetched],
+) -> Brought:
+    """``job`` makes a job from these fields; ``placer`` is a new one. Raises RemoteError for store trouble, HostError
+    and OSError for trouble on this pod."""
+    try:
+        manifest = read_optional(store, keys, required.step, required.save_id)
+    except IntegrityError as error:
+        return Brought(left_out=(f"optional parts: {error}",))
+    if manifest is None:
+        return Brought(left_out=(f"the store has no optional parts of step {required.step}",))
+    name = f"restore-{manifest.step}-{manifest.save_id}-{sha1_hex(manifest.to_bytes())[:8]}"
+    brought: list[str] = []
+    left_out: list[str] = []
+    downloaded = 0
+    with placer.alone() as lock:
+        placer.forget_others(name)
+        for part, files in sorted(by_part(manifest.files).items()):
+            links = tuple(x for x in manifest.symlinks if x.part == part)
+            try:
+                if not _PART.match(part) or part in {f.part for f in required.files}:
+                    raise IntegrityError("it cannot be an optional part", where=repr(part)[:80])
+                check_links(files, links)
+                target = _target(layout, part, manifest.step, to)
+                places = placer.homes({part: target}, frozenset())
+                try:
+                    done = fetch(
+                        job(
+                            part_size=manifest.part_size,
+                            files=tuple(files),
+                            symlinks=links,
+                            staging={part: str(places[part].home / name)},
+                            targets={part: str(target)},
+                        ),
+                        lock,
+                    )
+                except IntegrityError:
+                    placer.forget(places, name)
+                    raise
+            except (IntegrityError, ConfigurationError) as error:
+                left_out.append(f"{part}: {error}")
+                continue
+            for staged in done.staged:
+                placer.put(places[staged], name, manifest.step, manifest.lineage)
+            placer.clean(places, name)
+            brought.append(str(target))
+            downloaded += done.downloaded
+    return Brought(tuple(brought), tuple(left_out), downloaded)
+
+
+def _target(layout: Layout, part: str, step: int, to: Path | None) -> Path:
+    """Files that came from all over output_dir are not put back over the files there now."""
+    if to is not None:
+        return to / part
+    if part == EXTRA:
+        return layout.output_dir / f"extra-step_{step}"
+    try:
+        return layout.part_dir(part, step)
+    except (KeyError, ValueError):
+        raise IntegrityError(f"layout {layout.name!r} has no part {part!r}") from None

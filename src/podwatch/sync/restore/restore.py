@@ -1,0 +1,433 @@
+"""Restore: find a whole checkpoint in the store, fetch and verify it, move it to where the trainer expects it.
+
+Blocking: for a thread or the command line. Nothing from the store is trusted (fetching.py, publish.checked_manifest);
+``train_command`` in a manifest is only ever shown.
+"""
+
+import os
+import pwd
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from podwatch.checkpoints.layouts import shared_rules
+from podwatch.checkpoints.layouts.base import Layout
+from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError
+from podwatch.domain.links import check_links
+from podwatch.domain.manifest import Keys, Manifest, Pointer, sha1_hex
+from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState, valid_ids
+from podwatch.journal.journal import Journal
+from podwatch.journal.records import PublishedSave
+from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.sync.errors import SaveGone
+from podwatch.sync.publish import checked_manifest, newest_pointer, published_from, read_manifest
+from podwatch.sync.restore.fetch import by_part, is_marker
+from podwatch.sync.restore.job import Fetched, FetchJob
+from podwatch.sync.restore.optional_parts import Brought, bring_optional
+from podwatch.sync.restore.process import Fetcher
+from podwatch.sync.restore.staging import StagingArea
+from podwatch.system.pinned import pin_of
+from podwatch.system.workspace import Workspace
+
+RestoreProgress = Callable[[int, int], None]
+"""(bytes verified so far, bytes in all)."""
+_PART = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSave:
+    """One checkpoint in the store, its manifest checked. ``pointer`` is set for the one that latest.json names."""
+
+    step: int
+    save_id: str
+    manifest: Manifest
+    manifest_key: str
+    manifest_file_id: str
+    manifest_sha1: str
+    manifest_size: int
+    uploaded_wall: float
+    pointer: Pointer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """``parts`` are the directories now in place; ``set_aside`` was moved to quarantine; ``refused``: which checkpoints
+    were passed over, and why."""
+
+    step: int
+    save_id: str
+    lineage: str
+    parts: tuple[str, ...]
+    total_bytes: int
+    downloaded_bytes: int
+    set_aside: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    train_command: tuple[str, ...] = ()
+    optional: Brought = field(default_factory=Brought)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPace:
+    """``connections`` grow to ``connections_max`` where that helps; ``max_rate`` is bytes per second, 0: no limit."""
+
+    connections: int = 4
+    connections_max: int = 32
+    max_rate: float = 0.0
+
+
+class Restorer:
+    """``store_factory`` opens the store again for each call, so that any thread can use it. ``store_url`` and
+    ``fetcher`` are for the child that fetches. ``user`` is the user that training runs as, empty for podwatch's own.
+
+    ``patience``: for so many seconds a fetch waits for a store that does not answer; ``waiting`` is called each time
+    with the reason and the pause. 0 leaves that to the caller."""
+
+    def __init__(
+        self,
+        store_factory: Callable[[], ObjectStore],
+        keys: Keys,
+        layout: Layout,
+        workspace: Workspace,
+        journal: Journal,
+        *,
+        store_url: str,
+        writer_id: str,
+        fetcher: Fetcher,
+        pace: FetchPace = FetchPace(),
+        user: str = "",
+        patience: float = 0.0,
+        waiting: Callable[[RemoteError, float], None] = lambda _error, _seconds: None,
+    ) -> None:
+        self._open, self._keys, self._layout = store_factory, keys, layout
+        self._workspace, self._journal = workspace, journal
+        self._store_url, self._writer_id, self._fetcher, self._pace = store_url, writer_id, fetcher, pace
+        self._user = user
+        self._patience, self._waiting = patience, waiting
+        self._killed = threading.Event()
+
+    # -- what is there ----------------------------------------------------------------------------------------------
+
+    def newest(self, *, exclude: frozenset[int] = frozenset()) -> RemoteSave | None:
+        """The checkpoint that the pointer names, or the next older one with a sound manifest; steps in ``exclude`` are
+        passed over. None when there is none, also after a deliberate fresh start. Raises RemoteError."""
+        store = self._open()
+        try:
+            return next((s for s in self._candidates(store, [], None) if s.step not in exclude), None)
+        finally:
+            store.close()
+
+    def _candidates(self, store: ObjectStore, refused: list[str], step: int | None) -> Iterator[RemoteSave]:
+        """Best first. Adds the reasons for unusable ones to ``refused``."""
+        pointer, named = None, None
+        try:
+            pointer = newest_pointer(store, self._keys)
+            if pointer is not None and pointer.step is None and step is None:
+                return
+            if pointer is not None and pointer.step is not None:
+                named = self._named(store, pointer)
+                if step in (None, named.step):
+                    yield named
+        except IntegrityError as error:
+            refused.append(str(error))
+        for found in self._manifests(store):
+            if pointer is not None and (found.key, found.file_id) == (pointer.manifest_key, pointer.manifest_file_id):
+                continue
+            if step is None and named is not None and found.uploaded_wall > named.uploaded_wall:
+                continue  # left behind by a step back: newer, but not to be used
+            try:
+                save = self._unnamed(store, found)
+            except IntegrityError as error:
+                refused.append(str(error))
+                continue
+            if step in (None, save.step):
+                yield save
+
+    def _started_afresh(self, store: ObjectStore) -> bool:
+        """Whether the pointer deliberately names no checkpoint (`clean`, `start --fresh`)."""
+        try:
+            pointer = newest_pointer(store, self._keys)
+        except IntegrityError:
+            return False
+        return pointer is not None and pointer.step is None
+
+    def _named(self, store: ObjectStore, pointer: Pointer) -> RemoteSave:
+        manifest = read_manifest(store, self._keys, pointer)
+        found = store.stat(pointer.manifest_key, pointer.manifest_file_id)
+        return RemoteSave(
+            manifest.step,
+            manifest.save_id,
+            manifest,
+            pointer.manifest_key,
+            pointer.manifest_file_id,
+            pointer.manifest_sha1,
+            pointer.manifest_size,
+            found.uploaded_wall if found else 0.0,
+            pointer,
+        )
+
+    def _manifests(self, store: ObjectStore) -> list[StoredObject]:
+        pattern = re.compile(re.escape(self._keys.root) + r"/step_\d+/[^/]+/manifest\.json")
+        found = [o for o in store.list(f"{self._keys.root}/step_") if o.ours and pattern.fullmatch(o.key)]
+        return sorted(found, key=lambda o: o.uploaded_wall, reverse=True)
+
+    def _unnamed(self, store: ObjectStore, found: StoredObject) -> RemoteSave:
+        where = f"{store.url}/{found.key}"
+        data = store.get_bytes(found.key, found.file_id)
+        if data is None:
+            raise SaveGone("the manifest is not in the store any more", where=where)
+        step, save_id = found.key.split("/")[-3:-1]
+        manifest = checked_manifest(self._keys, data, int(step.removeprefix("step_")), save_id, where=where)
+        return RemoteSave(
+            manifest.step, save_id, manifest, found.key, found.file_id, sha1_hex(data), len(data), found.uploaded_wall
+        )
+
+    # -- bringing it here -------------------------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        step: int | None = None,
+        *,
+        to: Path | None = None,
+        progress: RestoreProgress | None = None,
+        all_parts: bool = False,
+    ) -> RestoreReport:
+        """Put the newest whole checkpoint (or that of ``step``) in place, or below ``to`` as ``<to>/<part>/...``.
+
+        If a checkpoint is damaged, the next older one is used; if it is removed during the fetch, the newer one that
+        replaced it. Raises RemoteError when none is whole, HostError for trouble on this pod. ``all_parts``: also the
+        optional parts, where they are whole.
+        """
+        store = self._open()
+        refused: list[str] = []
+        tried: set[tuple[str, str]] = set()
+        try:
+            while True:
+                notes: list[str] = []
+                save = next(
+                    (s for s in self._candidates(store, notes, step) if (s.manifest_key, s.manifest_sha1) not in tried),
+                    None,
+                )
+                refused += [n for n in notes if n not in refused]
+                if save is None:
+                    what = f"no whole checkpoint{'' if step is None else f' of step {step}'} is in the store"
+                    fix = "`podwatch store ls` lists the checkpoints in the store"
+                    if step is None and self._started_afresh(store):
+                        what = "this run was started from the beginning (--fresh) and has not stored a checkpoint since"
+                        fix = "`podwatch restore --step N` restores an earlier one; `podwatch store ls` lists them"
+                    raise RemoteError(
+                        what + (f" ({'; '.join(refused)})" if refused else ""),
+                        where=f"{store.url}/{self._keys.root}",
+                        fix=fix,
+                        transient=False,
+                    )
+                tried.add((save.manifest_key, save.manifest_sha1))
+                try:
+                    report = self._bring(save, to, progress, tuple(refused))
+                except IntegrityError as error:
+                    refused.append(f"step {save.step}: {error}")
+                else:
+                    return replace(report, optional=self._beside(store, save, to)) if all_parts else report
+        except OSError as error:
+            raise HostError(
+                f"the restore cannot write here: {error.strerror or error}",
+                where=str(error.filename or to or self._workspace.staging),
+                fix="free space or correct the permissions, then restore again; it continues from there",
+            ) from error
+        finally:
+            store.close()
+
+    def _bring(
+        self,
+        save: RemoteSave,
+        to: Path | None,
+        progress: RestoreProgress | None,
+        refused: tuple[str, ...],
+    ) -> RestoreReport:
+        manifest = save.manifest
+        if self._layout.name != manifest.layout and to is None:
+            raise HostError(
+                f"step {save.step} was saved with the layout {manifest.layout!r}, this run has {self._layout.name!r}",
+                where="[trainer] layout",
+                fix="correct the layout, or restore into another directory with --to DIR",
+            )
+        parts = by_part(manifest.files)
+        check_links(manifest.files, manifest.symlinks)
+        for link in manifest.symlinks:
+            parts.setdefault(link.part, [])
+        if to is None:
+            self._layout.expect_parts(parts)
+        targets = {part: self._target(part, save.step, to) for part in parts}
+        owner = self._owner(to)
+        placer = StagingArea(self._workspace, to, owner)
+        name = f"restore-{save.step}-{save.save_id}-{save.manifest_sha1[:8]}"
+        with placer.alone() as lock:
+            placer.forget_others(name)
+            places = placer.homes(targets, frozenset(parts) & self._layout.shared_parts if to is None else frozenset())
+            job = self._job(
+                to,
+                step=save.step,
+                owner=owner,
+                part_size=manifest.part_size,
+                files=manifest.files,
+                symlinks=manifest.symlinks,
+                staging={part: str(place.home / name) for part, place in places.items()},
+                targets={part: str(target) for part, target in targets.items()},
+            )
+            intent = self._intent(save, job)
+            try:
+                total = manifest.total_bytes
+                done = self._fetch_patiently(job, lambda here: progress(here, total) if progress else None, lock)
+                for part in sorted(done.staged, key=lambda p: (any(is_marker(f.path) for f in parts[p]), p)):
+                    placer.put(places[part], name, save.step, manifest.lineage)
+                placer.clean(places, name)
+            except IntegrityError as error:
+                placer.forget(places, name)  # never complete: another checkpoint needs the space
+                self._journal.settle(intent.id, IntentState.FAILED, error.what)
+                raise
+            except PodwatchError as error:
+                self._journal.settle(intent.id, IntentState.FAILED, error.what)
+                raise
+            if to is None:
+                self._note(save)
+                # Without its tracker a checkpoint counts as unfinished; a tracker that names a step is the trainer's.
+                shared_rules.repair(self._layout.trackers(save.step), self._workspace.tree, only_missing=True)
+            self._journal.settle(intent.id, IntentState.DONE)
+        if progress is not None:
+            progress(total, total)
+        return RestoreReport(
+            save.step,
+            save.save_id,
+            manifest.lineage,
+            tuple(str(targets[p]) for p in sorted(parts)),
+            total,
+            done.downloaded,
+            tuple(placer.set_aside),
+            refused,
+            manifest.train_command,
+        )
+
+    def _owner(self, to: Path | None) -> tuple[int, int] | None:
+        if to is None:
+            self._workspace.check()
+        return owner_of(to or self._workspace.output_dir, self._user if to is None else "")
+
+    def _job(self, to: Path | None, **fields: Any) -> FetchJob:
+        """Call when all staging directories exist. Raises RootReplaced."""
+        pins = self._workspace.tree.pins() if to is None else (pin_of(to),)
+        return FetchJob(store=self._store_url, writer_id=self._writer_id, pins=pins, **fields, **asdict(self._pace))
+
+    def _beside(self, store: ObjectStore, save: RemoteSave, to: Path | None) -> Brought:
+        owner = self._owner(to)
+        return bring_optional(
+            store,
+            self._keys,
+            self._layout,
+            save.manifest,
+            StagingArea(self._workspace, to, owner),
+            to,
+            partial(self._job, to, step=save.step, owner=owner),
+            lambda job, lock: self._fetch_patiently(job, lambda _here: None, lock),
+        )
+
+    def kill(self) -> None:
+        """End a running fetch, from any thread; the next one continues from there."""
+        self._killed.set()
+        self._fetcher.kill()
+
+    def _fetch_patiently(self, job: FetchJob, told: Callable[[int], None], lock: int) -> Fetched:
+        """Fetch through outages: staged bytes stay, so each try continues the one before."""
+        self._killed.clear()
+        before, last, waited = 0, 0, 0.0
+
+        def heard(here: int, downloaded: int) -> None:
+            nonlocal last
+            last = downloaded
+            told(here)
+
+        while True:
+            try:
+                done = self._fetcher.fetch(job, heard, (lock,))
+                return Fetched(done.staged, before + done.downloaded)
+            except IntegrityError:
+                raise
+            except RemoteError as error:
+                waited = 0.0 if last else waited  # bytes arrived: this is a new outage
+                pause = min(60.0, max(5.0, waited))
+                if not error.transient or waited + pause > self._patience:
+                    raise
+                self._waiting(error, pause)
+            before, last, waited = before + last, 0, waited + pause
+            if self._killed.wait(pause):
+                raise HostError("the restore was stopped", where=f"step {job.step}", fix="the next one continues there")
+
+    def _intent(self, save: RemoteSave, job: FetchJob) -> Intent:
+        """The intent that a killed restore of this checkpoint left open, or a new one."""
+        staging = sorted(set(job.staging.values()))
+        for intent in self._journal.open_intents(IntentKind.RESTORE):
+            if intent.data.get("staging") == staging:
+                return intent
+        data = {"step": save.step, "save_id": save.save_id, "staging": staging}
+        return self._journal.open_intent(IntentKind.RESTORE, data | {"targets": sorted(job.targets.values())})
+
+    def _target(self, part: str, step: int, to: Path | None) -> Path:
+        if not _PART.match(part):
+            raise IntegrityError("the manifest names an impossible part", where=repr(part)[:80])
+        if to is not None:
+            return to / part
+        try:
+            return self._layout.part_dir(part, step)
+        except (KeyError, ValueError):
+            raise IntegrityError(f"layout {self._layout.name!r} has no part {part!r}", where="manifest.json") from None
+
+    def _note(self, save: RemoteSave) -> None:
+        """Record the checkpoint as stored: it must not be sent again (its mtimes are restored, so its id is equal).
+        Keep its W&B ids, if they are valid ids: a new pod knows no others."""
+        ids = valid_ids(save.manifest.wandb) or valid_ids(save.pointer.wandb if save.pointer is not None else {})
+        self._journal.learn(FROM_STORE, ids)
+        if any((p.step, p.save_id) == (save.step, save.save_id) for p in self._journal.published()):
+            return
+        if save.pointer is not None:
+            self._journal.note_published(published_from(save.pointer, save.uploaded_wall, restored=True))
+            return
+        self._journal.note_published(
+            PublishedSave(
+                step=save.step,
+                save_id=save.save_id,
+                lineage=save.manifest.lineage,
+                generation=0,
+                seq=0,
+                manifest_key=save.manifest_key,
+                manifest_file_id=save.manifest_file_id,
+                manifest_sha1=save.manifest_sha1,
+                manifest_size=save.manifest_size,
+                total_bytes=save.manifest.total_bytes,
+                wall=save.uploaded_wall,
+                restored=True,
+            )
+        )
+
+
+def owner_of(path: Path, user: str) -> tuple[int, int] | None:
+    """Owner of restored files: the user that training runs as, else the owner of the directory; only root can and must
+    change that."""
+    if os.geteuid() != 0:
+        return None
+    if user:
+        try:
+            entry = pwd.getpwnam(user)
+        except KeyError:
+            raise ConfigurationError(
+                f"user {user!r} not found on this machine", where="[trainer] user", fix="create it, or correct it"
+            ) from None
+        return entry.pw_uid, entry.pw_gid
+    for candidate in (path, *path.parents):
+        try:
+            found = candidate.stat()
+        except OSError:
+            continue
+        return found.st_uid, found.st_gid
+    return None

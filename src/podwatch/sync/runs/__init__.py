@@ -1,0 +1,1 @@
+"""Whole runs of a store: list, import foreign backups, archive."""

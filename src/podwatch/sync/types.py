@@ -1,0 +1,106 @@
+"""Types of what sync needs from other packages, small enough for a test to implement for real."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from podwatch.checkpoints.catalogue import SetContents
+from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.policy.lease import Decision, LeaseAction
+from podwatch.policy.upload_tally import Tally
+
+
+class SetSource(Protocol):
+    """The part of the catalogue that uploading needs."""
+
+    @property
+    def sets(self) -> tuple[CheckpointSet, ...]: ...
+
+    def contents(self, step: int) -> SetContents:
+        """Blocking. Raises PodwatchError or OSError when the step is gone."""
+        ...
+
+
+class OwnSets:
+    """The checkpoints of this run only: checkpoints of another run here are not this run's backup."""
+
+    def __init__(self, source: SetSource, owns: Callable[[CheckpointSet], bool]) -> None:
+        self._source, self._owns = source, owns
+
+    @property
+    def sets(self) -> tuple[CheckpointSet, ...]:
+        return tuple(s for s in self._source.sets if self._owns(s))
+
+    def contents(self, step: int) -> SetContents:
+        return self._source.contents(step)
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """This podwatch's identity at this moment, for every manifest and pointer.
+
+    ``writer_id`` is this podwatch's own, kept with the run's state.
+    """
+
+    run_id: str
+    lineage: str
+    writer_id: str
+    host: str
+    train_command: tuple[str, ...] = ()
+    wandb: Mapping[str, str] = field(default_factory=dict)
+    layout: str = ""
+    config_digest: str = ""
+    parent_step: int | None = None
+    """Where the lineage was opened; None: at the start of training."""
+    has_parent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UploadPace:
+    """Progress of the upload in flight; ``step`` is None while there is none, or before its first figures. Rates in
+    bytes per second; ``cpu_wait`` is the share of time that it waited for a CPU (0 to 1); ``level`` its priority, and
+    ``reason`` why it is above the lowest; ``cpu_since`` the monotonic second since which it is slow because the CPU is
+    busy, None where it is not."""
+
+    step: int | None = None
+    rate: float | None = None
+    usual_rate: float | None = None
+    left_bytes: int = 0
+    cpu_wait: float | None = None
+    level: str = "lowest"
+    reason: str = ""
+    cpu_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncState:
+    """For status. ``ok`` is None until the store has answered or failed for the first time."""
+
+    store_url: str = ""
+    ok: bool | None = None
+    error: str = ""
+    refused: bool = False
+    """The store refuses podwatch (key, cap, bucket, configuration): waiting does not help."""
+    next_attempt_wall: float | None = None
+    """While it fails: the time of the next try, in epoch seconds."""
+    clock_skew: float | None = None
+    """Seconds that this machine's clock is ahead of the store's; None: not known."""
+    last_step: int | None = None
+    last_published_wall: float | None = None
+    uploading_step: int | None = None
+    uploaded_bytes: int = 0
+    total_bytes: int = 0
+    superseded: bool = False
+    standing: Decision = field(default_factory=lambda: Decision(LeaseAction.ASK))
+    """Whether this pod holds the run's lease."""
+    stored: frozenset[tuple[int, str]] = frozenset()
+    """(step, save_id) of every checkpoint that is whole in the store."""
+    newest_of: Mapping[str, int] = field(default_factory=dict)
+    """Lineage -> its newest step in the store."""
+    saves: int | None = None
+    """Checkpoints of this run in the store; None until the store was listed."""
+    abandoned_in_a_row: int = 0
+    warnings: tuple[str, ...] = ()
+    pace: UploadPace = field(default_factory=UploadPace)
+    tally: Tally = field(default_factory=Tally)
+    """Outcome of the last checkpoints: stored, skipped, abandoned."""

@@ -1,0 +1,414 @@
+"""Reads what goes to the store beside checkpoints: configuration, ends of logs, incident bundles. Scrubbed and bounded.
+
+Blocking; never raises OSError: unreadable files are left out.
+"""
+
+import asyncio
+import gzip
+import hashlib
+import io
+import os
+import re
+import stat
+import tarfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from podwatch.domain.errors import PodwatchError, RemoteError
+from podwatch.domain.manifest import Keys
+from podwatch.domain.secrets import scrub
+from podwatch.policy.store_archive import stale_artefacts
+from podwatch.sensors.log_tail import Sources, find
+from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.system.reading import open_file
+from podwatch.system.workers import Worker
+
+MOST_LOGS = 8
+"""Logs per round, most recently written first: launcher, trainer, orchestrator, inference, and some per rank."""
+CONFIG_BYTES = 1 << 20
+BUNDLE_FILE_BYTES = 2 << 20
+MOST_BUNDLES = 30
+"""As many bundles as the pod keeps itself."""
+_SECRET_NAMES = (".env", ".pem", ".key", "credentials", "id_rsa", ".netrc")
+_HEAD = 64
+"""Leading bytes that identify a file: a freed inode number is reused at once."""
+_WRITTEN_SECONDS = 2.0
+"""An unfinished last line that is older counts as finished."""
+_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
+
+Scrub = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """``kind`` is ``config``, ``logs`` or ``incidents``; ``name`` is one safe segment. ``fixed``: the content of
+    this name never changes."""
+
+    kind: str
+    name: str
+    data: bytes
+    fixed: bool
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.blake2b(self.data, digest_size=16).digest()
+
+
+def scrubber(secrets: frozenset[str]) -> Scrub:
+    """A function that removes these and all other secrets. It needs the whole text: a private key has several lines."""
+    return lambda text: scrub(text, secrets)
+
+
+def looks_like_a_key(name: str) -> bool:
+    """Judged only by the file's name."""
+    return any(part in name.lower() for part in _SECRET_NAMES)
+
+
+def configs(paths: Iterable[str], clean: Scrub) -> list[Artefact]:
+    """Named by content, so that every version of a file that a start used is kept. Files that look like key files, or
+    that only their owner can read, are left out."""
+    found = []
+    for path in paths:
+        name = os.path.basename(path)  # noqa: PTH119 - a recorded name, not a path of ours
+        if looks_like_a_key(name):
+            continue
+        data = _read(Path(path), CONFIG_BYTES, follow=True, private=False)
+        if data is None or len(data) > CONFIG_BYTES or b"\0" in data:
+            continue
+        clear = clean(data.decode(errors="replace")).encode()
+        digest = hashlib.sha256(clear).hexdigest()[:12]
+        found.append(Artefact("config", f"{digest}-{plain_name(name)}", clear, fixed=True))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A log as read so far: whole lines up to ``offset``, scrubbed."""
+
+    device: int
+    inode: int
+    head: bytes
+    offset: int
+    text: str
+
+
+class LogEnds:
+    """The last ``most_bytes`` of each log. Scrubbing costs a second per megabyte, so only new text is scrubbed; when
+    ``secrets`` changes, everything is scrubbed again."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._known: dict[str, _Known] = {}
+        self._secrets: frozenset[str] | None = None
+
+    def read(self, sources: Sources, host: str, secrets: frozenset[str]) -> list[Artefact]:
+        """``host`` is in the name, so that the next pod's logs do not replace this one's."""
+        if secrets != self._secrets:
+            self._known, self._secrets = {}, secrets
+        clean = scrubber(secrets)
+        ordered = sorted(find(sources), key=lambda pair: _mtime(pair[0]), reverse=True)[:MOST_LOGS]
+        self._known = {path: self._known[path] for path, _ in ordered if path in self._known}
+        found = []
+        for path, inside in ordered:
+            text = self._end(path, clean)
+            if text is not None:
+                name = plain_name(f"{host}__{inside.replace('/', '__')}")
+                found.append(Artefact("logs", name, text.encode(), fixed=False))
+        return found
+
+    def _end(self, path: str, clean: Scrub) -> str | None:
+        descriptor = _open(Path(path), follow=True)  # find() has checked the link's target
+        if descriptor is None:
+            return None
+        with suppress(OSError), os.fdopen(descriptor, "rb") as file:
+            info, head = os.fstat(descriptor), file.read(_HEAD)
+            known = self._known.get(path)
+            if known is None or not _same(known, info, head) or info.st_size - known.offset > self._most:
+                known = _Known(info.st_dev, info.st_ino, head, max(0, info.st_size - self._most), "")
+                fresh = _before(Path(path), self._most - info.st_size) if not known.offset else b""
+            else:
+                fresh = b""
+            file.seek(known.offset)
+            data = file.read(self._most)
+            whole, newline, rest = data.rpartition(b"\n")
+            lines = fresh + whole + newline
+            if known.offset and not known.text:
+                lines = lines.partition(b"\n")[2]  # half a line could be half a secret
+            text = _last(known.text + clean(lines.decode(errors="replace")), self._most)
+            self._known[path] = _Known(info.st_dev, info.st_ino, head, known.offset + len(whole + newline), text)
+            if rest and time.time() - info.st_mtime > _WRITTEN_SECONDS:
+                text += clean(rest.decode(errors="replace"))
+            return text
+        return None
+
+
+def _same(known: _Known, info: os.stat_result, head: bytes) -> bool:
+    where = (info.st_dev, info.st_ino) == (known.device, known.inode)
+    return where and head.startswith(known.head) and info.st_size >= known.offset
+
+
+def _before(path: Path, most: int) -> bytes:
+    """The end of a just-rotated log's predecessor, from the start of a line."""
+    data = _tail(path.with_name(f"{path.name}.1"), most) if most > 0 else None
+    return b"" if data is None else data if len(data) < most else data.partition(b"\n")[2]
+
+
+def _last(text: str, most: int) -> str:
+    return text if len(text) <= most else text[-most:].partition("\n")[2]
+
+
+def bundles(directory: Path, known: Callable[[str], bool], since_wall: float, clean: Scrub) -> list[Artefact]:
+    """Every incident bundle written since ``since_wall`` whose name is not ``known`` yet, newest last."""
+    found = []
+    try:
+        entries = [e for e in os.scandir(directory) if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
+    except OSError:
+        return []
+    dated = sorted(((_mtime(e.path), e) for e in entries), key=lambda pair: pair[0])[-MOST_BUNDLES:]
+    for mtime, entry in dated:
+        when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(mtime))
+        name = f"{when}-{plain_name(entry.name)}.tar.gz"
+        if mtime >= since_wall and not known(name):
+            found.append(Artefact("incidents", name, _packed(Path(entry.path), int(mtime), clean), fixed=True))
+    return found
+
+
+def plain_name(text: str) -> str:
+    """One segment of letters, digits, dots, dashes; never hidden or empty, at most the last 150 characters, because the
+    end of a name says more than its beginning."""
+    return _PLAIN.sub("_", text).lstrip(".")[-150:].lstrip(".") or "unnamed"
+
+
+def _packed(directory: Path, mtime: int, clean: Scrub) -> bytes:
+    out = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=out, mode="wb", mtime=mtime) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
+        for name in sorted(os.listdir(directory)) if directory.is_dir() else ():  # noqa: PTH208 - names only
+            data = _read(directory / name, BUNDLE_FILE_BYTES)
+            if data is None:
+                continue
+            clear = clean(data[:BUNDLE_FILE_BYTES].decode(errors="replace")).encode()
+            member = tarfile.TarInfo(plain_name(name))
+            member.size, member.mtime, member.mode = len(clear), mtime, 0o600
+            archive.addfile(member, io.BytesIO(clear))
+    return out.getvalue()
+
+
+def _mtime(path: str) -> float:
+    with suppress(OSError):
+        return os.stat(path).st_mtime  # noqa: PTH116 - names come as text
+    return 0.0
+
+
+def _open(path: Path, *, follow: bool = False, private: bool = True) -> int | None:
+    """A regular file that the one who named it may read (``system.reading``), or None. ``private=False``: not a file
+    that only its owner can read."""
+    try:
+        if not follow and stat.S_ISLNK(os.lstat(path).st_mode):
+            return None
+        descriptor = open_file(path, shown=True)
+    except (OSError, ValueError):
+        return None
+    if not private and not os.fstat(descriptor).st_mode & 0o044:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _read(path: Path, most: int, *, follow: bool = False, private: bool = True) -> bytes | None:
+    descriptor = _open(path, follow=follow, private=private)
+    if descriptor is None:
+        return None
+    with suppress(OSError), os.fdopen(descriptor, "rb") as file:
+        return file.read(most + 1)
+    return None
+
+
+def _tail(path: Path, most: int, *, follow: bool = False) -> bytes | None:
+    descriptor = _open(path, follow=follow)
+    if descriptor is None:
+        return None
+    with suppress(OSError), os.fdopen(descriptor, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - most))
+        return file.read(most)
+    return None
+
+
+# -- artefacts -------------------------------------------------------------------------------------------------------
+# Keeps configuration, ends of logs and incident bundles in the store, for when the pod itself is gone.
+# A round runs on a cadence, soon after an incident, and at the end, never on the event loop. Store trouble is only
+# remarked here (the upload of checkpoints reports it), and the next round tries again.
+
+KEEP = {"config": 50, "logs": 24, "incidents": 60}
+"""How many of the newest objects of each kind stay: three pods' logs, two pods' bundles. At most 24 logs and 60 bundles
+of a few hundred kB cost cents a month."""
+KEEP_SECONDS = 90 * 86400.0
+SWEEP_SECONDS = 86400.0
+ROUND_SECONDS = 300.0
+"""A round that takes longer is abandoned: its thread hangs on a disk or a network."""
+LAST_SECONDS = 3.0
+"""How long podwatch waits for the last round when it stops."""
+SETTLE_SECONDS = 20.0
+"""Delay after an incident: by then the bundle is written and the stopped trainer has written its last lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArtefactSources:
+    """``configs``: paths of the files that the last start's command named. ``secrets``: values that must not appear;
+    raises where they cannot be known, and then nothing is sent."""
+
+    logs: Callable[[], Sources]
+    configs: Callable[[], tuple[str, ...]]
+    incidents: Path
+    secrets: Callable[[], frozenset[str]]
+    host: str
+    log_bytes: int
+
+
+@dataclass(slots=True)
+class _Store:
+    """An open store with its contents: object name -> object, and the digests of what was sent."""
+
+    store: ObjectStore
+    there: dict[str, StoredObject] = field(default_factory=dict)
+    sent: dict[str, bytes] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    """Removed by a sweep: not sent again, although this pod still has it."""
+    swept: float | None = None
+    keeps: bool = False
+    """The key cannot delete: a replaced object stays in the store, and is paid for."""
+
+
+class Artifacts:
+    """Loop-side object. ``may_write`` is false where another pod owns the run; ``may_delete`` where deletions are only
+    reported. ``tell`` is called once when trouble begins."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], ObjectStore],
+        keys: Keys,
+        sources: ArtefactSources,
+        wall: Callable[[], float],
+        *,
+        may_write: Callable[[], bool] = lambda: True,
+        may_delete: Callable[[], bool] = lambda: True,
+        tell: Callable[[str], None] = lambda problem: None,
+    ) -> None:
+        self._open, self._keys, self._sources, self._wall = open_store, keys, sources, wall
+        self._may_write, self._may_delete, self._tell = may_write, may_delete, tell
+        self._worker = Worker("artefacts")
+        self._logs = LogEnds(sources.log_bytes)
+        self._opened: _Store | None = None
+        self._soon: asyncio.Task[None] | None = None
+        self.problem = ""
+        """Why the last round did not send everything; empty if it did."""
+        self.rounds = 0
+
+    async def store(self, *, urgent: bool = False, within: float = ROUND_SECONDS) -> None:
+        """One round. Raises only CancelledError. ``urgent``: also send what would otherwise wait."""
+        if not self._may_write():
+            return
+        before, self.problem = self.problem, ""
+        try:
+            await self._worker.call(self._round, urgent, timeout=within)
+        except PodwatchError as error:
+            self.problem = str(error)
+        except Exception as error:  # sending evidence must never stop the guard
+            self.problem = f"{type(error).__name__}: {error}"[:500]
+        if self.problem:
+            self._forget()
+        if self.problem and not before:
+            self._tell(self.problem)
+        self.rounds += 1
+
+    def soon(self, after: float = SETTLE_SECONDS) -> None:
+        """Schedule a round shortly after an event. Several calls make one round."""
+        if self._soon is None or self._soon.done():
+            self._soon = asyncio.create_task(self._shortly(after), name="artefacts soon")
+
+    async def _shortly(self, after: float) -> None:
+        await asyncio.sleep(after)
+        await self.store(urgent=True)
+
+    async def stop(self, *, last: bool) -> None:
+        """``last``: run a last round first, for at most a few seconds."""
+        if self._soon is not None:
+            self._soon.cancel()
+        if last:
+            await self.store(urgent=True, within=LAST_SECONDS)
+        self._worker.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        """The next round opens the store again and reads the credentials again."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.store.close()
+
+    # -- in the thread ------------------------------------------------------------------------------------------------
+
+    def _round(self, urgent: bool) -> None:
+        sources = self._sources
+        secrets = sources.secrets()
+        clean = scrubber(secrets)
+        opened = self._opened or self._look()
+        found = configs(sources.configs(), clean)
+        incidents, since = self._keys.artefacts("incidents"), self._wall() - KEEP_SECONDS
+        found += bundles(sources.incidents, lambda name: f"{incidents}{name}" in opened.there, since, clean)
+        if urgent or not opened.keeps:
+            found += self._logs.read(sources.logs(), sources.host, secrets)
+        for artefact in found:
+            self._put(opened, artefact)
+        if opened.swept is None or self._wall() - opened.swept >= SWEEP_SECONDS:
+            self._sweep(opened)
+
+    def _look(self) -> _Store:
+        opened = _Store(self._open())
+        try:
+            for kind in KEEP:
+                opened.there |= {o.key: o for o in opened.store.list(self._keys.artefacts(kind)) if o.ours}
+        except BaseException:
+            opened.store.close()
+            raise
+        self._opened = opened
+        return opened
+
+    def _put(self, opened: _Store, artefact: Artefact) -> None:
+        key = f"{self._keys.artefacts(artefact.kind)}{artefact.name}"
+        before = opened.there.get(key)
+        if (artefact.fixed and before is not None) or opened.sent.get(key) == artefact.digest or key in opened.gone:
+            return
+        opened.there[key] = opened.store.put_bytes(key, artefact.data)
+        opened.sent[key] = artefact.digest
+        if before is not None and opened.store.versioned:
+            self._delete(opened, before)
+
+    def _delete(self, opened: _Store, old: StoredObject) -> bool:
+        """Whether the object is gone."""
+        if opened.keeps or not self._may_delete():
+            return False
+        try:
+            opened.store.delete(old)
+        except RemoteError as error:
+            if error.transient:
+                raise
+            opened.keeps = True
+        return not opened.keeps
+
+    def _sweep(self, opened: _Store) -> None:
+        kinds: dict[str, list[tuple[str, float]]] = {}
+        for kind in KEEP:
+            found = {o.key: o for o in opened.store.list(self._keys.artefacts(kind)) if o.ours}
+            opened.there |= found
+            kinds[kind] = [(o.key, o.uploaded_wall) for o in found.values()]
+        for key in stale_artefacts(kinds, self._wall(), most=KEEP, seconds=KEEP_SECONDS):
+            if self._delete(opened, opened.there[key]):
+                del opened.there[key]
+                opened.gone.add(key)
+        opened.swept = self._wall()

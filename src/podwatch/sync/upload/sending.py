@@ -1,0 +1,247 @@
+"""One queue of parts over all files of a checkpoint, and the connections that send them.
+
+Each part is read once, hashed while it is sent, and compared with the store's answer. The connection that comes to a
+large file first starts its upload, and the one that sends its last part finishes it; parts that the store has from
+before a kill are not sent again.
+"""
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from podwatch.domain.errors import IntegrityError, PodwatchError
+from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.parts import FileSource, part_sha1, part_spans
+from podwatch.sync.upload.job import JobFile, UploadJob
+from podwatch.sync.upload.ownership import foreign
+from podwatch.sync.workers import RateLimit, WorkerPool
+from podwatch.system.files import open_dir_below
+from podwatch.system.pinned import open_pinned, open_regular
+
+
+class SourceChanged(PodwatchError):  # noqa: N818
+    """A file is not as it was found complete: the checkpoint is void."""
+
+
+class SourceForeign(PodwatchError):  # noqa: N818
+    """A file does not belong to the training: the checkpoint is void."""
+
+
+Say = Callable[..., None]
+"""``say(type, **details)``: sends a message to the daemon."""
+
+
+class _File:
+    """One file in flight. Its lock guards everything but the sending of parts."""
+
+    def __init__(self, job: UploadJob, file: JobFile) -> None:
+        self.job, self.file = job, file
+        self.spans = part_spans(file.size, job.part_size)
+        self.large = file.size > job.part_size
+        self.lock = threading.Lock()
+        self.left = len(self.spans) if self.large else 1
+        """Number of unsent parts; the connection that makes it zero finishes the file."""
+        self.hashes: dict[int, str] = {}
+        self.upload = ""
+        self.stored: StoredObject | None = None
+        self._source: FileSource | None = None
+
+    def source(self) -> FileSource:
+        """The open file. Raises SourceChanged when it is not the one that was found complete."""
+        if self._source is None:
+            self._source = FileSource(_open(self.job, self.file))
+        return self._source
+
+    def forget(self, offset: int, length: int) -> None:
+        """Drop sent bytes from the page cache: training needs that memory."""
+        if self._source is not None:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._source.descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+
+    def unchanged(self) -> None:
+        """Raises SourceChanged if the file was written to, replaced or removed while it was read."""
+        source = self.source()
+        if _identity(os.fstat(source.descriptor)) != _expected(self.file):
+            raise SourceChanged("the file changed while it was read", where=self.file.remote)
+        os.close(_open(self.job, self.file))  # and the name still refers to it
+
+    def close(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            os.close(source.descriptor)
+
+
+class Sending:
+    """``run`` returns when every file of the job is in the store. The first failure stops the others at their next
+    part."""
+
+    def __init__(
+        self,
+        job: UploadJob,
+        store: ObjectStore,
+        say: Say,
+        progress: Callable[[int], None],
+        there: Callable[[int], None] | None = None,
+    ) -> None:
+        """``progress``: bytes sent; ``there``: bytes that the store had already (not part of ``progress``)."""
+        self._there = there or progress
+        self._job, self._store, self._say = job, store, say
+        self._limit = RateLimit(job.max_rate, time.monotonic, time.sleep)
+        self._progress_out = progress
+        self._lanes = WorkerPool(job.connections, job.connections_max)
+
+    def run(self) -> None:
+        work: list[Callable[[], None]] = []
+        for file in self._job.files:
+            state = _File(self._job, file)
+            work += [partial(self._send, state, number) for number in range(1, state.left + 1)]
+        self._lanes.run(work)
+
+    def _progress(self, count: int) -> None:
+        self._lanes.moved(count)
+        self._progress_out(count)
+        self._limit.take(count)
+
+    def _send(self, file: _File, number: int) -> None:
+        with file.lock:
+            if file.stored is None:
+                source = file.source()
+                if file.large:
+                    self._begin(file)
+        if file.stored is None and number not in file.hashes:
+            try:
+                self._transfer(file, source, number)
+            except IntegrityError as error:
+                if os.fstat(source.descriptor).st_size != file.file.size:
+                    raise SourceChanged("the file changed while it was read", where=file.file.remote) from error
+                raise
+        with file.lock:
+            file.left -= 1
+            if file.left == 0:
+                self._finish(file)
+
+    def _transfer(self, file: _File, source: FileSource, number: int) -> None:
+        key, size = file.file.key, file.file.size
+        if not file.large:
+            file.stored = self._store.put_small(key, source, size, self._progress)
+            file.forget(0, size)
+            return
+        offset, length = file.spans[number - 1]
+        sha1 = self._store.put_part(file.upload, number, source, offset, length, self._progress)
+        file.hashes[number] = sha1
+        self._say("part", remote=file.file.remote, number=number, sha1=sha1)
+        file.forget(offset, length)
+
+    def _begin(self, file: _File) -> None:
+        """Once per file, by the connection that comes first: continue a killed upload, or start one."""
+        if file.upload:
+            return
+        left = file.file.upload
+        if left and self._take_up(file, left):
+            return
+        file.hashes = {}
+        file.upload = self._store.begin_large(file.file.key, file.file.size)
+        ctime = os.fstat(file.source().descriptor).st_ctime_ns
+        self._say("begun", remote=file.file.remote, upload=file.upload, ctime_ns=ctime)
+
+    def _take_up(self, file: _File, upload: str) -> bool:
+        there = self._store.parts_there(upload)
+        if there is None:
+            return self._was_finished(file, upload)
+        sizes = {number: length for number, (_, length) in enumerate(file.spans, 1)}
+        known = file.file.parts
+        if any(sizes.get(n) != p.size or known.get(n, p.sha1) != p.sha1 for n, p in there.items()):
+            self._store.cancel_large(upload)  # another part size, or not what we sent
+            return False
+        if not self._same_bytes(file, {n: part.sha1 for n, part in there.items()}):
+            self._store.cancel_large(upload)
+            return False
+        file.upload, file.hashes = upload, {n: part.sha1 for n, part in there.items()}
+        self._there(sum(part.size for part in there.values()))
+        return True
+
+    def _was_finished(self, file: _File, upload: str) -> bool:
+        """Was the upload finished, and only the answer lost? Only a store with versions can show that, and only where
+        all hashes of the sent parts are known; else the file is sent again."""
+        if not self._store.versioned or set(file.file.parts) != set(range(1, len(file.spans) + 1)):
+            return False
+        found = self._store.stat(file.file.key, upload)
+        if found is None or not found.ours or found.size != file.file.size:
+            return False
+        if not self._same_bytes(file, file.file.parts):
+            return False
+        file.upload, file.hashes, file.stored = upload, dict(file.file.parts), found
+        self._there(file.file.size)
+        return True
+
+    def _same_bytes(self, file: _File, hashes: Mapping[int, str]) -> bool:
+        """Size and mtime can be set, ctime cannot: if it differs from the one at the start of the upload, the stored
+        parts are compared with the file by hash. That costs no traffic, and equal parts are not sent again."""
+        source = file.source()
+        if file.file.ctime_ns in (0, os.fstat(source.descriptor).st_ctime_ns):
+            return True
+        for number, sha1 in hashes.items():
+            offset, length = file.spans[number - 1]
+            if part_sha1(source, offset, length) != sha1:
+                return False
+        return True
+
+    def _finish(self, file: _File) -> None:
+        source = file.source()
+        file.unchanged()
+        entry = file.file
+        if file.large and file.stored is None:
+            hashes = [file.hashes[n] for n in sorted(file.hashes)]
+            file.stored = self._store.finish_large(entry.key, file.upload, hashes, entry.size)
+        assert file.stored is not None
+        found = os.fstat(source.descriptor)
+        file.close()
+        hashes_sent = [file.hashes[n] for n in sorted(file.hashes)] if file.large else list(file.stored.parts_sha1)
+        self._say(
+            "object",
+            remote=entry.remote,
+            file_id=file.stored.file_id,
+            size=file.stored.size,
+            parts_sha1=hashes_sent,
+            source=dict(zip(("device", "inode", "size", "mtime_ns"), _identity(found), strict=True)),
+        )
+
+
+def _open(job: UploadJob, file: JobFile) -> int:
+    """Open the file from one of the daemon's roots without following a link. Raises SourceChanged, SourceForeign,
+    RootReplaced."""
+    folder, _, name = file.path.rpartition("/")
+    try:
+        root = open_pinned(job.pins, job.roots[file.part])
+        try:
+            directory = open_dir_below(root, folder)
+        finally:
+            os.close(root)
+        try:
+            descriptor = open_regular(directory, name)
+            around = os.fstat(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        what = "a symbolic link is on its path" if error.errno in (errno.ELOOP, errno.ENOTDIR) else error.strerror
+        raise SourceChanged(f"the file cannot be opened: {what}", where=file.remote) from error
+    found = os.fstat(descriptor)
+    if _identity(found) != _expected(file):
+        os.close(descriptor)
+        raise SourceChanged("the file is not the one that was found complete", where=file.remote)
+    if job.owners is not None and (reason := foreign(found, around, job.owners)):
+        os.close(descriptor)
+        raise SourceForeign(f"{file.remote} {reason}", where=file.remote)
+    return descriptor
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _expected(file: JobFile) -> tuple[int, int, int, int]:
+    return (file.device, file.inode, file.size, file.mtime_ns)

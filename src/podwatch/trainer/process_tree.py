@@ -1,0 +1,278 @@
+"""A process tree seen from outside, through /proc: for attached trainers and for keepers that do not answer."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Container, Iterable
+from dataclasses import dataclass, field
+
+from podwatch.domain.errors import PermissionDenied
+from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.system import procfs
+from podwatch.system.procfs import boot_id, from_here, is_alive, pid_namespace, send_signal
+from podwatch.trainer.roles import classify, runs_program
+
+# -- processes -------------------------------------------------------------------------------------------------------
+# Facts about one process of the pod, before any judgement; ``read`` reads them from /proc and blocks.
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Facts about one process.
+
+    ``users`` are its real and effective user id, empty where unknown. ``exe`` is the program that the kernel runs,
+    whatever argv says (empty where denied). ``tty`` is 0 without a controlling terminal; ``foreground`` is the process
+    group that this terminal is given to. ``stdin`` is what descriptor 0 points at. ``cuda`` is None where it cannot be
+    read. ``writes`` are files of the run open for writing. ``names_run`` says as text how it names the run's
+    output directory or repeats its command. ``ours`` marks podwatch, its children, and trees of any keeper;
+    ``above_us`` the ancestors of podwatch. ``age`` is in seconds.
+    """
+
+    identity: ProcessIdentity
+    parent_pid: int
+    name: str
+    argv: tuple[str, ...]
+    cwd: str = ""
+    cuda: bool | None = None
+    gpus: frozenset[int] = frozenset()
+    writes: tuple[str, ...] = ()
+    ours: bool = False
+    age: float = 0.0
+    users: tuple[int, ...] = ()
+    exe: str = ""
+    session: int = 0
+    group: int = 0
+    tty: int = 0
+    foreground: int = -1
+    stdin: str = ""
+    names_run: str = ""
+    above_us: bool = False
+    links: dict[int, str] = field(default_factory=dict, compare=False, repr=False)
+    """Descriptor -> what it points at, for callers that need more."""
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+    @property
+    def launcher_like(self) -> bool:
+        """Whether its title or command is that of a known launcher or trainer, and its program can run one: a ``sleep``
+        that calls itself torchrun does not count."""
+        role = classify(self.name, self.argv)
+        known = role in (ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessRole.ORCHESTRATOR)
+        return known and runs_program(self.exe, self.argv)
+
+
+def read(pid: int) -> Process | None:
+    """Return the facts that tell whether ``pid`` is interactive and whose it is; None if it is gone, ended, or a kernel
+    thread. A process that is stuck in the kernel has its name as its command."""
+    status = procfs.read_stat(pid)
+    if status is None or status.state in "ZXx":
+        return None
+    argv = procfs.command(pid)
+    if not argv and procfs.hangs(pid):
+        argv = (status.name,)
+    if not argv and pid != 1:
+        return None
+    links = procfs.open_files(pid)
+    use = None if links is None else procfs.cuda_use_of(links.values())
+    return Process(
+        identity=ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace()),
+        parent_pid=status.parent_pid,
+        name=status.name,
+        argv=argv,
+        cwd=procfs.working_directory(pid) or "",
+        cuda=None if use is None else use.context,
+        gpus=frozenset() if use is None else use.gpus,
+        users=procfs.users(pid) or (),
+        exe=procfs.executable(pid),
+        session=status.session,
+        group=status.group,
+        tty=status.tty,
+        foreground=status.foreground,
+        stdin=(links or {}).get(0, ""),
+        links=links or {},
+    )
+
+
+# -- process tree ----------------------------------------------------------------------------------------------------
+
+_ENDED = frozenset("ZXx")
+
+
+def sample(pid: int) -> ProcessSample | None:
+    """Return one living process; None if it is gone or a zombie. ``cuda`` is None if /proc cannot be read."""
+    status = procfs.read_stat(pid)
+    if status is None or status.state in _ENDED:
+        return None
+    argv = procfs.command(pid)
+    if not argv and procfs.hangs(pid):
+        argv = (status.name,)
+    use = procfs.cuda_use(pid)
+    return ProcessSample(
+        identity=ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace()),
+        parent_pid=status.parent_pid,
+        name=status.name,
+        command=" ".join(argv),
+        role=classify(status.name, argv),
+        state=status.state,
+        cuda=None if use is None else use.context,
+        gpus=frozenset() if use is None else use.gpus,
+    )
+
+
+def marked(start_id: str) -> list[ProcessIdentity]:
+    """Return the living processes whose environment has the id of this start, as far as it can be read. Scans /proc."""
+    found = []
+    for pid in procfs.all_pids():
+        if procfs.environment_value(pid, "PODWATCH_START_ID") == start_id:
+            status = procfs.read_stat(pid)
+            if status is not None and status.state not in _ENDED:
+                found.append(ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace()))
+    return found
+
+
+def leads_session(launcher: ProcessIdentity) -> bool:
+    """Return whether it opened a session of its own (``setsid``), which no outside process can join."""
+    status = procfs.read_stat(launcher.pid)
+    return status is not None and status.start_ticks == launcher.start_ticks and status.session == launcher.pid
+
+
+def in_session(
+    launcher: ProcessIdentity, ended: float | None = None, known: Container[ProcessIdentity] = ()
+) -> list[ProcessIdentity]:
+    """Return the living processes of the session that ``launcher`` opened: its descendants by the kernel's rule,
+    whatever their environment and parent now are. Empty once the launcher's pid is another process's.
+
+    ``ended``: seconds since boot at which the launcher had ended, if known. The kernel does not reuse a session's
+    number while a process of it lives; so if all of them started after that end, and none is ``known``, a process in
+    between may have had the number, and they do not count as ours."""
+    if not from_here(launcher):
+        return []
+    leader = procfs.read_stat(launcher.pid)
+    if leader is not None and leader.start_ticks != launcher.start_ticks:
+        return []
+    found: list[ProcessIdentity] = []
+    ours = leader is not None or ended is None
+    last = 0 if ended is None else int(ended * os.sysconf("SC_CLK_TCK")) + 1
+    for pid in procfs.all_pids():
+        status = procfs.read_stat(pid)
+        if status is None or status.session != launcher.pid or status.start_ticks < launcher.start_ticks:
+            continue
+        identity = ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace())
+        ours = ours or status.start_ticks <= last or identity in known
+        if status.state not in _ENDED:
+            found.append(identity)
+    return found if ours else []
+
+
+class LocalTree:
+    """A tree in which every descendant ever seen stays ours until it ends. Blocks: use a worker.
+
+    ``keeper`` is a living keeper: its descendants are ours, it is not. ``start_id`` adds the processes with that
+    marker, ``own_session`` those in the session that the launcher opened: orphans of a keeper that was killed.
+    ``ended`` returns when the launcher ended (seconds since boot), if that was recorded. ``spare`` returns the pids
+    among processes that are below the trainer and not part of it: an operator's terminal. They are neither listed nor
+    signalled.
+    """
+
+    def __init__(
+        self,
+        launcher: ProcessIdentity,
+        *,
+        start_id: str = "",
+        keeper: ProcessIdentity | None = None,
+        own_session: bool = False,
+        ended: Callable[[], float | None] = lambda: None,
+        spare: Callable[[Collection[Process]], frozenset[int]] = lambda _: frozenset(),
+    ) -> None:
+        self._launcher = launcher
+        self._own_session = own_session
+        self._recorded_end = ended
+        self._spare = spare
+        self._seen: frozenset[tuple[ProcessIdentity, int, str]] = frozenset()
+        self._spares: frozenset[int] = frozenset()
+        self._missed_at: float | None = None
+        self._start_id = start_id
+        self._keeper = keeper
+        self._known: set[ProcessIdentity] = {launcher}
+
+    def remember(self, identities: Iterable[ProcessIdentity]) -> None:
+        """Add processes that the keeper saw in the tree."""
+        self._known.update(identities)
+
+    def _ended(self) -> float | None:
+        """Return when the launcher ended: as recorded, or as first missed here. None at that first look: all processes
+        in its session then count as its own."""
+        if (at := self._recorded_end()) is not None:
+            return at
+        before = self._missed_at
+        if before is None and not is_alive(self._launcher):
+            self._missed_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return before
+
+    def living(self, *, sweep: bool = False) -> tuple[ProcessSample, ...]:
+        """Return the launcher first (if it lives), then the rest by pid. ``sweep`` also searches marker and session."""
+        if sweep and self._start_id:
+            self._known.update(marked(self._start_id))
+        if sweep and self._own_session:
+            self._known.update(in_session(self._launcher, self._ended(), self._known))
+        # Only single additions and removals: an abandoned look that hung can return and run at the same time.
+        for identity in list(self._known):
+            if not is_alive(identity):
+                self._known.discard(identity)
+        pids: set[int] = set()
+        roots = [identity.pid for identity in list(self._known)]
+        if self._keeper is not None and is_alive(self._keeper):
+            roots.append(self._keeper.pid)
+        for root in roots:
+            pids.update(procfs.descendants(root))
+        pids.update(identity.pid for identity in list(self._known))
+        if self._keeper is not None and from_here(self._keeper):
+            pids.discard(self._keeper.pid)
+        samples = [found for pid in sorted(pids) if (found := sample(pid)) is not None]
+        spared = self._spared(samples, fresh=sweep)
+        samples = [found for found in samples if found.identity.pid not in spared]
+        self._known.difference_update([identity for identity in self._known if identity.pid in spared])
+        self._known.update(found.identity for found in samples)
+        return tuple(sorted(samples, key=lambda found: found.identity != self._launcher))
+
+    def _spared(self, samples: Collection[ProcessSample], *, fresh: bool) -> frozenset[int]:
+        """Return the spared pids. Without ``fresh``, judge again only if a process came, went or became another
+        program: this runs every two seconds."""
+        seen = frozenset((found.identity, found.parent_pid, found.command) for found in samples)
+        if fresh or seen != self._seen:
+            self._spares = self._judge([p.identity for p in samples])
+            self._seen = seen
+        return self._spares
+
+    def _judge(self, identities: Iterable[ProcessIdentity]) -> frozenset[int]:
+        """Judge who is spared. A process that is stuck in the kernel keeps its last judgement."""
+        facts = {identity.pid: read(identity.pid) for identity in identities}
+        stuck = frozenset(pid for pid in facts if procfs.hangs(pid))
+        judged = self._spare([found for pid, found in facts.items() if found is not None and pid not in stuck])
+        return judged | (self._spares & stuck)
+
+    @property
+    def turned(self) -> bool:
+        """Whether the launcher was last seen to be an operator's shell (``uv run rl; exec bash``): training ended."""
+        return self._launcher.pid in self._spares
+
+    def signal(self, identities: Iterable[ProcessIdentity], number: int) -> int:
+        """Send by pidfd after comparing the ticks; return how many got it. A process that cannot be signalled does not
+        stop the others; raises PermissionDenied if none could be. A process that became interactive meanwhile gets
+        nothing."""
+        sent = 0
+        denied: PermissionDenied | None = None
+        targets = list(identities)
+        spared = self._judge(targets)
+        for identity in targets:
+            if identity.pid in spared:
+                continue
+            try:
+                sent += send_signal(identity, number)
+            except PermissionDenied as error:
+                denied = error
+        if denied is not None and sent == 0 and number != signal.SIGCONT:
+            raise denied
+        return sent

@@ -1,0 +1,148 @@
+"""What files of the trainer name is known after each look, and kept from removal."""
+
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.layouts import KINDS
+from podwatch.checkpoints.layouts.base import Site
+from podwatch.daemon.checkpoint_loop import KEPT, Announced, CheckpointLoop
+from podwatch.domain.checkpoint import CheckpointSet, Completeness
+from podwatch.domain.event import Event
+from podwatch.system.clock import SystemClock
+from podwatch.system.workers import Worker
+from tests.support.layout_makers import run
+from tests.support.layout_makers.core import TRACKER, verl_fsdp
+
+
+async def test_the_trainers_own_pins_are_read_with_every_look(tmp_path: Path) -> None:
+    run(verl_fsdp(tmp_path, 10))
+    layout, clock, worker = KINDS["verl"].make(Site(tmp_path)), SystemClock(), Worker("looks")
+    refuse, refreshed = False, list[str]()
+
+    def named() -> dict[int, str]:
+        if refuse:
+            raise PermissionError(13, "Permission denied")
+        return dict(layout.pinned())
+
+    guarding = CheckpointLoop(
+        catalogue=Catalogue(layout, clock, settle=0.0, settle_weak=0.0),
+        worker=worker,
+        clock=clock,
+        rescan=10.0,
+        emit=lambda _event: None,
+        uploads=None,
+        make_room=lambda: None,
+        refresh_watches=lambda: refreshed.append(threading.current_thread().name),
+        named=named,
+    )
+    try:
+        assert [s.step for s in await guarding.look()] == [10]
+        assert guarding.named == {10: f"named by {TRACKER}"}
+        assert refreshed == ["podwatch-looks"], "never on the loop: the trainer's disk may hang"
+        refuse = True
+        await guarding.look()
+        assert "Permission denied" in guarding.blind
+        assert guarding.named == {10: f"named by {TRACKER}"}
+    finally:
+        worker.close()
+
+
+class Shelf:
+    """Stands for the catalogue: what each look finds."""
+
+    problem = ""
+
+    def __init__(self) -> None:
+        self.sets: tuple[CheckpointSet, ...] = ()
+
+    def rescan(self) -> tuple[CheckpointSet, ...]:
+        return self.sets
+
+
+def a_set(step: int, save_id: str = "", completeness: Completeness = Completeness.COMPLETE) -> CheckpointSet:
+    whole = completeness is Completeness.COMPLETE
+    return CheckpointSet(step, "x", completeness, (), 1, 1, 1000.0 + step, (save_id or f"id{step}") if whole else "")
+
+
+class Podwatches:
+    """One podwatch after the other, with one journal."""
+
+    def __init__(self) -> None:
+        self.journal: object = None
+        self.shelf = Shelf()
+        self.told: list[Event] = []
+        self.worker = Worker("looks")
+
+    def start(self) -> Callable[..., Awaitable[list[str]]]:
+        """A new podwatch; the call lets it look at these sets, and returns what it announces."""
+        guarding = CheckpointLoop(
+            catalogue=self.shelf,  # type: ignore[arg-type]
+            worker=self.worker,
+            clock=SystemClock(),
+            rescan=10.0,
+            emit=self.told.append,
+            uploads=None,
+            make_room=lambda: None,
+            refresh_watches=lambda: None,
+            announced=Announced(self.journal, self.keep),
+        )
+
+        async def look(*sets: CheckpointSet) -> list[str]:
+            self.told.clear()
+            self.shelf.sets = sets
+            await guarding.look()
+            return [f"{event.name} {event.fields['step']}" for event in self.told]
+
+        return look
+
+    def keep(self, known: dict[str, str]) -> None:
+        self.journal = known
+
+
+async def test_a_checkpoint_is_announced_once_however_often_podwatch_starts() -> None:
+    pods = Podwatches()
+    look = pods.start()
+    assert await look(a_set(5), a_set(10)) == ["checkpoint-complete 10"], "of what was there only the newest"
+    assert await look(a_set(5), a_set(10), a_set(15)) == ["checkpoint-complete 15"]
+    for _ in range(2):
+        look = pods.start()
+        assert await look(a_set(5), a_set(10), a_set(15)) == []
+        unsettled = replace(a_set(15), completeness=Completeness.WRITING, save_id="")
+        assert await look(a_set(5), a_set(10), unsettled) == []
+        assert await look(a_set(5), a_set(10), a_set(15)) == [], "it only had to settle again"
+
+
+async def test_what_is_new_is_announced_after_a_restart_too() -> None:
+    pods = Podwatches()
+    await pods.start()(a_set(5), a_set(10))
+    look = pods.start()
+    assert await look(a_set(5), a_set(10), a_set(15)) == ["checkpoint-complete 15"], "saved while no podwatch ran"
+    look = pods.start()
+    assert await look(a_set(5), a_set(10), a_set(15, "another")) == ["checkpoint-complete 15"], "saved again"
+    assert await look(a_set(5), a_set(10)) == ["checkpoint-gone 15"]
+    assert await look(a_set(5), a_set(10), a_set(15, "another")) == ["checkpoint-complete 15"], "restored"
+
+
+async def test_damage_is_announced_once_too() -> None:
+    pods = Podwatches()
+    await pods.start()(a_set(5), a_set(10))
+    broken = a_set(10, completeness=Completeness.DAMAGED)
+    look = pods.start()
+    assert await look(a_set(5), broken) == ["checkpoint-damaged 10"], "while no podwatch ran"
+    assert await look(a_set(5), broken) == []
+    look = pods.start()
+    assert await look(a_set(5), broken) == []
+    assert await look(a_set(5), a_set(10)) == ["checkpoint-complete 10"]
+
+
+async def test_what_the_journal_keeps_is_bounded_and_a_strange_journal_is_no_problem() -> None:
+    pods = Podwatches()
+    await pods.start()(*(a_set(step) for step in range(KEPT + 5)))
+    assert isinstance(pods.journal, dict)
+    assert (len(pods.journal), str(KEPT + 4) in pods.journal, "0" in pods.journal) == (KEPT, True, False)
+    for strange in ([], "x", {"a": 1, "-1": "x", "10": 7}):
+        pods.journal = strange
+        assert await pods.start()(a_set(10)) == ["checkpoint-complete 10"]

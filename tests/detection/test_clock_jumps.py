@@ -1,0 +1,226 @@
+"""Holes in what was seen, suspends and jumps of the wall clock: told, and never taken as evidence."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podwatch.detection.clock_jumps import ClocksState, Moment, begin_anew, happened
+from podwatch.detection.engine import DetectionState, advance, initial
+from podwatch.detection.windows import NOT_HELD, Held, Rhythm
+from podwatch.domain.finding import Finding, FindingKind, Verdict
+from podwatch.domain.policy import DetectionPolicy, Policies
+from podwatch.domain.process import ProcessRole
+from podwatch.domain.snapshot import (
+    DiskSample,
+    GpuSample,
+    Health,
+    InferenceSample,
+    ProgressSample,
+    ProgressSource,
+    Snapshot,
+    Supervision,
+    TrainerSample,
+    observed,
+)
+from tests.detection.looks import world
+from tests.support.pods.tree import ENGINE, process
+from tests.support.pods.world import GIB
+
+POLICIES = Policies(detection=DetectionPolicy(inference_gpus=(0,), trainer_gpus=(1,)))
+TREE = (process(10, ProcessRole.LAUNCHER), process(14, ProcessRole.TRAINER, (1,)))
+
+
+def snap(
+    at: float,
+    *,
+    wall: float | None = None,
+    boot: float | None = None,
+    step: int = 1,
+    step_at: float = 10.0,
+    memory: int = 60 * GIB,
+    busy: float = 90.0,
+    engine: bool = True,
+) -> Snapshot:
+    gpus = (
+        GpuSample(0, "a", "H", memory_used_bytes=memory, memory_total_bytes=80 * GIB, utilization_percent=busy),
+        GpuSample(1, "b", "H", memory_used_bytes=60 * GIB, memory_total_bytes=80 * GIB, utilization_percent=busy),
+    )
+    tree = (*TREE, ENGINE) if engine else TREE
+    return Snapshot(
+        at=at,
+        wall=1e9 + at if wall is None else wall,
+        boot_at=at if boot is None else boot,
+        gpus=observed(gpus, at),
+        disk=observed(DiskSample("/d", 100, 1, 99, 100, 99), at),
+        trainer=observed(TrainerSample("s", Supervision.KEEPER, True, 1.0, TREE[0].identity, None, tree), at),
+        inference=observed((InferenceSample("http://e", Health.OK),), at),
+        progress=observed((ProgressSample(ProgressSource.STEP_LINE, "trainer", step_at, step),), at),
+    )
+
+
+def run(
+    turns: Iterable[Snapshot], state: DetectionState | None = None
+) -> tuple[DetectionState, list[tuple[Finding, ...]]]:
+    state, told = state or initial(POLICIES), []
+    for one in turns:
+        state, findings = advance(state, one, POLICIES)
+        told.append(findings)
+    return state, told
+
+
+def healthy(until: float = 300.0, every: float = 60.0) -> DetectionState:
+    state, told = run(
+        snap(float(at), step=int(at // every) + 1, step_at=max(2.0, at // every * every))
+        for at in range(2, int(until) + 2, 2)
+    )
+    assert not any(told), told
+    return state
+
+
+def kinds(findings: Iterable[Finding]) -> set[FindingKind]:
+    return {f.kind for f in findings}
+
+
+OF_OURS = {FindingKind.LOOP_STALLED, FindingKind.SUSPENDED, FindingKind.CLOCK_JUMP}
+
+
+@pytest.mark.parametrize(
+    ("turn", "kind", "words"),
+    [
+        (snap(345.0), FindingKind.LOOP_STALLED, "observed nothing for 45 s"),
+        (snap(302.0, wall=1e9 + 302 + 4000, boot=4302.0), FindingKind.SUSPENDED, "suspended for 4000 s"),
+        (snap(302.0, wall=1e9 + 302 + 3600), FindingKind.CLOCK_JUMP, "jumped forward by 3600 s"),
+        (snap(302.0, wall=1e9 + 302 - 3600), FindingKind.CLOCK_JUMP, "jumped back by 3600 s"),
+    ],
+)
+def test_each_is_told_for_a_while_and_then_no_more(turn: Snapshot, kind: FindingKind, words: str) -> None:
+    shift = turn.wall - 1e9 - turn.at
+    ahead = (turn.boot_at or 0.0) - turn.at
+    state, (findings,) = run([turn], healthy())
+    assert kinds(findings) == {kind}
+    (finding,) = findings
+    assert words in finding.summary
+    assert finding.since == turn.at
+    assert finding.suggestion
+    assert finding.verdict is Verdict.NONE
+    assert not finding.confirmed
+    later = [
+        snap(turn.at + n, wall=1e9 + turn.at + n + shift, boot=turn.at + n + ahead, step=9, step_at=turn.at + n)
+        for n in range(2, 604, 2)
+    ]
+    _, told = run(later, state)
+    assert all(kinds(f) == {kind} for f in told[:-2])
+    assert not kinds(told[-1]) & OF_OURS
+
+
+def test_a_short_delay_and_a_slewed_clock_are_nothing() -> None:
+    state = healthy()
+    _, told = run([snap(320.0), snap(322.0, wall=1e9 + 326)], state)
+    assert not any(kinds(f) & OF_OURS for f in told)
+
+
+def test_a_machine_without_that_clock_calls_a_suspend_a_jump() -> None:
+    state, _ = run([replace(snap(302.0), boot_at=None)], healthy())
+    _, (findings,) = run([replace(snap(304.0, wall=1e9 + 4304), boot_at=None)], state)
+    assert kinds(findings) == {FindingKind.CLOCK_JUMP}
+
+
+def test_a_slow_poll_is_its_own_measure() -> None:
+    state, _ = run(snap(60.0 * n, step_at=60.0 * n, step=n) for n in range(1, 10))
+    _, told = run([snap(740.0, step=99, step_at=739.0), snap(1800.0, step=100, step_at=1799.0)], state)
+    assert not kinds(told[0]) & OF_OURS
+    assert kinds(told[1]) >= {FindingKind.LOOP_STALLED}
+
+
+def test_memory_that_is_gone_on_both_sides_of_a_hole_makes_no_window() -> None:
+    dead = {"memory": 0, "engine": False, "step": 6, "step_at": 300.0}
+    state, told = run([snap(302.0, **dead), snap(304.0, **dead), snap(306.0, **dead)], healthy())  # type: ignore[arg-type]
+    assert not any(told)
+    # Suspended for an hour: monotonic time went on by two seconds only.
+    asleep = [snap(308.0 + n, boot=3908.0 + n, wall=1e9 + 3908 + n, **dead) for n in range(0, 12, 2)]  # type: ignore[arg-type]
+    _, told = run(asleep, state)
+    died = [FindingKind.SILENT_DEATH in kinds(f) for f in told]
+    assert died == [False, False, False, False, True, True], "eight seconds begin after it woke"
+
+
+@pytest.mark.parametrize("frozen", [3600.0, 86400.0])
+def test_a_pod_that_was_frozen_is_not_hung(frozen: float) -> None:
+    """Frozen whole, as by a paused container: both it and podwatch lose the time. It then idles for a while."""
+    end = 300.0 + frozen
+    idle = [snap(end + n, busy=0.0, step=6, step_at=300.0) for n in range(0, 1400, 2)]
+    _, told = run(idle, healthy())
+    assert not any(FindingKind.HANG in kinds(f) for f in told)
+    assert not any(f.verdict is not Verdict.NONE for findings in told for f in findings)
+
+
+def test_a_run_that_stays_silent_after_the_hole_is_found() -> None:
+    state = healthy()
+    _, told = run([snap(3900.0 + n, busy=0.0, step=6, step_at=300.0) for n in range(0, 2200, 2)], state)
+    hung = [n * 2 for n, f in enumerate(told) if any(x.verdict is Verdict.RESTART for x in f)]
+    assert hung
+    # Frozen from 300 to 3900 s: what counts is the silence after it, and 25 min of that are the floor; idle GPUs with
+    # no known request agree after 30 min.
+    assert 1490 <= hung[0] <= 1830
+
+
+def test_a_freeze_during_start_up_does_not_use_up_its_patience() -> None:
+    def loading(at: float) -> Snapshot:
+        return replace(snap(at, busy=0.0), progress=observed((), at))
+
+    warm = replace(healthy().learned, start_id="")
+    state = initial(POLICIES, warm)
+    state, _ = run((loading(float(at)) for at in range(2, 300, 2)), state)
+    _, told = run((loading(8000.0 + at) for at in range(0, 2000, 2)), state)
+    assert not any(f.verdict is Verdict.RESTART for findings in told for f in findings)
+
+
+def test_steps_that_were_made_in_the_hole_count() -> None:
+    """Only podwatch stood still: the trainer went on."""
+    state, _ = run([snap(1300.0, step=20, step_at=1290.0)], healthy())
+    assert state.progress.active_at == 1290.0
+
+
+@given(st.floats(0.1, 1e6), st.floats(0, 1e6), st.floats(-1e6, 1e6))
+def test_what_happened_adds_up(passed: float, slept: float, jumped: float) -> None:
+    before = ClocksState(1000.0, 1e9, 1000.0, Rhythm(1000.0, (2.0,) * 5))
+    now = Snapshot(1000.0 + passed, 1e9 + passed + slept + jumped, boot_at=1000.0 + passed + slept)
+    found = {m.kind: m.seconds for m in happened(before, now, DetectionPolicy())}
+    assert (FindingKind.LOOP_STALLED in found) == (now.at - 1000.0 > 30.0)
+    if slept > 2.01:
+        assert found[FindingKind.SUSPENDED] == pytest.approx(slept, abs=0.01)
+    if abs(jumped) > 7.1:
+        assert found[FindingKind.CLOCK_JUMP] == pytest.approx(jumped, abs=2.1)
+    if abs(jumped) < 2.9:
+        assert FindingKind.CLOCK_JUMP not in found
+
+
+def test_clocks_that_go_back_or_stand_still_are_no_hole() -> None:
+    before = ClocksState(1000.0, 1e9, 1000.0, Rhythm(1000.0, (2.0,) * 5))
+    for at in (1000.0, 3.0):
+        assert not list(happened(before, Snapshot(at, 1e9, boot_at=at), DetectionPolicy()))
+
+
+def test_only_windows_begin_anew() -> None:
+    state = (
+        ClocksState(moments=(Moment(FindingKind.SUSPENDED, 1.0, 2.0),)),
+        Held(1.0, 3, 5.0),
+        Rhythm(4.0, (2.0,)),
+        7,
+        "x",
+    )
+    assert begin_anew(state) == (state[0], NOT_HELD, *state[2:])
+
+
+def test_a_machine_that_stays_slow_is_watched_at_its_own_pace() -> None:
+    """Turns of 2 s, and from some moment on of 45 s: a death is found nevertheless, and one stall alone is none."""
+    found = world()
+    found.quiet(60)
+    found.poll = 45.0
+    found.quiet(600)
+    found.memory[0], found.engines = 0, []
+    finding, took = found.until_verdict(600)
+    assert finding.kind is FindingKind.SILENT_DEATH
+    assert took <= 4 * 45

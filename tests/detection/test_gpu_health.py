@@ -1,0 +1,107 @@
+"""XIDs, ECC errors and throttled clocks."""
+
+from podwatch.detection.base import Look
+from podwatch.detection.gpu_faults import DETECTOR, TABLE, XidAction, fix, meaning
+from podwatch.detection.learned import Learned
+from podwatch.detection.progress import Progress
+from podwatch.domain.finding import Finding, Severity, Verdict
+from podwatch.domain.policy import DetectionPolicy, Policies
+from podwatch.domain.snapshot import GpuSample, HostSample, Snapshot, XidEvent, observed
+
+POLICIES = Policies(detection=DetectionPolicy(inference_gpus=(0,), trainer_gpus=(1,)))
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.state = DETECTOR.initial()
+        self.now = 0.0
+        self.xids: tuple[XidEvent, ...] = ()
+        self.ecc: int | None = 0
+        self.throttled: tuple[str, ...] = ()
+        self.findings: dict[str, Finding] = {}
+
+    def run(self, seconds: float) -> set[str]:
+        end = self.now + seconds
+        while self.now < end:
+            gpus = tuple(
+                GpuSample(i, f"u{i}", "H100", ecc_uncorrected=ecc, throttled=throttled)
+                for i, ecc, throttled in ((0, self.ecc, self.throttled), (1, 7, ()), (2, 7, ()))
+            )
+            snapshot = Snapshot(
+                at=self.now, wall=self.now, gpus=observed(gpus, self.now),
+                host=observed(HostSample(1, 1, xids=self.xids, xids_watched=True), self.now),
+            )  # fmt: skip
+            turn = DETECTOR.advance(self.state, Look(snapshot, Progress(), Learned(), POLICIES))
+            self.state = turn.state
+            self.findings = {f.key: f for f in turn.findings}
+            assert all(f.verdict is Verdict.NONE for f in turn.findings)
+            self.now += 10.0
+        return set(self.findings)
+
+
+def test_health_is_silence() -> None:
+    assert Desk().run(600.0) == set()
+
+
+def test_a_programs_fault_is_a_warning_for_an_hour() -> None:
+    desk = Desk()
+    desk.xids = (XidEvent(0, 31, 0.0), XidEvent(0, 31, 20.0))
+    assert desk.run(60.0) == {"gpu-fault:gpu0-xid31"}
+    finding = desk.findings["gpu-fault:gpu0-xid31"]
+    assert finding.severity is Severity.WARNING
+    assert "2 times" in finding.summary
+    assert desk.run(3700.0) == set()
+
+
+def test_what_needs_a_reset_is_critical_and_lasts() -> None:
+    desk = Desk()
+    desk.xids = (XidEvent(1, 79, 0.0), XidEvent(0, 95, 0.0), XidEvent(None, 119, 0.0))
+    assert desk.run(2 * 3600.0) == {"gpu-fault:gpu1-xid79", "gpu-fault:gpu0-xid95", "gpu-fault:xid119"}
+    assert {f.severity for f in desk.findings.values()} == {Severity.CRITICAL}
+
+
+def test_what_is_to_be_ignored_and_other_peoples_gpus_are_not_told() -> None:
+    desk = Desk()
+    desk.xids = (XidEvent(0, 63, 0.0), XidEvent(0, 92, 0.0), XidEvent(2, 79, 0.0))
+    assert desk.run(60.0) == set()
+
+
+def test_new_ecc_errors_are_told_and_old_ones_are_not() -> None:
+    desk = Desk()
+    desk.ecc = 4
+    assert desk.run(60.0) == set()
+    desk.ecc = 6
+    assert desk.run(10.0) == {"gpu-fault:gpu0-ecc"}
+    assert "2 uncorrected" in desk.findings["gpu-fault:gpu0-ecc"].summary
+    desk.ecc = 0  # the driver was loaded anew
+    assert desk.run(10.0) == {"gpu-fault:gpu0-ecc"}
+    desk.ecc = None
+    assert desk.run(25 * 3600.0) == set()
+
+
+def test_throttling_is_told_when_it_lasts() -> None:
+    desk = Desk()
+    desk.throttled = ("hw-thermal",)
+    assert desk.run(300.0) == set()
+    desk.throttled = ()
+    desk.run(30.0)
+    desk.throttled = ("hw-thermal",)
+    assert desk.run(300.0) == set(), "a break begins the five minutes anew"
+    assert desk.run(20.0) == {"gpu-throttled:gpu0"}
+    assert "heat" in desk.findings["gpu-throttled:gpu0"].summary
+    desk.throttled = ()
+    assert desk.run(60.0) == {"gpu-throttled:gpu0"}
+    assert desk.run(60.0) == set()
+
+
+def test_the_table_of_xids() -> None:
+    assert meaning(79).action is XidAction.REBOOT
+    assert meaning(13).action is XidAction.APPLICATION
+    assert meaning(48).action is XidAction.RESET
+    assert meaning(74).action is XidAction.HARDWARE
+    assert meaning(63).action is XidAction.NOTHING
+    assert meaning(999).action is XidAction.APPLICATION
+    for code, known in TABLE.items():
+        assert known.code == code
+        assert known.what
+        assert fix(known.action)

@@ -1,0 +1,180 @@
+"""Warnings about the machine: when they come, that they do not flap, and that they never ask for an act."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podwatch.detection.base import Look
+from podwatch.detection.host_resources import DETECTOR, OOM_SHOWN_SECONDS
+from podwatch.detection.learned import Learned
+from podwatch.detection.progress import Progress
+from podwatch.detection.windows import QUIET
+from podwatch.domain.finding import Finding, Severity, Verdict
+from podwatch.domain.policy import Policies, ResourcePolicy
+from podwatch.domain.snapshot import (
+    FileUse,
+    HostSample,
+    SensorState,
+    Snapshot,
+    Supervision,
+    TrainerSample,
+    observed,
+    unobserved,
+)
+
+GIB = 1 << 30
+FINE = HostSample(
+    100 * GIB, 60 * GIB, 8 * GIB, 0, 10 * GIB, GIB, 80 * GIB, 40 * GIB, 0, None, (FileUse(7, "engine", 100, 1000),)
+)
+TRAINER = TrainerSample("s1", Supervision.KEEPER, alive=True)
+
+
+class Desk:
+    """The detector alone, fed one host sample every 10 s."""
+
+    def __init__(self, policy: ResourcePolicy | None = None) -> None:
+        self.policies = Policies(resources=policy or ResourcePolicy())
+        self.state = DETECTOR.initial()
+        self.now = 0.0
+        self.trainer = TRAINER
+        self.findings: dict[str, Finding] = {}
+
+    def see(self, host: HostSample | None, looks: int = 1) -> set[str]:
+        for _ in range(looks):
+            reading = observed(host, self.now) if host else unobserved(SensorState.BLIND, self.now, "gone")
+            for at in (self.now, self.now + 4.0):  # a reading is seen by several turns
+                snapshot = Snapshot(at=at, wall=at, host=reading)  # type: ignore[arg-type]
+                turn = DETECTOR.advance(
+                    self.state, Look(snapshot, Progress(), Learned(), self.policies, trainer=self.trainer)
+                )
+                self.state = turn.state
+                assert all(f.verdict is Verdict.NONE and not f.confirmed for f in turn.findings)
+            self.findings = {f.key: f for f in turn.findings}
+            self.now += 10.0
+        return set(self.findings)
+
+
+def used(name: str, ratio: float) -> HostSample:
+    return {
+        "files-low": replace(FINE, files=(FileUse(7, "engine", int(1000 * ratio), 1000),)),
+        "memory-low:host": replace(FINE, memory_available_bytes=int(100 * GIB * (1 - ratio))),
+        "memory-low:container": replace(FINE, cgroup_used_bytes=int(80 * GIB * ratio)),
+        "shm-low": replace(FINE, shm_used_bytes=int(10 * GIB * ratio)),
+    }[name]
+
+
+MARKS = {"files-low": 0.8, "memory-low:host": 0.95, "memory-low:container": 0.95, "shm-low": 0.9}
+
+
+def test_a_healthy_machine_is_not_worth_a_word() -> None:
+    assert Desk().see(FINE, 50) == set()
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_each_limit_is_told_above_its_mark_after_two_looks(name: str) -> None:
+    desk = Desk()
+    assert desk.see(used(name, MARKS[name] - 0.01), 10) == set()
+    assert desk.see(used(name, MARKS[name] + 0.02), 2) == set()
+    assert desk.see(used(name, MARKS[name] + 0.02), 1) == {name}
+    assert desk.findings[name].severity is Severity.WARNING
+    assert desk.findings[name].suggestion
+    desk.see(used(name, 0.99))
+    assert desk.findings[name].severity is Severity.CRITICAL
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_it_goes_only_when_it_is_well_below_for_a_while(name: str) -> None:
+    desk = Desk()
+    desk.see(used(name, 0.99), 3)
+    assert desk.see(used(name, MARKS[name] - 0.02), 30) == {name}
+    assert desk.see(used(name, MARKS[name] - 0.1), 6) == {name}
+    assert desk.see(used(name, MARKS[name] - 0.1), 1) == set()
+
+
+def test_a_swing_about_the_mark_is_told_once() -> None:
+    desk = Desk()
+    desk.see(used("files-low", 0.85), 3)
+    since = desk.findings["files-low"].since
+    for number in range(100):
+        desk.see(used("files-low", 0.79 if number % 2 else 0.81))
+        assert desk.findings["files-low"].since == since
+
+
+def test_what_the_machine_does_not_tell_is_never_full() -> None:
+    blind = HostSample(100 * GIB, 60 * GIB)
+    assert Desk().see(blind, 20) == set()
+    desk = Desk()
+    desk.see(used("shm-low", 0.99), 3)
+    assert desk.see(None, 20) == set()
+    assert desk.see(used("shm-low", 0.99)) == {"shm-low"}
+
+
+def test_an_oom_kill_is_critical_and_stays_for_an_hour() -> None:
+    desk = Desk()
+    desk.see(replace(FINE, oom_kills=3), 5)
+    assert desk.see(replace(FINE, oom_kills=5)) == {"out-of-memory"}
+    finding = desk.findings["out-of-memory"]
+    assert finding.severity is Severity.CRITICAL
+    assert "killed 2 processes" in finding.summary
+    assert desk.see(replace(FINE, oom_kills=5), 300) == {"out-of-memory"}
+    assert desk.see(replace(FINE, oom_kills=5), int(OOM_SHOWN_SECONDS / 10) - 300) == set()
+
+
+def test_a_new_group_counts_from_zero() -> None:
+    desk = Desk()
+    desk.see(replace(FINE, oom_kills=3))
+    assert desk.see(replace(FINE, oom_kills=0), 3) == set()
+    assert desk.see(replace(FINE, oom_kills=1)) == {"out-of-memory"}
+
+
+def test_the_kernel_log_alone_is_a_warning() -> None:
+    desk = Desk()
+    machine = replace(FINE, oom_kills=None)
+    desk.see(replace(machine, kernel_ooms=0))
+    assert desk.see(replace(machine, kernel_ooms=1)) == {"out-of-memory"}
+    assert desk.findings["out-of-memory"].severity is Severity.WARNING
+    desk = Desk()
+    desk.see(replace(FINE, kernel_ooms=0))
+    assert desk.see(replace(FINE, kernel_ooms=9), 3) == set(), "the group's own counter is the truth"
+
+
+def test_swap_is_compared_with_the_start_of_training() -> None:
+    desk = Desk()
+    full = replace(FINE, swap_used_bytes=5 * GIB)
+    assert desk.see(full, 10) == set(), "it was like that when training began"
+    assert desk.see(replace(FINE, swap_used_bytes=7 * GIB), 3) == {"swapping"}
+    assert desk.see(full, 7) == set()
+    desk.see(replace(FINE, swap_used_bytes=7 * GIB), 3)
+    desk.trainer = replace(TRAINER, start_id="s2")
+    assert desk.see(replace(FINE, swap_used_bytes=7 * GIB), 8) == set()
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([None, False, True]), st.sampled_from([False, True]), st.floats(0.1, 50.0))),
+    st.floats(0.0, 30.0),
+    st.floats(0.0, 60.0),
+)
+@settings(max_examples=200)
+def test_a_latch_is_raised_and_cleared_only_after_its_times(
+    looks: list[tuple[bool | None, bool, float]], hold: float, release: float
+) -> None:
+    latch, now = QUIET, 0.0
+    gone_since: float | None = None
+    for over, below, gap in looks:
+        now += gap
+        gone = below and over is False
+        before = latch
+        latch = latch.update(over, now, hold=hold, gone=gone if over is not None else None, release=release)
+        if latch.raised and not before.raised:
+            assert over
+            assert latch.since is not None
+            assert now - latch.since >= hold
+        if before.raised and over is None:
+            assert latch == before
+        if before.raised and not latch.raised:
+            assert gone
+            assert now - (gone_since if gone_since is not None else now) >= release
+        if over is not None:
+            gone_since = (gone_since if gone_since is not None else now) if gone else None

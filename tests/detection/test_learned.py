@@ -1,0 +1,137 @@
+"""What is learned, for how long it holds, and that it comes back from where it is kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podwatch.daemon.status_view import learned_view
+from podwatch.detection.engine import initial
+from podwatch.detection.learned import SAVES_KEPT, STARTS_KEPT, STEPS_KEPT, Learned
+from podwatch.journal import Journal
+from tests.detection.looks import GIB, world
+
+ABOUT = ("run-a prime-rl", "[0] [1]")
+FULL = Learned(
+    gpu_baseline_bytes=((0, 60 * GIB),),
+    gpu_windows=((0, 12),),
+    gpu_shares=((0, (20 * GIB, 24 * GIB, 23 * GIB)),),
+    step_seconds=(3.0, 5.0),
+    gap_seconds=(3.0, 5.0),
+    save_seconds=(40.0,),
+    startups=(300.0, 900.0),
+    utilization_works=True,
+    idle_seconds=90.0,
+    start_id="s1",
+    seen=("gpu0", "health"),
+    clean_exit_start_id="s0",
+    clean_exit_step=40,
+    about=ABOUT,
+)
+
+seconds = st.lists(st.floats(0, 1e6), max_size=5).map(tuple)
+some = st.builds(
+    Learned,
+    gpu_baseline_bytes=st.dictionaries(st.integers(0, 7), st.integers(0, 1 << 40)).map(
+        lambda d: tuple(sorted(d.items()))
+    ),
+    gpu_windows=st.just(((0, 3),)),
+    gpu_shares=st.just(((1, (5, 6)),)),
+    step_seconds=seconds,
+    gap_seconds=seconds,
+    save_seconds=seconds,
+    startups=seconds,
+    utilization_works=st.booleans(),
+    idle_seconds=st.floats(0, 1e6),
+    start_id=st.text(max_size=5),
+    seen=st.lists(st.text(max_size=5), max_size=3).map(tuple),
+    clean_exit_start_id=st.text(max_size=5),
+    clean_exit_step=st.none() | st.integers(0, 99),
+    about=st.tuples(st.text(max_size=5), st.text(max_size=5)),
+)
+
+
+@given(some)
+def test_it_survives_being_kept(learned: Learned) -> None:
+    assert Learned.from_dict(json.loads(json.dumps(learned.to_dict()))) == learned
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(FULL.to_dict())), st.none() | st.text() | st.integers() | st.lists(st.text())
+    )
+)
+def test_nonsense_is_forgotten_not_an_error(data: dict[str, object]) -> None:
+    assert isinstance(Learned.from_dict(data), Learned)
+
+
+def test_the_journal_keeps_it(tmp_path: Path) -> None:
+    path = tmp_path / "podwatch.db"
+    for write in (True, False):
+        journal = Journal.open(path)
+        if write:
+            journal.learn("learned", FULL.to_dict())
+        assert Learned.from_dict(journal.learned("learned")) == FULL
+        journal.close()
+
+
+def test_what_the_first_version_kept_is_read() -> None:
+    old = Learned.from_dict({"startup_seconds": 250.0, "step_seconds": [3.0]})
+    assert (old.startup_seconds, old.startups, old.about) == (250.0, (250.0,), ("", ""))
+    assert old.for_run(*ABOUT).startups == (250.0,)
+
+
+@pytest.mark.parametrize(
+    ("run", "gpus", "kept"),
+    [
+        ("run-a prime-rl", "[0] [1]", FULL),
+        ("run-b prime-rl", "[0] [1]", Learned(about=("run-b prime-rl", "[0] [1]"))),
+        ("run-a hf", "[0] [1]", Learned(about=("run-a hf", "[0] [1]"))),
+        (
+            "run-a prime-rl",
+            "[0, 1] [2]",
+            Learned(clean_exit_start_id="s0", clean_exit_step=40, about=("run-a prime-rl", "[0, 1] [2]")),
+        ),
+    ],
+)
+def test_another_run_or_other_gpus_forget_it(run: str, gpus: str, kept: Learned) -> None:
+    assert FULL.for_run(run, gpus) == kept
+
+
+def test_only_configured_gpus_keep_their_figures() -> None:
+    policies = world(inference_gpus=(1,)).policies
+    learned = initial(policies, FULL).learned
+    assert (learned.gpu_baseline_bytes, learned.gpu_windows, learned.gpu_shares) == ((), (), ())
+
+
+def test_no_list_grows_without_end() -> None:
+    learned = Learned()
+    for n in range(200):
+        learned = learned.with_interval(n, n).with_save(n).with_startup(n).with_share(0, n)
+    assert len(learned.step_seconds) == len(learned.gap_seconds) == STEPS_KEPT
+    assert (len(learned.save_seconds), len(learned.startups)) == (SAVES_KEPT, STARTS_KEPT)
+    assert learned.shares_seen(0) == STARTS_KEPT
+    assert learned.startups[-1] == 199
+
+
+def test_the_status_shows_each_figure_with_its_observations() -> None:
+    view = learned_view(FULL)
+    assert (view.median_step_seconds, view.startup_seconds, view.save_seconds) == (4.0, 600.0, 40.0)
+    assert view.save_interval_seconds == FULL.median_save_gap_seconds
+    assert view.observations["save interval"] == len(FULL.save_gaps)
+    assert dict(view.inference_share_bytes) == {0: 23 * GIB}
+    assert dict(view.observations) == {
+        "step": 2, "startup": 2, "save": 1, "save interval": len(FULL.save_gaps), "gpu0": 12, "gpu0 share": 3,
+    }  # fmt: skip
+
+
+def test_observations_are_counted_as_the_run_goes_on() -> None:
+    found = world()
+    found.quiet(120)
+    learned = found.state.learned
+    assert (learned.baseline(0), learned.windows(0)) == (60 * GIB, 4)
+    assert learned.median_step_seconds == 20.0
+    found.quiet(120)
+    assert found.state.learned.windows(0) == 8

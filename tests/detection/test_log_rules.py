@@ -1,0 +1,70 @@
+"""Log rules as findings."""
+
+from podwatch.detection.base import Look
+from podwatch.detection.learned import Learned
+from podwatch.detection.log_rules import DETECTOR
+from podwatch.detection.progress import Progress
+from podwatch.domain.finding import Finding, Severity, Verdict
+from podwatch.domain.policy import LogRule, Policies
+from podwatch.domain.snapshot import LogMatch, Reading, SensorState, Snapshot, observed, unobserved
+
+POLICIES = Policies(
+    log_rules=(
+        LogRule("storm", "x", count=20, says="many", fix="do this", supports=("hang",)),
+        LogRule("fatal", "y", critical=True),
+    )
+)
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.state = DETECTOR.initial()
+        self.findings: dict[str, Finding] = {}
+
+    def see(self, *matches: LogMatch, reading: Reading[tuple[LogMatch, ...]] | None = None) -> set[str]:
+        snapshot = Snapshot(at=100.0, wall=100.0, logs=reading or observed(matches, 100.0))
+        turn = DETECTOR.advance(self.state, Look(snapshot, Progress(), Learned(), POLICIES))
+        self.state = turn.state
+        self.findings = {f.key: f for f in turn.findings}
+        assert all(f.verdict is Verdict.NONE and not f.confirmed for f in turn.findings)
+        return set(self.findings)
+
+
+def storm(count: int) -> LogMatch:
+    return LogMatch("storm", "orchestrator", count, 10.0, 90.0, "ERROR lost")
+
+
+def test_a_storm_is_told_from_its_count_on_and_until_it_is_over() -> None:
+    desk = Desk()
+    assert desk.see() == set()
+    assert desk.see(storm(19)) == set()
+    assert desk.see(storm(20)) == {"log-rule:storm"}
+    finding = desk.findings["log-rule:storm"]
+    assert (finding.severity, finding.since, finding.suggestion) == (Severity.WARNING, 10.0, "do this")
+    assert "20 times" in finding.summary
+    assert "ERROR lost" in finding.summary
+    assert desk.see(storm(3)) == {"log-rule:storm"}, "it does not flap about its count"
+    assert desk.see(storm(0)) == set()
+    assert desk.see(storm(3)) == set()
+
+
+def test_one_line_is_enough_where_the_rule_says_so() -> None:
+    desk = Desk()
+    assert desk.see(LogMatch("fatal", "", 1, 90.0, 90.0, "dead")) == {"log-rule:fatal"}
+    assert desk.findings["log-rule:fatal"].severity is Severity.CRITICAL
+
+
+def test_a_rule_that_is_off_and_one_that_nobody_knows() -> None:
+    desk = Desk()
+    assert desk.see(LogMatch("fatal", "", 0, 0.0, 0.0, "", "too slow"), LogMatch("gone", "", 9, 0.0, 0.0)) == {
+        "log-rule:fatal"
+    }
+    assert "switched off: too slow" in desk.findings["log-rule:fatal"].summary
+    assert desk.findings["log-rule:fatal"].severity is Severity.WARNING
+
+
+def test_blind_is_silent_and_forgets_nothing() -> None:
+    desk = Desk()
+    desk.see(storm(30))
+    assert desk.see(reading=unobserved(SensorState.BLIND, 100.0, "hung")) == set()
+    assert desk.see(storm(3)) == {"log-rule:storm"}

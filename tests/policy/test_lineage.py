@@ -1,0 +1,267 @@
+"""Which line a checkpoint is of: random histories of saves, deaths, rollbacks by hand and restarts of podwatch."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete
+from podwatch.domain.policy import DiskPolicy, RemotePolicy
+from podwatch.domain.run import EarlierSave, Lineage, RunRecord
+from podwatch.domain.snapshot import DiskSample
+from podwatch.journal import PublishedSave
+from podwatch.policy.lineage import SHOWN_SECONDS, branch_line, departure, is_earlier, kept_step, returned
+from podwatch.policy.resume import choose
+from podwatch.policy.retention import Protection, RemovalInput, plan_removal
+from podwatch.policy.store_retention import earlier_newest, plan_remote
+from podwatch.recovery.lineages import opened
+from podwatch.recovery.memory import Memory
+
+L0 = Lineage("l0")
+
+
+def saved(step: int, wall: float, state: Completeness = Completeness.COMPLETE) -> CheckpointSet:
+    save_id = f"{step}@{wall}" if state is Completeness.COMPLETE else ""
+    return CheckpointSet(step, "flat", state, (), 10, 3, wall, save_id, began_wall=wall)
+
+
+def test_the_command_proves_it_before_any_save() -> None:
+    sets = [saved(100, 10), saved(110, 11), saved(120, 12), saved(125, 13, Completeness.INCOMPLETE)]
+    found = departure(sets, lineage=L0, began_wall=50, resumed=100)
+    assert found is not None
+    assert (found.step, found.newest) == (100, 120)
+    assert [e.step for e in found.left] == [110, 120, 125]
+    assert departure(sets, lineage=L0, began_wall=50, resumed=120) is None
+    assert departure(sets, lineage=L0, began_wall=50) is None
+    assert departure([], lineage=L0, began_wall=50, resumed=100) is None, "nothing is left behind"
+
+
+def test_a_save_proves_it_and_the_newest_older_one_below_is_where() -> None:
+    sets = [saved(100, 10), saved(110, 11), saved(120, 12)]
+    found = departure([*sets, saved(105, 60)], lineage=L0, began_wall=50)
+    assert found is not None
+    assert (found.step, [e.step for e in found.left]) == (100, [110, 120])
+    anew = departure([*sets, saved(5, 60)], lineage=L0, began_wall=50)
+    assert anew is not None
+    assert (anew.step, [e.step for e in anew.left]) == (None, [100, 110, 120])
+    rewritten = replace(saved(110, 60), began_wall=11)
+    assert departure([sets[0], rewritten, sets[2]], lineage=L0, began_wall=50) is None
+    doubtful = replace(saved(105, 60), held="two trainers")
+    assert departure([*sets, doubtful], lineage=L0, began_wall=50) is None
+
+
+def test_a_step_that_is_saved_again_is_of_the_line_that_saves_it() -> None:
+    left = [EarlierSave(110, "110@11", 11.0, "l0"), EarlierSave(125, "", 13.0, "l0")]
+    assert is_earlier(saved(110, 11), left)
+    assert is_earlier(saved(125, 13), left), "it was not complete when it was left"
+    assert not is_earlier(saved(110, 60), left)
+    assert not is_earlier(saved(125, 60), left)
+    assert not is_earlier(saved(105, 5), left)
+
+
+def published(step: int, seq: int, lineage: str) -> PublishedSave:
+    return PublishedSave(step, f"r{step}-{seq}", lineage, 1, seq, "k", "f", "s", 1, 1, float(seq))
+
+
+@pytest.mark.parametrize("keep_last", [1, 3])
+def test_the_store_keeps_the_old_lines_newest_until_the_new_one_has_its_own(keep_last: int) -> None:
+    old = [published(step, seq, "l0") for seq, step in enumerate((100, 110, 120), 1)]
+    followed = [*old, published(100, 4, "l1")]  # the pointer was moved
+    assert earlier_newest(followed, "l1", 100) == {(120, "r120-3")}
+    assert earlier_newest([*followed, published(105, 5, "l1")], "l1", 100) == frozenset()
+    policy = RemotePolicy(keep_last=keep_last, keep_every=0, superseded_grace_seconds=0)
+    gone = plan_remote(followed, (), {}, policy, 1e6, kept=earlier_newest(followed, "l1", 100))
+    assert 120 not in {r.step for r in gone}
+
+
+@dataclass
+class Pod:
+    """One pod's checkpoints, and what podwatch durably knows of them."""
+
+    record: RunRecord = field(default_factory=lambda: RunRecord("r", L0, first_seen_wall=1.0))
+    memory: Memory = field(default_factory=Memory)
+    disk: dict[int, CheckpointSet] = field(default_factory=dict)
+    line: dict[int, str] = field(default_factory=dict)
+    """The truth: the steps of the line that is trained, with their save ids."""
+    stored: list[PublishedSave] = field(default_factory=list)
+    old_newest: CheckpointSet | None = None
+    step: int = 0
+    wall: float = 100.0
+    began: float = 100.0
+    resumed: int | None = None
+
+    def sets(self) -> tuple[CheckpointSet, ...]:
+        held = HeldBack()
+        held.leave(self.record.earlier)
+        return held.mark([self.disk[step] for step in sorted(self.disk)])
+
+    def save(self, steps: int, whole: bool) -> None:
+        self.step, self.wall = self.step + steps, self.wall + 10
+        self.disk[self.step] = saved(self.step, self.wall, Completeness.COMPLETE if whole else Completeness.INCOMPLETE)
+        if whole:
+            self.line[self.step] = self.disk[self.step].save_id
+
+    def by_hand(self, step: int, says_so: bool) -> None:
+        """An operator ends training and resumes from a step of the present line."""
+        self.wall += 10
+        self.began, self.resumed, self.step = self.wall, step if says_so else None, step
+        above = [n for n in self.line if n > step]
+        if above:
+            self.old_newest = self.disk[max(above)]
+        self.line = {n: save_id for n, save_id in self.line.items() if n <= step}
+        self.wall += 10
+
+    def look(self) -> None:
+        """What podwatch does with each rescan; also the first thing after it was away."""
+        stored = [p.step for p in self.stored if p.lineage == self.record.lineage.id and p.wall < self.began]
+        left = departure(
+            self.sets(), lineage=self.record.lineage, began_wall=self.began, resumed=self.resumed, stored=stored
+        )
+        if left is not None:
+            self.record = opened(self.record, self.memory, left.step, earlier=(*self.record.earlier, *left.left))
+
+    def upload(self) -> None:
+        newest = newest_complete(self.sets())
+        if newest is None or any((p.step, p.save_id) == (newest.step, newest.save_id) for p in self.stored):
+            return
+        seq, lineage = len(self.stored) + 1, self.record.lineage.id
+        self.stored.append(PublishedSave(newest.step, newest.save_id, lineage, 1, seq, "k", "f", "s", 1, 1, self.wall))
+
+    def prune(self) -> None:
+        """As hard as the disk can ask for it."""
+        sets, lineage = self.sets(), self.record.lineage
+        stored = max((p.step for p in self.stored if p.lineage == lineage.id), default=None)
+        kept = kept_step(sets, lineage, has_store=True, stored=stored)
+        protected = {s.step: Protection.EARLIER_BRANCH for s in sets if s.earlier and kept is not None}
+        if kept is not None:
+            protected[kept] = Protection.EARLIER_NEWEST
+        given = RemovalInput(
+            sets,
+            DiskSample("/", 1000, 1000, 0),
+            10_000,
+            has_store=True,
+            stored=frozenset((p.step, p.save_id) for p in self.stored),
+            protected=protected,
+        )
+        for removal in plan_removal(given, DiskPolicy()).removals:
+            if removal.step is not None and not removal.part:
+                gone = self.disk.pop(removal.step)
+                if self.line.get(removal.step) == gone.save_id:
+                    del self.line[removal.step]
+
+
+acts = st.one_of(
+    st.tuples(st.just("save"), st.integers(1, 10), st.booleans()),
+    st.tuples(st.just("save"), st.integers(1, 10), st.just(True)),
+    st.tuples(st.just("by hand"), st.integers(0, 20), st.booleans()),
+    st.tuples(st.just("look"), st.just(0), st.just(True)),
+    st.tuples(st.just("upload"), st.just(0), st.just(True)),
+    st.tuples(st.just("prune"), st.just(0), st.just(True)),
+)
+
+
+@given(st.lists(acts, max_size=40))
+def test_what_is_chosen_is_the_newest_whole_checkpoint_of_the_line(history: list[tuple[str, int, bool]]) -> None:
+    pod = Pod()
+    for what, number, flag in history:
+        if what == "save":
+            pod.save(number, flag)
+            pod.look()
+        elif what == "by hand":
+            pod.look()  # podwatch had seen what the start before it saved
+            steps = sorted(pod.line)
+            if not steps:
+                continue
+            pod.by_hand(steps[-1 - number % len(steps)], flag)
+            if flag:
+                pod.look()
+            else:
+                pod.save(1, whole=True)  # proved by its first save
+                pod.look()
+        elif what == "look":
+            pod.look()
+        elif what == "upload":
+            pod.upload()
+        else:
+            _pruned(pod)
+        pod.look()
+        chosen = choose(pod.sets(), lineage=pod.record.lineage)
+        newest = max(pod.line, default=None)
+        assert chosen.step == newest, (what, number, flag)
+        if newest is not None:
+            assert chosen.save_id == pod.line[newest]
+
+
+def _pruned(pod: Pod) -> None:
+    newest, old = newest_complete(pod.sets()), pod.old_newest
+    verified = any(
+        p.lineage == pod.record.lineage.id
+        and p.step > (-1 if pod.record.lineage.parent_step is None else pod.record.lineage.parent_step)
+        for p in pod.stored
+    )
+    there = old is not None and pod.disk.get(old.step) == old
+    left = max((s.step for s in pod.sets() if s.earlier and s.complete), default=None)
+    pod.prune()
+    if newest is not None:
+        assert pod.disk[newest.step] == newest, "the newest of the line"
+    if there and old is not None and not verified and left == old.step:
+        assert pod.disk.get(old.step) == old, "the old line's newest, before the new one is in the store"
+
+
+def test_a_return_leaves_what_the_other_branch_has_saved() -> None:
+    pod = Pod()
+    for step in (100, 110, 120):
+        pod.save(step - pod.step, whole=True)
+    pod.by_hand(100, says_so=True)
+    pod.look()
+    pod.save(5, whole=True)
+    lineage = pod.record.lineage
+    home, earlier = returned(pod.sets(), lineage, pod.record.earlier, 120)
+    assert home == "l0"
+    assert [(e.step, e.lineage) for e in earlier] == [(105, lineage.id)]
+    assert returned(pod.sets(), lineage, pod.record.earlier, 105) == ("", pod.record.earlier)
+
+
+BACK = 1_769_874_360.0  # 2026-01-31 15:46 UTC
+
+
+def test_the_status_explains_a_run_that_was_taken_back_for_a_day() -> None:
+    line = Lineage("l1", "l0", 40, left_step=90, opened_wall=BACK)
+    left = [replace(saved(n, 10), held="left", held_as=HeldAs.EARLIER_BRANCH) for n in (80, 90)]
+    own = saved(50, BACK + 60)
+    first = branch_line(left, line, 90, has_store=True, wall=BACK + 10)
+    assert first == (
+        "the operator took training back from step 90 to step 40 at 15:46 UTC; steps 80 and 90 of the earlier branch"
+        " are on this pod; podwatch keeps step 90 until a new checkpoint of the current branch is verified in the"
+        " store",
+        "nothing; to return to the earlier branch: `podwatch restart --step 90`",
+    )
+    later = branch_line([own, *left], line, None, has_store=True, wall=BACK + SHOWN_SECONDS - 60)
+    assert later is not None
+    assert "from step 90 to step 40 at 2026-01-31 15:46 UTC; steps 80 and 90 of" in later[0]
+    assert "keeps" not in later[0]
+    pruned = branch_line([own], line, None, has_store=True, wall=BACK + 600)
+    assert pruned is not None
+    assert pruned[1] == "nothing"
+    assert "no checkpoint of the earlier branch is left on this pod" in pruned[0]
+    assert branch_line([own, *left], line, None, has_store=True, wall=BACK + SHOWN_SECONDS) is None
+    assert branch_line(left, line, 90, has_store=False, wall=BACK + 9 * SHOWN_SECONDS) is not None, "it must stay"
+
+
+def test_what_podwatch_or_an_older_podwatch_left_is_not_said_to_be_the_operators_act() -> None:
+    left = [replace(saved(n, 10), held="left", held_as=HeldAs.EARLIER_BRANCH) for n in range(10, 80, 10)]
+    line = Lineage("l1", "l0", 5)
+    assert branch_line(left, line, None, has_store=True, wall=BACK) is None
+    kept = branch_line(left, line, 70, has_store=False, wall=BACK)
+    assert kept is not None
+    assert "operator" not in kept[0]
+    assert kept[0].startswith(
+        "steps 10, 20, 30, ... and 70 of the earlier branch are on this pod; podwatch keeps step 70"
+    )
+    anew = branch_line(
+        left, replace(line, parent_step=None, left_step=70, opened_wall=BACK), None, has_store=True, wall=BACK
+    )
+    assert anew is not None
+    assert "from the beginning at 15:46 UTC, after it had reached step 70" in anew[0]

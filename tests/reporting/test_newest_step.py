@@ -1,0 +1,156 @@
+"""One newest step: every outlet shows the same number, and the orchestrator's numbers are none of training."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from podwatch.client.render import render, verdict
+from podwatch.daemon.status_view import headline, heartbeat_fields, steps_at_risk
+from podwatch.domain.snapshot import ProgressSample, ProgressSource, observed
+from podwatch.reporting.metrics import exposition, make_registry
+from podwatch.reporting.status import build_status
+from podwatch.reporting.view import DaemonView, RecoveryView, SyncView
+from podwatch.reporting.wandb import metrics_of
+from tests.reporting import views
+
+LAST = "; the trainer is alive, last step 85"
+STARTED = views.NOW - 11_520.0
+
+
+def seen(*samples: ProgressSample) -> DaemonView:
+    view = views.healthy()
+    return replace(view, snapshot=replace(view.snapshot, progress=observed(samples, views.NOW)))
+
+
+def shown(view: DaemonView) -> dict[str, object]:
+    """The newest step as each outlet shows it; None where it shows none."""
+    document = build_status(view)
+    metrics = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(exposition(make_registry(lambda: view)).decode())
+        for sample in family.samples
+    }
+    figures = metrics_of(view, lost_steps=0)
+    line = re.search(r"step (\d+)", headline("watching", view.snapshot))
+    first = re.search(r"at step (\d+)|last step (\d+)", verdict(document))
+    return {
+        "status": document["training"]["step"],
+        "metrics": int(metrics["podwatch_step"]) if "podwatch_step" in metrics else None,
+        "wandb": int(figures["podwatch/step"]) if "podwatch/step" in figures else None,
+        "heartbeat": heartbeat_fields(view)["step"],
+        "systemctl": int(line[1]) if line else None,
+        "first line": int(first[1] or first[2]) if first else None,
+    }
+
+
+def test_a_pod_on_which_only_the_orchestrator_counts_made_no_step() -> None:
+    view = seen(
+        ProgressSample(ProgressSource.STEP_LINE, "orchestrator", views.NOW - 5, 12),
+        ProgressSample(ProgressSource.HEARTBEAT, "trainer", views.NOW - 3),
+    )
+    assert set(shown(view).values()) == {None}
+    document = build_status(view)
+    assert document["training"]["state"] == "starting"
+    assert verdict(document).startswith("TRAINING IS STARTING")
+    assert "step 12" not in render(document)
+    assert steps_at_risk(view.snapshot, view.checkpoints, None, view.sync) is None
+
+
+SAMPLES = st.lists(
+    st.builds(
+        ProgressSample,
+        st.sampled_from(ProgressSource),
+        st.sampled_from(["trainer", "orchestrator", "inference", "launcher", ""]),
+        st.floats(STARTED - 100, views.NOW),
+        st.one_of(st.none(), st.integers(0, 1000)),
+    ),
+    max_size=8,
+)
+
+
+@given(samples=SAMPLES)
+def test_every_outlet_shows_the_same_step(samples: list[ProgressSample]) -> None:
+    view = seen(*samples)
+    found = shown(view)
+    trained = [s.step for s in samples if s.step is not None and s.role not in ("orchestrator", "inference")]
+    of_this_start = [s.step for s in samples if s.step in trained and s.at >= STARTED and s.trained]
+    assert set(found.values()) == {max(of_this_start, default=None)}, found
+
+
+@pytest.mark.parametrize(
+    ("age", "median", "saving", "says"),
+    [
+        (92.0, 2.0, False, "NO STEP FOR 92 s (usually 2 s)" + LAST),
+        (92.0, 2.0, True, "NO STEP FOR 92 s (usually 2 s)" + LAST + "; a checkpoint is being saved"),
+        (9.0, 0.5, False, "TRAINING IS RUNNING at step 85 (9 s ago)"),
+        (700.0, 240.0, False, "TRAINING IS RUNNING at step 85 (11 min ago)"),
+        (721.0, 240.0, False, "NO STEP FOR 12 min (usually 4 min)" + LAST),
+        (5000.0, None, False, "TRAINING IS RUNNING at step 85 (1 h 23 min ago)"),
+    ],
+)
+def test_the_first_line_is_true_about_movement(age: float, median: float | None, saving: bool, says: str) -> None:
+    view = seen(ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - age, 85))
+    learned = replace(view.learned, median_step_seconds=median)
+    view = replace(view, learned=learned, snapshot=replace(view.snapshot, saving=saving))
+    assert verdict(build_status(view)) == says
+
+
+@pytest.mark.parametrize(("confirmed", "said"), [(False, True), (None, False), (True, False)])
+def test_a_resume_that_could_not_be_confirmed_is_shown(confirmed: bool | None, said: bool) -> None:
+    view = replace(views.healthy(), recovery=RecoveryView(confirmed=confirmed))
+    assert ("NOT CONFIRMED" in render(build_status(view))) is said
+
+
+@pytest.mark.parametrize(
+    ("here", "resumed", "stored", "read", "lost"),
+    [
+        (200, None, None, True, 5),
+        (None, 200, None, True, 5),
+        (None, None, 200, True, 5),
+        (180, 190, 170, True, 15),
+        (210, None, 190, True, 0),  # its log is behind the checkpoint
+        (None, None, 300, True, 205),
+        (None, None, None, True, 205),
+        (None, None, None, False, None),
+    ],
+)
+def test_what_a_death_would_cost(
+    here: int | None, resumed: int | None, stored: int | None, read: bool, lost: int | None
+) -> None:
+    """On a new pod the checkpoint that training resumed from is as good as one that was saved here."""
+    view = seen(ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - 1, 205))
+    sets = () if here is None else (views.checkpoint(here),)
+    sync = replace(view.sync, last_step=stored, saves=30 if read else None)
+    assert steps_at_risk(view.snapshot, sets, resumed, sync) == lost
+    assert steps_at_risk(view.snapshot, (), None, SyncView()) == 205, "without a store nothing is unknown"
+    counted = steps_at_risk(view.snapshot, sets, resumed, sync, saves_counted=True)
+    assert counted == (205 if here is resumed is stored is None and read else None), "a save's number is no step"
+
+
+def test_without_steps_between_checkpoints_the_cost_of_a_death_is_unknown() -> None:
+    saved = ProgressSample(ProgressSource.CHECKPOINT, "checkpoint", views.NOW - 1, 205)
+    sets = (views.checkpoint(205),)
+    view = seen(saved)
+    assert steps_at_risk(view.snapshot, sets, None, SyncView()) is None
+    status = render(build_status(replace(view, steps_at_risk=None)))
+    assert "podwatch finds no later step in training's logs" in " ".join(status.split())
+    counted = seen(saved, ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - 1, 205))
+    assert steps_at_risk(counted.snapshot, sets, None, SyncView()) == 0
+
+
+@pytest.mark.parametrize(
+    ("last", "saves", "says"),
+    [
+        (None, None, "podwatch has not read its content yet"),
+        (None, 0, "nothing stored yet"),
+        (320, 30, "newest stored: step 320"),
+    ],
+)
+def test_what_the_store_holds_is_said_only_once_it_is_known(last: int | None, saves: int | None, says: str) -> None:
+    view = views.healthy()
+    view = replace(view, sync=replace(view.sync, last_step=last, saves=saves, uploading_step=None))
+    assert says in render(build_status(view), width=120)

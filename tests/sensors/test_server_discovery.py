@@ -1,0 +1,186 @@
+"""Servers found in a tree of real processes, by their command line or by the sockets they listen on."""
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podwatch.detection.learned import Learned
+from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.snapshot import Health, Reading, SensorState, ServerKind, TrainerSample, observed
+from podwatch.sensors.inference import InferenceSensor
+from podwatch.sensors.server_discovery import ServerFinder, listening
+from podwatch.system.clock import SystemClock
+from podwatch.trainer.handle import _local_sockets
+from podwatch.trainer.process_tree import sample
+from podwatch.trainer.roles import port_of
+from tests.sensors.waiting import until
+
+SERVER = """
+    import http.server, socket, sys
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+        def log_message(self, *args): pass
+    noise = socket.create_server(("127.0.0.1", 0))  # a port of the same process that is no HTTP
+    server = http.server.HTTPServer((sys.argv[1], 0), Handler)
+    print(server.server_port, noise.getsockname()[1], flush=True)
+    server.serve_forever()
+"""
+
+
+class Process:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-S", "-c", textwrap.dedent(SERVER), host], stdout=subprocess.PIPE, text=True
+        )
+        assert self.popen.stdout is not None
+        self.port, self.noise = (int(word) for word in self.popen.stdout.readline().split())
+
+    def seen(self, command: str) -> ProcessSample:
+        found = sample(self.popen.pid)
+        assert found is not None
+        return replace(found, role=ProcessRole.INFERENCE, command=command)
+
+    def end(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        assert self.popen.stdout is not None
+        self.popen.stdout.close()
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    process = Process()
+    yield process
+    process.end()
+
+
+LAUNCHER = ProcessSample(ProcessIdentity(1, 1), 0, "rl", "rl", ProcessRole.LAUNCHER)
+
+
+def tree(*servers: ProcessSample, start_id: str = "s1") -> Reading[TrainerSample]:
+    return observed(TrainerSample(start_id, alive=True, descendants=(LAUNCHER, *servers)), 1.0)
+
+
+async def real_sockets(pids: list[int]) -> Mapping[int, frozenset[int] | None]:
+    return _local_sockets(pids)
+
+
+async def nobody_may_read(pids: list[int]) -> Mapping[int, frozenset[int] | None]:
+    return dict.fromkeys(pids)
+
+
+def finder(reading: Reading[TrainerSample], sockets: object = real_sockets) -> ServerFinder:
+    return ServerFinder(SystemClock(), lambda: reading, sockets, timeout=0.3)  # type: ignore[arg-type]
+
+
+async def look_until_found(found: ServerFinder) -> None:
+    """The server may need longer for its answer than it is given."""
+    async with asyncio.timeout(60):
+        while not found.latest().servers:
+            await found.look()
+
+
+async def test_by_the_sockets_it_listens_on(process: Process) -> None:
+    found = finder(tree(process.seen("inference @ x.toml")))
+    await look_until_found(found)
+    assert found.latest().servers == ((f"http://127.0.0.1:{process.port}", None),)
+    await found.stop()
+
+
+async def test_a_port_on_the_command_line_needs_no_sockets_and_a_router_is_known(process: Process) -> None:
+    command = f"/venv/bin/vllm-router --host 0.0.0.0 --port {process.port} --worker-urls http://127.0.0.1:8100"
+    found = finder(tree(process.seen(command)), nobody_may_read)
+    await look_until_found(found)
+    assert found.latest().servers == ((f"http://127.0.0.1:{process.port}", ServerKind.ROUTER),)
+    await found.stop()
+
+
+async def test_what_nobody_may_read_is_said(process: Process) -> None:
+    found = finder(tree(process.seen("PRIME-RL::Inference")), nobody_may_read)
+    await found.look()
+    assert found.latest().servers == ()
+    assert "cannot read the sockets" in found.latest().detail
+    await found.stop()
+
+
+async def test_any_address_is_asked_by_loopback() -> None:
+    process = Process("0.0.0.0")
+    try:
+        found = finder(tree(process.seen("inference")))
+        await look_until_found(found)
+        assert [url for url, _ in found.latest().servers] == [f"http://127.0.0.1:{process.port}"]
+        await found.stop()
+    finally:
+        process.end()
+
+
+async def test_a_server_that_was_found_is_asked_until_the_next_start(process: Process) -> None:
+    """That it is gone is what we want to hear."""
+    readings = [tree(process.seen("inference"))]
+    looking = ServerFinder(SystemClock(), lambda: readings[-1], real_sockets, poll=0.05, timeout=0.3)
+    sensor = InferenceSensor((), SystemClock(), 0.5, 0.05, liveness=False, finder=looking)
+    assert sensor.latest().state is SensorState.ABSENT
+    await sensor.start()
+    try:
+        health = lambda: [(s.health, s.discovered) for s in sensor.latest().value or ()]  # noqa: E731
+        await until(lambda: health() == [(Health.OK, True)])
+        process.end()
+        readings.append(tree())
+        await until(lambda: health() == [(Health.REFUSED, True)])
+        assert sensor.urls == (f"http://127.0.0.1:{process.port}",), "its port has to be free before the next start"
+        readings.append(tree(start_id="s2"))
+        await until(lambda: sensor.latest().state is SensorState.ABSENT)
+    finally:
+        await sensor.stop()
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_one_that_died_while_podwatch_was_away_is_remembered_by_its_start(same: bool) -> None:
+    """It would never answer again, and so never be found."""
+    learned = Learned(start_id="s1").saw("health", "health:http://127.0.0.1:8123", "tokens:http://127.0.0.1:8123")
+    kept = (learned.start_id, learned.servers)
+    reading = tree(start_id="s1" if same else "s2")
+    found = ServerFinder(SystemClock(), lambda: reading, real_sockets, timeout=0.3, known=kept)
+    await found.look()
+    assert found.latest().servers == ((("http://127.0.0.1:8123", None),) if same else ())
+    await found.stop()
+
+
+@pytest.mark.parametrize(
+    ("command", "port"),
+    [
+        ("vllm serve m --port 8100", 8100),
+        ("python -m vllm.entrypoints.openai.api_server --port=8001 --model m", 8001),
+        ("inference @ x.toml --server.port 8000", 8000),
+        ("vllm serve m --port", None),
+        ("vllm serve m --port 99999", None),
+        ("inference @ x.toml", None),
+    ],
+)
+def test_ports_on_command_lines(command: str, port: int | None) -> None:
+    assert port_of(command) == port
+
+
+def test_the_kernels_table() -> None:
+    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+    row = "   0: {}:1F40 00000000:0000 {} 00000000:00000000 00:00000000 00000000     0        0 {} 1 0 100 0 0 10 0\n"
+    text = head + row.format("0100007F", "0A", 7) + row.format("00000000", "01", 8) + row.format("0200A8C0", "0A", 9)
+    assert listening(text) == {7: ("127.0.0.1", 8000), 9: ("192.168.0.2", 8000)}
+    six = head + row.format("0" * 24 + "01000000", "0A", 3) + row.format("0000000000000000FFFF00000100007F", "0A", 4)
+    assert listening(six) == {3: ("[0:0:0:0:0:0:0:1]", 8000), 4: ("127.0.0.1", 8000)}
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.text())
+def test_any_table_is_survived(text: str) -> None:
+    listening(text)
+    listening(f"head\n 0: {text} x 0A 0 0 0 0 0 1\n")
