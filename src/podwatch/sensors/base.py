@@ -1,4 +1,4 @@
-"""The interface of every sensor."""
+"""What every sensor offers, and the loop that polls one."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
 """Removes unneeded objects from the store: unfinished uploads, superseded versions, checkpoints without a manifest.
 
-policy/store_sweep.py decides. This module lists the store (a class C call per 1,000 objects, so once a day) and removes;
-checkpoints without a manifest go as journaled removals.
+policy/store_sweep.py decides. This module lists the store (a class C call per 1,000 objects, so once a day) and
+removes; checkpoints without a manifest go as journaled removals.
 """
 
 import re
