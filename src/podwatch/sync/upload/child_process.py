@@ -27,8 +27,8 @@ from podwatch.system.priority import Given, give
 # A systemd unit of its own for the upload child, where podwatch is a systemd service.
 # With a cgroup for each service, nice and autogroup no longer count between services: a child in podwatch's own
 # cgroup would get as much of a busy machine as training. A scope keeps what the child needs: its pipes, its parent,
-# the sandbox. Where systemd refuses, and everywhere else, session, autogroup and nice value are used
-# (sync/upload/process.py). The weights change with the upload's level (sync/upload/priority.py).
+# the sandbox. Where systemd refuses, and everywhere else, session, autogroup and nice value are used.
+# The weights change with the upload's level (sync/upload/priority.py).
 
 CPU_WEIGHT = 2
 """Every other unit has 100: measured 95:5 against a busy neighbour. Idle cores are used fully anyway."""

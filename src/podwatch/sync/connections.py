@@ -1,4 +1,4 @@
-"""A queue of work and the connections that process it, as many as help (workers.py)."""
+"""A queue of work and the connections that process it, as many as help."""
 
 import os
 import threading
