@@ -19,8 +19,7 @@ from pathlib import Path
 from podwatch.checkpoints import lease_helper
 from podwatch.checkpoints.layouts.base import Marker
 
-# -- filesystems -----------------------------------------------------------------------------------------------------
-# The filesystem of a path, and whether changes become visible late there.
+# -- filesystem of a path --------------------------------------------------------------------------------------------
 
 _SLOW = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "9p", "beegfs", "glusterfs", "gpfs", "afs", "virtiofs")
 _known: dict[int, str] = {}
@@ -65,7 +64,7 @@ def _look_up(device: int, mountinfo: Path) -> str:
     return ""
 
 
-# -- settle time -----------------------------------------------------------------------------------------------------
+# -- settle times and open files -------------------------------------------------------------------------------------
 
 SLOW_FACTOR = 2
 """Network and FUSE clients cache sizes and mtimes for seconds."""

@@ -136,7 +136,7 @@ async def _alone(where: Where) -> dict[str, Any]:
             await journal.close()
 
 
-# -- GPUs
+# -- stray GPU processes ---------------------------------------------------------------------------------------------
 
 
 def _gpu(where: Where, *, dry_run: bool, yes: bool, as_json: bool) -> None:

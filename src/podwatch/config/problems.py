@@ -1,4 +1,6 @@
-"""The problems of a configuration, worded so that the user can correct all of them at once."""
+"""The problems of a configuration, each with its line of the file, worded so that the user can correct all of them at
+once.
+"""
 
 import difflib
 import re
@@ -12,8 +14,8 @@ from pydantic import ValidationError
 from podwatch.config.keys import env_name, is_credential_key, known_keys, known_sections, looks_secret, suggest_key
 from podwatch.domain.errors import ConfigurationError
 
-# -- toml lines ------------------------------------------------------------------------------------------------------
-# Line numbers of the keys in a TOML file, for error messages: ``tomllib`` does not report them.
+# -- line numbers of TOML keys ---------------------------------------------------------------------------------------
+# ``tomllib`` does not report them.
 
 _HEADER = re.compile(r"^\s*\[\[?\s*(?P<name>[^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(

@@ -13,8 +13,7 @@ from podwatch.domain.process import ProcessSample
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Snapshot
 
-# -- plain -----------------------------------------------------------------------------------------------------------
-# Converts podwatch's dataclasses to JSON-safe values.
+# -- JSON-safe values ------------------------------------------------------------------------------------------------
 
 
 def plain(value: object) -> object:
@@ -36,7 +35,7 @@ def plain(value: object) -> object:
     return repr(value)
 
 
-# -- bundle ----------------------------------------------------------------------------------------------------------
+# -- bundles ---------------------------------------------------------------------------------------------------------
 
 KEEP: Final = 30
 """Bundles to keep; the oldest is deleted first. With MAX_BYTES at most 30 MiB of state."""

@@ -27,8 +27,7 @@ from podwatch.recovery.state import Phase, Tools
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle
 
-# -- saved by --------------------------------------------------------------------------------------------------------
-# The number of processes that wrote a checkpoint, read before a resume from it.
+# -- number of processes that wrote a checkpoint ---------------------------------------------------------------------
 
 
 def saved_by(layout: Layout, step: int) -> int | None:
@@ -41,7 +40,7 @@ def saved_by(layout: Layout, step: int) -> int | None:
     return layout.judge(step, [scan_part(p).found for p in parts]).world_size if parts else None
 
 
-# -- resume point ----------------------------------------------------------------------------------------------------
+# -- choice of the step ----------------------------------------------------------------------------------------------
 
 SETTLE_LOOK = 0.05
 """Minimum seconds between the two equal scans that a checkpoint needs to count as complete."""

@@ -19,8 +19,7 @@ from podwatch.reporting.documents import (
 )
 from podwatch.reporting.view import DaemonView, SensorView
 
-# -- health ----------------------------------------------------------------------------------------------------------
-# Sections of the status document: the machine, the log rules, the metrics of training.
+# -- machine, log rules, training metrics ----------------------------------------------------------------------------
 
 
 def host_document(host: HostSample | None) -> dict[str, Any] | None:
@@ -77,7 +76,7 @@ def figures_document(view: DaemonView) -> dict[str, Any] | None:
     }
 
 
-# -- status ----------------------------------------------------------------------------------------------------------
+# -- status document -------------------------------------------------------------------------------------------------
 
 DOWN_KINDS = frozenset({FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED})
 """Findings that mean that training is down although the launcher runs."""

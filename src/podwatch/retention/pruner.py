@@ -1,4 +1,6 @@
-"""Frees space on the pod: collects the input of the removal plan, and executes the plan in a worker."""
+"""Frees space on the pod: collects the input of the removal plan and executes the plan in a worker; reports missing
+space before a save fails.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,8 +35,8 @@ from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace
 
-# -- room findings ---------------------------------------------------------------------------------------------------
-# Findings about missing disk space, before a save fails, with numbers. Pure functions.
+# -- findings about disk space ---------------------------------------------------------------------------------------
+# Pure functions; each finding names the numbers.
 
 BY_HAND = "free space, or wait until checkpoints are in the store; `podwatch prune --dry-run` explains each checkpoint"
 STATE_BYTES = 256 << 20

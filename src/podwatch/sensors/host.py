@@ -13,10 +13,10 @@ from podwatch.sensors.base import Poller
 from podwatch.sensors.xid import KernelLog, XidInbox
 from podwatch.system.clock import Clock
 
-# -- cgroup ----------------------------------------------------------------------------------------------------------
-# The memory cgroup of a process: limit, use and OOM kills, under cgroup v2 and v1. Reads /proc and /sys; may block.
-# Use excludes the page cache: a trainer that writes checkpoints fills any limit with cache, which the kernel
-# reclaims before it kills a process. In-memory files (/dev/shm) are not on the cache lists, so they count as use.
+# -- memory cgroup of a process --------------------------------------------------------------------------------------
+# Limit, use and OOM kills, under cgroup v2 and v1. Reads /proc and /sys; may block. Use excludes the page cache: a
+# trainer that writes checkpoints fills any limit with cache, which the kernel reclaims before it kills a process.
+# In-memory files (/dev/shm) are not on the cache lists, so they count as use.
 
 UNLIMITED = 1 << 60
 """v1 has no "max": an unlimited group shows a number near 2^63."""
@@ -147,7 +147,7 @@ def _unescape(text: str) -> str:
     return text.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 
 
-# -- host ------------------------------------------------------------------------------------------------------------
+# -- sensor ----------------------------------------------------------------------------------------------------------
 
 POLL = 10.0
 """Seconds. Memory that runs out within ten seconds is found afterwards by the OOM counter."""

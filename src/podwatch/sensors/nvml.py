@@ -1,4 +1,4 @@
-"""NVML through ``pynvml`` (nvidia-ml-py): the real GpuReader.
+"""NVML through ``pynvml`` (nvidia-ml-py): the real GpuReader, and the health that a device reports.
 
 podwatch uses device memory only: inside containers NVML shows host PIDs or none.
 """
@@ -14,9 +14,9 @@ from podwatch.sensors.gpu import ReaderUnavailable
 from podwatch.sensors.nvml_trial import ABSENT_FIX, TrialLoad, load_here
 from podwatch.sensors.xid import XidInbox
 
-# -- nvml health -----------------------------------------------------------------------------------------------------
-# The health of a device as NVML reports it: MIG mode, uncorrected ECC errors, the reasons for reduced clocks, and
-# XIDs as events. All of it is optional: an error here is not an error of the device.
+# -- health of a device ----------------------------------------------------------------------------------------------
+# MIG mode, uncorrected ECC errors, the reasons for reduced clocks, and XIDs as events. All of it is optional: an
+# error here is not an error of the device.
 
 EVERY = 15
 """Health is read at every n-th poll: every 30 s at the default interval. Throttling counts when it lasts for minutes,
@@ -181,7 +181,7 @@ def pci_addresses(nvml: Any, handles: dict[int, Any]) -> dict[str, int]:
     return found
 
 
-# -- nvml ------------------------------------------------------------------------------------------------------------
+# -- reader ----------------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 

@@ -23,8 +23,7 @@ from podwatch.domain.errors import HostError
 from podwatch.simulation.gpus import held
 from podwatch.simulation.processes import launch_command, write_programs
 
-# -- ports -----------------------------------------------------------------------------------------------------------
-# Finds ports that stay free until they are used.
+# -- free ports ------------------------------------------------------------------------------------------------------
 
 
 def free_port() -> int:

@@ -1,4 +1,6 @@
-"""The object-store protocol. Synchronous: used from worker threads and from the upload child, never on the loop."""
+"""The object-store protocol, and the count of calls by price class. Synchronous: used from worker threads and from the
+upload child, never on the loop.
+"""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,9 +9,9 @@ from typing import Any, BinaryIO, Protocol
 
 from podwatch.stores.parts import Source
 
-# -- calls -----------------------------------------------------------------------------------------------------------
-# Counts the calls to the store by Backblaze's price classes.
-# Class A is free; B and C are free up to 2,500 a day each, then $0.004 per 10,000 of B and per 1,000 of C.
+# -- calls by price class --------------------------------------------------------------------------------------------
+# Backblaze's classes: A is free; B and C are free up to 2,500 a day each, then $0.004 per 10,000 of B and per 1,000
+# of C.
 
 _FREE = frozenset(
     {
@@ -74,7 +76,7 @@ class ChildCalls:
             self._counted = calls
 
 
-# -- base ------------------------------------------------------------------------------------------------------------
+# -- protocol --------------------------------------------------------------------------------------------------------
 
 Progress = Callable[[int], None]
 """Called with the number of bytes newly sent or received; may raise to cancel."""

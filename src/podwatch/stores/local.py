@@ -26,7 +26,7 @@ from podwatch.stores.base import Progress, StoredObject, StoredPart, Unfinished
 from podwatch.stores.local_large import LargeUploads
 from podwatch.stores.parts import FileSource, PartStream, Source, StreamSource
 
-# -- exclusive -------------------------------------------------------------------------------------------------------
+# -- exclusive names -------------------------------------------------------------------------------------------------
 # Creates a name in a directory for the first of several writers.
 
 
@@ -57,7 +57,7 @@ def name_if_free(source: Path, directory: int, name: str, data: bytes) -> bool:
     return True
 
 
-# -- local -----------------------------------------------------------------------------------------------------------
+# -- store -----------------------------------------------------------------------------------------------------------
 
 PRIVATE = ".podwatch-store"
 _BLOCK = 1 << 20

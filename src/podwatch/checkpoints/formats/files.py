@@ -1,4 +1,6 @@
-"""Checks a single file by the kind that its name shows. Files of unknown kinds are not checked."""
+"""Checks a single file by the kind that its name shows, and for ranges that were never written. Files of unknown kinds
+are not checked.
+"""
 
 import errno
 import json
@@ -12,8 +14,7 @@ from pathlib import Path
 from podwatch.checkpoints.formats import safetensors, torch_zip
 from podwatch.system.reading import open_file, opened, read_file
 
-# -- holes -----------------------------------------------------------------------------------------------------------
-# Detects ranges of a file that were never written.
+# -- unwritten ranges ------------------------------------------------------------------------------------------------
 # safetensors 0.8.0rc0 and downloaders preallocate a file at full size and fill it later, so size and header look
 # right mid-write. A hit means "suspect", never "bad": sparse copies and compressing filesystems have holes too, and
 # some FUSE filesystems always answer "no hole".
@@ -48,7 +49,7 @@ def has_hole(path: Path) -> bool:
         os.close(fd)
 
 
-# -- files -----------------------------------------------------------------------------------------------------------
+# -- check of one file -----------------------------------------------------------------------------------------------
 
 _TORCH = (".pt", ".pth", ".ckpt")
 _TORCH_BIN = re.compile(r"(?:pytorch_model|adapter_model|optimizer|scheduler|model|training_args)\b.*\.bin$")
