@@ -89,7 +89,7 @@ def _running(settings: "Settings") -> str:
 
 def _describe(plan: dict[str, Any]) -> list[str]:
     if not plan["paths"]:
-        lines = ["nothing to do: there are no files of an old run"]
+        lines = ["nothing to do: no files of an old run found"]
     else:
         steps = ", ".join(f"{n} ({state})" for n, state in plan["steps"].items()) or "none"
         entries = counted(len(plan["paths"]), "entry", "entries")

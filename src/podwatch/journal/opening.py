@@ -169,7 +169,7 @@ class Ballast:
 
 KEEP_CORRUPT: Final = 3
 BUSY_SECONDS: Final = 5.0
-OWN: Final = "make it belong to the user podwatch runs as, or set state_dir"
+OWN: Final = "make it belong to podwatch's user, or set state_dir"
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
