@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from podwatch.checkpoints import lease_helper
+from podwatch.checkpoints import open_for_writing
 from podwatch.checkpoints.layouts.base import Marker
 
 # -- settle times and open files -------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def held_open(paths: Iterable[Path]) -> tuple[Held, str]:
 def _ask(names: list[str]) -> tuple[Held, str]:
     try:
         child = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(lease_helper.__file__))],
+            [sys.executable, "-I", "-S", str(Path(open_for_writing.__file__))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -85,7 +85,7 @@ class Trainer:
 
 def find_gpus() -> tuple[tuple[Gpu, ...], str]:
     """The GPUs, and the reason if there are none."""
-    from podwatch.cli.check.line import DEADLINE_SECONDS, in_time
+    from podwatch.cli.check.report import DEADLINE_SECONDS, in_time
     from podwatch.sensors.gpu import ReaderUnavailable
     from podwatch.sensors.nvml import look_once
 

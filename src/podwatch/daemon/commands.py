@@ -7,9 +7,9 @@ from typing import Any, Protocol
 from podwatch.daemon.loops import DaemonLoops
 from podwatch.daemon.wiring import Components
 from podwatch.domain.checkpoint import HeldAs, newest_complete
-from podwatch.domain.counted import counted
 from podwatch.domain.errors import Busy, HostError, UsageError
-from podwatch.domain.mutation import Mutation, MutationGuard
+from podwatch.domain.mutation_guard import Mutation, MutationGuard
+from podwatch.domain.plural import counted
 from podwatch.journal import Journal
 from podwatch.recovery import clean as cleaning
 from podwatch.recovery import quarantine

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from podwatch.detection import corroboration as also
 from podwatch.detection.base import DetectorResult, Look
-from podwatch.detection.endings import announcement, operator_wait
 from podwatch.detection.learned import Learned
+from podwatch.detection.operator_ends import announcement, operator_wait
 from podwatch.detection.windows import NO_RHYTHM, NOT_HELD, Held, Rhythm
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import DetectionPolicy

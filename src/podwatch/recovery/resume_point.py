@@ -14,15 +14,15 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.mutation import Mutation
+from podwatch.domain.mutation_guard import Mutation
 from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import Supervision
 from podwatch.journal import Journal
 from podwatch.policy.lineage import departure
 from podwatch.policy.resume import Choice, Ownership, RemoteSave, awaited, choose, other_world
-from podwatch.recovery import memory as memory_module
+from podwatch.recovery import remembered as memory_module
 from podwatch.recovery.lineages import opened
-from podwatch.recovery.memory import Memory
+from podwatch.recovery.remembered import Memory
 from podwatch.recovery.state import Phase, Tools
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from podwatch.domain.snapshot import GpuSample, GpuState, SensorState
 from podwatch.sensors.gpu import ReaderUnavailable
-from podwatch.sensors.nvml_trial import ABSENT_FIX, TrialLoad, load_here
+from podwatch.sensors.nvml_probe import ABSENT_FIX, TrialLoad, load_here
 from podwatch.sensors.xid import XidInbox
 
 # -- reader ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from podwatch.system.clock import Clock
 from podwatch.system.procfs import is_alive, patiently
 from podwatch.system.workers import Worker
 from podwatch.trainer.base import StopReport, attached_id
-from podwatch.trainer.interactive import is_server_name, served, spared
 from podwatch.trainer.keeper_client import (
     KeeperClient,
     KeeperRecord,
@@ -25,6 +24,7 @@ from podwatch.trainer.keeper_client import (
     read_record,
     retire_record,
 )
+from podwatch.trainer.operator_shells import is_server_name, served, spared
 from podwatch.trainer.process_tree import LocalTree, leads_session, read
 
 # -- terminal of an operator -----------------------------------------------------------------------------------------

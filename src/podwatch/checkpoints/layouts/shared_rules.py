@@ -20,8 +20,8 @@ from podwatch.checkpoints.formats.files import check_file, has_hole
 from podwatch.checkpoints.layouts.base import Judgement, PartFiles, Tracker
 from podwatch.checkpoints.scan import is_temporary
 from podwatch.domain.checkpoint import FileEntry
-from podwatch.domain.counted import counted
 from podwatch.domain.errors import HostError
+from podwatch.domain.plural import counted
 from podwatch.system.pinned import PinnedTree
 from podwatch.system.reading import read_file
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from podwatch.cli.check.line import DEADLINE_SECONDS, Line, in_time
+from podwatch.cli.check.report import DEADLINE_SECONDS, Line, in_time
 from podwatch.client.format import gib
 from podwatch.config.settings import Settings
 from podwatch.recovery.resources import port_taken

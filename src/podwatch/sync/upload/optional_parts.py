@@ -34,9 +34,9 @@ from podwatch.sync.publish import Confirm, matches_store, rfc3339
 from podwatch.sync.types import RunIdentity, SetSource
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.artifacts import looks_like_a_key
+from podwatch.sync.upload.child_process import SetVoid, UploadStopped
 from podwatch.sync.upload.optional_manifest import read_optional
-from podwatch.sync.upload.process import SetVoid, UploadStopped
-from podwatch.sync.upload.sender import Sender
+from podwatch.sync.upload.uploader import Sender
 from podwatch.system.clock import Clock
 from podwatch.system.pinned import HIDDEN
 from podwatch.system.reading import read_file

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from podwatch.checkpoints.catalogue import SetContents
-from podwatch.sync.upload.process import SetForeign
+from podwatch.sync.upload.child_process import SetForeign
 from podwatch.system.pinned import PinnedTree
 
 # -- files with several names ----------------------------------------------------------------------------------------
