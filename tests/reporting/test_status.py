@@ -219,7 +219,7 @@ def test_what_to_do_is_never_to_read_events_while_podwatch_acts(mode, active, sa
 def test_what_a_start_waits_for_is_shown_once():
     """Not as a warning with one advice and as a critical with the opposite one."""
     view = views.healthy()
-    why = "pod b may still train this run"
+    why = "pod b possibly still trains this run"
     waits = Finding(FindingKind.BLOCKED, Severity.WARNING, why, views.NOW, "nothing: podwatch takes over at 14:05:30")
     dead = replace(view.snapshot, trainer=observed(views.trainer(alive=False), views.NOW))
     recovery = RecoveryView(phase="blocked", blocked=True, detail=why)

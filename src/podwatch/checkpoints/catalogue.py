@@ -267,7 +267,7 @@ class Catalogue:
             ) from error
         if parts is None:
             raise HostError(
-                f"there is no checkpoint of step {step}",
+                f"checkpoint of step {step} not found",
                 where=str(self._layout.output_dir),
                 fix="`podwatch checkpoints` lists the checkpoints",
             )

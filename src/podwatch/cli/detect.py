@@ -295,8 +295,7 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.normpath(path))
 
 
-# --  prime rl run ---------------------------------------------------------------------------------------------------
-# The directory that a running prime-rl writes to, for ``podwatch config init``.
+# -- run directory of prime-rl ---------------------------------------------------------------------------------------
 # The command does not always name it: versions with run directories generate a name. Open files of the process tree
 # decide; the fallbacks are the command and the newest run below output_dir.
 

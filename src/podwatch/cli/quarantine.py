@@ -50,7 +50,10 @@ def return_(where: Where, number: int, as_json: bool) -> None:
 
     back = give_back(workspace_of(load(where)).probe(), number)
     say(
-        {"message": f"returned: {counted(len(back), 'entry', 'entries')}", "paths": [str(p) for p in back]},
+        {
+            "message": f"moved {counted(len(back), 'entry', 'entries')} back from quarantine",
+            "paths": [str(p) for p in back],
+        },
         as_json=as_json,
     )
 

@@ -152,7 +152,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
             if found.step == step and found.held:  # naming a held-back checkpoint releases it
                 if found.earlier:
                     raise Busy(
-                        f"step {step} belongs to an earlier branch that training has left",
+                        f"step {step} belongs to an earlier branch of this run, which training has left",
                         where="sync",
                         fix=f"`podwatch restart --step {step}` returns to it; podwatch then uploads it",
                     )

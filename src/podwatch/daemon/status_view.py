@@ -1,4 +1,4 @@
-"""Builds the frozen DaemonView, from which status, HTTP and metrics are made."""
+"""Builds the frozen DaemonView, from which status, HTTP and metrics are made, and the daemon's own texts."""
 
 import os
 from collections.abc import Mapping
@@ -253,8 +253,8 @@ def heartbeat_fields(view: DaemonView) -> dict[str, object]:
     }
 
 
-# -- words -----------------------------------------------------------------------------------------------------------
-# Texts of the daemon: first line, last line, systemd status, and why it is not ready.
+# -- texts of the daemon ---------------------------------------------------------------------------------------------
+# First line, last line, systemd status, and why it is not ready.
 
 FAREWELL_IDLE = "podwatch exits; no training is running"
 

@@ -27,21 +27,7 @@ from podwatch.recovery.state import Phase, Tools
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle
 
-# -- saved by --------------------------------------------------------------------------------------------------------
-# The number of processes that wrote a checkpoint, read before a resume from it.
-
-
-def saved_by(layout: Layout, step: int) -> int | None:
-    """The world size that the layout's rule finds in the checkpoint; None: not known, absent or not readable.
-    Blocks."""
-    try:
-        parts = layout.steps().get(step)
-    except OSError:
-        return None
-    return layout.judge(step, [scan_part(p).found for p in parts]).world_size if parts else None
-
-
-# -- resume point ----------------------------------------------------------------------------------------------------
+# -- choice of the step ----------------------------------------------------------------------------------------------
 
 SETTLE_LOOK = 0.05
 """Minimum seconds between the two equal scans that a checkpoint needs to count as complete."""
@@ -304,3 +290,16 @@ class Choosing:
         record = self.tools.record.current
         started = record is not None and record.last_start is not None
         return started and not await self.tools.journal.run(Journal.published)
+
+
+# -- number of processes that wrote a checkpoint ---------------------------------------------------------------------
+
+
+def saved_by(layout: Layout, step: int) -> int | None:
+    """The world size that the layout's rule finds in the checkpoint; None: not known, absent or not readable.
+    Blocks."""
+    try:
+        parts = layout.steps().get(step)
+    except OSError:
+        return None
+    return layout.judge(step, [scan_part(p).found for p in parts]).world_size if parts else None

@@ -276,7 +276,7 @@ def _below(path: str, root: str) -> bool:
     return bool(path) and (path == root or path.startswith(root.rstrip("/") + "/"))
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading of /proc ------------------------------------------------------------------------------------------------
 
 
 def gather(run: Run, *, own_pid: int) -> list[Process]:

@@ -27,11 +27,10 @@ from podwatch.trainer.keeper_client import (
 from podwatch.trainer.operator_shells import is_server_name, served, spared
 from podwatch.trainer.process_tree import LocalTree, leads_session, read
 
-# -- terminal --------------------------------------------------------------------------------------------------------
-# The terminal in which an operator started a trainer, and when a key was last typed there (docs/detection.md, "An
-# end that is left to its operator").
-# Typing shows in the terminal's access time, which the kernel moves (in steps of 8 s) when a program reads from it.
-# Its modification time is useless: the trainer's own output changes it all the time.
+# -- terminal of an operator -----------------------------------------------------------------------------------------
+# The terminal in which an operator started a trainer, and when a key was last typed there (docs/detection.md, "An end
+# that is left to its operator"). Typing shows in the terminal's access time, which the kernel moves (in steps of 8 s)
+# when a program reads from it. Its modification time is useless: the trainer's own output changes it all the time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def terminal_of(pid: int) -> Terminal | None:
     return None
 
 
-# -- handle ----------------------------------------------------------------------------------------------------------
+# -- handles ---------------------------------------------------------------------------------------------------------
 
 _PROC_DEADLINE = 10.0
 _SWEEP_EVERY = 10.0

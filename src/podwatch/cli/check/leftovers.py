@@ -1,4 +1,6 @@
-"""Check for leftovers of an earlier start, files that a start would quarantine, and podwatch's stored state."""
+"""Check for leftovers of an earlier start, files that a start would quarantine, podwatch's stored state, and other
+programs that copy or delete this run's files.
+"""
 
 import os
 import re
@@ -147,8 +149,8 @@ def remembered(settings: Settings, verbose: bool) -> Iterator[Line]:
             yield Line("learned", "ok", f"{name}: {value}")
 
 
-# -- other tools -----------------------------------------------------------------------------------------------------
-# Check for other sync or clean-up scripts: they can upload incomplete checkpoints, or delete those podwatch keeps.
+# -- other sync and clean-up programs --------------------------------------------------------------------------------
+# They can upload incomplete checkpoints, or delete those that podwatch keeps.
 
 COPIERS = frozenset(
     {"aws", "azcopy", "b2", "b2v3", "b2v4", "gcloud", "gsutil", "hf", "huggingface-cli", "lsyncd", "rclone"}

@@ -1,6 +1,6 @@
 """Restore: find a whole checkpoint in the store, fetch and verify it, move it to where the trainer expects it.
 
-Blocking: for a thread or the command line. Nothing from the store is trusted (fetching.py, publish.checked_manifest);
+Blocking: for a thread or the command line. Nothing from the store is trusted (fetch.py, ``publish.checked_manifest``);
 ``train_command`` in a manifest is only ever shown.
 """
 

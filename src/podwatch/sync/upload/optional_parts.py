@@ -42,8 +42,8 @@ from podwatch.system.pinned import HIDDEN
 from podwatch.system.reading import read_file
 from podwatch.system.workers import Worker
 
-# -- extra -----------------------------------------------------------------------------------------------------------
-# Lists the contents of a checkpoint's optional parts and judges whether they can be sent. Everything here blocks.
+# -- contents of a part ----------------------------------------------------------------------------------------------
+# Lists them and judges whether they can be sent. Everything here blocks.
 
 MOST_FILES = 10_000
 """Limit for ``extra``: an exported model has a hundred files; a tree of rollouts does not belong to a milestone."""
@@ -126,7 +126,7 @@ def _without_shards(root: Path, files: Sequence[FileEntry]) -> str:
     return ""
 
 
-# -- optional parts --------------------------------------------------------------------------------------------------
+# -- upload of optional parts ----------------------------------------------------------------------------------------
 
 CARRIED = "sync.optional"
 """Journal key: {"<step>/<save_id>": {part: occasion}} of the sent parts."""
