@@ -16,7 +16,8 @@ def get(daemon: DaemonProcess, path: str) -> str:
 
 
 def first_lines(daemon: DaemonProcess) -> str:
-    return " ".join(daemon.command("status").stdout.splitlines()[:2])
+    """The verdict, which may be several lines long."""
+    return daemon.command("status").stdout.split("\n\n")[0].replace("\n", " ")
 
 
 def used(daemon: DaemonProcess) -> int | None:
