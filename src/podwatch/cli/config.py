@@ -170,6 +170,7 @@ _STILL_TO_SAY = {
 
 def _ask(overrides: dict[str, object]) -> None:
     """Ask for the run's name and the store, which cannot be detected. Enter keeps the proposed name, or no store."""
+    from podwatch.config import plugins
     from podwatch.domain.manifest import valid_run_id
 
     def run_name(text: str) -> str:
@@ -179,7 +180,8 @@ def _ask(overrides: dict[str, object]) -> None:
 
     def store(text: str) -> str:
         text = text.strip()
-        if text and not text.startswith(("b2://", "file:///")):
+        added = text.partition("://")[0] in plugins.names(plugins.STORES)
+        if text and not text.startswith(("b2://", "file:///")) and not added:
             raise click.UsageError("start with b2:// or file:///, for example b2://my-bucket")
         return text
 

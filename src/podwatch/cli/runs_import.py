@@ -104,7 +104,8 @@ def _judge(
 ) -> "list[tuple[Backup, Fit | None, str]]":
     from dataclasses import replace
 
-    from podwatch.checkpoints.layouts import KINDS, Layout, make_layout, site_of
+    from podwatch.checkpoints.layouts import KINDS, Layout, kind_of, make_layout, site_of
+    from podwatch.config import plugins
     from podwatch.sync.runs.import_backups import judge
     from podwatch.sync.runs.import_skeleton import Unfit
 
@@ -112,13 +113,15 @@ def _judge(
     if run != settings.run_id:
         site = replace(site, command=())  # the configured command belongs to another run
     name = layout or (make_layout(settings).name if settings.trainer.layout == "auto" else settings.trainer.layout)
-    if name not in KINDS:
+    if name not in KINDS and name not in plugins.names(plugins.LAYOUTS):
         raise UsageError(f"unknown layout {name!r}", where="--layout", fix=f"choose one of {', '.join(KINDS)}")
     if name == "custom" and site.custom is None:
         raise UsageError("layout custom needs its section", where="--layout", fix="add [checkpoints.custom]")
 
+    kind = kind_of(name)
+
     def make(output: Path) -> Layout:
-        return KINDS[name].make(replace(site, output_dir=output))
+        return kind.make(replace(site, output_dir=output))
 
     judged: list[tuple[Backup, Fit | None, str]] = []
     for backup in backups:

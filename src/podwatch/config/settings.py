@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
+from podwatch.config import plugins
 from podwatch.config.directory import resolved
 from podwatch.config.units import Duration, Ratio, Size
 from podwatch.domain.manifest import DEFAULT_PART_SIZE, valid_run_id
 from podwatch.domain.policy import GIB
 
-LayoutName = Literal[
+LAYOUTS = (
     "auto",
     "prime-rl",
     "verl",
@@ -34,7 +36,10 @@ LayoutName = Literal[
     "open-instruct",
     "runner",
     "custom",
-]
+)
+"""podwatch's own values of ``trainer.layout``; installed packages can add more."""
+STORE_SCHEMES = ("b2", "file")
+"""The same for the scheme of ``sync.store``."""
 
 NoticeTopic = Literal["findings", "restarts", "gave-up", "disk", "store", "superseded", "preempted", "finished"]
 
@@ -52,10 +57,11 @@ class Section(BaseModel):
 
 
 class TrainerSettings(Section):
-    layout: LayoutName = Field(
+    layout: str = Field(
         "auto",
-        description="how the trainer lays out its checkpoints (list: docs/layouts.md); auto decides from the command"
-        " and output_dir, reports the reason, and stops with an error if several layouts fit",
+        description="how the trainer lays out its checkpoints (list: docs/layouts.md; an installed package can add"
+        " more); auto decides from the command and output_dir, reports the reason, and stops with an error if several"
+        " layouts fit",
     )
     output_dir: Path = Field(..., description="the trainer's output directory (it need not exist yet)")
     checkpoint_dir: Path | None = Field(
@@ -99,6 +105,14 @@ class TrainerSettings(Section):
     startup_patience: Duration = Field(
         70 * 60.0, description="time from start to first step; prime-rl sets vLLM's engine timeout to 4200 s"
     )
+
+    @field_validator("layout")
+    @classmethod
+    def _layout(cls, value: str) -> str:
+        if value != "auto" and not plugins.known(plugins.LAYOUTS, value, LAYOUTS):
+            names = ", ".join(repr(name) for name in (*LAYOUTS, *plugins.names(plugins.LAYOUTS)))
+            raise PydanticKnownError("literal_error", {"expected": f"{names} or a name that an installed package adds"})
+        return value
 
     @field_validator("start_before", "stop_also")
     @classmethod
@@ -259,7 +273,11 @@ class CheckpointSettings(Section):
 
 
 class SyncSettings(Section):
-    store: str = Field("", description='"b2://bucket[/prefix]" or "file:///path"; empty: NOT BACKED UP')
+    store: str = Field(
+        "",
+        description='"b2://bucket[/prefix]" or "file:///path" (an installed package can add more); empty: NOT'
+        " BACKED UP",
+    )
     part_size: Size = Field(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
     connections: int = Field(
         4, ge=1, le=32, description="parallel connections at first: enough to fill two cores or a fast uplink"
@@ -343,7 +361,8 @@ class SyncSettings(Section):
     @field_validator("store")
     @classmethod
     def _scheme(cls, value: str) -> str:
-        if value and not value.startswith(("b2://", "file://")):
+        scheme, separator, _ = value.partition("://")
+        if value and not (separator and plugins.known(plugins.STORES, scheme, STORE_SCHEMES)):
             raise ValueError('must be "b2://bucket[/prefix]", "file:///path" or empty')
         return value
 

@@ -1,10 +1,15 @@
-"""Open a store by its URL. b2sdk is imported only when a b2:// store is opened."""
+"""Open a store by its URL. b2sdk is imported only when a b2:// store is opened.
+
+An installed package can add a scheme by an entry point, which has the signature of ``open_store``. It is imported only
+when such a store is opened. Its URL belongs to the package: podwatch puts no prefix before the object names.
+"""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from podwatch.config import plugins
 from podwatch.domain.errors import ConfigurationError, IntegrityError
 from podwatch.domain.manifest import check_relative_path
 from podwatch.stores.base import ObjectStore
@@ -25,7 +30,8 @@ class StoreLocation:
 
 
 def parse_store_url(url: str) -> StoreLocation:
-    """``b2://bucket[/prefix]`` or ``file:///absolute/path``. Raises ConfigurationError."""
+    """``b2://bucket[/prefix]``, ``file:///absolute/path``, or the URL of an added store, of which only the scheme
+    counts here. Raises ConfigurationError."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         path = Path(unquote(parts.path))
@@ -48,6 +54,13 @@ def parse_store_url(url: str) -> StoreLocation:
             except IntegrityError:
                 raise ConfigurationError("not a usable prefix", where=url, fix="use plain path segments") from None
         return StoreLocation("b2", bucket=parts.netloc, prefix=prefix)
+    scheme, _, rest = url.partition("://")
+    if plugins.find(plugins.STORES, scheme) is not None:
+        if "@" in rest.partition("/")[0]:
+            raise ConfigurationError(
+                "the store URL must not contain credentials", where=f"{scheme}://...", fix="remove them from the URL"
+            )
+        return StoreLocation(scheme)
     raise ConfigurationError("unknown kind of store", where=url, fix='use "b2://bucket[/prefix]" or "file:///path"')
 
 
@@ -67,6 +80,8 @@ def open_store(url: str, credentials: Credentials | None, *, writer_id: str, con
     location = parse_store_url(url)
     if location.path is not None:
         return LocalStore(location.path, writer_id=writer_id)
+    if location.scheme != "b2":
+        return _added(url, credentials, writer_id=writer_id, connections=connections)
     if credentials is None:
         raise ConfigurationError(
             "the store has no credentials",
@@ -77,6 +92,17 @@ def open_store(url: str, credentials: Credentials | None, *, writer_id: str, con
     from podwatch.stores.b2 import B2Store
 
     return B2Store(location.bucket, credentials, writer_id=writer_id, connections=connections)
+
+
+def _added(url: str, credentials: Credentials | None, *, writer_id: str, connections: int) -> ObjectStore:
+    """The store of an installed package. ConfigurationError if the package fails."""
+    plugin = plugins.find(plugins.STORES, url.partition("://")[0])
+    assert plugin is not None  # the URL was parsed
+    opener = plugin.load()
+    with plugin.blamed():
+        store: ObjectStore = opener(url, credentials, writer_id=writer_id, connections=connections)
+    plugin.check_protocol(store, ObjectStore)
+    return store
 
 
 def same_filesystem(url: str, output_dir: Path) -> bool:

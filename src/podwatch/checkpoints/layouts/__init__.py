@@ -1,4 +1,9 @@
-"""One small file per trainer family, each behind the ``Layout`` protocol of ``base``; ``KINDS`` is the registry."""
+"""One small file per trainer family, each behind the ``Layout`` protocol of ``base``; ``KINDS`` is the registry.
+
+An installed package can add a layout by an entry point; the configuration must name it, "auto" does not choose it.
+"""
+
+from dataclasses import replace
 
 from podwatch.checkpoints.layouts import (
     accelerate,
@@ -24,6 +29,7 @@ from podwatch.checkpoints.layouts.base import Concern, Kind, Layout, Recognition
 from podwatch.checkpoints.layouts.custom import CustomLayout
 from podwatch.checkpoints.layouts.hf import HFLayout
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
+from podwatch.config import plugins
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 
@@ -34,6 +40,7 @@ __all__ = [
     "Layout",
     "PrimeRLLayout",
     "concerns",
+    "kind_of",
     "make_layout",
     "recognised",
     "site_of",
@@ -93,12 +100,40 @@ def _kind(settings: Settings, site: Site) -> tuple[Kind, str]:
     if name == "auto":
         found = auto.choose(site, KINDS.values())
         name, chosen_because = found.layout, found.why
+    return kind_of(name), chosen_because
+
+
+def kind_of(name: str) -> Kind:
+    """The registry's entry, else that of an installed package. ConfigurationError: unknown, or the package fails."""
     kind = KINDS.get(name)
-    if kind is None:
+    if kind is not None:
+        return kind
+    plugin = plugins.find(plugins.LAYOUTS, name)
+    if plugin is None:
         raise ConfigurationError(
             f"unknown layout {name!r}", where="trainer.layout", fix=f"choose one of {', '.join(KINDS)}"
         )
-    return kind, chosen_because
+    return _added(plugin)
+
+
+def _added(plugin: plugins.Plugin) -> Kind:
+    """The entry of an installed package, which defines a ``Kind``, or only its ``make``."""
+    loaded = plugin.load()
+    kind = loaded if isinstance(loaded, Kind) else Kind(plugin.entry.name, loaded, lambda _site: None)
+
+    def make(site: Site) -> Layout:
+        with plugin.blamed():
+            layout = kind.make(site)
+        plugin.check_protocol(layout, Layout)
+        if layout.name != plugin.entry.name:
+            raise plugin.error(f"returns a layout with the name {layout.name!r}")
+        return layout
+
+    def found(site: Site) -> tuple[Concern, ...]:
+        with plugin.blamed():
+            return kind.concerns(site)
+
+    return replace(kind, make=make, concerns=found)
 
 
 def recognised(site: Site) -> list[Recognition]:
