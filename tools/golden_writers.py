@@ -113,7 +113,7 @@ def _dcp(out: Path) -> None:
 
 
 def prime_rl(out: Path) -> None:
-    """Make the torch calls of prime-rl's ``orchestrator/ckpt.py`` and ``trainer/ckpt.py``, in their order."""
+    """Make the torch calls of ``prime_rl/orchestrator/ckpt.py`` and ``prime_rl/trainer/ckpt.py``, in their order."""
     _on_ranks(_prime_rl, out)
 
 

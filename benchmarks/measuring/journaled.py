@@ -16,7 +16,7 @@ from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject
 from podwatch.policy.upload_priority import Level
 from podwatch.stores.credentials import Credentials
-from podwatch.sync.upload.sender import Sender
+from podwatch.sync.upload.uploader import Sender
 from podwatch.system.clock import SystemClock
 from podwatch.system.workers import Worker
 

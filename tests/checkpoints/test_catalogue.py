@@ -341,7 +341,7 @@ def test_contents_are_what_travels(out: Path) -> None:
 
 
 def test_contents_of_an_absent_step(out: Path) -> None:
-    with pytest.raises(HostError, match="no checkpoint of step 7"):
+    with pytest.raises(HostError, match="checkpoint of step 7 not found"):
         prime(out).catalogue.contents(7)
 
 

@@ -173,7 +173,7 @@ def test_after_a_reboot_a_set_is_checked_deeper_before_it_counts(out: Path) -> N
     sets = after.poll(10)
     assert sets[5].complete
     assert sets[10].completeness is Completeness.DAMAGED
-    assert "did not survive the reboot" in sets[10].reason
+    assert "damaged by the reboot" in sets[10].reason
 
     third = Bench(PrimeRLLayout(out), memory=memory, boots=boots(memory, "three", time.time() + 1e6))
     checked: list[int] = []
@@ -285,7 +285,7 @@ def test_the_old_format_is_believed_by_its_size_only(out: Path) -> None:
     bench.poll()
     found = bench.poll(WEAK + 1)[10]
     assert not found.complete
-    assert "in step 5 it was" in found.reason
+    assert "in step 5 it had" in found.reason
     assert any("old torch format" in note for note in bench.catalogue.inspect(5).notes)
 
 
@@ -301,7 +301,7 @@ def test_without_a_marker_the_file_set_is_learned_and_kept(out: Path) -> None:
     again.poll()
     found = again.poll(WEAK + 1)[15]
     assert not found.complete
-    assert "checkpoint/optimizer_10.pt of step 10 has no counterpart here" in found.reason
+    assert "checkpoint/optimizer_10.pt of step 10 has no counterpart in this checkpoint" in found.reason
     assert again.poll(6 * WEAK)[15].completeness is Completeness.INCOMPLETE
     (out / "step_15" / "optimizer_15.pt").write_bytes(torch_zip_bytes({"a": 1}))
     again.poll()

@@ -18,8 +18,8 @@ import pytest
 
 from podwatch.checkpoints.layouts import make_layout
 from podwatch.cli.check import examine, leftovers, machine, start
-from podwatch.cli.check.line import Line, sets_of
 from podwatch.cli.check.machine import Gpu, gpus
+from podwatch.cli.check.report import Line, sets_of
 from podwatch.cli.check.store import _clock, measure, verdict
 from podwatch.config.settings import Settings
 from podwatch.domain.run import Pause

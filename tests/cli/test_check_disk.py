@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from podwatch.cli.check import disk
-from podwatch.cli.check.line import Line
+from podwatch.cli.check.report import Line
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 

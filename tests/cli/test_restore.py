@@ -13,7 +13,7 @@ from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1
 from podwatch.domain.run import Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
 from podwatch.stores.local import LocalStore
-from podwatch.stores.whole import put_file
+from podwatch.stores.single_object import put_file
 from podwatch.system.clock import SystemClock
 from podwatch.system.workspace import Workspace
 

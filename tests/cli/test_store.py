@@ -5,7 +5,7 @@ import json
 
 from podwatch.domain.manifest import Keys
 from podwatch.stores.local import LocalStore
-from podwatch.stores.whole import put_file
+from podwatch.stores.single_object import put_file
 from tests.cli.test_restore import PART_SIZE, stored
 
 __all__ = ["stored"]

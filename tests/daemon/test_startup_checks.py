@@ -16,7 +16,7 @@ from podwatch.daemon.run_lock import RunLock
 from podwatch.daemon.startup_checks import Records, StartupChecks, last_pause, merge_learned, open_journal
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
-from podwatch.domain.mutation import Mutation, MutationGuard
+from podwatch.domain.mutation_guard import Mutation, MutationGuard
 from podwatch.domain.run import IntentKind, Pause
 from podwatch.journal import Journal, PublishedSave
 from podwatch.reporting.documents import pause_document

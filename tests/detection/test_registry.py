@@ -14,7 +14,7 @@ from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Snapshot
 
 PAGE = (Path(__file__).parents[2] / "docs" / "detection.md").read_text()
-ROWS = ("needs", "armed", "window", "threshold", "second", "reset")
+ROWS = ("needs", "armed", "window", "threshold", "corroborating", "reset")
 
 
 def section(name: str) -> str:
@@ -40,9 +40,9 @@ def test_each_detector_is_described_as_it_is(detector: Detector[object]) -> None
         assert f"`{kind}`" in text, kind
     assert re.findall(r"`(\w+)`", table["needs"]) == list(detector.needs)
     for signal in detector.second:
-        assert signal in table["second"]
-        assert f"\n| {signal} |" in section("Second signals"), f"{signal} is not explained"
-    assert bool(detector.second) == bool(table["second"])
+        assert signal in table["corroborating"]
+        assert f"\n| {signal} |" in section("Corroborating signals"), f"{signal} is not explained"
+    assert bool(detector.second) == bool(table["corroborating"])
     assert detector.survives_restart == table["reset"].startswith("never")
     for field in detector.needs:
         assert field in Snapshot.__dataclass_fields__

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.sensors.nvml_trial import DEADLINE
+from podwatch.sensors.nvml_probe import DEADLINE
 from podwatch.system import procfs
 from tests.support.asking import status
 from tests.support.daemon import DaemonProcess
@@ -34,7 +34,7 @@ def gpus(daemon: DaemonProcess) -> dict[str, Any]:
 def trials_of(pid: int) -> list[int]:
     return [
         child for child in procfs.descendants(pid)
-        if any("nvml_trial_worker" in word for word in procfs.command(child))
+        if any("nvml_probe_worker" in word for word in procfs.command(child))
     ]  # fmt: skip
 
 

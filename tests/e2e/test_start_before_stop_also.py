@@ -24,7 +24,9 @@ def test_a_cluster_beside_the_trainer(rig: Rig) -> None:
     assert alive(new), "and the second trainer has one of its own"
     assert len(also.read_text().splitlines()) == 1
     warnings = [text for text in messages(daemon, "trainer-stopping") if "stop_also" in text]
-    assert warnings == ["trainer.stop_also: false ended with 1: "], "a command that fails is told, and holds nothing up"
+    assert warnings == ["trainer.stop_also: false ended with code 1: "], (
+        "a command that fails is told, and holds nothing up"
+    )
     plan = daemon.command("restart", "--dry-run").stdout
     assert plan.index("then ends false") < plan.index("first     sh -c") < plan.index("command   "), plan
     stopped = daemon.command("stop-training")

@@ -251,11 +251,11 @@ def at_call(number: int, act: Callable[[], object]) -> Iterator[list[int]]:
 @contextmanager
 def quick() -> Iterator[None]:
     """A lock that T keeps exchanging is not waited for, and no lease is asked for."""
-    import podwatch.checkpoints.capabilities as capabilities
-    import podwatch.sync.restore.staging as placing
+    from podwatch.checkpoints import capabilities
+    from podwatch.sync.restore import staging
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(placing, "LOCK_SECONDS", 0.0)
+        patch.setattr(staging, "LOCK_SECONDS", 0.0)
         patch.setattr(capabilities, "_leases", lambda _fd, _path: None)
         yield
 

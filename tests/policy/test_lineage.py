@@ -17,7 +17,7 @@ from podwatch.policy.resume import choose
 from podwatch.policy.retention import Protection, RemovalInput, plan_removal
 from podwatch.policy.store_retention import earlier_newest, plan_remote
 from podwatch.recovery.lineages import opened
-from podwatch.recovery.memory import Memory
+from podwatch.recovery.remembered import Memory
 
 L0 = Lineage("l0")
 

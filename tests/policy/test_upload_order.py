@@ -31,7 +31,7 @@ def test_what_was_begun_is_finished_given_up_or_left_until_it_is_judged_again() 
     assert [(gone.step, gone.why.split(",")[0]) for gone in given_up] == [
         (10, "step 15 is in the store"),
         (20, "it was removed or saved again before it was in the store"),
-        (30, "it is of an earlier branch"),
+        (30, "it belongs to an earlier branch of this run"),
         (40, "it was removed or saved again before it was in the store"),
         (80, "it was removed or saved again before it was in the store"),
     ]

@@ -262,7 +262,7 @@ async def test_a_start_that_fails_tells_no_secret(world: World) -> None:
     told = [e.message for e in world.events] + [f.summary for f in podwatch.recovery.findings()]
     told += [i.summary for i in podwatch.journal.sync.incidents()]
     told += [podwatch.recovery.state.detail]
-    assert any("ended with exit code 1: login" in text for text in told)
+    assert any("ended with code 1: login" in text for text in told)
     told.append((world.root / "state" / "j.sqlite").read_bytes().decode("latin-1"))
     told.append((world.root / "state" / "j.sqlite-wal").read_bytes().decode("latin-1"))
     assert [t for t in told if "tok_abcdefghijk" in t or "hf_secretsecretsecret1" in t] == []

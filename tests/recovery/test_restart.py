@@ -532,7 +532,7 @@ async def test_a_set_of_another_world_size_is_not_started_from_where_the_trainer
     assert len(world.plans) == starts + fits
     if not fits:
         (note,) = [f for f in podwatch.recovery.findings() if f.kind is FindingKind.BLOCKED]
-        assert f"step 15 cannot be resumed from: it was saved by {saved} processes" in note.summary
+        assert f"step 15 cannot be resumed from: {saved} processes saved it" in note.summary
         assert f"the command starts {started} processes" in note.summary
         assert (await podwatch.recovery.dry_run())["possible"] is False
         await podwatch.recovery.request_start(step=15)  # a person knows better

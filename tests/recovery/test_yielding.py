@@ -92,17 +92,19 @@ async def test_what_podwatch_starts_itself_is_always_its_own_to_end(world: World
 
 
 async def test_a_pod_that_waits_says_when_it_takes_over_and_nothing_else(world: World) -> None:
-    watch = Decision(LeaseAction.WATCH, "pod b may still train this run", holder="b", trains_in=150.0)
+    watch = Decision(LeaseAction.WATCH, "pod b possibly still trains this run", holder="b", trains_in=150.0)
     podwatch = Podwatch(world, standing=(standing := Standing(watch)))
     await podwatch.recovery.begin()
     await podwatch.until_phase(Phase.BLOCKED)
     (finding,) = podwatch.recovery.findings()
-    assert (finding.kind, finding.summary) == (FindingKind.BLOCKED, "pod b may still train this run")
+    assert (finding.kind, finding.summary) == (FindingKind.BLOCKED, "pod b possibly still trains this run")
     assert finding.suggestion.startswith("nothing: podwatch takes the run over at ")
     assert "take-over" not in finding.suggestion
 
     started = await podwatch.recovery.request_start()
-    assert started.message == "the request is recorded; training does not start yet: pod b may still train this run"
+    assert (
+        started.message == "the request is recorded; training does not start yet: pod b possibly still trains this run"
+    )
 
     standing.now = Decision(LeaseAction.REFUSE, "pod b holds this run and is alive", holder="b")
     await podwatch.until_finding("pod b holds this run and is alive")

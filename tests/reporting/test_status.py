@@ -7,7 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from podwatch.client.render import render, verdict
+from podwatch.client.status_screen import render, verdict
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
@@ -188,8 +188,8 @@ def test_a_trainer_process_that_ended_is_in_the_first_line(dead):
 
 def test_one_that_may_end_is_not():
     from podwatch.daemon.status_view import trainer_ended_at
-    from podwatch.detection.endings import Endings
     from podwatch.detection.engine import DetectionState
+    from podwatch.detection.operator_ends import Endings
     from podwatch.detection.signals import Signals
     from podwatch.domain.policy import Policies
 
@@ -219,7 +219,7 @@ def test_what_to_do_is_never_to_read_events_while_podwatch_acts(mode, active, sa
 def test_what_a_start_waits_for_is_shown_once():
     """Not as a warning with one advice and as a critical with the opposite one."""
     view = views.healthy()
-    why = "pod b may still train this run"
+    why = "pod b possibly still trains this run"
     waits = Finding(FindingKind.BLOCKED, Severity.WARNING, why, views.NOW, "nothing: podwatch takes over at 14:05:30")
     dead = replace(view.snapshot, trainer=observed(views.trainer(alive=False), views.NOW))
     recovery = RecoveryView(phase="blocked", blocked=True, detail=why)

@@ -39,7 +39,12 @@ def test_a_silent_death_is_healed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     code = run("silent-death", speed=1.0, layout="B", screen=Screen(out))
     text = out.getvalue()
     assert code == 0, text
-    for words in ("FAULT: SIGKILL to VLLM::EngineCore", "died silently", "verified byte by byte", "whole checkpoints"):
+    for words in (
+        "FAULT: SIGKILL to VLLM::EngineCore",
+        "died silently",
+        "verified byte by byte",
+        "complete checkpoints",
+    ):
         assert words in text
     assert "\x1b" not in text
     assert left_behind() == []

@@ -7,7 +7,7 @@ import pytest
 
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.base import TOTAL, class_of
-from podwatch.stores.whole import put_file
+from podwatch.stores.single_object import put_file
 from tests.support.b2server import B2Server
 from tests.support.b2server.api import CLASSES
 

@@ -19,7 +19,7 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.run import IntentKind
 from podwatch.journal.journal import Journal
 from podwatch.sync.restore import staging as placing
-from podwatch.sync.restore.process import FetchProcess
+from podwatch.sync.restore.child_process import FetchProcess
 from podwatch.sync.restore.restore import FetchPace, Restorer
 from podwatch.system import procfs
 from podwatch.system.pinned import PinnedTree

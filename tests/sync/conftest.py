@@ -24,7 +24,7 @@ from podwatch.stores.b2 import B2Store, Retry
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
-from podwatch.sync.restore.process import FetchProcess
+from podwatch.sync.restore.child_process import FetchProcess
 from podwatch.sync.restore.restore import Restorer
 from podwatch.sync.syncer import Syncer
 from podwatch.sync.types import RunIdentity

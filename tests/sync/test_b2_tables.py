@@ -1,6 +1,7 @@
-"""The table of resumed uploads in facts/b2.md section 1.3, row by row, with the outcome one wants instead of the SDK's.
+"""Resumed uploads: each row of the table of states that a store can be in, with the outcome one wants.
 
-Rows A (same file), E (other part size, found in the store) and G (finish happened, answer lost) are in test_sending.py.
+Rows A (same file), E (other part size, found in the store) and G (finish happened, answer lost) are in
+test_send_parts.py.
 """
 
 import hashlib
@@ -16,10 +17,10 @@ from podwatch.policy.store_sweep import ABANDONED_SECONDS, abandoned_uploads
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.credentials import Credentials
 from podwatch.sync.upload.job import UploadJob, taken_up
-from podwatch.sync.upload.sending import Sending, SourceChanged
+from podwatch.sync.upload.send_parts import Sending, SourceChanged
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.sync.conftest import QUICK
-from tests.sync.test_sending import MB, PART, Heard, fetch, job_of, write
+from tests.sync.test_send_parts import MB, PART, Heard, fetch, job_of, write
 
 SIZE = 38 * MB  # eight parts
 

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from podwatch.sync.upload.child_process import Children, Upload
 from podwatch.sync.upload.job import UploadJob
-from podwatch.sync.upload.process import Children, Upload
 from tests.sync.conftest import Run, World, until
 
 
@@ -87,7 +87,7 @@ async def test_one_that_died_while_it_waited_is_not_given_the_job(children: Chil
 
 PARENT = """
 import asyncio, sys
-from podwatch.sync.upload.process import Children
+from podwatch.sync.upload.child_process import Children
 async def main():
     children = Children(sys.argv[1])
     children.expect(True)

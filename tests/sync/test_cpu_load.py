@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.sync import workers
-from podwatch.sync.workers import busy_seconds
+from podwatch.sync import connections
+from podwatch.sync.connections import busy_seconds
 
 
 def test_work_is_busy_and_time_passes_on_all_cores() -> None:
@@ -23,7 +23,7 @@ def test_work_is_busy_and_time_passes_on_all_cores() -> None:
 @pytest.mark.parametrize("text", ["", "cpu\n", "cpu 1 2 3\n", "intr 1 2 3 4 5 6 7 8\n", "cpu a b c d e f g h\n"])
 def test_a_kernel_that_does_not_tell_is_no_error(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "stat"
-    monkeypatch.setattr(workers, "_STAT", path)
+    monkeypatch.setattr(connections, "_STAT", path)
     assert busy_seconds() == (0.0, 0.0)
     path.write_text(text)
     assert busy_seconds() == (0.0, 0.0)

@@ -26,7 +26,7 @@ from podwatch.sync.lease.requests import perform
 from podwatch.sync.publish import Publisher
 from podwatch.sync.retention import RemoteRetention
 from podwatch.sync.upload import job as jobs
-from podwatch.sync.upload.sending import Sending
+from podwatch.sync.upload.send_parts import Sending
 from podwatch.system.pinned import pin_of
 from tests.support.forking import in_child, kill
 from tests.sync.conftest import Run, World, until

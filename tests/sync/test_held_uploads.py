@@ -8,8 +8,8 @@ import pytest
 
 from podwatch.domain.finding import Severity
 from podwatch.domain.run import IntentKind
-from podwatch.sync.upload import sender as sender_module
-from podwatch.sync.upload.sender import OUTRUN
+from podwatch.sync.upload import uploader as sender_module
+from podwatch.sync.upload.uploader import OUTRUN
 from tests.sync.conftest import Run, World, until
 from tests.sync.test_held import ours
 

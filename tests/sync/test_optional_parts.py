@@ -271,6 +271,6 @@ def test_extra_lies_below_output_dir(path: str) -> None:
 
 
 def test_extra_names_nothing_twice() -> None:
-    with pytest.raises(ValueError, match="lies in another"):
+    with pytest.raises(ValueError, match="is inside another"):
         SyncSettings(extra=("a", "a/b"))
     assert SyncSettings(extra=("a/", "ab")).extra == ("a", "ab")

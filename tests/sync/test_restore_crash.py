@@ -12,8 +12,8 @@ import pytest
 
 from podwatch.domain.errors import Busy, HostError, RemoteError
 from podwatch.sync.restore import staging
+from podwatch.sync.restore.child_process import FetchProcess
 from podwatch.sync.restore.job import Fetched, FetchJob
-from podwatch.sync.restore.process import FetchProcess
 from podwatch.sync.restore.staging import StagingArea
 from podwatch.system.workspace import Workspace
 from tests.sync.conftest import World

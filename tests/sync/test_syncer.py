@@ -19,8 +19,8 @@ from podwatch.domain.manifest import Manifest
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.inventory import inventory
 from podwatch.sync.publish import read_manifest
-from podwatch.sync.upload.process import SetVoid
-from podwatch.sync.upload.sender import Sender
+from podwatch.sync.upload.child_process import SetVoid
+from podwatch.sync.upload.uploader import Sender
 from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World, until
 
@@ -194,7 +194,7 @@ async def test_no_bucket(b2: World, run: Run) -> None:
     b2.scan()
     syncer = await run(b2)
     await until(lambda: syncer.state.ok is False)
-    assert "does not exist" in syncer.state.error
+    assert "not found" in syncer.state.error
 
 
 async def test_outage_in_the_middle_then_recovery(b2: World, run: Run) -> None:

@@ -215,7 +215,7 @@ async def test_runs_as_another_user(pod: Pod) -> None:
         (["./noshebang"], {}, CannotExecute, "neither a program nor a script"),
         (["./badshebang"], {}, CannotExecute, "the interpreter in the first line"),
         (["true"], {"cwd": "/no/such/dir"}, CannotExecute, "/no/such/dir"),
-        (["true"], {"user": "no-such-user"}, CannotExecute, "no user 'no-such-user'"),
+        (["true"], {"user": "no-such-user"}, CannotExecute, "user 'no-such-user' not found"),
     ],
 )
 async def test_a_start_that_cannot_work_says_why(

@@ -167,7 +167,7 @@ class ControlServer:
     async def _call(self, method: str, params: dict[str, Any], uid: int | None) -> dict[str, Any]:
         if uid not in self._trusted and method not in READ_ONLY:
             raise PermissionDenied(
-                f"Permission denied: {method}", where=f"uid {uid}", fix="use the user that podwatch runs as, or root"
+                f"Permission denied: {method}", where=f"uid {uid}", fix="run the command as podwatch's user, or as root"
             )
         handler = self._handlers.get(method)
         if handler is None:

@@ -1,4 +1,5 @@
-"""The HTTP endpoints: health, status, metrics, events, and progress pings. Read-only apart from pings.
+"""The HTTP endpoints (health, status, metrics, events, progress pings) and the server that serves them in the daemon's
+event loop. Read-only apart from pings.
 
 ``Host`` is checked, so that a web page in a browser cannot reach the endpoints by DNS rebinding. Requests are bounded
 in size and time. Responses come from memory, except events, which come from the journal.
@@ -37,10 +38,10 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 
-# -- server ----------------------------------------------------------------------------------------------------------
-# uvicorn in the daemon's event loop: without signal handlers and polling, with bounded connections.
-# uvicorn has no time limit for a request head (only for keep-alive), limits the size of a head only if it arrives in
-# pieces, lets idle connections block active ones, and wakes ten times a second. This module changes all four.
+# -- bounded connections ---------------------------------------------------------------------------------------------
+# uvicorn without signal handlers and polling. It has no time limit for a request head (only for keep-alive), limits
+# the size of a head only if it arrives in pieces, lets idle connections block active ones, and wakes ten times a
+# second. This section changes all four.
 
 HEAD_SECONDS = 5.0
 """Deadline of a request head, and of a keep-alive connection. A client on loopback takes milliseconds."""
@@ -280,7 +281,7 @@ def bind(host: str, port: int) -> socket.socket:
     raise HostError(f"ports {port} to {last} are all in use", where=host, fix="set [http] port to a free one, or 0")
 
 
-# -- http ------------------------------------------------------------------------------------------------------------
+# -- endpoints -------------------------------------------------------------------------------------------------------
 
 MAX_EVENTS = 1000
 MAX_NUMBER = 2**63 - 1

@@ -15,8 +15,8 @@ from podwatch.checkpoints.completeness import CUT_OFF_FACTOR, CompletenessChecke
 from podwatch.checkpoints.expected_files import Expected
 from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.held_back import NOTHING_HELD, HeldBack
+from podwatch.checkpoints.known_files import Ledger
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartDir, PartFiles
-from podwatch.checkpoints.ledger import Ledger
 from podwatch.checkpoints.path_check import replaced, without_linked
 from podwatch.checkpoints.reboot_check import Memory, NoMemory, RebootCheck
 from podwatch.checkpoints.scan import scan_part
@@ -267,7 +267,7 @@ class Catalogue:
             ) from error
         if parts is None:
             raise HostError(
-                f"there is no checkpoint of step {step}",
+                f"checkpoint of step {step} not found",
                 where=str(self._layout.output_dir),
                 fix="`podwatch checkpoints` lists the checkpoints",
             )

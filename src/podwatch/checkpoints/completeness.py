@@ -10,8 +10,8 @@ from pathlib import Path
 
 from podwatch.checkpoints import set_identity as describing
 from podwatch.checkpoints.expected_files import Expected
+from podwatch.checkpoints.known_files import Ledger
 from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartDir, PartFiles
-from podwatch.checkpoints.ledger import Ledger
 from podwatch.checkpoints.reboot_check import RebootCheck
 from podwatch.checkpoints.scan import Scan, scan_part
 from podwatch.checkpoints.set_identity import Guard, Shape, guard_of, holds

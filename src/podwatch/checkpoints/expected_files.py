@@ -1,7 +1,8 @@
 """The files that a save of this run must have, learned from the last complete checkpoints.
 
 For trainers without a marker for the end of a save, and for files whose truncation cannot be seen (the old torch
-format): a save is complete only when it has every file that the last two had, about as large. Pure: data in, data out.
+format): a save is complete only when it has every file that the last two had, about as large. The rule is pure: data
+in, data out; ``Expected`` connects it to the journal.
 """
 
 import hashlib
@@ -145,8 +146,7 @@ def from_plain(data: object, whose: str) -> tuple[FileSet, ...]:
     return found
 
 
-# -- expected --------------------------------------------------------------------------------------------------------
-# The learned file sets of one run: connects the pure rule (``learned_sets``) and the journal.
+# -- file sets of one run, kept in the journal -----------------------------------------------------------------------
 
 KEY = "checkpoints.files"
 Own = Sequence[tuple[PartFiles, FileEntry]]

@@ -1,4 +1,6 @@
-"""Makes one checkpoint of a scan and a layout's judgement: its description, its fingerprint, its id."""
+"""Identifies one checkpoint: its description from a scan and a layout's judgement, its fingerprint, its save id, and
+the guard that shows later whether anything changed.
+"""
 
 import hashlib
 import os
@@ -91,11 +93,10 @@ def without_additions(found: Sequence[PartFiles]) -> Iterator[tuple[tuple[PartFi
 
 
 # -- guards ----------------------------------------------------------------------------------------------------------
-# The guard of a settled checkpoint: the few files whose times show whether anything changed. These are each of its
-# directories, and per required part the first shard and the newest file.
-# A name that appears or disappears changes a directory; a trainer that rewrites a checkpoint in place changes its
-# first shard at once. A guard is one number and a shape shared with all other checkpoints, so that a thousand
-# checkpoints cost almost nothing.
+# The few files whose times show whether a settled checkpoint changed: each of its directories, and per required part
+# the first shard and the newest file. A name that appears or disappears changes a directory; a trainer that rewrites
+# a checkpoint in place changes its first shard at once. A guard is one number and a shape shared with all other
+# checkpoints, so that a thousand checkpoints cost almost nothing.
 
 ELSEWHERE = -1
 Place = tuple[int, str]

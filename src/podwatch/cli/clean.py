@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
-from podwatch.domain.counted import counted
 from podwatch.domain.errors import ExitCode, UsageError
+from podwatch.domain.plural import counted
 
 if TYPE_CHECKING:
     from podwatch.cli.strays import Stray
@@ -89,7 +89,7 @@ def _running(settings: "Settings") -> str:
 
 def _describe(plan: dict[str, Any]) -> list[str]:
     if not plan["paths"]:
-        lines = ["nothing to do: there are no files of an old run"]
+        lines = ["nothing to do: no files of an old run found"]
     else:
         steps = ", ".join(f"{n} ({state})" for n, state in plan["steps"].items()) or "none"
         entries = counted(len(plan["paths"]), "entry", "entries")
@@ -136,7 +136,7 @@ async def _alone(where: Where) -> dict[str, Any]:
             await journal.close()
 
 
-# -- GPUs
+# -- stray GPU processes ---------------------------------------------------------------------------------------------
 
 
 def _gpu(where: Where, *, dry_run: bool, yes: bool, as_json: bool) -> None:

@@ -229,7 +229,7 @@ def _load(where: Where) -> "LoadedSettings":
 def _look_around(loaded: "LoadedSettings") -> list[str]:
     """Warnings about the machine: missing paths, readable secrets, and concerns of the layout."""
     from podwatch.checkpoints.layouts import concerns
-    from podwatch.cli.check.line import in_time
+    from podwatch.cli.check.report import in_time
     from podwatch.domain.errors import ConfigurationError
 
     trainer = loaded.settings.trainer

@@ -85,7 +85,7 @@ class Trainer:
 
 def find_gpus() -> tuple[tuple[Gpu, ...], str]:
     """The GPUs, and the reason if there are none."""
-    from podwatch.cli.check.line import DEADLINE_SECONDS, in_time
+    from podwatch.cli.check.report import DEADLINE_SECONDS, in_time
     from podwatch.sensors.gpu import ReaderUnavailable
     from podwatch.sensors.nvml import look_once
 
@@ -295,8 +295,7 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.normpath(path))
 
 
-# --  prime rl run ---------------------------------------------------------------------------------------------------
-# The directory that a running prime-rl writes to, for ``podwatch config init``.
+# -- run directory of prime-rl ---------------------------------------------------------------------------------------
 # The command does not always name it: versions with run directories generate a name. Open files of the process tree
 # decide; the fallbacks are the command and the newest run below output_dir.
 

@@ -63,7 +63,7 @@ def command(where: Where, dry_run: bool) -> None:
     _next_steps(plan.service, changed=changed)
 
 
-# -- what to write
+# -- plan of an installation -----------------------------------------------------------------------------------------
 
 
 def plan_install(settings: "Settings", config: Path, command: list[str], *, name: str = "", systemd: int = 0) -> Plan:
@@ -203,7 +203,7 @@ def _notes(settings: "Settings", command: list[str], name: str) -> list[str]:
     return notes
 
 
-# -- doing it
+# -- installation ----------------------------------------------------------------------------------------------------
 
 
 def _load(where: Where) -> tuple["Settings", Path]:

@@ -7,7 +7,7 @@ import click
 
 from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
 from podwatch.client.format import ago
-from podwatch.domain.counted import counted
+from podwatch.domain.plural import counted
 
 
 @click.group("quarantine")
@@ -50,7 +50,10 @@ def return_(where: Where, number: int, as_json: bool) -> None:
 
     back = give_back(workspace_of(load(where)).probe(), number)
     say(
-        {"message": f"returned: {counted(len(back), 'entry', 'entries')}", "paths": [str(p) for p in back]},
+        {
+            "message": f"moved {counted(len(back), 'entry', 'entries')} back from quarantine",
+            "paths": [str(p) for p in back],
+        },
         as_json=as_json,
     )
 

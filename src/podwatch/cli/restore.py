@@ -114,7 +114,7 @@ def _restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, i
     from podwatch.cli.offline import credentials, open_configured_store
     from podwatch.daemon.paths import workspace_of
     from podwatch.stores.base import ObjectStore
-    from podwatch.sync.restore.process import FetchProcess
+    from podwatch.sync.restore.child_process import FetchProcess
     from podwatch.sync.restore.restore import FetchPace, Restorer
     from podwatch.sync.upload.job import keys_for
 

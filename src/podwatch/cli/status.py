@@ -7,8 +7,8 @@ import click
 
 from podwatch.cli.common import Where, colours, common, json_option, print_json
 from podwatch.client.api import ask_status, exit_code
-from podwatch.client.render import plugin_line, render
-from podwatch.client.screen import fit
+from podwatch.client.live_view import fit
+from podwatch.client.status_screen import plugin_line, render
 
 WATCH_SECONDS = 2.0
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"

@@ -25,8 +25,8 @@ from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import boot_id, from_here, is_alive, open_pidfd, pid_namespace, send_signal
 from podwatch.trainer import process_tree
 from podwatch.trainer.discover import users_of
-from podwatch.trainer.interactive import find_interactive, terminal_server
 from podwatch.trainer.keeper_client import KeeperRecord, read_end, read_record
+from podwatch.trainer.operator_shells import find_interactive, terminal_server
 from podwatch.trainer.process_tree import read
 
 TERM_SECONDS, KILL_SECONDS = 10.0, 5.0

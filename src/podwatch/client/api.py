@@ -1,4 +1,6 @@
-"""Read a run's status: from the control socket, else by HTTP, else from the last snapshot on disk."""
+"""Read a run's status (from the control socket, else by HTTP, else from the last snapshot on disk), and call the
+daemon's methods over its control socket.
+"""
 
 import json
 import os
@@ -12,8 +14,8 @@ from podwatch.client.discover import Found, Holder, holder, locate, read_hints, 
 from podwatch.client.format import ago, from_rfc3339, rfc3339
 from podwatch.domain.errors import Busy, ExitCode, HostError, InternalError, PermissionDenied, PodwatchError
 
-# -- http ------------------------------------------------------------------------------------------------------------
-# Read ``/status`` over HTTP, for users who cannot open the control socket.
+# -- status over HTTP ------------------------------------------------------------------------------------------------
+# For users who cannot open the control socket.
 
 MAX_STATUS = 16 << 20
 
@@ -40,8 +42,8 @@ def fetch_status(url: str, *, timeout: float = 2.0) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-# -- control ---------------------------------------------------------------------------------------------------------
-# Call a method of the daemon over its control socket: one JSON line per request, one per answer.
+# -- control socket --------------------------------------------------------------------------------------------------
+# One JSON line per request, one per answer.
 
 MAX_ANSWER = 64 << 20
 """Bytes, far above the size of a status or a long list of events."""
@@ -143,7 +145,7 @@ def _result(line: bytes, path: Path) -> dict[str, Any]:
     raise refusal
 
 
-# -- api -------------------------------------------------------------------------------------------------------------
+# -- status of a run, from any source --------------------------------------------------------------------------------
 
 EXIT_CODES = {"ok": 0, "warning": 1, "critical": 2}
 """Everything else is 3: unknown, or podwatch is not running (the convention of monitoring plugins)."""

@@ -1,4 +1,4 @@
-"""Find the daemon of a run by its runtime directory. Reads only two keys of the configuration.
+"""Find the daemon of a run by its runtime directory, else by the run's lock. Reads only two keys of the configuration.
 
 Order: ``$PODWATCH_RUNTIME_DIR``, ``$RUNTIME_DIRECTORY``, the state_dir of ``-c``, /run/podwatch,
 $XDG_RUNTIME_DIR/podwatch, /var/lib/podwatch/run, ~/.local/state/podwatch/run. Each has one directory per run.
@@ -17,10 +17,9 @@ from typing import Any
 from podwatch.client.trusted import read_trusted_bytes
 from podwatch.domain.errors import ConfigurationError, UsageError
 
-# -- endpoint --------------------------------------------------------------------------------------------------------
-# ``endpoint.json``: the addresses of a daemon. The daemon writes it; every user can read it; it holds no secret.
-# A run's runtime directory holds ``endpoint.json`` and ``status.json`` (readable by all users), and the control
-# socket in a subdirectory that only the daemon's user can enter.
+# -- endpoint.json ---------------------------------------------------------------------------------------------------
+# The addresses of a daemon. A run's runtime directory holds ``endpoint.json`` and ``status.json`` (without secrets,
+# readable by all users), and the control socket in a subdirectory that only the daemon's user can enter.
 
 ENDPOINT = "endpoint.json"
 SNAPSHOT = "status.json"
@@ -131,7 +130,7 @@ def process_alive(pid: int, ticks: int) -> bool:
     return now is not None and (ticks == 0 or now == ticks)
 
 
-# -- discover --------------------------------------------------------------------------------------------------------
+# -- runtime directories ---------------------------------------------------------------------------------------------
 
 FORGOTTEN_AFTER = 14 * 86400.0
 """Seconds after podwatch's last write until a run is no longer listed: longer than a holiday."""
@@ -350,10 +349,9 @@ def _names(runs: list[Found]) -> list[str]:
     return [f.endpoint.run_id for f in runs]
 
 
-# -- elsewhere -------------------------------------------------------------------------------------------------------
-# Find a running podwatch by the run's lock if its runtime directory is unknown.
-# Otherwise a run whose podwatch was started with another PODWATCH_RUNTIME_DIR, or as another user, would be reported
-# as "not running".
+# -- holder of the run's lock ----------------------------------------------------------------------------------------
+# Finds a podwatch that was started with another PODWATCH_RUNTIME_DIR or as another user, which would otherwise be
+# reported as "not running".
 
 
 @dataclass(frozen=True, slots=True)

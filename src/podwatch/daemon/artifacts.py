@@ -9,7 +9,7 @@ from podwatch.config.settings import Settings
 from podwatch.daemon.known_secrets import credentials_for
 from podwatch.daemon.wiring import Components
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.mutation import Mutation
+from podwatch.domain.mutation_guard import Mutation
 from podwatch.domain.secrets import secret_values
 from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore

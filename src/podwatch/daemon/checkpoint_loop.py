@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
-from podwatch.domain.counted import counted
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
+from podwatch.domain.plural import counted
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
 

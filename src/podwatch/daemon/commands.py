@@ -7,9 +7,9 @@ from typing import Any, Protocol
 from podwatch.daemon.loops import DaemonLoops
 from podwatch.daemon.wiring import Components
 from podwatch.domain.checkpoint import HeldAs, newest_complete
-from podwatch.domain.counted import counted
 from podwatch.domain.errors import Busy, HostError, UsageError
-from podwatch.domain.mutation import Mutation, MutationGuard
+from podwatch.domain.mutation_guard import Mutation, MutationGuard
+from podwatch.domain.plural import counted
 from podwatch.journal import Journal
 from podwatch.recovery import clean as cleaning
 from podwatch.recovery import quarantine
@@ -152,7 +152,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
             if found.step == step and found.held:  # naming a held-back checkpoint releases it
                 if found.earlier:
                     raise Busy(
-                        f"step {step} belongs to an earlier branch that training has left",
+                        f"step {step} belongs to an earlier branch of this run, which training has left",
                         where="sync",
                         fix=f"`podwatch restart --step {step}` returns to it; podwatch then uploads it",
                     )

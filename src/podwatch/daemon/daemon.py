@@ -43,7 +43,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.recovery.terminate import tell_to_end
+from podwatch.recovery.preemption import tell_to_end
 from podwatch.reporting import logging as log
 from podwatch.sensors.gpu import GpuReader
 from podwatch.sync.upload.artifacts import LAST_SECONDS

@@ -1,4 +1,4 @@
-"""The open findings: each is reported once when it appears and once when it clears."""
+"""The path of every event, and the open findings: each is reported once when it appears and once when it clears."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ from podwatch.domain.finding import Finding, Severity
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.reporting.logging import log_event
 
-# -- emitting --------------------------------------------------------------------------------------------------------
+# -- event bus -------------------------------------------------------------------------------------------------------
 # The single path of every event: journal, log, counters, listeners.
 
 COUNTED = "event-counts"
@@ -48,7 +48,7 @@ class EventBus:
             listener(event)
 
 
-# -- events ----------------------------------------------------------------------------------------------------------
+# -- open findings ---------------------------------------------------------------------------------------------------
 
 
 class OpenFindings:

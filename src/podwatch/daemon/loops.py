@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from podwatch.checkpoints.pinned_links import linked_steps
-from podwatch.daemon.branches import kept_branch
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop
+from podwatch.daemon.earlier_branches import kept_branch
 from podwatch.daemon.sensing_loop import SensingLoop
 from podwatch.daemon.wiring import READ_SO_FAR, Components
 from podwatch.detection.engine import initial
 from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.finding import Finding
-from podwatch.domain.mutation import Mutation
+from podwatch.domain.mutation_guard import Mutation
 from podwatch.domain.snapshot import CheckpointMark, Snapshot
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import next_save_in, steps_per_save

@@ -35,10 +35,10 @@ from podwatch.daemon.run_lock import RunLock
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.mutation import Mutation
+from podwatch.domain.mutation_guard import Mutation
 from podwatch.journal import Journal, load_run_record
 from podwatch.journal.standby import Obstacle
-from podwatch.recovery import memory as recovery_memory
+from podwatch.recovery import remembered as recovery_memory
 from podwatch.system.clock import Clock
 from podwatch.system.files import atomic_write, read_small
 from podwatch.system.workers import Worker

@@ -1,4 +1,4 @@
-"""Builds the frozen DaemonView, from which status, HTTP and metrics are made."""
+"""Builds the frozen DaemonView, from which status, HTTP and metrics are made, and the daemon's own texts."""
 
 import os
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from podwatch.daemon.events import EventBus
 from podwatch.daemon.loops import DaemonLoops
 from podwatch.daemon.maintenance import described
 from podwatch.daemon.wiring import Components
-from podwatch.detection.endings import trainer_gone_at
+from podwatch.detection.corrected_snapshot import Watched, present
 from podwatch.detection.engine import DetectionState, second_signals
 from podwatch.detection.learned import Learned
-from podwatch.detection.present import Watched, present
+from podwatch.detection.operator_ends import trainer_gone_at
 from podwatch.detection.progress import target_reached
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import EventName, Incident
@@ -253,8 +253,8 @@ def heartbeat_fields(view: DaemonView) -> dict[str, object]:
     }
 
 
-# -- words -----------------------------------------------------------------------------------------------------------
-# Texts of the daemon: first line, last line, systemd status, and why it is not ready.
+# -- texts of the daemon ---------------------------------------------------------------------------------------------
+# First line, last line, systemd status, and why it is not ready.
 
 FAREWELL_IDLE = "podwatch exits; no training is running"
 

@@ -20,10 +20,9 @@ from podwatch.recovery.state import RecordHolder
 from podwatch.reporting.view import DaemonView
 from podwatch.sync.syncer import Syncer
 
-# -- jobs ------------------------------------------------------------------------------------------------------------
-# Periodic jobs on apscheduler 3.x, without exact timing.
-# ``misfire_grace_time`` is always set, because its default of one second silently skips a late job. Detection never
-# runs here.
+# -- scheduler -------------------------------------------------------------------------------------------------------
+# On apscheduler 3.x, without exact timing. ``misfire_grace_time`` is always set, because its default of one second
+# silently skips a late job. Detection never runs here.
 
 
 class Jobs:
@@ -56,8 +55,7 @@ class Jobs:
             self._scheduler.shutdown(wait=False)
 
 
-# -- descent ---------------------------------------------------------------------------------------------------------
-# Keeps the store's pointer on the current lineage.
+# -- pointer on the current lineage ----------------------------------------------------------------------------------
 # A step back on purpose, or a fresh start, opens a new lineage. From then on the pointer must not name the abandoned
 # later step, or a new pod would restore it.
 
@@ -88,7 +86,7 @@ class PointerFollower:
         self._journal.post(Journal.learn, FOLLOWED, record.lineage.id)
 
 
-# -- store jobs ------------------------------------------------------------------------------------------------------
+# -- jobs of the store -----------------------------------------------------------------------------------------------
 
 STORE_SWEEP_SECONDS = 3600.0
 """Interval of checking whether the daily sweep of the store is due; the check costs nothing."""

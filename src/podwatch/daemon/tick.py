@@ -1,7 +1,7 @@
 """Daemon: the work of each turn of the sensing loop, of events, and of a reload."""
 
 from podwatch.checkpoints.layouts.base import PATTERN, counts_saves
-from podwatch.checkpoints.layouts.trial import restart_concerns
+from podwatch.checkpoints.layouts.resume_check import restart_concerns
 from podwatch.config.loading import changes_needing_restart
 from podwatch.daemon import status_view
 from podwatch.daemon.artifacts import TELLING
@@ -18,15 +18,15 @@ from podwatch.daemon.backup_findings import (
     store_withheld_finding,
     upload_findings,
 )
-from podwatch.daemon.branches import branch_findings
 from podwatch.daemon.core import Core
+from podwatch.daemon.earlier_branches import branch_findings
 from podwatch.daemon.known_secrets import learn_secrets
 from podwatch.daemon.policies import policies_from
 from podwatch.daemon.reload import waits_for_restart
 from podwatch.daemon.status_view import steps_at_risk, sync_view
 from podwatch.daemon.wiring import LEARNED
+from podwatch.detection.corrected_snapshot import of_a_run_that_ends, of_this_trainer, present
 from podwatch.detection.one_failure import fold
-from podwatch.detection.present import of_a_run_that_ends, of_this_trainer, present
 from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, Severity

@@ -22,7 +22,7 @@ from podwatch.system.clock import Clock
 from podwatch.system.procfs import identify, is_alive
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.handle import KeptTrainer, started_wall
-from podwatch.trainer.others import Other, Others, Run, program_of
+from podwatch.trainer.other_writers import Other, Others, Run, program_of
 
 KEY = "two-writers"
 """Journal key of the time spans and of the released checkpoints."""

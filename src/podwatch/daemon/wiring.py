@@ -16,7 +16,7 @@ from podwatch.checkpoints.expected_files import command_digest
 from podwatch.checkpoints.layouts import Layout, make_layout
 from podwatch.checkpoints.layouts.base import Concern
 from podwatch.checkpoints.layouts.command_line import save_interval
-from podwatch.checkpoints.layouts.trial import restart_concerns
+from podwatch.checkpoints.layouts.resume_check import restart_concerns
 from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
 from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
@@ -37,7 +37,7 @@ from podwatch.detection.log_rules import SHIPPED
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError
 from podwatch.domain.lease import Pod
-from podwatch.domain.mutation import Mutation, MutationGuard
+from podwatch.domain.mutation_guard import Mutation, MutationGuard
 from podwatch.domain.policy import Policies
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.secrets import register, scrub, scrub_argv
@@ -55,7 +55,7 @@ from podwatch.sensors.host import HostSensor
 from podwatch.sensors.inference import InferenceSensor
 from podwatch.sensors.log_rules import LogRulesSensor, risky
 from podwatch.sensors.nvml import NvmlReader
-from podwatch.sensors.nvml_trial import WAIT, TrialLoad
+from podwatch.sensors.nvml_probe import WAIT, TrialLoad
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import POLL as PROGRESS_POLL
 from podwatch.sensors.progress import PingInbox, ProgressSensor
@@ -64,7 +64,7 @@ from podwatch.sensors.server_discovery import ServerFinder
 from podwatch.sensors.training_metrics import TrainingSensor
 from podwatch.sensors.xid import XidInbox
 from podwatch.stores.open import open_store, same_filesystem
-from podwatch.sync.restore.process import FetchProcess
+from podwatch.sync.restore.child_process import FetchProcess
 from podwatch.sync.restore.restore import FetchPace, Restorer
 from podwatch.sync.syncer import Syncer
 from podwatch.sync.types import OwnSets, RunIdentity

@@ -5,8 +5,8 @@ agrees with nothing; its failure counts only if it was healthy during this start
 from collections.abc import Iterable
 
 from podwatch.detection.base import Look
-from podwatch.detection.endings import perhaps_intended
 from podwatch.detection.learned import Learned
+from podwatch.detection.operator_ends import perhaps_intended
 from podwatch.detection.signals import (
     BORN_MARGIN_SECONDS,
     ENGINE_ROLES,
@@ -20,8 +20,8 @@ from podwatch.detection.signals import (
     successor,
 )
 from podwatch.detection.windows import Held
-from podwatch.domain.counted import counted
 from podwatch.domain.finding import Agreement, Evidence
+from podwatch.domain.plural import counted
 from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import GpuState, Health, ServerKind

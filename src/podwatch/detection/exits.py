@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from podwatch.detection import corroboration as also
 from podwatch.detection.base import DetectorResult, Look
-from podwatch.detection.endings import ONE_END_SECONDS, Wait, announcement, looks_interrupted, operator_wait
 from podwatch.detection.hang import run_gpus
 from podwatch.detection.learned import Learned
+from podwatch.detection.operator_ends import ONE_END_SECONDS, Wait, announcement, looks_interrupted, operator_wait
 from podwatch.detection.progress import target_reached
 from podwatch.detection.signals import ENGINE_ROLES, extra, needs, passing
 from podwatch.detection.windows import NO_RHYTHM, NOT_HELD, Held, Rhythm

@@ -11,11 +11,11 @@ from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, S
 from podwatch.domain.policy import ResourcePolicy
 from podwatch.domain.snapshot import GpuSample, XidEvent
 
-# -- xid -------------------------------------------------------------------------------------------------------------
-# The meaning of an NVIDIA driver XID for a training run, and the fix.
-# Source: NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, "Resolution Bucket
-# (Immediate Action)", columns A100 to GB200); the buckets are noted at each group. Codes that it calls unused are
-# left out: an unknown code is reported with its number.
+# -- catalogue of XIDs -----------------------------------------------------------------------------------------------
+# What each driver XID means for a training run, and the fix. Source: NVIDIA's catalogue
+# (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, "Resolution Bucket (Immediate Action)", columns A100
+# to GB200); the buckets are noted at each group. Codes that it calls unused are left out: an unknown code is reported
+# with its number.
 
 
 class XidAction(StrEnum):
@@ -150,7 +150,7 @@ def fix(action: XidAction) -> str:
     return _FIX[action]
 
 
-# -- gpu faults ------------------------------------------------------------------------------------------------------
+# -- detector --------------------------------------------------------------------------------------------------------
 
 SHOWN_SECONDS = 3600.0
 """How long an XID caused by a program is shown."""

@@ -7,8 +7,8 @@ alone leads to a restart: a server can be restarted by its own parent, and a lon
 
 from podwatch.detection import corroboration as also
 from podwatch.detection.base import DetectorResult, Look
-from podwatch.detection.endings import Wait, announcement, operator_wait
 from podwatch.detection.learned import Learned
+from podwatch.detection.operator_ends import Wait, announcement, operator_wait
 from podwatch.detection.signals import Server
 from podwatch.detection.windows import Held
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict

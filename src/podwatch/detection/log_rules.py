@@ -1,4 +1,6 @@
-"""Findings for log rules that matched often enough. They support verdicts (``second.logs``) and never cause one."""
+"""The log rules that come with podwatch, and the findings for rules that matched often enough. They support verdicts
+(``second.logs``) and never cause one.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +11,11 @@ from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, S
 from podwatch.domain.policy import LogRule
 from podwatch.domain.snapshot import LogMatch
 
-# -- shipped rules ---------------------------------------------------------------------------------------------------
-# Log rules that come with podwatch. A rule of the same name in the configuration replaces the one here.
-# Training logs quote model output, so a rule matches its words only where a program's own message begins: after a
-# log level of WARNING or above, or at the start of a line as the name of an exception. Words that healthy runs log
-# now and then need a count. Every pattern is anchored and fast on any line (a test measures them).
+# -- rules that come with podwatch -----------------------------------------------------------------------------------
+# A rule of the same name in the configuration replaces the one here. Training logs quote model output, so a rule
+# matches its words only where a program's own message begins: after a log level of WARNING or above, or at the start
+# of a line as the name of an exception. Words that healthy runs log now and then need a count. Every pattern is
+# anchored and fast on any line (a test measures them).
 
 _STAMP = r"^[\d\s:.,TZ/+|-]{0,40}"
 _WORSE = r"\[?(?:ERROR|CRITICAL|FATAL)\b"
@@ -157,7 +159,7 @@ def effective(own: Sequence[LogRule]) -> tuple[LogRule, ...]:
     return (*kept, *mine.values())
 
 
-# -- log rules -------------------------------------------------------------------------------------------------------
+# -- detector --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from podwatch.detection.endings import NO_ENDINGS, Endings
-from podwatch.detection.endings import follow as follow_endings
 from podwatch.detection.learned import Learned
+from podwatch.detection.operator_ends import NO_ENDINGS, Endings
+from podwatch.detection.operator_ends import follow as follow_endings
 from podwatch.detection.progress import Progress
 from podwatch.detection.windows import NO_RHYTHM, NOT_HELD, Held, Rhythm
 from podwatch.domain.policy import DetectionPolicy

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 
 from podwatch.detection import corroboration as also
 from podwatch.detection.base import DetectorResult, Look
-from podwatch.detection.endings import announcement, operator_wait
 from podwatch.detection.learned import Learned
+from podwatch.detection.operator_ends import announcement, operator_wait
 from podwatch.detection.windows import NO_RHYTHM, NOT_HELD, Held, Rhythm
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import GpuSample, GpuState, Supervision
 
-# -- share -----------------------------------------------------------------------------------------------------------
-# The inference engine's share of a GPU that it shares with a trainer: how far must memory fall to be a death?
-# NVML's memory per process would answer this, but in containers it shows host pids, or none. Instead, best first:
-# what earlier deaths and start-ups of this run showed; ``--gpu-memory-utilization`` on the engine's command line; a
-# fixed part of the memory in use.
+# -- inference engine's share of a GPU -------------------------------------------------------------------------------
+# How far must memory fall to be a death, on a GPU that the engine shares with a trainer? NVML's memory per process
+# would answer this, but in containers it shows host pids, or none. Instead, best first: what earlier deaths and
+# start-ups of this run showed; ``--gpu-memory-utilization`` on the engine's command line; a fixed part of the memory
+# in use.
 
 LEARNED_PART = 0.8
 """Part of a learned share that must be gone: the trainer's memory may have grown meanwhile."""
@@ -82,7 +82,7 @@ def share_of(learned: Learned, index: int, configured: float | None, sample: Gpu
     return int(level * FIXED_PART), f"{FIXED_PART:.0%} of the memory in use"
 
 
-# -- silent death ----------------------------------------------------------------------------------------------------
+# -- detector --------------------------------------------------------------------------------------------------------
 
 BASELINE_POLLS = 5
 """Observations at or above ``baseline_min_bytes`` before a baseline is valid (10 s at the default poll)."""

@@ -1,10 +1,12 @@
-"""Observation windows: for how long has a condition been observed without a gap?"""
+"""Conditions over time, for detectors: for how long has one been observed without a gap, and when is it raised and
+cleared?
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-# -- latch -----------------------------------------------------------------------------------------------------------
-# Conditions with hysteresis: raised after a time above one threshold, cleared after a time below another.
+# -- conditions with hysteresis --------------------------------------------------------------------------------------
+# Raised after a time above one threshold, cleared after a time below another.
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def kept(latches: Mapping[str, Latch]) -> Latches:
     return tuple(sorted((name, latch) for name, latch in latches.items() if latch != QUIET))
 
 
-# -- windows ---------------------------------------------------------------------------------------------------------
+# -- observation windows ---------------------------------------------------------------------------------------------
 
 GAPS_KEPT = 9
 

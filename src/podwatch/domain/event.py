@@ -1,4 +1,6 @@
-"""Events and incidents, which podwatch reports and keeps in the journal. docs/events.md lists the names."""
+"""Events, incidents and notices: what podwatch records, and what it sends to the operator. docs/events.md lists the
+names.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -106,8 +108,8 @@ class Incident:
             object.__setattr__(self, name, scrub(getattr(self, name)))
 
 
-# -- notice ----------------------------------------------------------------------------------------------------------
-# A notice: a message sent to the operator. docs/notifications.md describes the document.
+# -- notices ---------------------------------------------------------------------------------------------------------
+# Messages to the operator. docs/notifications.md describes the document.
 
 NOTICE_SCHEMA_VERSION = 1
 

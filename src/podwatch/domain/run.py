@@ -1,4 +1,4 @@
-"""The run: its identity, its desired state and its lineage."""
+"""The run: its identity, desired state and lineage; its intents, its pause, its W&B identity."""
 
 import re
 from collections.abc import Mapping
@@ -80,8 +80,8 @@ class RunRecord:
     schema_version: int = RECORD_SCHEMA_VERSION
 
 
-# -- intent ----------------------------------------------------------------------------------------------------------
-# Intents: podwatch journals every action before it happens and settles the entry afterwards.
+# -- intents ---------------------------------------------------------------------------------------------------------
+# podwatch journals every action before it happens and settles the entry afterwards.
 
 
 class IntentKind(StrEnum):
@@ -114,8 +114,8 @@ class Intent:
     note: str = ""
 
 
-# -- pause -----------------------------------------------------------------------------------------------------------
-# Maintenance: podwatch watches and backs up checkpoints, but neither stops nor starts training.
+# -- maintenance pause -----------------------------------------------------------------------------------------------
+# podwatch watches and backs up checkpoints, but neither stops nor starts training.
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +155,11 @@ class Pause:
             return cls(0.0, reason="the record of the pause cannot be read")
 
 
-# -- wandb -----------------------------------------------------------------------------------------------------------
-# The W&B identity of a run: the W&B run, or runs, that its figures continue.
-# Names are ``shared`` (one W&B run) or ``trainer`` and ``orchestrator`` (prime-rl before v0.5.0 has two). Values
-# come from the disk, from the environment, or from the store, where anyone with write access to the bucket can have
-# written them: podwatch uses only values that have the form of an id, and only as an id.
+# -- W&B identity ----------------------------------------------------------------------------------------------------
+# The W&B run, or runs, that this run's figures continue. Names are ``shared`` (one W&B run) or ``trainer`` and
+# ``orchestrator`` (prime-rl before v0.5.0 has two). Values come from the disk, from the environment, or from the
+# store, where anyone with write access to the bucket can have written them: podwatch uses only values that have the
+# form of an id, and only as an id.
 
 NAMES = ("shared", "trainer", "orchestrator")
 FROM_STORE = "wandb.from-store"

@@ -32,7 +32,7 @@ _BLOCK = 1 << 15
 _CACHED_TEXT = 512
 """Characters. Longer texts are not cached, so that the cache stays below 1 MiB."""
 
-# -- names ------------------------------------------------------------------------------------------------------------
+# -- secret names ----------------------------------------------------------------------------------------------------
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[a-z]+|[0-9]+")
 _ALWAYS = re.compile(
@@ -68,7 +68,7 @@ def name_strength(name: str) -> int:
     return 2 if qualified else 1
 
 
-# -- values -----------------------------------------------------------------------------------------------------------
+# -- values that are no secrets --------------------------------------------------------------------------------------
 
 _NOTHING = re.compile(
     r"(?i)true|false|yes|no|on|off|none|null|nil|undefined|empty|default|auto|[0-9]{1,5}|"
@@ -100,7 +100,7 @@ def _ordinary(value: str) -> bool:
     return _nothing(value) or bool(_URL.match(value)) or any(shape.fullmatch(value) for shape in shapes)
 
 
-# -- known values -----------------------------------------------------------------------------------------------------
+# -- known values ----------------------------------------------------------------------------------------------------
 
 _known: dict[str, None] = {}
 _prepared: tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]] = (0, (), (), ())
@@ -344,7 +344,7 @@ def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-# -- shapes -----------------------------------------------------------------------------------------------------------
+# -- patterns of unknown secrets -------------------------------------------------------------------------------------
 
 _SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:"
@@ -461,7 +461,7 @@ def _block_without_shapes(text: str) -> str:
     return _SHAPES.sub(MASK, text)
 
 
-# -- public functions -------------------------------------------------------------------------------------------------
+# -- scrubbing -------------------------------------------------------------------------------------------------------
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:

@@ -1,4 +1,4 @@
-"""One frozen snapshot of the pod: the complete input of judgement at one moment."""
+"""One frozen snapshot of the pod, made of the sensors' readings: the complete input of detection at one moment."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -6,8 +6,7 @@ from typing import Generic, TypeVar
 
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 
-# -- reading ---------------------------------------------------------------------------------------------------------
-# The readings of sensors, including "could not observe".
+# -- readings --------------------------------------------------------------------------------------------------------
 # A detector that gets a state other than ``OK`` has no evidence, and a missing reading never confirms a verdict.
 
 T = TypeVar("T", covariant=True)
@@ -57,7 +56,7 @@ def unobserved(state: SensorState, at: float, detail: str) -> "Reading[V]":
     return Reading(state, at, None, detail)
 
 
-# -- snapshot --------------------------------------------------------------------------------------------------------
+# -- samples and the snapshot ----------------------------------------------------------------------------------------
 
 
 class GpuState(StrEnum):

@@ -13,30 +13,7 @@ from podwatch.domain.process import ProcessSample
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Snapshot
 
-# -- plain -----------------------------------------------------------------------------------------------------------
-# Converts podwatch's dataclasses to JSON-safe values.
-
-
-def plain(value: object) -> object:
-    """The JSON-safe value: dataclasses become objects, enums their values, sets sorted lists, unknown types text."""
-    if isinstance(value, Enum):
-        return value.value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, Set):
-        return sorted((plain(v) for v in value), key=str)
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, PurePath):
-        return str(value)
-    return repr(value)
-
-
-# -- bundle ----------------------------------------------------------------------------------------------------------
+# -- bundles ---------------------------------------------------------------------------------------------------------
 
 KEEP: Final = 30
 """Bundles to keep; the oldest is deleted first. With MAX_BYTES at most 30 MiB of state."""
@@ -153,3 +130,25 @@ def _trim(directory: Path, keep: int) -> None:
     bundles.sort(key=lambda p: (int(p.name) if p.name.isdecimal() else -1, p.name))
     for old in bundles[: max(0, len(bundles) - keep)]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+# -- JSON-safe values ------------------------------------------------------------------------------------------------
+
+
+def plain(value: object) -> object:
+    """The JSON-safe value: dataclasses become objects, enums their values, sets sorted lists, unknown types text."""
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, Set):
+        return sorted((plain(v) for v in value), key=str)
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    return repr(value)

@@ -10,8 +10,7 @@ from typing import Final
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.journal.salvage import version_in_header
 
-# -- schema ----------------------------------------------------------------------------------------------------------
-# The journal's tables, and the migration of an older database.
+# -- tables and migrations -------------------------------------------------------------------------------------------
 # ``user_version`` counts the migrations that were applied. A migration is never edited after a release: add another.
 
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
@@ -89,12 +88,11 @@ def migrate(connection: sqlite3.Connection, where: str) -> None:
             raise
 
 
-# -- room ------------------------------------------------------------------------------------------------------------
-# Space to write on a full disk: reserved free pages, a preallocated WAL, and a ballast file.
-# podwatch matters most at the moment when the disk is full. Measured: with free pages inside the database and a WAL
-# that is already long enough, thousands of small writes succeed at 0 bytes free. SQLite deletes the WAL when the
-# last connection closes, so a ballast file of the same size takes its place between two runs: it is deleted when the
-# first write after opening finds no space.
+# -- reserved space --------------------------------------------------------------------------------------------------
+# Reserved free pages, a preallocated WAL and a ballast file, because podwatch matters most when the disk is full.
+# Measured: with free pages inside the database and a WAL that is already long enough, thousands of small writes
+# succeed at 0 bytes free. SQLite deletes the WAL when the last connection closes, so a ballast file of the same size
+# takes its place between two runs: it is deleted when the first write after opening finds no space.
 
 PAGE: Final = 4096
 RESERVED_PAGES: Final = 512
@@ -167,11 +165,11 @@ class Ballast:
             os.close(descriptor)
 
 
-# -- opening ---------------------------------------------------------------------------------------------------------
+# -- opening and errors ----------------------------------------------------------------------------------------------
 
 KEEP_CORRUPT: Final = 3
 BUSY_SECONDS: Final = 5.0
-OWN: Final = "make it belong to the user podwatch runs as, or set state_dir"
+OWN: Final = "make it belong to podwatch's user, or set state_dir"
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:

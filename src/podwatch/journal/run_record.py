@@ -78,7 +78,7 @@ def save_run_record(workspace: Workspace, record: RunRecord) -> None:
         tree.reserve(spare, SPARE_BYTES, MODE)
 
 
-_OWN: Final = "make its directory belong to the user podwatch runs as"
+_OWN: Final = "make its directory belong to podwatch's user"
 
 
 _NO_RECORD: Final = (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.ENXIO)

@@ -221,7 +221,7 @@ def _span(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
-# -- handover to the next podwatch process
+# -- handover to the next podwatch process ---------------------------------------------------------------------------
 
 
 def to_dict(state: NoticeState, *, at: float, wall: float) -> dict[str, Any]:

@@ -36,10 +36,10 @@ from podwatch.domain.finding import FindingKind
 from podwatch.domain.policy import RestartPolicy
 from podwatch.domain.snapshot import ProgressSample
 
-# -- confirm ---------------------------------------------------------------------------------------------------------
-# Whether the trainer really resumed from the step it was given.
-# Only a *step number* of the trainer itself, written after this start, counts. A heartbeat has no number, and the
-# orchestrator numbers its batches ahead of the trainer: neither is evidence for or against a correct resume.
+# -- confirmation of a resume ----------------------------------------------------------------------------------------
+# Whether the trainer really resumed from the step it was given. Only a *step number* of the trainer itself, written
+# after this start, counts. A heartbeat has no number, and the orchestrator numbers its batches ahead of the trainer:
+# neither is evidence for or against a correct resume.
 
 SAME_SIGHTING_SECONDS = 1.0
 """The same step number within this time is the same sighting, read twice."""
@@ -107,7 +107,7 @@ def _names(samples: Sequence[ProgressSample]) -> tuple[str, ...]:
     return tuple(sorted({f"{s.role}/{s.source}" for s in samples}))
 
 
-# -- restart ---------------------------------------------------------------------------------------------------------
+# -- decision after a failure ----------------------------------------------------------------------------------------
 
 MAX_STEP_BACKS_PER_STREAK = 2
 """Two damaged checkpoints can have one cause (a burst of bad writes); a third failed load has another cause."""

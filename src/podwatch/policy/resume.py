@@ -13,7 +13,7 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.run import Lineage
 from podwatch.policy.plausible_steps import NO_TRAINING
 
-# -- ownership -------------------------------------------------------------------------------------------------------
+# -- ownership of checkpoints ----------------------------------------------------------------------------------------
 # Which checkpoints on this pod belong to this run. Others are neither chosen nor uploaded nor published until an
 # operator adopts them.
 
@@ -41,7 +41,7 @@ class Ownership:
         )
 
 
-# -- resume ----------------------------------------------------------------------------------------------------------
+# -- choice of the step ----------------------------------------------------------------------------------------------
 
 Source = Literal["local", "store", "fresh", "none"]
 

@@ -1,4 +1,4 @@
-"""Which saves podwatch deletes from the store (docs/sync.md).
+"""Which saves podwatch deletes from the store, and which get optional parts (docs/sync.md).
 
 Saves are ordered by ``seq``, never by step: after a step back the newest save can have a lower step than an older one.
 
@@ -117,9 +117,8 @@ def milestones(saves: Iterable[StoredSave], keep_every: int) -> frozenset[tuple[
 
 
 # -- optional parts --------------------------------------------------------------------------------------------------
-# Which saves in the store get the parts that no resume needs: a layout's exports and ``[sync] extra``
-# (docs/sync.md).
-# Only published saves qualify: optional parts are uploaded afterwards and never delay required ones.
+# Parts that no resume needs: a layout's exports and ``[sync] extra``. Only published saves qualify: optional parts
+# are uploaded afterwards and never delay required ones.
 
 EXTRA = "extra"
 """The part that holds ``[sync] extra``."""

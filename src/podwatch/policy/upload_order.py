@@ -46,7 +46,9 @@ def sort_begun(
         if found is None or found.save_id != save_id or (step, save_id) in void:
             given_up.append(GivenUp(step, save_id, "it was removed or saved again before it was in the store"))
         elif found.earlier:
-            given_up.append(GivenUp(step, save_id, "it is of an earlier branch, which training has left"))
+            given_up.append(
+                GivenUp(step, save_id, "it belongs to an earlier branch of this run, which training has left")
+            )
         elif step < published:
             given_up.append(GivenUp(step, save_id, f"step {published} is in the store"))
         elif found.complete and not found.held:

@@ -11,8 +11,8 @@ from podwatch.domain.errors import Busy
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.restart import RestartHistory
-from podwatch.recovery import memory as memory_module
 from podwatch.recovery import quarantine
+from podwatch.recovery import remembered as memory_module
 from podwatch.recovery.controller import Recovery
 from podwatch.recovery.lineages import opened
 from podwatch.recovery.start import Procedure

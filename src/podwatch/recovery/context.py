@@ -13,15 +13,15 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import InternalError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.mutation import Mutation
+from podwatch.domain.mutation_guard import Mutation
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.journal import Journal
-from podwatch.recovery import memory as memory_module
 from podwatch.recovery import quarantine
+from podwatch.recovery import remembered as memory_module
 from podwatch.recovery.attempt import Attempt
 from podwatch.recovery.command import Difference, RunningCommand
-from podwatch.recovery.memory import Memory
+from podwatch.recovery.remembered import Memory
 from podwatch.recovery.resume_point import StoreUnknown
 from podwatch.recovery.start import Procedure
 from podwatch.recovery.state import Phase, RecoveryState, Tools

@@ -13,7 +13,7 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import ConfigurationError, HostError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.mutation import MutationGuard
+from podwatch.domain.mutation_guard import MutationGuard
 from podwatch.domain.policy import Policies
 from podwatch.domain.run import IntentKind, Lineage, RunRecord
 from podwatch.domain.snapshot import Desired, GpuSample, Snapshot
@@ -21,8 +21,8 @@ from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, ConfirmationState, succeeded
 from podwatch.policy.two_writers import ALONE, Beside
-from podwatch.recovery import memory as memory_module
 from podwatch.recovery import quarantine, start_plan
+from podwatch.recovery import remembered as memory_module
 from podwatch.recovery.requests import Requests
 from podwatch.recovery.start import Procedure
 from podwatch.recovery.state import CatalogueReader, Phase, RecordHolder, RestoreSource, Tools, newest_step

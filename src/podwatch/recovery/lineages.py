@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from podwatch.domain.run import EarlierSave, Lineage, RunRecord
 from podwatch.recovery import start_plan
-from podwatch.recovery.memory import Memory
+from podwatch.recovery.remembered import Memory
 
 
 def opened(

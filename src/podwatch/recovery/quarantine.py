@@ -179,7 +179,7 @@ def listing(workspace: Workspace) -> list[dict[str, Any]]:
                 if tree.is_directory(home / str(number)):
                     found.setdefault(number, []).append(home / str(number))
         except PermissionError as error:
-            fix = "run this command as the user podwatch runs as"
+            fix = "run this command as podwatch's user"
             raise PermissionDenied("cannot read the quarantine", where=str(home), fix=fix) from error
         except OSError:
             continue

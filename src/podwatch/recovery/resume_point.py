@@ -14,34 +14,20 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.mutation import Mutation
+from podwatch.domain.mutation_guard import Mutation
 from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import Supervision
 from podwatch.journal import Journal
 from podwatch.policy.lineage import departure
 from podwatch.policy.resume import Choice, Ownership, RemoteSave, awaited, choose, other_world
-from podwatch.recovery import memory as memory_module
+from podwatch.recovery import remembered as memory_module
 from podwatch.recovery.lineages import opened
-from podwatch.recovery.memory import Memory
+from podwatch.recovery.remembered import Memory
 from podwatch.recovery.state import Phase, Tools
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle
 
-# -- saved by --------------------------------------------------------------------------------------------------------
-# The number of processes that wrote a checkpoint, read before a resume from it.
-
-
-def saved_by(layout: Layout, step: int) -> int | None:
-    """The world size that the layout's rule finds in the checkpoint; None: not known, absent or not readable.
-    Blocks."""
-    try:
-        parts = layout.steps().get(step)
-    except OSError:
-        return None
-    return layout.judge(step, [scan_part(p).found for p in parts]).world_size if parts else None
-
-
-# -- resume point ----------------------------------------------------------------------------------------------------
+# -- choice of the step ----------------------------------------------------------------------------------------------
 
 SETTLE_LOOK = 0.05
 """Minimum seconds between the two equal scans that a checkpoint needs to count as complete."""
@@ -304,3 +290,16 @@ class Choosing:
         record = self.tools.record.current
         started = record is not None and record.last_start is not None
         return started and not await self.tools.journal.run(Journal.published)
+
+
+# -- number of processes that wrote a checkpoint ---------------------------------------------------------------------
+
+
+def saved_by(layout: Layout, step: int) -> int | None:
+    """The world size that the layout's rule finds in the checkpoint; None: not known, absent or not readable.
+    Blocks."""
+    try:
+        parts = layout.steps().get(step)
+    except OSError:
+        return None
+    return layout.judge(step, [scan_part(p).found for p in parts]).world_size if parts else None

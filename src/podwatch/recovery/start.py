@@ -8,10 +8,10 @@ from pathlib import Path
 
 from podwatch.checkpoints.layouts import shared_rules
 from podwatch.checkpoints.layouts.base import Tracker
-from podwatch.domain.counted import counted
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
+from podwatch.domain.plural import counted
 from podwatch.domain.run import FROM_STORE, IntentKind, IntentState, Lineage, RunRecord
 from podwatch.domain.secrets import scrub, scrub_argv, secret_values
 from podwatch.journal import Journal, PublishedSave
@@ -20,7 +20,7 @@ from podwatch.policy.resume import Choice
 from podwatch.recovery import quarantine, resources, stale_files, start_plan
 from podwatch.recovery.attempt import Attempt
 from podwatch.recovery.lineages import opened
-from podwatch.recovery.memory import Memory
+from podwatch.recovery.remembered import Memory
 from podwatch.recovery.resume_point import Choosing
 from podwatch.recovery.state import Phase, Tools, newest_step
 from podwatch.system.child import run_child

@@ -12,7 +12,7 @@ from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.mutation import MutationGuard
+from podwatch.domain.mutation_guard import MutationGuard
 from podwatch.domain.policy import Policies
 from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import GpuSample, Supervision

@@ -12,7 +12,7 @@ from podwatch.domain.run import Pause
 from podwatch.journal.records import PublishedSave
 
 # -- pause -----------------------------------------------------------------------------------------------------------
-# The pause as JSON: `daemon.pause` in the status, and the answer to `pause`.
+# `daemon.pause` in the status, and the answer to `pause`.
 
 
 def pause_document(pause: Pause | None) -> dict[str, Any] | None:
@@ -27,7 +27,7 @@ def pause_document(pause: Pause | None) -> dict[str, Any] | None:
     }
 
 
-# -- documents -------------------------------------------------------------------------------------------------------
+# -- events, incidents, checkpoints, findings ------------------------------------------------------------------------
 
 SCHEMA_VERSION = 1
 

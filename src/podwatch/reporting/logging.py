@@ -1,4 +1,6 @@
-"""Configures structlog: native journal fields under systemd, console text on a terminal, else JSON lines."""
+"""Configures structlog (native journal fields under systemd, console text on a terminal, else JSON lines) and writes
+the lines in a thread of their own.
+"""
 
 import atexit
 import contextlib
@@ -20,8 +22,7 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.secrets import scrub_all
 from podwatch.reporting.slim_structlog import EventDict, WrappedLogger, structlog
 
-# -- sink ------------------------------------------------------------------------------------------------------------
-# Writes log lines to a stream or the systemd journal, in a separate thread.
+# -- writing of log lines --------------------------------------------------------------------------------------------
 # A terminal stopped with Ctrl-S or a full pipe must not block the sensing loop. The queue is bounded; dropped lines
 # are counted, and the next written line is preceded by the count.
 
@@ -143,7 +144,7 @@ def under_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return (found.st_dev, found.st_ino) == (int(device), int(inode))
 
 
-# -- logging ---------------------------------------------------------------------------------------------------------
+# -- configuration and format ----------------------------------------------------------------------------------------
 
 Format = Literal["auto", "console", "json", "journal"]
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.config.units import format_size
-from podwatch.domain.counted import counted
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
+from podwatch.domain.plural import counted
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.journal.journal import Journal
 from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan

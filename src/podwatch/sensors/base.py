@@ -37,9 +37,9 @@ class Wakeable(Protocol):
 
 
 # -- polling ---------------------------------------------------------------------------------------------------------
-# Blocking reads that can hang, repeated at an interval and with a deadline, never on the event loop.
-# A thread that does not answer in time cannot be interrupted. It is abandoned: its late answer is discarded, and it
-# ends if the call ever returns. A limited number of new threads try again meanwhile.
+# Blocking reads that can hang, repeated at an interval and with a deadline, never on the event loop. A thread that
+# does not answer in time cannot be interrupted. It is abandoned: its late answer is discarded, and it ends if the
+# call ever returns. A limited number of new threads try again meanwhile.
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -1,8 +1,8 @@
-"""Applies log rules to new log lines, in the thread that reads them. Stateless, so an abandoned thread does no harm.
+"""Applies log rules to new log lines, in the thread that reads them, and counts their hits since the start of training.
 
 Each rule is applied only to lines that contain a text it cannot match without, and to their first MATCH_CHARS
 characters. A rule whose pattern could take exponential time runs in a child process with a deadline; a rule that is
-slow anyway is disabled.
+slow anyway is disabled. ``scan`` is stateless, so an abandoned thread does no harm.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from podwatch.domain.snapshot import LogMatch, Reading, SensorState, observed, u
 from podwatch.sensors.log_tail import FileNews, LogLine, clean
 from podwatch.system.clock import Clock
 
-# -- patterns --------------------------------------------------------------------------------------------------------
-# Which text a regular expression requires and how much time it can take, read from its parse tree. Pure.
-# Python's ``re`` cannot be interrupted and holds the interpreter while it runs: one bad pattern on one long line
-# would stop the whole daemon, including its watchdog. So a pattern that could take exponential time is recognized
-# before it runs.
+# -- cost of a pattern -----------------------------------------------------------------------------------------------
+# Which text a regular expression requires and how much time it can take, read from its parse tree. Pure. Python's
+# ``re`` cannot be interrupted and holds the interpreter while it runs: one bad pattern on one long line would stop
+# the whole daemon, including its watchdog. So a pattern that could take exponential time is recognized before it
+# runs.
 
 MANY = 200
 """A repeat of more than this many counts as unbounded; a shorter one is a constant factor."""
@@ -131,7 +131,7 @@ def _best(tree: Iterable[tuple[Any, Any]]) -> frozenset[str]:
     return max(good, key=lambda c: min(map(len, c)), default=frozenset())
 
 
-# -- log rules -------------------------------------------------------------------------------------------------------
+# -- scan of new lines -----------------------------------------------------------------------------------------------
 
 MATCH_CHARS = 1_000
 """Characters of a line that are matched: the message is at the beginning, quotations come later."""
@@ -317,8 +317,7 @@ def _ask_apart(rule: Compiled, item: FileNews, lines: list[bytes], off: dict[str
     return _hit(rule, item, len({owners[i][0] for i in matched}), line, prefix)
 
 
-# -- logrules --------------------------------------------------------------------------------------------------------
-# Hits of the log rules since the start of training: how many within each rule's window, and the newest line.
+# -- sensor ----------------------------------------------------------------------------------------------------------
 
 SILENT_SECONDS = 60.0
 """Seconds without a read after which the reading is BLIND: the disk or the progress sensor hangs."""

@@ -1,4 +1,6 @@
-"""Follows log files by name: new lines since the last poll, across truncation, replacement and rotation. Blocks."""
+"""Follows log files by name (new lines since the last poll, across truncation, replacement and rotation; blocks), and
+reads steps and finish lines from their lines.
+"""
 
 import contextlib
 import glob
@@ -12,9 +14,8 @@ from pathlib import Path
 
 from podwatch.system.reading import open_file
 
-# -- loglines --------------------------------------------------------------------------------------------------------
-# Lines of training logs: from bytes to lines, from a line to a step. Pure.
-# prime-rl's forms: no date, ANSI colours always on, torchrun prefixes, or JSON.
+# -- lines, and the step in a line -----------------------------------------------------------------------------------
+# Pure. prime-rl's forms: no date, ANSI colours always on, torchrun prefixes, or JSON.
 
 MAX_LINE = 16 << 10
 """Bytes of one line that are kept; a log without line ends must not fill the memory."""
@@ -188,7 +189,7 @@ def _json_message(text: str, level: str | None = "SUCCESS") -> str | None:
     return message.strip() if level is None or found.strip().upper() == level else None
 
 
-# -- log tail --------------------------------------------------------------------------------------------------------
+# -- files and positions ---------------------------------------------------------------------------------------------
 
 BLOCK = 256 << 10
 READ_PER_LOOK = 4 << 20

@@ -19,8 +19,8 @@ from podwatch.sensors.log_tail import LogLine, clean, has_finish_line, role_of_f
 from podwatch.sensors.progress_bars import StepReader
 from podwatch.system.clock import Clock
 
-# -- pings -----------------------------------------------------------------------------------------------------------
-# Progress pings, such as prime-rl's ``--trainer.heartbeat.url``: a GET after every step, without a number.
+# -- progress pings --------------------------------------------------------------------------------------------------
+# A GET after every step, without a number, such as prime-rl's ``--trainer.heartbeat.url``.
 
 MAX_ROLES = 16
 """Maximum number of roles kept: pings come from the network and must not fill the memory."""
@@ -51,7 +51,7 @@ class PingInbox:
             return tuple(sorted(self._newest.items()))
 
 
-# -- progress --------------------------------------------------------------------------------------------------------
+# -- sensor ----------------------------------------------------------------------------------------------------------
 
 __all__ = ["PingInbox", "ProgressSensor"]
 

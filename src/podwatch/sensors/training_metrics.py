@@ -1,8 +1,9 @@
-"""The training metrics under podwatch's names: reward, entropy, kl, grad_norm, loss. Pure.
+"""The training metrics of the last steps under podwatch's names: reward, entropy, kl, grad_norm, loss.
 
 The trainers' own names were read in: prime-rl a24ec986b (step lines of January 2026) and 559b44772
-(``trainer/rl/train.py``, ``orchestrator/metrics.py``, ``utils/metrics_server.py``), v0.8.0 (``monitor/file.py``); verl
-``trainer/ppo/metric_utils.py`` and ``workers/actor/dp_actor.py``; TRL's logging page for GRPO, PPO and SFT.
+(``prime_rl/trainer/rl/train.py``, ``prime_rl/orchestrator/metrics.py``, ``prime_rl/utils/metrics_server.py``), v0.8.0
+(``monitor/file.py``); verl ``verl/trainer/ppo/metric_utils.py`` and ``verl/workers/actor/dp_actor.py``; TRL's logging
+page for GRPO, PPO and SFT.
 """
 
 import http.client
@@ -188,9 +189,8 @@ def _number(raw: object) -> float | None:
         return None
 
 
-# -- training --------------------------------------------------------------------------------------------------------
-# The training metrics of the last steps, from the trainer's ``metrics.jsonl``, its metrics endpoint, or its step
-# lines.
+# -- sensor ----------------------------------------------------------------------------------------------------------
+# Reads the trainer's ``metrics.jsonl``, its metrics endpoint, or its step lines.
 
 POLL = 10.0
 """Seconds. A step takes minutes, and only several bad steps in a row matter."""

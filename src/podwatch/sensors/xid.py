@@ -83,9 +83,8 @@ class XidInbox:
             return tuple(self._events)
 
 
-# -- kernel ----------------------------------------------------------------------------------------------------------
-# The kernel log, where podwatch has permission to read it: OOM kills and NVIDIA's XIDs. Blocks; used by the sensor's
-# thread.
+# -- kernel log ------------------------------------------------------------------------------------------------------
+# Where podwatch has permission to read it: OOM kills and NVIDIA's XIDs. Blocks; used by the sensor's thread.
 # ``/dev/kmsg`` does not exist in most containers, and a hardened unit cannot open it. Then nothing is counted, which
 # does not mean that nothing happened.
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from podwatch.domain.snapshot import GpuSample, GpuState
 
-# -- gpu files -------------------------------------------------------------------------------------------------------
-# Simulated GPU memory: a file ``<dir>/<gpu>/<pid>`` that counts while that process lives.
-# Standard library only: the simulated processes import it.
+# -- memory held by a process ----------------------------------------------------------------------------------------
+# A file ``<dir>/<gpu>/<pid>`` that counts while that process lives. Standard library only: the simulated processes
+# import it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-# -- gpus ------------------------------------------------------------------------------------------------------------
+# -- reader ----------------------------------------------------------------------------------------------------------
 
 GIB = 1 << 30
 TOTAL_BYTES = 80 * GIB

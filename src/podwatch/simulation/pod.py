@@ -23,22 +23,6 @@ from podwatch.domain.errors import HostError
 from podwatch.simulation.gpus import held
 from podwatch.simulation.processes import launch_command, write_programs
 
-# -- ports -----------------------------------------------------------------------------------------------------------
-# Finds ports that stay free until they are used.
-
-
-def free_port() -> int:
-    """A port below the range that the kernel assigns automatically (32768 and above), so that no connection and no
-    other server takes it, even while its server restarts."""
-    while True:
-        port = random.randrange(16384, 32768)
-        try:
-            with socket.create_server(("127.0.0.1", port)):
-                return port
-        except OSError:  # the port is in use
-            continue
-
-
 # -- pod -------------------------------------------------------------------------------------------------------------
 
 MARKER = "SIMULATED_POD"
@@ -304,3 +288,18 @@ def _port_of(path: Path) -> int:
 
     port: int = tomllib.loads(path.read_text())["simulation"]["port"]
     return port
+
+
+# -- free ports ------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    """A port below the range that the kernel assigns automatically (32768 and above), so that no connection and no
+    other server takes it, even while its server restarts."""
+    while True:
+        port = random.randrange(16384, 32768)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:  # the port is in use
+            continue

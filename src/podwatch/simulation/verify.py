@@ -1,4 +1,4 @@
-"""Proves the demo's claims: reads everything back and compares, without relying on any status or event."""
+"""Proves the demo's claims: follows the pod's events, log and processes, then reads every file back and compares."""
 
 import hashlib
 import io
@@ -23,8 +23,8 @@ from podwatch.stores.base import ObjectStore
 from podwatch.stores.local import LocalStore
 from podwatch.system.clock import SystemClock
 
-# -- watching --------------------------------------------------------------------------------------------------------
-# How the demo watches its pod: the journal's events in order, the trainer's own log, the process list.
+# -- observation of the pod ------------------------------------------------------------------------------------------
+# The journal's events in order, the trainer's own log, the process list.
 
 _STEP = re.compile(rb"SUCCESS\s+Step (\d+) \|")
 _TAIL = 65_536
@@ -169,7 +169,8 @@ def _tail_text(path: Path) -> str:
         return "cannot read its log"
 
 
-# -- verify ----------------------------------------------------------------------------------------------------------
+# -- proof of the contents -------------------------------------------------------------------------------------------
+# Relies on no status and no event.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""Adapts b2sdk's HTTP: one try per call, short timeouts, large blocks, kept connections."""
+"""B2 through b2sdk: its HTTP with one try per call, short timeouts, large blocks and kept connections; and one bucket
+with podwatch's own retries.
+"""
 
 import json
 import random
@@ -150,8 +152,8 @@ def open_session(connections: int, clocks: Clocks | None = None) -> B2Session:
     return session
 
 
-# -- b2 bucket -------------------------------------------------------------------------------------------------------
-# One bucket as one key sees it: authorizes at the first request, and retries each request while that can help.
+# -- bucket ----------------------------------------------------------------------------------------------------------
+# As one key sees it: authorizes at the first request, and retries each request while that can help.
 
 T = TypeVar("T")
 SEND_DAMAGED = 4

@@ -1,9 +1,10 @@
-"""Sends upload bodies on plain HTTP/1.1 connections of our own, because small requests are sent thousands of times.
+"""Sends upload bodies and receives downloads on plain HTTP/1.1 connections of our own: small requests are sent
+thousands of times.
 
 The HTTP library beneath the SDK takes about 2 ms of CPU for each request, most of it to prepare what never changes, and
 a fresh megabyte of memory for each block. Here a small body is sent with its head in one piece, and a large one through
-one buffer. Everything else (JSON calls, downloads, anything through a proxy) stays with the library. Errors are raised
-as that library's, so that the SDK translates them as before.
+one buffer. Everything else (JSON calls, anything through a proxy) stays with the library. Errors are raised as that
+library's, so that the SDK translates them as before.
 """
 
 import contextlib
@@ -326,8 +327,7 @@ def _chunks(line: BinaryIO) -> bytes:
     return bytes(content)
 
 
-# -- b2 body ---------------------------------------------------------------------------------------------------------
-# The body of a download over a connection of our own (b2_wire.py), received into reused memory.
+# -- body of a download ----------------------------------------------------------------------------------------------
 # The library returns a body in fresh objects of at most one read each: each costs a few hand-offs of the
 # interpreter's lock, which the connections of one process share. Here the kernel fills a whole block before the
 # thread wakes.

@@ -1,7 +1,8 @@
-"""Removes unneeded objects from the store: unfinished uploads, superseded versions, checkpoints without a manifest.
+"""Removes unneeded objects from the store: old checkpoints, unfinished uploads, superseded versions, checkpoints
+without a manifest.
 
-policy/store_sweep.py decides. This module lists the store (a class C call per 1,000 objects, so once a day) and
-removes; checkpoints without a manifest go as journaled removals.
+policy/store_retention.py and policy/store_sweep.py decide; this module removes. Each removal of a checkpoint is an
+intent, and is finished after a crash.
 """
 
 import re
@@ -18,9 +19,8 @@ from podwatch.policy.store_sweep import Leftover, abandoned_uploads, orphaned_sa
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
 from podwatch.sync.publish import Confirm, named_by_others, read_pointer
 
-# -- remote retention ------------------------------------------------------------------------------------------------
-# Remove old checkpoints from the store: the manifest before its objects, only ours, each removal an intent.
-# policy/store_retention.py decides what may be removed; this module removes it, and finishes after a crash.
+# -- old checkpoints -------------------------------------------------------------------------------------------------
+# The manifest is removed before its objects, and only objects of this run.
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,8 @@ class RemoteRetention:
         self._journal.forget_save(step, save_id)
 
 
-# -- retention -------------------------------------------------------------------------------------------------------
+# -- leftovers -------------------------------------------------------------------------------------------------------
+# Listing the store costs a class C call per 1,000 objects, so this is done once a day.
 
 _JSON_LIMIT = 64 << 20
 

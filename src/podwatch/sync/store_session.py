@@ -33,8 +33,8 @@ from podwatch.sync.types import RunIdentity, SetSource, SyncState
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.optional_parts import OptionalParts
 from podwatch.sync.upload.priority import Outlook
-from podwatch.sync.upload.sender import Sender
 from podwatch.sync.upload.tally import CheckpointTally
+from podwatch.sync.upload.uploader import Sender
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace

@@ -22,7 +22,7 @@ from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.store_session import BEGUN as BEGUN
 from podwatch.sync.store_session import NOT_OURS, StoreSide, internal
 from podwatch.sync.upload import job as jobs
-from podwatch.sync.upload.process import SetForeign, SetVoid, UploadStopped
+from podwatch.sync.upload.child_process import SetForeign, SetVoid, UploadStopped
 from podwatch.system.pinned import RootReplaced
 
 CHANGED = "the checkpoint changed on disk while it was uploaded"

@@ -1,4 +1,6 @@
-"""podwatch's child processes: a scrubbed environment, and short commands with a time limit."""
+"""podwatch's child processes: they end with their parent, get a scrubbed environment; and short commands with a time
+limit.
+"""
 
 import asyncio
 import contextlib
@@ -13,8 +15,7 @@ from typing import Any
 
 from podwatch.domain.errors import HostError
 
-# -- dying -----------------------------------------------------------------------------------------------------------
-# A child that never outlives the process it works for.
+# -- end with the parent ---------------------------------------------------------------------------------------------
 
 _PR_SET_PDEATHSIG = 1
 
@@ -34,7 +35,7 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)  # it died before the request
 
 
-# -- child -----------------------------------------------------------------------------------------------------------
+# -- environment and short commands ----------------------------------------------------------------------------------
 
 _SERVICE = frozenset(
     {"NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY", "JOURNAL_STREAM", "INVOCATION_ID", "MAINPID", "SYSTEMD_EXEC_PID",

@@ -1,4 +1,4 @@
-"""File operations that survive a crash, a hostile symlink and a full disk.
+"""File operations and locks that survive a crash, a hostile symlink and a full disk.
 
 Everything that walks or removes uses directory descriptors with ``O_NOFOLLOW``, so that a symlink swapped in by the
 trainer's own code (policies run there) can never lead outside (promise 9).

@@ -555,7 +555,7 @@ def open_pinned(pins: Sequence[Pin], path: str) -> int:
     raise HostError("podwatch refuses to touch a path outside the configured directories", where=path)
 
 
-# -- inside -----------------------------------------------------------------------------------------------------------
+# -- owners, and creation of directories -----------------------------------------------------------------------------
 
 
 def _whose(status: os.stat_result) -> tuple[Identity, int]:

@@ -1,4 +1,4 @@
-"""Reads /proc: one process, its children, its open files.
+"""Reads /proc: one process, its children, its open files, its identity.
 
 Every function takes current pids and returns None (or nothing) when the process is gone, and raises OSError when
 podwatch is out of descriptors or memory; callers that need *one particular* process compare start ticks (identity).
@@ -329,7 +329,7 @@ def _raise_if_ours(error: OSError) -> None:
 
 
 # -- identity --------------------------------------------------------------------------------------------------------
-# Identifies processes, so that a signal never reaches an unrelated process that got the same pid (promise 9).
+# Signals never reach an unrelated process that got the same pid (promise 9).
 
 _ENDED = frozenset("ZXx")
 
@@ -430,8 +430,8 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
     return True
 
 
-# -- patience --------------------------------------------------------------------------------------------------------
-# Reads /proc while a process of the pod hangs in the kernel.
+# -- scans that can hang ---------------------------------------------------------------------------------------------
+# A process of the pod can hang in the kernel; reading its memory hangs too.
 
 T = TypeVar("T")
 
@@ -461,8 +461,8 @@ async def patiently(worker: Worker, fn: Callable[..., T], *args: Any, timeout: f
         worker.renew()
 
 
-# -- pidfd -----------------------------------------------------------------------------------------------------------
-# Reads a process's exit status from the kernel, which otherwise only its parent gets.
+# -- exit status -----------------------------------------------------------------------------------------------------
+# From the kernel, through a pidfd: otherwise only the parent of a process gets it.
 
 _GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
 """PIDFD_GET_INFO: _IOWR(0xFF, 11, struct pidfd_info), of which the first version has 64 bytes."""

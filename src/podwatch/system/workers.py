@@ -1,4 +1,5 @@
-"""Blocking calls that may hang, each in its own daemon thread: the loop continues and exit is never blocked.
+"""Blocking calls that may hang, each in its own daemon thread: the loop continues and exit is never blocked. And the
+memory that threads keep.
 
 asyncio's default executor is not used for these: its threads are joined at interpreter exit, so one hung NFS or NVML
 call would hold the process forever, and on two cores it has only six threads.
@@ -15,8 +16,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 # -- memory ----------------------------------------------------------------------------------------------------------
-# Keeps the daemon small: with glibc's defaults each of its threads keeps an arena, and memory that only the start
-# needed is never returned.
+# With glibc's defaults each thread keeps an arena, and memory that only the start needed is never returned.
 
 _M_ARENA_MAX = -8
 ARENAS = 2
@@ -42,7 +42,7 @@ def settle() -> None:
     give_back()
 
 
-# -- workers ---------------------------------------------------------------------------------------------------------
+# -- worker threads --------------------------------------------------------------------------------------------------
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 A candidate is a process tree of our user or of trainer.user that holds a CUDA context on a configured GPU, or that
 belongs to a launcher and has a checkpoint file open for writing. A name, arguments or a working directory alone never
-make a candidate. Readers and tools never count, nor anything interactive (``interactive.py``), nor anything that
+make a candidate. Readers and tools never count, nor anything interactive (``operator_shells.py``), nor anything that
 podwatch started.
 
 A process is pending if podwatch neither attaches to it nor starts training beside it: it names the run and has neither
@@ -24,7 +24,7 @@ from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
 from podwatch.trainer import naming
 from podwatch.trainer.base import Candidate
-from podwatch.trainer.interactive import barred, carries, children_of, find_interactive, of_users, starter
+from podwatch.trainer.operator_shells import barred, carries, children_of, find_interactive, of_users, starter
 from podwatch.trainer.process_tree import Process, read
 from podwatch.trainer.roles import looks_like_reader, looks_like_trainer, program, script_of
 
@@ -276,7 +276,7 @@ def _below(path: str, root: str) -> bool:
     return bool(path) and (path == root or path.startswith(root.rstrip("/") + "/"))
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading of /proc ------------------------------------------------------------------------------------------------
 
 
 def gather(run: Run, *, own_pid: int) -> list[Process]:

@@ -75,7 +75,7 @@ def read_env_file(path: Path) -> dict[str, str]:
             raise ConfigurationError(
                 "the environment file belongs to another user",
                 where=str(path),
-                fix="chown it to the user podwatch runs as",
+                fix="chown it to podwatch's user",
             )
         if stat.S_IMODE(status.st_mode) & 0o077:
             raise ConfigurationError(

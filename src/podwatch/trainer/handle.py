@@ -15,7 +15,6 @@ from podwatch.system.clock import Clock
 from podwatch.system.procfs import is_alive, patiently
 from podwatch.system.workers import Worker
 from podwatch.trainer.base import StopReport, attached_id
-from podwatch.trainer.interactive import is_server_name, served, spared
 from podwatch.trainer.keeper_client import (
     KeeperClient,
     KeeperRecord,
@@ -25,13 +24,13 @@ from podwatch.trainer.keeper_client import (
     read_record,
     retire_record,
 )
+from podwatch.trainer.operator_shells import is_server_name, served, spared
 from podwatch.trainer.process_tree import LocalTree, leads_session, read
 
-# -- terminal --------------------------------------------------------------------------------------------------------
-# The terminal in which an operator started a trainer, and when a key was last typed there (docs/detection.md, "An
-# end that is left to its operator").
-# Typing shows in the terminal's access time, which the kernel moves (in steps of 8 s) when a program reads from it.
-# Its modification time is useless: the trainer's own output changes it all the time.
+# -- terminal of an operator -----------------------------------------------------------------------------------------
+# The terminal in which an operator started a trainer, and when a key was last typed there (docs/detection.md, "An end
+# that is left to its operator"). Typing shows in the terminal's access time, which the kernel moves (in steps of 8 s)
+# when a program reads from it. Its modification time is useless: the trainer's own output changes it all the time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def terminal_of(pid: int) -> Terminal | None:
     return None
 
 
-# -- handle ----------------------------------------------------------------------------------------------------------
+# -- handles ---------------------------------------------------------------------------------------------------------
 
 _PROC_DEADLINE = 10.0
 _SWEEP_EVERY = 10.0

@@ -1003,7 +1003,7 @@ class Keeper:
             try:
                 entry = pwd.getpwnam(spec["user"])
             except KeyError:
-                raise StartError("user", f"there is no user {spec['user']!r}") from None
+                raise StartError("user", f"user {spec['user']!r} not found") from None
             owner = (entry.pw_uid, entry.pw_gid)
         self.log = Log(spec["log"], spec["log_limit"], spec["log_count"], owner)
         self.remove_older()

@@ -1,4 +1,6 @@
-"""Client of a keeper's control socket. One short connection per request: nothing to keep alive, nothing to leak."""
+"""The daemon's side of a keeper: the files that it writes, and its control socket (one short connection per request:
+nothing to keep alive, nothing to leak).
+"""
 
 import asyncio
 import contextlib
@@ -14,8 +16,8 @@ from podwatch.system.files import fsync_dir, read_small
 from podwatch.system.procfs import boot_id, pid_namespace
 from podwatch.trainer.roles import classify
 
-# -- records ---------------------------------------------------------------------------------------------------------
-# Read the files that a keeper writes (keeper.py, "Files in DIRECTORY").
+# -- files of a keeper -----------------------------------------------------------------------------------------------
+# The format is in keeper.py, "Files in DIRECTORY".
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def _read(path: Path) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-# -- keeper client ---------------------------------------------------------------------------------------------------
+# -- control socket --------------------------------------------------------------------------------------------------
 
 PROTOCOLS = (1,)
 """Protocol versions that this podwatch speaks: the current one and the one before (none yet)."""

@@ -1,4 +1,6 @@
-"""A process tree seen from outside, through /proc: for attached trainers and for keepers that do not answer."""
+"""Processes and process trees seen from outside, through /proc: for attached trainers and for keepers that do not
+answer.
+"""
 
 import os
 import signal
@@ -12,8 +14,8 @@ from podwatch.system import procfs
 from podwatch.system.procfs import boot_id, from_here, is_alive, pid_namespace, send_signal
 from podwatch.trainer.roles import classify, runs_program
 
-# -- processes -------------------------------------------------------------------------------------------------------
-# Facts about one process of the pod, before any judgement; ``read`` reads them from /proc and blocks.
+# -- facts about one process -----------------------------------------------------------------------------------------
+# Before any judgement; ``read`` reads them from /proc and blocks.
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def read(pid: int) -> Process | None:
     )
 
 
-# -- process tree ----------------------------------------------------------------------------------------------------
+# -- trees -----------------------------------------------------------------------------------------------------------
 
 _ENDED = frozenset("ZXx")
 

@@ -60,7 +60,7 @@ def test_what_a_real_set_says(tmp_path: Path) -> None:
 
 
 def test_only_what_surely_does_not_fit_is_refused() -> None:
-    assert "saved by 8 processes and the command starts 4" in other_world(8, 4, counts_all=True)
+    assert "8 processes saved it and the command starts 4" in other_world(8, 4, counts_all=True)
     assert other_world(8, 8, counts_all=True) == ""
     assert other_world(None, 8, counts_all=True) == other_world(8, None, counts_all=True) == ""
     assert other_world(4, 8, counts_all=False) == "", "the rest may be model parallel"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from podwatch.detection.endings import INTERRUPTED
+from podwatch.detection.operator_ends import INTERRUPTED
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.snapshot import Health, LogMatch
 from tests.support.pods.deaths import lose_engine

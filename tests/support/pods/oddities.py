@@ -3,7 +3,7 @@
 Each piece stands for itself and comes at random, ``every`` so many seconds on average.
 """
 
-from podwatch.detection.endings import INTERRUPTED
+from podwatch.detection.operator_ends import INTERRUPTED
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import Health, LogMatch, SensorState
 from tests.support.pods.healthy import Run

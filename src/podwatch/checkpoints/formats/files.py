@@ -1,4 +1,6 @@
-"""Checks a single file by the kind that its name shows. Files of unknown kinds are not checked."""
+"""Checks a single file by the kind that its name shows, and for ranges that were never written. Files of unknown kinds
+are not checked.
+"""
 
 import errno
 import json
@@ -12,43 +14,7 @@ from pathlib import Path
 from podwatch.checkpoints.formats import safetensors, torch_zip
 from podwatch.system.reading import open_file, opened, read_file
 
-# -- holes -----------------------------------------------------------------------------------------------------------
-# Detects ranges of a file that were never written.
-# safetensors 0.8.0rc0 and downloaders preallocate a file at full size and fill it later, so size and header look
-# right mid-write. A hit means "suspect", never "bad": sparse copies and compressing filesystems have holes too, and
-# some FUSE filesystems always answer "no hole".
-
-_ON_PURPOSE = ContextVar("sparse on purpose", default=False)
-
-
-@contextmanager
-def sparse_on_purpose() -> Iterator[None]:
-    """Within it, this thread checks copies without their data, whose originals are complete: holes do not count."""
-    token = _ON_PURPOSE.set(True)
-    try:
-        yield
-    finally:
-        _ON_PURPOSE.reset(token)
-
-
-def has_hole(path: Path) -> bool:
-    """True if the kernel reports an unwritten range; False also where it cannot. OSError: cannot be opened."""
-    if _ON_PURPOSE.get():
-        return False
-    fd = open_file(path)
-    try:
-        size = os.fstat(fd).st_size
-        if size == 0:
-            return False
-        try:
-            return os.lseek(fd, 0, os.SEEK_HOLE) < size
-        except OSError:
-            return False
-    finally:
-        os.close(fd)
-
-
-# -- files -----------------------------------------------------------------------------------------------------------
+# -- check of one file -----------------------------------------------------------------------------------------------
 
 _TORCH = (".pt", ".pth", ".ckpt")
 _TORCH_BIN = re.compile(r"(?:pytorch_model|adapter_model|optimizer|scheduler|model|training_args)\b.*\.bin$")
@@ -92,3 +58,38 @@ def check_json(path: Path) -> str:
     except (ValueError, RecursionError):
         return "is not valid JSON (being written, or truncated)"
     return ""
+
+
+# -- unwritten ranges ------------------------------------------------------------------------------------------------
+# safetensors 0.8.0rc0 and downloaders preallocate a file at full size and fill it later, so size and header look
+# right mid-write. A hit means "suspect", never "bad": sparse copies and compressing filesystems have holes too, and
+# some FUSE filesystems always answer "no hole".
+
+_ON_PURPOSE = ContextVar("sparse on purpose", default=False)
+
+
+@contextmanager
+def sparse_on_purpose() -> Iterator[None]:
+    """Within it, this thread checks copies without their data, whose originals are complete: holes do not count."""
+    token = _ON_PURPOSE.set(True)
+    try:
+        yield
+    finally:
+        _ON_PURPOSE.reset(token)
+
+
+def has_hole(path: Path) -> bool:
+    """True if the kernel reports an unwritten range; False also where it cannot. OSError: cannot be opened."""
+    if _ON_PURPOSE.get():
+        return False
+    fd = open_file(path)
+    try:
+        size = os.fstat(fd).st_size
+        if size == 0:
+            return False
+        try:
+            return os.lseek(fd, 0, os.SEEK_HOLE) < size
+        except OSError:
+            return False
+    finally:
+        os.close(fd)

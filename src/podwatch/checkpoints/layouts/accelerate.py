@@ -19,10 +19,10 @@ from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, all_step_names
 
-# -- accelerate state ------------------------------------------------------------------------------------------------
-# The files that ``Accelerator.save_state`` writes into one directory. Used by accelerate, open-instruct.
-# Order: weights (hooks can put them into subdirectories), optimizer, scheduler, samplers, scaler, each rank's random
-# state, custom objects. No marker and no closing barrier, so nothing shows that the last rank is done.
+# -- contents of one save --------------------------------------------------------------------------------------------
+# The files that ``Accelerator.save_state`` writes into one directory; open-instruct writes them too. Order: weights
+# (hooks can put them into subdirectories), optimizer, scheduler, samplers, scaler, each rank's random state, custom
+# objects. No marker and no closing barrier, so nothing shows that the last rank is done.
 
 _COMMIT = "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83"
 SOURCES = (
@@ -87,7 +87,7 @@ def _weights(inside: Inside) -> None:
         raise inside.fault("the weights are missing")
 
 
-# -- accelerate ------------------------------------------------------------------------------------------------------
+# -- layout ----------------------------------------------------------------------------------------------------------
 
 AUTOMATIC = re.compile(r"checkpoint_(0|[1-9]\d{0,17})")
 NAMED = re.compile(r"(?:step_|checkpoint-|checkpoint_)(0|[1-9]\d{0,17})")

@@ -1,6 +1,7 @@
-"""Small tools for training commands: read flags, take resume flags out, fill placeholders, read the TOML they name.
+"""Reads facts from a training command: flags, the TOML files it names, the program behind its launchers, the number of
+processes, the save interval; takes resume flags out and fills placeholders.
 
-Only whole arguments are handled; the text of ``sh -c`` is never changed.
+Only whole arguments are changed, never the text of ``sh -c``.
 """
 
 import os
@@ -203,9 +204,9 @@ def _plain(name: str) -> str:
     return name.replace("_", "-")
 
 
-# -- launched --------------------------------------------------------------------------------------------------------
-# The total number of processes that a launcher starts, if its own arguments determine it: ``torchrun``, ``accelerate
-# launch``, ``deepspeed``. Config files, hostfiles and the environment are not read.
+# -- number of processes ---------------------------------------------------------------------------------------------
+# As far as the launcher's own arguments determine it (``torchrun``, ``accelerate launch``, ``deepspeed``). Config
+# files, hostfiles and the environment are not read.
 
 _TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _ELSEWHERE = ("--hostfile", "-H", "--include", "-i", "--exclude", "-e")
@@ -244,10 +245,9 @@ def _times(on_each: str | None, nodes: str | None) -> int | None:
     return each * count if each is not None and count is not None else None
 
 
-# -- program ---------------------------------------------------------------------------------------------------------
-# The program that a command runs, behind its wrappers and launchers: ``uv run torchrun -m x`` runs module ``x``.
-# Only the program counts, not words in arguments, so that an editor or a pager on ``rl.toml`` is no trainer. The
-# text of a shell script is read, because many trainers are started by one.
+# -- program behind wrappers and launchers ---------------------------------------------------------------------------
+# ``uv run torchrun -m x`` runs module ``x``. Only the program counts, not words in arguments, so that an editor or a
+# pager on ``rl.toml`` is no trainer. The text of a shell script is read, because many trainers are started by one.
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "composer", "torch.distributed.run", "torch.distributed.launch")
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
@@ -382,8 +382,8 @@ def _uncommented(text: str) -> str:
     return "\n".join(line for line in joined.splitlines() if not line.lstrip().startswith("#"))
 
 
-# -- async level -----------------------------------------------------------------------------------------------------
-# How many steps the inference samples can be behind the trainer: by-products of those steps are still read.
+# -- steps that inference can be behind ------------------------------------------------------------------------------
+# By-products of these steps are still read.
 
 STEPS_IN_USE = 2
 """prime-rl's defaults: max_async_level 1, later a lag of 1 batch, and one step that is being written."""
@@ -418,7 +418,6 @@ def _level(value: object) -> int:
 
 
 # -- save interval ---------------------------------------------------------------------------------------------------
-# The number of steps between two saves, as the command of a run configures it.
 
 _INTERVAL_FLAGS: Mapping[str, tuple[str, ...]] = {
     "prime-rl": ("--ckpt.interval", "--trainer.ckpt.interval"),

@@ -18,8 +18,7 @@ from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, step_names
 from podwatch.system.reading import read_file
 
-# -- hf command ------------------------------------------------------------------------------------------------------
-# How to resume programs that use the Hugging Face Trainer.
+# -- resume arguments ------------------------------------------------------------------------------------------------
 # ``resume_from_checkpoint`` among the training arguments has no effect alone: the program must pass it to
 # ``Trainer.train()``. axolotl, LLaMA-Factory and ms-swift do; trl's own scripts do not.
 
@@ -90,10 +89,9 @@ def _ignores(seen: Program, cwd: Path) -> bool:
     return re.search(r"\.train\(\s*\)", text) is not None and "resume_from_checkpoint" not in text
 
 
-# -- hf judge --------------------------------------------------------------------------------------------------------
-# The rule for a complete Hugging Face ``checkpoint-N``.
-# ``trainer_state.json`` is written last, but without a barrier, and an old one survives an overwrite; a resume with
-# a missing optimizer or scheduler silently starts a fresh one. So all files are required.
+# -- rule for a complete checkpoint ----------------------------------------------------------------------------------
+# ``trainer_state.json`` is written last, but without a barrier, and an old one survives an overwrite; a resume with a
+# missing optimizer or scheduler silently starts a fresh one. So all files are required.
 
 STATE = "trainer_state.json"
 UNFINISHED = "checkpoint-is-incomplete.txt"
@@ -153,7 +151,7 @@ def _deepspeed(inside: Inside) -> zero_shards.Zero | None:
     return zero_shards.check(inside.below(tag))
 
 
-# -- hf --------------------------------------------------------------------------------------------------------------
+# -- layout ----------------------------------------------------------------------------------------------------------
 
 CHECKPOINT = re.compile(r"^checkpoint-(0|[1-9]\d{0,17})$")
 _STATE_LIMIT = 64 << 20

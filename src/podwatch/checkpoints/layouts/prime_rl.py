@@ -35,8 +35,7 @@ from podwatch.checkpoints.layouts.step_dirs import OnDemand, is_plain_dir, step_
 from podwatch.checkpoints.scan import is_temporary
 from podwatch.domain.errors import ConfigurationError
 
-# -- prime rl judge --------------------------------------------------------------------------------------------------
-# The rule for a complete prime-rl step.
+# -- rule for a complete step ----------------------------------------------------------------------------------------
 # The trainer's half is a DCP directory; the orchestrator's is ``progress.pt``; in layout A the broadcast with
 # ``STABLE`` is needed too. There is no marker for the whole step, so all required parts must be complete.
 
@@ -169,7 +168,7 @@ def _read_fault(path: str, error: OSError) -> Fault:
     return Fault(f"cannot read {path}: {error.strerror}", unreadable=True)
 
 
-# -- prime rl --------------------------------------------------------------------------------------------------------
+# -- layout ----------------------------------------------------------------------------------------------------------
 
 
 class PrimeRLLayout:

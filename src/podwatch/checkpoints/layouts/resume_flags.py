@@ -1,4 +1,6 @@
-"""How to resume a trainer from one step: which arguments are removed from its command, and which are added."""
+"""How to resume a trainer from one step (which arguments are removed from its command, and which are added), and which
+step a running command resumes from.
+"""
 
 import os
 import re
@@ -123,8 +125,7 @@ def _quoted(text: str, preset: Preset, step: int, checkpoint: Path | None) -> st
     return f"{name}='{escaped}'"
 
 
-# -- resumed ---------------------------------------------------------------------------------------------------------
-# The step that a running command resumes from, by its own resume flags or the TOML files that it names.
+# -- step that a running command resumes from ------------------------------------------------------------------------
 
 _NUMBER = re.compile(r"\d{1,15}")
 _STARTING = 1.0

@@ -1,4 +1,5 @@
-"""Helpers for completeness rules: each reads one fact about one part of one step.
+"""Helpers for completeness rules: each reads one fact about one part of one step; and the tracker files that name a
+trainer's newest checkpoint.
 
 A rule raises ``Fault`` with the exact reason; ``judged`` converts it into a ``Judgement``. Nothing here reads a whole
 file, only markers, headers and tails.
@@ -19,8 +20,8 @@ from podwatch.checkpoints.formats.files import check_file, has_hole
 from podwatch.checkpoints.layouts.base import Judgement, PartFiles, Tracker
 from podwatch.checkpoints.scan import is_temporary
 from podwatch.domain.checkpoint import FileEntry
-from podwatch.domain.counted import counted
 from podwatch.domain.errors import HostError
+from podwatch.domain.plural import counted
 from podwatch.system.pinned import PinnedTree
 from podwatch.system.reading import read_file
 
@@ -252,9 +253,8 @@ def judged(rule: Callable[[StepView], Judgement], view: StepView, rests_on: Iter
 
 
 # -- tracker files ---------------------------------------------------------------------------------------------------
-# Small files in the parent by which a trainer finds its newest checkpoint.
-# Most trainers write them by a plain open and write, so an empty or garbled tracker is being written: it never means
-# step 0.
+# Small files in the parent by which a trainer finds its newest checkpoint. Most trainers write them by a plain open
+# and write, so an empty or garbled tracker is being written: it never means step 0.
 
 _LIMIT = 4096
 _NUMBER = re.compile(r"(?:0|[1-9]\d{0,17})")

@@ -31,8 +31,8 @@ from podwatch.checkpoints.layouts.resume_flags import Preset, resume_command
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView, judged
 from podwatch.domain.errors import ConfigurationError
 
-# -- names -----------------------------------------------------------------------------------------------------------
-# Step directories by name. Names that are not exactly a step (``step_5.bad``, a ``step_latest`` link) are ignored.
+# -- step directories by name ----------------------------------------------------------------------------------------
+# Names that are not exactly a step (``step_5.bad``, a ``step_latest`` link) are ignored.
 
 STEP = re.compile(r"^step_(0|[1-9]\d{0,17})$")
 
@@ -81,8 +81,7 @@ def is_plain_dir(path: Path) -> bool:
         return False
 
 
-# -- nested ----------------------------------------------------------------------------------------------------------
-# Checks of DCP directories anywhere inside a step.
+# -- DCP directories inside a step -----------------------------------------------------------------------------------
 
 
 def dcp_folders(inside: Inside, below: str = "") -> Iterator[Inside]:
@@ -115,9 +114,8 @@ def gap(inside: Inside, pattern: re.Pattern[str], what: str) -> int:
     return len(found)
 
 
-# -- on demand -------------------------------------------------------------------------------------------------------
-# A mapping that computes its values on access: a thousand steps with all their paths are megabytes, and a rescan
-# needs a few of them.
+# -- steps computed on access ----------------------------------------------------------------------------------------
+# A thousand steps with all their paths are megabytes, and a rescan needs a few of them.
 
 T = TypeVar("T")
 
@@ -141,10 +139,9 @@ class OnDemand(Mapping[int, T]):
         return len(self._steps)
 
 
-# -- recalled --------------------------------------------------------------------------------------------------------
-# Caches which directories contain a checkpoint, where names alone are not enough.
-# A yes is valid as long as the directory exists. A no is valid while the directory and those directly below it are
-# unchanged: a writer that adds files changes one of them.
+# -- cache of the directories that contain a checkpoint --------------------------------------------------------------
+# For layouts where names alone are not enough. A yes is valid as long as the directory exists. A no is valid while
+# the directory and those directly below it are unchanged: a writer that adds files changes one of them.
 
 _NEWEST = 16
 """How many of the most recently changed foreign directories are checked again each time: file systems round times, so a
@@ -212,7 +209,7 @@ def _stamp(path: str) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_ino
 
 
-# -- step dirs -------------------------------------------------------------------------------------------------------
+# -- layout made of rules --------------------------------------------------------------------------------------------
 
 _Listing = dict[Path, dict[int, list[str]]]
 """Root -> step -> names of directories."""

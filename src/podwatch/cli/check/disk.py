@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from podwatch.checkpoints.layouts import make_layout
-from podwatch.cli.check.line import Line, Sets, in_time, nearest
+from podwatch.cli.check.report import Line, Sets, in_time, nearest
 from podwatch.client.format import size
 from podwatch.config.settings import Settings
 from podwatch.daemon.paths import workspace_of

@@ -1,15 +1,15 @@
 """The checks of ``podwatch check``: each examines one thing and yields ok, warn or fail, with the fix.
 
 They change nothing, except for probe files beside output_dir, probe objects in the store (with ``throughput``), which
-are deleted again, and a test notice (with ``send_notice``). The checks are in ``podwatch.cli.check.line``.
+are deleted again, and a test notice (with ``send_notice``). The checks are in ``podwatch.cli.check.report``.
 """
 
 from collections.abc import Callable, Iterator
 
 from podwatch.cli.check import disk, leftovers, machine, notify, start
 from podwatch.cli.check.leftovers import other_tools
-from podwatch.cli.check.line import Line, sets_of
 from podwatch.cli.check.machine import gpus
+from podwatch.cli.check.report import Line, sets_of
 from podwatch.cli.check.store import store
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError

@@ -1,4 +1,6 @@
-"""Check for leftovers of an earlier start, files that a start would quarantine, and podwatch's stored state."""
+"""Check for leftovers of an earlier start, files that a start would quarantine, podwatch's stored state, and other
+programs that copy or delete this run's files.
+"""
 
 import os
 import re
@@ -6,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.cli.check.line import Line, Sets, in_time
+from podwatch.cli.check.report import Line, Sets, in_time
 from podwatch.config.settings import Settings
 from podwatch.daemon.paths import workspace_of
-from podwatch.domain.counted import counted
 from podwatch.domain.errors import HostError
+from podwatch.domain.plural import counted
 from podwatch.journal.journal import Journal
 from podwatch.journal.run_record import load_run_record
 from podwatch.recovery import stale_files
@@ -147,8 +149,8 @@ def remembered(settings: Settings, verbose: bool) -> Iterator[Line]:
             yield Line("learned", "ok", f"{name}: {value}")
 
 
-# -- other tools -----------------------------------------------------------------------------------------------------
-# Check for other sync or clean-up scripts: they can upload incomplete checkpoints, or delete those podwatch keeps.
+# -- other sync and clean-up programs --------------------------------------------------------------------------------
+# They can upload incomplete checkpoints, or delete those that podwatch keeps.
 
 COPIERS = frozenset(
     {"aws", "azcopy", "b2", "b2v3", "b2v4", "gcloud", "gsutil", "hf", "huggingface-cli", "lsyncd", "rclone"}

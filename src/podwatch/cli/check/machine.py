@@ -1,4 +1,4 @@
-"""Check the machine: limits, ports, podwatch's service manager, and the available corroborating signals."""
+"""Check the machine: GPUs, limits, ports, podwatch's service manager, and the available corroborating signals."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from podwatch.cli.check.line import DEADLINE_SECONDS, Line, in_time
+from podwatch.cli.check.report import DEADLINE_SECONDS, Line, in_time
 from podwatch.client.format import gib
 from podwatch.config.settings import Settings
 from podwatch.recovery.resources import port_taken
@@ -20,8 +20,7 @@ from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
 from podwatch.trainer.keeper_client import read_record
 
-# -- gpus ------------------------------------------------------------------------------------------------------------
-# Check the GPUs: present, and free before a start.
+# -- GPUs: present, and free before a start --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ def gpus(settings: Settings, running: str) -> Iterator[Line]:
         yield Line("gpu", "warn", "no inference GPU configured: podwatch cannot detect a silent death by memory", fix)
 
 
-# -- machine ---------------------------------------------------------------------------------------------------------
+# -- limits, ports, signals, service manager -------------------------------------------------------------------------
 
 _CAP_SYS_PTRACE = 19
 _SIGTERM_BIT = 1 << (15 - 1)

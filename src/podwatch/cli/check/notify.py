@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
-from podwatch.cli.check.line import Line
+from podwatch.cli.check.report import Line
 from podwatch.config.settings import Settings
 
 if TYPE_CHECKING:

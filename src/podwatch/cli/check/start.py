@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from podwatch.checkpoints.layouts import command_line as argv
-from podwatch.checkpoints.layouts import concerns, make_layout, recognised, site_of
+from podwatch.checkpoints.layouts import command_line, concerns, make_layout, recognised, site_of
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.layouts.prime_rl_command import hints
-from podwatch.cli.check.line import Line, Sets, in_time
+from podwatch.cli.check.report import Line, Sets, in_time
 from podwatch.client.format import span
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
@@ -132,10 +131,10 @@ def keys(settings: Settings) -> Iterator[Line]:
 def _told_offline(settings: Settings) -> str:
     """Where the command, or a file that it names, switches W&B to offline; empty if neither does."""
     trainer, names = settings.trainer, ("--wandb.offline", "--trainer.wandb.offline")
-    said = (argv.flag_value(trainer.command, names) or "").lower()
-    if argv.has_flag(trainer.command, names) and said not in ("false", "no", "0"):
+    said = (command_line.flag_value(trainer.command, names) or "").lower()
+    if command_line.has_flag(trainer.command, names) and said not in ("false", "no", "0"):
         return "the command has --wandb.offline"
-    for document in argv.toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent):
+    for document in command_line.toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent):
         section = document.get("wandb")
         if isinstance(section, dict) and section.get("offline") is True:
             return "the trainer's configuration has wandb.offline = true"

@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
 
-from podwatch.cli.check.line import Line, Sets, in_time
+from podwatch.cli.check.report import Line, Sets, in_time
 from podwatch.client.format import size, span
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet

@@ -20,7 +20,7 @@ from podwatch.sync.restore.job import Fetched, FetchJob
 from podwatch.sync.restore.pieces import COMPLETE, DIFFERS, LOOK, PIECE, WHOLE, Pieces, staged_file
 from podwatch.sync.restore.staged_files import link_there, same_on_disk
 from podwatch.sync.restore.staging import allocated, give_away, open_staging, strip
-from podwatch.sync.restore.workers import Order, Workers, how_many
+from podwatch.sync.restore.worker_processes import Order, Workers, how_many
 from podwatch.system.files import open_dir_below, sync_filesystem
 
 MARKERS = frozenset(
@@ -155,7 +155,7 @@ class Fetching:
             for number, (_, length) in enumerate(spans):
                 yield Order(PIECE, which, number, length, touched[number])
 
-    # Results of the workers' orders (fetch_workers.Boss).
+    # Results of the workers' orders (worker_processes.Boss).
 
     def moved(self, order: Order, count: int) -> None:
         self._coming[order[:3]] = self._coming.get(order[:3], 0) + count

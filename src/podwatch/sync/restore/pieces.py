@@ -10,11 +10,11 @@ from functools import partial
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.manifest import ManifestFile
 from podwatch.stores.base import ObjectStore
+from podwatch.sync.connections import RateLimit
 from podwatch.sync.errors import SaveGone
 from podwatch.sync.restore.job import FetchJob
 from podwatch.sync.restore.staged_files import StagedFile, hash_in_place, open_there
-from podwatch.sync.restore.workers import Order, Report
-from podwatch.sync.workers import RateLimit
+from podwatch.sync.restore.worker_processes import Order, Report
 
 LOOK, PIECE, WHOLE, COMPLETE = "look", "piece", "whole", "complete"
 """Hash a piece at its target; fetch one piece of a file; fetch a file of at most one piece and complete it; complete a

@@ -1,6 +1,6 @@
 """Restore: find a whole checkpoint in the store, fetch and verify it, move it to where the trainer expects it.
 
-Blocking: for a thread or the command line. Nothing from the store is trusted (fetching.py, publish.checked_manifest);
+Blocking: for a thread or the command line. Nothing from the store is trusted (fetch.py, ``publish.checked_manifest``);
 ``train_command`` in a manifest is only ever shown.
 """
 
@@ -25,10 +25,10 @@ from podwatch.journal.records import PublishedSave
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.sync.errors import SaveGone
 from podwatch.sync.publish import checked_manifest, newest_pointer, published_from, read_manifest
+from podwatch.sync.restore.child_process import Fetcher
 from podwatch.sync.restore.fetch import by_part, is_marker
 from podwatch.sync.restore.job import Fetched, FetchJob
 from podwatch.sync.restore.optional_parts import Brought, bring_optional
-from podwatch.sync.restore.process import Fetcher
 from podwatch.sync.restore.staging import StagingArea
 from podwatch.system.pinned import pin_of
 from podwatch.system.workspace import Workspace

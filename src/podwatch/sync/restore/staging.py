@@ -1,8 +1,9 @@
-"""The directory of ours in which a restore builds a checkpoint, accessed by descriptors only.
+"""The staging area of a restore: the directory in which a checkpoint is built, accessed by descriptors only, and the
+move of a complete checkpoint to its place.
 
-It belongs to podwatch and is closed to all others (0700) until everything in it is right and was given to the
-training's user: nothing can be planted in it, and no name can change its meaning between a check and a use. Everything
-here blocks.
+The directory belongs to podwatch and is closed to all others (0700) until everything in it is right and was given to
+the training's user: nothing can be planted in it, and no name can change its meaning between a check and a use.
+Everything here blocks.
 """
 
 import contextlib
@@ -93,13 +94,11 @@ def give_away(directory: int, owner: tuple[int, int] | None) -> None:
     sync_descriptor(directory)
 
 
-# -- placing ---------------------------------------------------------------------------------------------------------
-# The staging area of a restore, and the move of a fetched checkpoint to its place: by renames, overwriting nothing.
-# The staging directory is on the filesystem of the checkpoint's place, found out by trying. Existing files that
-# differ are moved to quarantine first, as in a recovery, so that ``podwatch quarantine`` shows them and can return
-# them.
-# All work is on pinned directories: no link is followed, and a directory of the trainer's is created with its user's
-# rights, never created by root and given away by name.
+# -- move to the place -----------------------------------------------------------------------------------------------
+# By renames, overwriting nothing. The staging directory is on the filesystem of the checkpoint's place, found out by
+# trying. Existing files that differ are moved to quarantine first, as in a recovery, so that ``podwatch quarantine``
+# shows them and can return them. All work is on pinned directories: no link is followed, and a directory of the
+# trainer's is created with its user's rights, never created by root and given away by name.
 
 LOCK_SECONDS = 5.0
 """Seconds: the child of a killed restore holds the lock until it has noticed, within milliseconds."""

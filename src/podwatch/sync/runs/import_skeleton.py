@@ -94,7 +94,7 @@ def fit(store: ObjectStore, step: int, items: Sequence[Item], make: Callable[[Pa
     raise Unfit(reasons[0] if reasons else f"the layout finds no checkpoint in it (it contains {shown})")
 
 
-# -- where the files could belong -------------------------------------------------------------------------------------
+# -- places where the files could belong -----------------------------------------------------------------------------
 
 _Place = Callable[[str, Path, Layout], Path | None]
 """(path in the backup, output directory, its layout) -> the file's place, None if it has none."""
@@ -189,7 +189,7 @@ def _fitted(
     return Fit(step, layout.name, name, files, judgement.world_size, count - len(files))
 
 
-# -- the skeleton -----------------------------------------------------------------------------------------------------
+# -- skeleton --------------------------------------------------------------------------------------------------------
 
 
 class _First:

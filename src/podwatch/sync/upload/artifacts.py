@@ -1,6 +1,5 @@
-"""Reads what goes to the store beside checkpoints: configuration, ends of logs, incident bundles. Scrubbed and bounded.
-
-Blocking; never raises OSError: unreadable files are left out.
+"""Keeps configuration, ends of logs and incident bundles in the store, for when the pod itself is gone. Scrubbed and
+bounded; unreadable files are left out.
 """
 
 import asyncio
@@ -240,10 +239,9 @@ def _tail(path: Path, most: int, *, follow: bool = False) -> bytes | None:
     return None
 
 
-# -- artefacts -------------------------------------------------------------------------------------------------------
-# Keeps configuration, ends of logs and incident bundles in the store, for when the pod itself is gone.
-# A round runs on a cadence, soon after an incident, and at the end, never on the event loop. Store trouble is only
-# remarked here (the upload of checkpoints reports it), and the next round tries again.
+# -- rounds of uploads -----------------------------------------------------------------------------------------------
+# A round runs on a cadence, soon after an incident, and at the end, never on the event loop. A failure of the store
+# is only logged here (the upload of checkpoints reports it), and the next round tries again.
 
 KEEP = {"config": 50, "logs": 24, "incidents": 60}
 """How many of the newest objects of each kind stay: three pods' logs, two pods' bundles. At most 24 logs and 60 bundles

@@ -14,7 +14,7 @@ from podwatch.stores.base import TOTAL
 from podwatch.stores.open import load, open_store
 from podwatch.sync.child_protocol import JsonLinesOut, job_line, leave
 from podwatch.sync.upload.job import UploadJob
-from podwatch.sync.upload.sending import Sending, SourceChanged, SourceForeign
+from podwatch.sync.upload.send_parts import Sending, SourceChanged, SourceForeign
 from podwatch.system.child import die_with_parent
 from podwatch.system.files import FileLock
 from podwatch.system.pinned import RootReplaced

@@ -34,16 +34,16 @@ from podwatch.sync.publish import Confirm, matches_store, rfc3339
 from podwatch.sync.types import RunIdentity, SetSource
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.artifacts import looks_like_a_key
+from podwatch.sync.upload.child_process import SetVoid, UploadStopped
 from podwatch.sync.upload.optional_manifest import read_optional
-from podwatch.sync.upload.process import SetVoid, UploadStopped
-from podwatch.sync.upload.sender import Sender
+from podwatch.sync.upload.uploader import Sender
 from podwatch.system.clock import Clock
 from podwatch.system.pinned import HIDDEN
 from podwatch.system.reading import read_file
 from podwatch.system.workers import Worker
 
-# -- extra -----------------------------------------------------------------------------------------------------------
-# Lists the contents of a checkpoint's optional parts and judges whether they can be sent. Everything here blocks.
+# -- contents of a part ----------------------------------------------------------------------------------------------
+# Lists them and judges whether they can be sent. Everything here blocks.
 
 MOST_FILES = 10_000
 """Limit for ``extra``: an exported model has a hundred files; a tree of rollouts does not belong to a milestone."""
@@ -126,7 +126,7 @@ def _without_shards(root: Path, files: Sequence[FileEntry]) -> str:
     return ""
 
 
-# -- optional parts --------------------------------------------------------------------------------------------------
+# -- upload of optional parts ----------------------------------------------------------------------------------------
 
 CARRIED = "sync.optional"
 """Journal key: {"<step>/<save_id>": {part: occasion}} of the sent parts."""

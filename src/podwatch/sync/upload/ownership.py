@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from podwatch.checkpoints.catalogue import SetContents
-from podwatch.sync.upload.process import SetForeign
+from podwatch.sync.upload.child_process import SetForeign
 from podwatch.system.pinned import PinnedTree
 
-# -- linked ----------------------------------------------------------------------------------------------------------
-# Judges files with several names (hard links) by their owner and the directory in which they were found.
+# -- files with several names ----------------------------------------------------------------------------------------
+# Judged by their owner and the directory in which they were found.
 
 
 def foreign(file: os.stat_result, directory: os.stat_result, owners: Collection[int]) -> str:
@@ -33,7 +33,7 @@ def foreign(file: os.stat_result, directory: os.stat_result, owners: Collection[
     )
 
 
-# -- ownership -------------------------------------------------------------------------------------------------------
+# -- owners of a checkpoint's files ----------------------------------------------------------------------------------
 
 
 def owners_of(tree: PinnedTree) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from podwatch.journal.journal import Journal
 from podwatch.policy import upload_priority as policy
 from podwatch.policy.upload_priority import Change, Level, Look, Standing, Timing
 from podwatch.sync.types import UploadPace
-from podwatch.sync.upload.process import Children
+from podwatch.sync.upload.child_process import Children
 from podwatch.system.clock import Clock
 from podwatch.system.priority import cpu_waits, waited_share
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.client.render import plugin_line, render, verdict
+from podwatch.client.status_screen import plugin_line, render, verdict
 from podwatch.reporting.status import build_status
 from tests.reporting import views
 

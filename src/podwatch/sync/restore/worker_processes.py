@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 from podwatch.domain.errors import HostError
 from podwatch.stores.base import TOTAL, ChildCalls
-from podwatch.sync.workers import WINDOW, ConcurrencyController
+from podwatch.sync.connections import WINDOW, ConcurrencyController
 from podwatch.system.child import end_with_parent
 
 MOST_WORKERS = 4
@@ -117,8 +117,8 @@ class Workers:
 
     def run(self, orders: Iterable[Order], boss: Boss) -> None:
         """``orders`` is asked for the next one when a worker has capacity. More connections are tried unless our own
-        work fills the cores. Load of other processes does not count, unlike in an upload (sync/workers.py): training
-        waits for a restore.
+        work fills the cores. Load of other processes does not count, unlike in an upload (sync/connections.py), because
+        training waits for a restore.
         """
         rest = iter(orders)
         began, moved, used = time.monotonic(), self._moved, self._cpu()
@@ -271,7 +271,7 @@ def _end_if_closed(descriptor: int) -> None:
 
 def _without_standard_streams() -> None:
     """Only the parent keeps the job's pipe and the protocol's. Standard error stays open: the process that started the
-    parent reads it to its end, and so waits until no worker can write into staging any more (process.py)."""
+    parent reads it to its end, and so waits until no worker can write into staging any more (child_process.py)."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(nothing, descriptor)

@@ -21,10 +21,10 @@ from podwatch.stores.credentials import Credentials
 from podwatch.sync.publish import ObjectsMissing, Publisher, rfc3339
 from podwatch.sync.types import RunIdentity, SetSource
 from podwatch.sync.upload import job as jobs
+from podwatch.sync.upload.child_process import Children, ChildReplaced, Heard, OwnUnit, SetVoid, Upload, UploadStopped
 from podwatch.sync.upload.hardlinks import Held, Holder
 from podwatch.sync.upload.ownership import check_contents, owners_of
 from podwatch.sync.upload.priority import Priority, Tell, watched
-from podwatch.sync.upload.process import Children, ChildReplaced, Heard, OwnUnit, SetVoid, Upload, UploadStopped
 from podwatch.system.clock import Clock
 from podwatch.system.pinned import RootReplaced
 from podwatch.system.workers import Worker

@@ -1,4 +1,6 @@
-"""The daemon's side of an upload: give a child its job, relay its messages, kill it."""
+"""The daemon's side of an upload: start a child process (in a systemd unit of its own where that is possible), give it
+its job, relay its messages, kill it.
+"""
 
 import asyncio
 import contextlib
@@ -23,12 +25,11 @@ from podwatch.system.child import run_child, scrubbed_environment
 from podwatch.system.pinned import RootReplaced
 from podwatch.system.priority import Given, give
 
-# -- unit ------------------------------------------------------------------------------------------------------------
-# A systemd unit of its own for the upload child, where podwatch is a systemd service.
+# -- systemd unit of the child ---------------------------------------------------------------------------------------
 # With a cgroup for each service, nice and autogroup no longer count between services: a child in podwatch's own
 # cgroup would get as much of a busy machine as training. A scope keeps what the child needs: its pipes, its parent,
-# the sandbox. Where systemd refuses, and everywhere else, session, autogroup and nice value are used
-# (sync/upload/process.py). The weights change with the upload's level (sync/upload/priority.py).
+# the sandbox. Where systemd refuses, and everywhere else, session, autogroup and nice value are used. The weights
+# change with the upload's level (sync/upload/priority.py).
 
 CPU_WEIGHT = 2
 """Every other unit has 100: measured 95:5 against a busy neighbour. Idle cores are used fully anyway."""
@@ -90,9 +91,9 @@ class OwnUnit:
         )  # fmt: skip
 
 
-# -- children --------------------------------------------------------------------------------------------------------
-# The upload's processes: one is started ahead while a checkpoint is still being written, and waits for its job.
-# Loading Python and the SDK takes almost half a second, for which the finished checkpoint then need not wait.
+# -- child started ahead ---------------------------------------------------------------------------------------------
+# Loading Python and the SDK takes almost half a second. One child is started while a checkpoint is still being
+# written, so that the finished checkpoint need not wait.
 
 AT_ONCE = 1 << 16
 """Bytes of child output read at once: some 200 files, a few milliseconds of the loop."""
@@ -231,7 +232,7 @@ async def _end(child: Child) -> None:
     await child.process.communicate()
 
 
-# -- process ---------------------------------------------------------------------------------------------------------
+# -- upload ----------------------------------------------------------------------------------------------------------
 
 _LINE_LIMIT = 8 << 20
 """Bytes: 10,000 part hashes of one file are about half a megabyte of JSON."""

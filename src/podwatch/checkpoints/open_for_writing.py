@@ -1,4 +1,4 @@
-"""Checks by read leases whether files are open for writing. Runs as a script: ``python -I -S lease_helper.py``, reads a
+"""Checks by read leases whether files are open for writing. A script: ``python -I -S open_for_writing.py`` reads a
 JSON list of paths from stdin and writes one JSON object.
 
 A lease is held for the few microseconds between two system calls of this single thread, one file at a time. While it is

@@ -31,7 +31,7 @@ async def tell_to_end(tools: Tools, handle: TrainerHandle | None, why: str) -> b
         await tools.journal.run(Journal.open_intent, IntentKind.STOP, data)
     except HostError as error:  # the machine is gone in seconds: the last save matters more than this record
         tools.say(EventName.TRAINER_STOPPING, f"cannot record this stop: {error}", Severity.WARNING)
-    tools.say(EventName.TRAINER_STOPPING, f"asking training to end: {why}", start_id=handle.start_id)
+    tools.say(EventName.TRAINER_STOPPING, f"podwatch requests training to end: {why}", start_id=handle.start_id)
     await _sigterm(handle)
     return True
 

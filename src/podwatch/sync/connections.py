@@ -1,4 +1,4 @@
-"""A queue of work and the connections that process it, as many as help (workers.py)."""
+"""A queue of work and the connections that process it: how many help, and at which rate."""
 
 import os
 import threading
@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-# -- load ------------------------------------------------------------------------------------------------------------
-# How busy the cores of this machine are, by all processes.
+# -- load of the machine ---------------------------------------------------------------------------------------------
 
 _STAT = Path("/proc/stat")
 
@@ -29,10 +28,9 @@ def busy_seconds() -> tuple[float, float]:
     return (sum(ticks) - idle) / hertz, sum(ticks) / hertz
 
 
-# -- pace ------------------------------------------------------------------------------------------------------------
-# Decides how many connections to use (pure), and limits the rate over all threads.
-# More connections help where each is bound by the network's latency or a limit per connection; where the cores or
-# the line are full they only take memory and time from training (docs/performance.md).
+# -- number of connections, and the rate -----------------------------------------------------------------------------
+# More connections help where each is bound by the network's latency or a limit per connection; where the cores or the
+# uplink are full they only take memory and time from training (docs/performance.md).
 
 WINDOW = 0.5
 """Seconds of one measurement: some round trips even at 200 ms, and 32 connections within two seconds."""
@@ -92,7 +90,7 @@ class RateLimit:
             self._sleep(wait)
 
 
-# -- workers ---------------------------------------------------------------------------------------------------------
+# -- worker pool -----------------------------------------------------------------------------------------------------
 
 TICK = 0.05
 """Seconds between checks of the connections: how soon a failure ends all."""

@@ -14,7 +14,7 @@ from podwatch.domain.process import TICKS_PER_SECOND, ProcessIdentity, ProcessRo
 from podwatch.system import procfs
 from podwatch.system.procfs import boot_id, pid_namespace
 from podwatch.trainer.discover import Process, tool
-from podwatch.trainer.interactive import starter
+from podwatch.trainer.operator_shells import starter
 from podwatch.trainer.roles import SHELLS, classify, program
 
 _READERS = ("eval", "lm_eval", "lm-eval", "vllm", "inference", "serve", "generate", "sample", "plot", "convert",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.process import ProcessIdentity
 from podwatch.trainer.discover import Run, judge
-from podwatch.trainer.interactive import (
+from podwatch.trainer.operator_shells import (
     barred,
     carries,
     find_interactive,

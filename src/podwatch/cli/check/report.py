@@ -1,4 +1,4 @@
-"""Shared by the checks: a line of the report, and calls with a deadline."""
+"""What all checks share: a line of the report, calls with a deadline, the checkpoints on this pod."""
 
 import functools
 import threading
@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.secrets import scrub
-
-# -- line ------------------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 Sets = Callable[[], tuple[CheckpointSet, ...]]

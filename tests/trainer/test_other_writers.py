@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system.procfs import identify
 from podwatch.trainer.discover import Process
-from podwatch.trainer.others import Other, Others, Run, Seen, in_checkpoint, judge, names, program_of, reads_only
+from podwatch.trainer.other_writers import Other, Others, Run, Seen, in_checkpoint, judge, names, program_of, reads_only
 
 OUT = "/work/out"
 ROOTS = (f"{OUT}/checkpoints", OUT)

@@ -19,9 +19,9 @@ from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
 from podwatch.stores.parts import FileSource
+from podwatch.sync.connections import CORES_BUSY, HELPED, ConcurrencyController, RateLimit
 from podwatch.sync.upload.job import JobFile, UploadJob
-from podwatch.sync.upload.sending import Sending, SourceChanged
-from podwatch.sync.workers import CORES_BUSY, HELPED, ConcurrencyController, RateLimit
+from podwatch.sync.upload.send_parts import Sending, SourceChanged
 from podwatch.system.pinned import pin_of
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.forking import kill

@@ -1,4 +1,5 @@
-"""Render the status document as text: the verdict in the first line, then facts, then what the operator must do.
+"""Render the status document as text: the verdict in the first line, then facts, then what the operator must do; or as
+one line for monitoring plugins.
 
 Pure. Unknown and missing fields are ignored, because the document can come from an older or newer daemon. Control
 characters are removed from every value: the trainer wrote some of them.
@@ -434,7 +435,7 @@ def _list(document: Document, key: str) -> list[dict[str, Any]]:
     return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
 
 
-# -- plugin ----------------------------------------------------------------------------------------------------------
+# -- monitoring plugin line ------------------------------------------------------------------------------------------
 # The status as one line for monitoring plugins: ``PODWATCH OK - text | perfdata``.
 
 

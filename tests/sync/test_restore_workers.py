@@ -19,15 +19,14 @@ from hypothesis import strategies as st
 from podwatch.domain.errors import HostError, IntegrityError
 from podwatch.domain.manifest import Manifest
 from podwatch.stores.base import ObjectStore
-from podwatch.sync import workers as lanes
-from podwatch.sync import workers as load
-from podwatch.sync.restore import workers as fetch_workers
+from podwatch.sync import connections
+from podwatch.sync.restore import worker_processes
+from podwatch.sync.restore.child_process import FetchProcess
 from podwatch.sync.restore.fetch import Fetching
 from podwatch.sync.restore.job import Fetched, FetchJob
 from podwatch.sync.restore.pieces import COMPLETE, DIFFERS, PIECE, Pieces
-from podwatch.sync.restore.process import FetchProcess
 from podwatch.sync.restore.staged_files import StagedFile
-from podwatch.sync.restore.workers import MOST_DEATHS, RATE_OF_ONE, Order, Workers, how_many
+from podwatch.sync.restore.worker_processes import MOST_DEATHS, RATE_OF_ONE, Order, Workers, how_many
 from podwatch.system import procfs
 from podwatch.system.child import scrubbed_environment
 from tests.support.stored_set import put_set
@@ -151,7 +150,7 @@ def test_what_is_here_is_counted_exactly_after_a_death(
 
     hear = Workers._hear
 
-    def hear_and_shoot(workers: Workers, worker: fetch_workers._Worker, boss: fetch_workers.Boss) -> None:
+    def hear_and_shoot(workers: Workers, worker: worker_processes._Worker, boss: worker_processes.Boss) -> None:
         counts, hand = len(told), set(worker.hand)
         hear(workers, worker, boss)
         if len(told) > counts and hand == set(worker.hand) and len(shots) < MOST_DEATHS - 1 and not lost():
@@ -195,7 +194,7 @@ def test_a_machine_that_lets_only_one_worker_start(
         started.append(1)
         return real()
 
-    monkeypatch.setattr(fetch_workers.os, "fork", fork)
+    monkeypatch.setattr(worker_processes.os, "fork", fork)
     fetch(local, job(local, manifest, tmp_path / "s"))
     assert same(local, tmp_path / "s")
     with pytest.raises(HostError, match="cannot start a restore worker: Resource temporarily"):
@@ -301,8 +300,7 @@ def test_errors_come_back_as_they_were(tmp_path: Path) -> None:
 def test_busy_neighbours_do_not_keep_it_from_more_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each connection has its own limit, as over a distance: more of them bring more, however busy the cores are."""
     ticks = itertools.count(1)
-    monkeypatch.setattr(load, "busy_seconds", lambda: (float(next(ticks)),) * 2)
-    monkeypatch.setattr(lanes, "busy_seconds", load.busy_seconds)
+    monkeypatch.setattr(connections, "busy_seconds", lambda: (float(next(ticks)),) * 2)
 
     def perform(_order: Order, report: Callable[[int], None]) -> None:
         time.sleep(0.05)
@@ -348,7 +346,7 @@ def test_a_fresh_piece_is_not_read_as_if_it_had_been_there(
 
 
 def test_the_rate_is_kept_by_all_together(local: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_workers, "RATE_OF_ONE", 2e6)
+    monkeypatch.setattr(worker_processes, "RATE_OF_ONE", 2e6)
     manifest = stored(local, size=24_000_000)
     began = time.monotonic()
     fetch(local, job(local, manifest, tmp_path / "s", max_rate=6e6))

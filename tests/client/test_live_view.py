@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.client.render import render
-from podwatch.client.screen import fit
+from podwatch.client.live_view import fit
+from podwatch.client.status_screen import render
 from podwatch.reporting.status import build_status
 from tests.reporting import views
 from tests.support.ptys import Screen

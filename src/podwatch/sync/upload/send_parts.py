@@ -16,9 +16,9 @@ from functools import partial
 from podwatch.domain.errors import IntegrityError, PodwatchError
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.stores.parts import FileSource, part_sha1, part_spans
+from podwatch.sync.connections import RateLimit, WorkerPool
 from podwatch.sync.upload.job import JobFile, UploadJob
 from podwatch.sync.upload.ownership import foreign
-from podwatch.sync.workers import RateLimit, WorkerPool
 from podwatch.system.files import open_dir_below
 from podwatch.system.pinned import open_pinned, open_regular
 

@@ -1,0 +1,57 @@
+"""Texts name podwatch's own files by the paths that they have now."""
+
+import re
+import subprocess
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATH = re.compile(r"(?<![\w./*{}-])((?:[\w.-]+/)+[\w*-]+\.py)\b")
+"""``folder/name.py``, and ``folder/test_*.py``. A bare ``name.py`` can belong to any program."""
+NAME = re.compile(r"`([\w-]+\.py)`")
+
+
+def texts() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
+def missing(text: str, ours: set[str], folders: set[str]) -> list[str]:
+    """The paths of podwatch's folders in ``text`` that no file has."""
+    paths = {match.removeprefix("src/podwatch/") for match in PATH.findall(text)}
+    tails = {tail for path in ours for tail in _tails(path)}
+    return sorted(p for p in paths if p.split("/")[0] in folders and not any(fnmatchcase(tail, p) for tail in tails))
+
+
+def _tails(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[start:]) for start in range(len(parts))]
+
+
+def test_every_path_in_a_text_exists() -> None:
+    files = texts()
+    ours = {str(path.relative_to(ROOT)) for path in files if path.suffix == ".py"}
+    folders = {path.name for path in (ROOT / "src" / "podwatch").iterdir() if path.is_dir()} | {"tests", "benchmarks"}
+    read = [path for path in files if path.suffix in {".py", ".md", ".toml"} or path.name == "Makefile"]
+    wrong = {
+        str(path.relative_to(ROOT)): gone
+        for path in read
+        if path != Path(__file__) and path.name != "CHANGELOG.md"
+        if (gone := missing(path.read_text(), ours, folders))
+    }
+    assert not wrong
+
+
+def test_every_file_of_the_architecture_page_exists() -> None:
+    names = {path.name for path in texts()}
+    assert set(NAME.findall((ROOT / "docs" / "architecture.md").read_text())) <= names
+
+
+def test_a_moved_file_is_found() -> None:
+    ours, folders = {"src/podwatch/sync/workers.py"}, {"sync"}
+    assert missing("as in sync/workers.py, src/podwatch/sync/workers.py and torch/lanes.py", ours, folders) == []
+    assert missing("(sync/lanes.py)", ours, folders) == ["sync/lanes.py"]
