@@ -1,10 +1,13 @@
 """What a daemon lives through, and what training notices of it: nothing, unless it needs help."""
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import time
 
+from podwatch.daemon.checkpoint_loop import ANNOUNCED
 from tests.support.asking import kill_engine, messages, reasons, running, says
 from tests.support.rig import Rig, alive
 
@@ -27,9 +30,10 @@ def test_an_engine_that_dies_silently_is_healed_from_the_newest_checkpoint(rig: 
 def test_training_outlives_its_podwatch_and_the_next_one_takes_it_over(rig: Rig) -> None:
     daemon = rig.daemon().start()
     pid = running(daemon, rig, step=5)
+    daemon.wait_for(lambda: written_down(rig), 20, "a checkpoint was announced")
     daemon.stop(signal.SIGKILL)
 
-    announced = {e["step"] for e in daemon.events() if e["podwatch_event"] == "checkpoint-complete"}
+    announced = written_down(rig)  # its last words may be in the log only: the kill came before the journal
     seen = len(daemon.events())
     daemon.start()
     adopted = daemon.wait_event("trainer-adopted", 20, after=seen)
@@ -51,6 +55,14 @@ def test_training_outlives_its_podwatch_and_the_next_one_takes_it_over(rig: Rig)
     assert "(exit code 3)" in daemon.wait_event("daemon-started", 20, after=seen)["event"]
     assert daemon.wait_event("incident-closed", 30, after=seen)["resumed_step"] >= 5
     assert len(rig.starts) == 2
+
+
+def written_down(rig: Rig) -> set[int]:
+    """The steps that the journal holds as announced."""
+    path = rig.root / "state" / rig.run_id / "journal.sqlite"
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        rows = connection.execute("SELECT value FROM learned WHERE key = ?", (ANNOUNCED,)).fetchall()
+    return {int(step) for (kept,) in rows for step in json.loads(kept)}
 
 
 def test_a_keeper_that_is_killed_is_reported_and_training_is_guarded_on(rig: Rig) -> None:
