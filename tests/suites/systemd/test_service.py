@@ -315,7 +315,7 @@ def test_a_configuration_elsewhere_is_named_in_the_unit(pod: Pod) -> None:
     pod.wait_running()
     pod.machine.write("/srv/pod/my config.toml", CONFIG, 0o600)
     said = pod.podwatch("-c", "/srv/pod/my config.toml", "install")
-    assert "systemctl restart podwatch  (training goes on)" in said
+    assert "systemctl restart podwatch  (training continues)" in said
     trainer = pod.trainer()
     pod.run("systemctl", "restart", "podwatch")
     assert pod.wait_running() == trainer
