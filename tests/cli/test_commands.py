@@ -228,6 +228,16 @@ def test_check_without_a_configuration_is_78(machine):
     assert result.stdout.startswith("fail  config")
 
 
+def test_check_lists_every_problem_of_the_configuration(machine):
+    config = machine.directory / "broken.toml"
+    config.write_text('run_id = "x"\n[gpu]\npol = "2s"\n[trainer]\noutput_dirr = "/x"\n')
+    result = machine.podwatch("check", "-c", str(config))
+    assert result.returncode == 78
+    lines = [line for line in result.stdout.splitlines() if line.startswith("fail  config")]
+    assert [line.split('"')[1] for line in lines] == ["pol", "output_dirr", "output_dir"]
+    assert all(f"{config}:" in line for line in lines)
+
+
 def test_check_refuses_a_backup_on_the_same_disk(machine):
     config = configure(machine, extra=f'sync.store = "file://{machine.directory}/store"')
     result = machine.podwatch("check", "-c", config)

@@ -25,6 +25,7 @@ def command(where: Where, throughput: bool, notify: bool, verbose: bool, as_json
     """Check this pod before training runs unattended. Exit: 0 ok or warnings, 1 a check failed, 78 configuration."""
     from podwatch.cli.check.examine import Line, examine
     from podwatch.config.loading import load_settings
+    from podwatch.config.problems import ConfigurationProblems
 
     lines: list[Line] = []
     code = int(ExitCode.OK)
@@ -32,10 +33,11 @@ def command(where: Where, throughput: bool, notify: bool, verbose: bool, as_json
         path = Path(where.config) if where.config else None
         loaded = load_settings(path, environ=os.environ, run=where.run)
     except ConfigurationError as error:
-        lines.append(Line("config", "fail", f"{error.what}{f' ({error.where})' if error.where else ''}", error.fix))
+        problems = error.problems if isinstance(error, ConfigurationProblems) else (error,)
+        lines += [Line("config", "fail", f"{p.what}{f' ({p.where})' if p.where else ''}", p.fix) for p in problems]
         code = int(error.exit_code)
-        if not as_json:
-            _print(lines[0])
+        for line in lines if not as_json else ():
+            _print(line)
     else:
         text = f"{loaded.path or 'environment and flags'}, run {loaded.settings.run_id}"
         results = [Line("config", "ok", text), *(Line("config", "warn", w, "") for w in loaded.warnings)]
