@@ -49,7 +49,7 @@ def test_no_line_is_wider_than_the_terminal(name, width):
         ("waiting", "restarts it in 80 s"),
         ("gave-up", "GAVE UP"),
         ("blind", "STATE OF TRAINING UNKNOWN"),
-        ("stopped", "STOPPED, as requested"),
+        ("stopped", "STOPPED; to start it"),
     ],
 )
 def test_first_line_is_the_verdict(name, words):

@@ -99,7 +99,7 @@ def test_what_a_person_wants_is_kept_through_a_restart_of_podwatch(rig: Rig) -> 
 
     seen = len(daemon.events())
     daemon.start()
-    assert "stopped on purpose" in daemon.wait_event("daemon-started", 20, after=seen)["event"]
+    assert "stays stopped until" in daemon.wait_event("daemon-started", 20, after=seen)["event"]
     time.sleep(0.5)
     assert len(rig.starts) == 1, "a stop by a person is not undone by a restart of podwatch"
 

@@ -105,7 +105,7 @@ def _verdict(document: Document) -> str:
             why = next((r.get("summary") for r in _list(document, "reasons") if r.get("severity") == "critical"), "")
             return "TRAINING IS DOWN" + (f": {_clean(why)}" if why else "")
         case "gave-up":
-            later = f"; podwatch makes one more attempt in {span(-again)}" if again is not None and again < 0 else ""
+            later = f"; podwatch tries again in {span(-again)}" if again is not None and again < 0 else ""
             return f"TRAINING IS DOWN and podwatch GAVE UP: fix the cause, then run `podwatch start`{later}"
         case "blocked":
             detail = _clean(recovery.get("detail") or "something still holds the GPUs")
@@ -115,7 +115,8 @@ def _verdict(document: Document) -> str:
         case "finished":
             return "TRAINING IS FINISHED" + ("" if step is None else f" (last step {step})")
         case "stopped":
-            return "TRAINING IS STOPPED, as requested; to start it: `podwatch start`"
+            why = _clean(recovery.get("detail") or "")
+            return f"TRAINING IS STOPPED{f' ({why})' if why else ''}; to start it: `podwatch start`"
     return "STATE OF TRAINING UNKNOWN: podwatch runs but cannot observe the trainer"
 
 
@@ -128,7 +129,7 @@ def _late(training: Document, age: float) -> str:
 
 
 def _ending(recovery: Document) -> str:
-    return {"ending": "; podwatch STOPS it after its next save, as requested", "stopping": "; podwatch stops it"}.get(
+    return {"ending": "; podwatch STOPS it after its next save", "stopping": "; podwatch stops it"}.get(
         str(recovery.get("phase")), ""
     )
 
@@ -187,7 +188,7 @@ def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
         if training.get("steps_at_risk") is not None and training.get("trainer_ended_at"):
             text += f"; {_steps(training['steps_at_risk'])} since the newest checkpoint"
         elif training.get("steps_at_risk") is not None and training.get("state") in ("running", "starting"):
-            text += f"; {_steps(training['steps_at_risk'])} lost if training died now{_pod_lost(document)}"
+            text += f"; if training dies now: {_steps(training['steps_at_risk'])} lost{_pod_lost(document)}"
         elif training.get("step_source") == "checkpoint" and training.get("steps_at_risk") is None:
             text += "; this is the newest checkpoint; podwatch finds no later step in training's logs"
         yield "step", text, ""
@@ -218,7 +219,7 @@ def _pod_lost(document: Document) -> str:
     if not sync.get("store_url") or unread or (last or 0) > step:
         return ""
     with_pod = step - (last or 0)
-    return f", {_steps(with_pod)} if the pod were lost" if with_pod > risk else ""
+    return f", if the pod is lost: {_steps(with_pod)}" if with_pod > risk else ""
 
 
 def _whose_pid(training: Document) -> str:
@@ -336,8 +337,8 @@ def _not_sent(counters: Document) -> str:
     """How many checkpoints never reached the store; empty if all did."""
     skipped, abandoned = counters.get("skipped") or 0, counters.get("abandoned") or 0
     total = (counters.get("published") or 0) + skipped + abandoned
-    counts = [f"{skipped} skipped"] * bool(skipped) + [f"{abandoned} abandoned"] * bool(abandoned)
-    return f"; of {total} checkpoints {' and '.join(counts)}" if counts else ""
+    counts = [f"{skipped} skipped for a newer one"] * bool(skipped) + [f"{abandoned} given up"] * bool(abandoned)
+    return f"; {skipped + abandoned} of {total} checkpoints never stored ({', '.join(counts)})" if counts else ""
 
 
 def _incident_row(document: Document, incident: Document) -> tuple[str, str, str]:

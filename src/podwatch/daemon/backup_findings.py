@@ -44,7 +44,9 @@ def backup_findings(
                 Severity.CRITICAL if lost else Severity.WARNING,
                 f"{standing.why_not}; nothing trains here" + ("" if standing.publish else " and nothing is published"),
                 now,
-                fix if lost else "change control.json in the store (docs/two-pods.md)",
+                fix
+                if lost
+                else "nothing if this is intended; else change control.json in the store (docs/two-pods.md)",
             )
         )
     if not lost_run(sync) and sync.ok is False:
@@ -67,12 +69,12 @@ def backup_findings(
         waiting = [s.changed_wall for s in sets if s.complete and not s.held and (s.step, s.save_id) not in sync.stored]
         lag = wall - max(min(waiting), sync.last_published_wall or 0.0)
         if lag > max_lag and now - since > max_lag:
-            last = "nothing" if sync.last_step is None else f"step {sync.last_step}"
+            last = "it holds none of this run" if sync.last_step is None else f"its newest is step {sync.last_step}"
             found.append(
                 Finding(
                     FindingKind.SYNC_LAGGING,
                     Severity.CRITICAL,
-                    f"the store has received no new checkpoint for {lag / 3600:.1f} h; its newest is {last}",
+                    f"the store has received no new checkpoint for {lag / 3600:.1f} h; {last}",
                     now - lag,
                     "check the uplink: `podwatch status` shows the upload, `podwatch check` tests the store",
                 )

@@ -156,14 +156,17 @@ def _finding(kind: FindingKind, moments: list[Moment]) -> Finding:
         longest = max(m.seconds for m in moments)
         summary = f"podwatch observed nothing for {longest:.0f} s{often}: its process was stalled or the pod was frozen"
         fix = (
-            "podwatch restarted every observation window; if this repeats, check whether the pod is short of CPU"
-            " or something stops podwatch"
+            "podwatch measures its waiting times from now on, so the gap does not count as a hang; if this repeats,"
+            " check whether the pod is short of CPU or something stops podwatch"
         )
         evidence = Evidence("sensing loop", f"no turn for {last.seconds:.1f} s", Agreement.UNAVAILABLE, last.seconds)
         return Finding(kind, Severity.WARNING, summary, last.at, fix, evidence=(evidence,))
     if kind is FindingKind.SUSPENDED:
         summary = f"the machine was suspended for {sum(m.seconds for m in moments):.0f} s{often}"
-        fix = "podwatch restarted every observation window; check whether the run's network connections survived"
+        fix = (
+            "podwatch measures its waiting times from now on, so the gap does not count as a hang; check whether the"
+            " run's network connections survived"
+        )
         evidence = Evidence("CLOCK_BOOTTIME", f"{last.seconds:.1f} s ahead", Agreement.UNAVAILABLE, last.seconds)
         return Finding(kind, Severity.WARNING, summary, last.at, fix, evidence=(evidence,))
     way = "forward" if last.seconds > 0 else "back"

@@ -175,7 +175,8 @@ def _launcher(
     if learned.clean_exit_start_id != trainer.start_id:
         highest = max((s for s in (progress.step, learned.clean_exit_step) if s is not None), default=None)
         learned = replace(learned, clean_exit_start_id=trainer.start_id, clean_exit_step=highest)
-    what = f"the trainer ended with code 0 {at}; no target step is configured, so podwatch starts it once more"
+    unknown = "no target step is configured, so podwatch cannot tell whether it is finished and starts it once more"
+    what = f"the trainer ended with code 0 {at}; {unknown}"
     if again and short:
         what = f"the trainer ended with code 0 at {step}, although it reached step {learned.clean_exit_step} before"
     return _failed(what, since, look, trainer, evidence), learned

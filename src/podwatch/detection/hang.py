@@ -267,7 +267,7 @@ def _finding(
         since,
         suggestion=""
         if confirmed
-        else "podwatch does not restart training; check the trainer's log, then run `podwatch restart` if it hangs",
+        else "podwatch does not restart training; if the trainer's log shows no activity, run `podwatch restart`",
         verdict=Verdict.RESTART if confirmed else Verdict.NONE,
         confirmed=confirmed,
         evidence=(first, *second, *also.logs(look, "hang")),
@@ -297,7 +297,7 @@ def _lingering(state: HangState, look: Look, finish_line: bool) -> Finding | Non
     return Finding(
         FindingKind.FINISHED,
         Severity.WARNING,
-        f"training is finished ({done}), but its processes still run after {quiet / 60:.0f} min",
+        f"training is finished ({done}), but its processes still run after {quiet / 60:.0f} min: podwatch ends them",
         quiet_since,
         verdict=Verdict.FINISH,
         confirmed=True,

@@ -178,6 +178,6 @@ def perhaps_intended(endings: Endings, snapshot: Snapshot, trainer: TrainerSampl
 def announcement(wait: Wait) -> str:
     """The suggestion of a finding while podwatch waits for the operator."""
     return (
-        f"{wait.why}, so its operator is possibly stopping it: podwatch restarts training in {wait.seconds:.0f} s,"
-        " unless you start it yourself or run `podwatch stop-training` or `podwatch pause`"
+        f"{wait.why}, so an operator possibly ended it: podwatch restarts training in {wait.seconds:.0f} s, unless you"
+        " start it yourself or run `podwatch stop-training` or `podwatch pause`"
     )

@@ -307,7 +307,7 @@ def _decide(
         if failure.needs_person and not history.ever_worked:
             return _give_up(history, failure, policy, failure.needs_person, False)
     if history.gave_up:
-        return _give_up(history, failure, policy, "the attempt after giving up failed too", step_back)
+        return _give_up(history, failure, policy, "the retry after giving up failed too", step_back)
     if not history.ever_worked and history.tries_without_step >= policy.never_worked_tries:
         tries = history.tries_without_step
         return _give_up(history, failure, policy, f"the training command made no step in {tries} attempts", step_back)
@@ -315,10 +315,11 @@ def _decide(
     lasting = failure.at - started
     if history.streak_count >= policy.budget_restarts and lasting >= policy.budget_seconds:
         calm = policy.calm_seconds / 60
-        reason = f"{history.streak_count} failures in {lasting / 3600:.1f} h, never {calm:.0f} minutes without one"
+        calm_for = f"training never ran {calm:.0f} minutes without one"
+        reason = f"{history.streak_count} failures in {lasting / 3600:.1f} h, and {calm_for}"
         return _give_up(history, failure, policy, reason, step_back)
     delay = _backoff(history.streak_count, policy, jitter)
-    reason = f"failure {history.streak_count} of this streak"
+    reason = f"failure {history.streak_count} in a row"
     if step_back:
         reason += f"; {_why_back(failure)}"
     return Decision(Action.WAIT if delay > 0 else Action.START, delay, step_back, reason, history)

@@ -160,7 +160,7 @@ class Recovery(Requests):
             return "finishing an interrupted stop or start"
         beside = f" (trainers that podwatch did not start: {candidates}; see `podwatch status`)" if candidates else ""
         if self.desired is Desired.STOPPED:
-            return f"training is stopped on purpose; `podwatch start` starts it{beside}"
+            return f"training is stopped and stays stopped until `podwatch start`{beside}"
         if self.desired is Desired.FINISHED:
             return f"training has finished; `podwatch start` continues it{beside}"
         if candidates == 1:
@@ -367,7 +367,7 @@ class Recovery(Requests):
             )
         elif answer.state is ConfirmationState.RESUMED_WRONG:
             text = (
-                f"training was started from step {attempt.resumed_from}, but then reported step {answer.step}"
+                f"training should continue from step {attempt.resumed_from}, but reported step {answer.step}"
                 f" ({', '.join(answer.sources)})"
             )
             if self.held():

@@ -60,7 +60,7 @@ class ManualStarts(Stopping):
             )
             if not there.successors:
                 text = "a process that ran beside the ended trainer works in its output_dir"
-            text = f"{text}, so podwatch starts none: {listed((*there.successors, *there.rivals))}"
+            text = f"{text}, so podwatch starts no second one: {listed((*there.successors, *there.rivals))}"
             fix = (
                 "run `podwatch start --attach PID` to guard one; stop the others, or run `podwatch start --beside PID`"
                 " for each that is not this run's training"

@@ -149,7 +149,9 @@ class Requests(Acts):
                     stop_of=before.stop_of,
                 )
                 await self.procedure.save_record(old)
-                text = f"desired state: {before.desired} again; podwatch could not carry out the stop request"
+                text = (
+                    f"podwatch could not carry out the stop request: training stays {before.desired}; request it again"
+                )
                 self.tools.say(EventName.DESIRED_CHANGED, text, desired=str(before.desired))
             raise
 

@@ -78,7 +78,7 @@ class Acts(Yielding):
             finished = self.desired is Desired.FINISHED
             self._show(
                 Phase.FINISHED if finished else Phase.STOPPED,
-                "training has finished" if finished else "stopped on purpose; `podwatch start` starts it",
+                "training has finished" if finished else "stopped before podwatch started",
             )
             await self.notice(look)
         elif await self.take_over(look):
@@ -475,12 +475,15 @@ class Acts(Yielding):
                 break
             if over and free.holders:
                 free = await tools.blocking(resources.named, free, look.holders)
-            held = "; ".join(free.holders) or "GPU memory has not been observed yet"
+            unseen = not free.holders
+            held = "podwatch cannot read GPU memory" if unseen else "; ".join(free.holders)
             self._show(Phase.BLOCKED if over else Phase.STARTING, f"waiting: {held}")
             if over:
                 text, fix = (
                     f"cannot start training yet: {held}",
-                    "end the process that holds it, or run `podwatch clean --gpu`",
+                    "run `podwatch check`"
+                    if unseen
+                    else "end the process that holds it, or run `podwatch clean --gpu`",
                 )
                 self.note(FindingKind.BLOCKED, Severity.CRITICAL, text, fix)
                 if told != held:
@@ -516,7 +519,7 @@ class Acts(Yielding):
             FindingKind.RESUMED_WRONG,
             Severity.CRITICAL,
             summary,
-            "check the checkpoint and [trainer] resume_args; `podwatch start --step N` overrides",
+            "check the checkpoint and [trainer] resume_args; `podwatch start --step N` resumes from it anyway",
         )
         now = self.tools.clock.monotonic()
         await self.recover_act(Finding(FindingKind.RESUMED_WRONG, Severity.CRITICAL, summary, now, confirmed=True))

@@ -220,7 +220,7 @@ class Choosing:
                 if trouble and not await self._store_must_be_empty():
                     raise StoreUnknown(
                         f"no checkpoint of this run is on this pod, and the store did not provide one: {trouble}",
-                        fix="make the store reachable, or run `podwatch start --fresh`",
+                        fix="make the store reachable, or run `podwatch start --fresh` to start at step 0",
                     )
                 if unsound:
                     step, reason = max(unsound.items())

@@ -50,7 +50,7 @@ class Stopping(Core):
         await self.gave_way()
         await self.set_desired(Desired.STOPPED)
         self.clear(FindingKind.GAVE_UP, FindingKind.BLOCKED, FindingKind.RESUMED_WRONG, FindingKind.UNGUARDED)
-        await self.close_open_incident("training was stopped on purpose")
+        await self.close_open_incident(f"podwatch stopped training: {why}")
         self._show(Phase.STOPPED, why)
 
     async def stop_sick_act(self, finding: Finding) -> None:

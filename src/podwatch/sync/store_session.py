@@ -236,7 +236,10 @@ class StoreSide:
                 self._unwell(known)  # an upload is using the open store
             return
         if repaired is not None:
-            text = f"another pod had set the store's pointer back; podwatch restored it to step {repaired.step}"
+            text = (
+                "latest.json in the store named an older checkpoint, written late by another pod; podwatch corrected it"
+                f" to step {repaired.step}"
+            )
             self._tell(EventName.POINTER_REPAIRED, text, Severity.WARNING, seq=repaired.seq)
 
     def _standing_changed(self) -> None:

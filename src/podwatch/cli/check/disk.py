@@ -83,7 +83,7 @@ def disk(settings: Settings, all_sets: Sets) -> Iterator[Line]:
         free = max(0, min(free, capacity - sum(found.size_bytes for found in sets)))
     ratio = 1 - free / capacity if capacity else 0.0
     level = "warn" if ratio >= settings.disk.prune_above else "ok"
-    fix = f"above {settings.disk.prune_above:.0%} podwatch prunes" if level == "warn" else ""
+    fix = f"nothing: above {settings.disk.prune_above:.0%} podwatch deletes old checkpoints" if level == "warn" else ""
     yield Line("disk", level, f"{ratio:.0%} of {size(capacity)} used, {size(free)} free", fix)
     newest = newest_complete(sets)
     if newest is None:

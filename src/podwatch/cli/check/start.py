@@ -209,7 +209,12 @@ def layout(settings: Settings, sets: Sets) -> Iterator[Line]:
     if others:
         listed = "; ".join(f"{r.layout}: {r.why}" for r in others)
         certain = any(r.certain for r in others) and not found.chosen_because
-        yield Line("layout", "warn" if certain else "ok", f"other layouts also fit: {listed}", "see trainer.layout")
+        yield Line(
+            "layout",
+            "warn" if certain else "ok",
+            f"other layouts also fit: {listed}",
+            "if one of them is right, set [trainer] layout",
+        )
     for concern in in_time(lambda: concerns(settings)):
         yield Line(concern.subject, "fail" if concern.certain else "warn", concern.what, concern.fix)
     if settings.trainer.command:
@@ -232,7 +237,10 @@ def _resume(settings: Settings, found: Layout, step: int | None) -> Iterator[Lin
     yield Line("resume", "ok", f"{about}: {shlex.join(scrub_argv(made.argv))}")
     if trainer.resume_args == "none":
         yield Line(
-            "resume", "warn", "resume_args is none: the command must find the resume step itself", "see PODWATCH_STEP"
+            "resume",
+            "warn",
+            "resume_args is none: the command must find the resume step itself",
+            "let your script read the step from the environment variable PODWATCH_STEP",
         )
     elif made.argv == trainer.command and not made.environment:
         fix = "set trainer.resume_args, or let the script read PODWATCH_RESUME_ARGS"
