@@ -198,8 +198,8 @@ def _no_second_signal(
     return Finding(
         FindingKind.NO_SECOND_SIGNAL,
         Severity.WARNING,
-        "podwatch sees the GPU memory but no second signal (server health, processes): it would report a dead engine"
-        " but not restart training",
+        "podwatch sees the GPU memory but no corroborating signal (server health, processes): it would report a dead"
+        " engine but not restart training",
         watching_since,
         suggestion="set [inference] urls, or run podwatch as the trainer's user or as root",
         evidence=(

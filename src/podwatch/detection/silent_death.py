@@ -354,8 +354,8 @@ def _warning(index: int, since: float, evidence: tuple[Evidence, ...]) -> Findin
     return Finding(
         FindingKind.SILENT_DEATH,
         Severity.WARNING,
-        f"GPU {index} lost the inference engine's memory, but no second, independent signal confirms a death: podwatch"
-        " does not restart training",
+        f"GPU {index} lost the inference engine's memory, but no corroborating signal confirms a death: podwatch does"
+        " not restart training",
         since,
         suggestion="check the inference log; set [inference] urls so that podwatch also checks the server's /health",
         evidence=evidence,
