@@ -4,11 +4,15 @@ Real child processes and the B2 server; each interruption comes while a part is 
 """
 
 import asyncio
+import contextlib
 import shutil
+import sqlite3
 
 import pytest
 
 from podwatch.journal.journal import Journal
+from podwatch.sync.upload.hardlinks import Holder
+from podwatch.system.workspace import Workspace
 from tests.sync.conftest import Run, World, until
 from tests.sync.test_held import ours
 
@@ -110,6 +114,26 @@ async def test_it_is_held_while_it_is_finished(b2: World, run: Run) -> None:
     assert part_calls(b2) - before == 1 + 5
     assert b2.violations() == []
     await until(lambda: ours(b2) == [])
+
+
+async def test_a_kill_after_the_pointer_leaves_no_links(b2: World, run: Run) -> None:
+    """The pointer was written, the journal not yet: the next podwatch finds the publication and releases the links."""
+    await interrupted(b2, run)
+    second = await run(b2)
+    await until(lambda: published(b2) == [5])
+    await asyncio.wait_for(second.stop(), 60)
+    database = b2.directory / "state" / "journal.sqlite"
+    with contextlib.closing(sqlite3.connect(database)) as journal, journal:
+        journal.execute("DELETE FROM published")
+        journal.execute("UPDATE intents SET state = 'open' WHERE kind = 'publish'")
+    b2.journal = Journal.open(database)
+    b2.scan()
+    holder = Holder(Workspace(b2.output), b2.journal, 0.0)
+    assert holder.hold(b2.catalogue.contents(5), b2.identity().lineage) is not None
+    third = await run(b2)
+    await until(lambda: third.state.last_step == 5)
+    await until(lambda: ours(b2) == [] and b2.journal.open_intents() == [])
+    assert published(b2) == [5], "not once more"
 
 
 async def test_an_outage_does_not_let_go_of_it(b2: World, run: Run) -> None:

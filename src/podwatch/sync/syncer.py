@@ -224,6 +224,7 @@ class Syncer(StoreSide):
             self._answer(HostError(f"podwatch uploads nothing now: {why}"))
             return False
         publisher = await self._ready()
+        await self._sender.drop_stored(self._state.stored)
         step = self._serving[0] if self._serving is not None else None
         try:
             await self._sender.check()

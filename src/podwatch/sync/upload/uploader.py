@@ -90,6 +90,12 @@ class Sender:
         if held.step == step and save_id in (None, held.save_id):
             await self._let_go()
 
+    async def drop_stored(self, stored: Collection[tuple[int, str]]) -> None:
+        """Release the held checkpoint if it is in the store: an earlier podwatch was killed between publishing it and
+        releasing it."""
+        if self._held is not None and (found := self._held.contents.set) and (found.step, found.save_id) in stored:
+            await self.drop(found.step, found.save_id)
+
     async def close(self) -> None:
         """A held checkpoint stays: the next podwatch finishes or releases it."""
         if self._watching is not None:
