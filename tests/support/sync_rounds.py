@@ -72,9 +72,8 @@ async def podwatch(root: Path, server: B2Server, step: int, *, tidy: bool = Fals
             mine = [(p, procfs.command(p)[-3:]) for p in children(os.getpid())]
             last = [{k: v for k, v in e.items() if k != "n"} for e in server.events()[-12:]]
             told = [e.message for e in world.events[-6:]]
-            raise AssertionError(
-                f"step {step} never got there: {journal.open_intents()}\n{sync.state}\n{told}\n{mine}\n{saves_in(server)}\n{last}"
-            )
+            seen = (journal.open_intents(), sync.state, told, mine, saves_in(server), last)
+            raise AssertionError(f"step {step} never got there:\n" + "\n".join(str(x) for x in seen))
         hurry(os.getpid())
         await asyncio.sleep(0.01)
     await sync.stop()
