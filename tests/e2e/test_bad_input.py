@@ -274,7 +274,7 @@ def b2_environment(server: B2Server) -> dict[str, str]:
     return {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": server.url}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("what", ["wrong key", "no such bucket", "half a key", "no key"])
 def test_a_store_that_cannot_be_used_does_not_remove_the_guard(rig: Rig, b2: B2Server, what: str) -> None:
     environ, bucket, words, code = b2_environment(b2), "test-bucket", "", 69

@@ -10,7 +10,7 @@ Finish = Callable[[str], None]
 
 
 @pytest.mark.meanwhile("no_network")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_no_network(meanwhile: Finish) -> None:
     meanwhile("no_network")
 

@@ -30,7 +30,7 @@ def rounds(directory: Path, what: str, count: int = 0) -> dict[str, Any]:
     return said
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("victim", ["podwatch", "keeper"])
 def test_killed_at_every_point_of_a_restart(quick_dir: Path, victim: str) -> None:
     said = rounds(quick_dir, victim)
@@ -38,7 +38,7 @@ def test_killed_at_every_point_of_a_restart(quick_dir: Path, victim: str) -> Non
     assert {"before open_intent", "after open_intent", "before settle", "after rename"} <= set(said["struck"])
 
 
-@pytest.mark.timeout(120 + 4 * ROUNDS)
+@pytest.mark.timeout(300 + 8 * ROUNDS)
 def test_killed_at_random_moments(quick_dir: Path) -> None:
     said = rounds(quick_dir, "random", ROUNDS)
     assert said["rounds"] == ROUNDS

@@ -14,7 +14,7 @@ ROUNDS = int(os.environ.get("PODWATCH_CRASH_ROUNDS", "30"))
 SEED = int(os.environ.get("PODWATCH_CRASH_SEED", "20261"))
 
 
-@pytest.mark.timeout(60 + 15 * ROUNDS)
+@pytest.mark.timeout(300 + 15 * ROUNDS)
 def test_never_two_trainers(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, crash_rounds.__file__, str(tmp_path), str(ROUNDS), str(SEED)], capture_output=True, text=True
