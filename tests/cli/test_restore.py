@@ -13,9 +13,9 @@ from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1
 from podwatch.domain.run import Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
 from podwatch.stores.local import LocalStore
-from podwatch.stores.single_object import put_file
 from podwatch.system.clock import SystemClock
 from podwatch.system.workspace import Workspace
+from tests.support.put_file import put_file
 
 PART_SIZE = 5_000_000
 

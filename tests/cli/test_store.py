@@ -5,8 +5,8 @@ import json
 
 from podwatch.domain.manifest import Keys
 from podwatch.stores.local import LocalStore
-from podwatch.stores.single_object import put_file
 from tests.cli.test_restore import PART_SIZE, stored
+from tests.support.put_file import put_file
 
 __all__ = ["stored"]
 

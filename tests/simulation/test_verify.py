@@ -10,7 +10,7 @@ import pytest
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer
 from podwatch.simulation.verify import prove_store
 from podwatch.stores.local import LocalStore
-from podwatch.stores.single_object import put_file
+from tests.support.put_file import put_file
 
 KEYS = Keys("demo")
 PART = 1000

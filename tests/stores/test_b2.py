@@ -16,10 +16,10 @@ from podwatch.stores.b2_errors import is_damaged
 from podwatch.stores.b2_session import SEND_DAMAGED
 from podwatch.stores.base import StoredObject
 from podwatch.stores.credentials import Credentials
-from podwatch.stores.single_object import put_file
 from tests.stores.conftest import QUICK
 from tests.stores.test_conformance import MB, content, fetch
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.put_file import put_file
 
 Make = Callable[..., B2Store]
 

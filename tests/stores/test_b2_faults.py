@@ -16,9 +16,9 @@ from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.stores.b2 import B2Store, Retry
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.parts import StreamSource
-from podwatch.stores.single_object import put_file
 from tests.stores.test_conformance import MB, content, fetch
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.put_file import put_file
 
 SEVEN = Retry(attempts=7, base=0.005, cap=0.02)
 """As many tries as by default, without the waiting."""

@@ -7,9 +7,9 @@ import pytest
 
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.base import TOTAL, class_of
-from podwatch.stores.single_object import put_file
 from tests.support.b2server import B2Server
 from tests.support.b2server.api import CLASSES
+from tests.support.put_file import put_file
 
 
 @pytest.mark.parametrize(("call", "charged"), sorted(CLASSES.items()))

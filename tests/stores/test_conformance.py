@@ -11,7 +11,7 @@ import pytest
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.stores.base import ObjectStore, StoredObject, StoredPart
 from podwatch.stores.parts import StreamSource, part_spans
-from podwatch.stores.single_object import put_file
+from tests.support.put_file import put_file
 
 MB = 1_000_000
 

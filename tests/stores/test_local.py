@@ -13,7 +13,7 @@ import pytest
 from podwatch.domain.errors import RemoteError
 from podwatch.stores.base import StoredObject
 from podwatch.stores.local import PRIVATE, LocalStore
-from podwatch.stores.single_object import put_file
+from tests.support.put_file import put_file
 
 
 def test_symlinks_are_not_followed(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ WRITER = """
 import io, sys, time
 from pathlib import Path
 from podwatch.stores.local import LocalStore
-from podwatch.stores.single_object import put_file
+from tests.support.put_file import put_file
 class Slow(io.BytesIO):
     def read(self, n=-1):
         data = super().read(n)

@@ -5,7 +5,7 @@ from pathlib import Path
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestSymlink, Pointer, sha1_hex
 from podwatch.stores.base import ObjectStore
-from podwatch.stores.single_object import put_file
+from tests.support.put_file import put_file
 
 NOW = "2026-01-31T03:00:00Z"
 

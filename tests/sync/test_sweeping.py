@@ -119,7 +119,7 @@ async def test_a_key_that_may_not_delete(b2: World, run: Run) -> None:
 def test_damage_in_the_store_is_found(local: World) -> None:
     from pathlib import Path
 
-    from podwatch.stores.single_object import put_file
+    from tests.support.put_file import put_file
     from tests.sync.test_crash import Fuse, once
 
     local.write_set(1, size=5000)

@@ -23,7 +23,7 @@ TELLING = frozenset(
 """Events after which an upload is due soon: there is a new bundle, a new start, or a last log line."""
 
 
-def make_artefacts(parts: Components, current: Callable[[], Settings]) -> Artifacts | None:
+def make_artifacts(parts: Components, current: Callable[[], Settings]) -> Artifacts | None:
     """None without a store, or where ``sync.artefacts`` is off. ``current`` gives the settings as last reloaded."""
     settings, syncer = parts.settings, parts.syncer
     if syncer is None or not settings.sync.artefacts:

@@ -15,7 +15,7 @@ from podwatch import __version__
 from podwatch.config.last_good import save_last_good
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon import preempt, status_view
-from podwatch.daemon.artifacts import make_artefacts
+from podwatch.daemon.artifacts import make_artifacts
 from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced
 from podwatch.daemon.commands import make_handlers, once_begun
 from podwatch.daemon.core import AGAIN
@@ -23,7 +23,7 @@ from podwatch.daemon.endpoints import Endpoints
 from podwatch.daemon.entry import BY_HAND, silent_seconds
 from podwatch.daemon.events import EventBus, OpenFindings
 from podwatch.daemon.init import UNDER_INIT
-from podwatch.daemon.loops import make_rounds
+from podwatch.daemon.loops import make_loops
 from podwatch.daemon.maintenance import KEY as PAUSE
 from podwatch.daemon.maintenance import Maintenance, pause_handlers
 from podwatch.daemon.notifications import FAREWELL_SECONDS, make_notifying
@@ -209,7 +209,7 @@ class Daemon(Turning):
         announced = Announced(
             await journal.run(Journal.learned, ANNOUNCED), lambda known: journal.post(Journal.learn, ANNOUNCED, known)
         )
-        self.rounds = make_rounds(
+        self.rounds = make_loops(
             self.parts, learned=learned, pins=lambda: self._pins, on_turn=self._on_turn, announced=announced
         )
         parts = self.parts
@@ -283,7 +283,7 @@ class Daemon(Turning):
         assert self._outlets is not None
         if self._notifying is not None and self._notifying.wandb is not None:
             self._jobs.every(parts.settings.wandb.every, "wandb", self._push_metrics)
-        self._artefacts = make_artefacts(parts, lambda: self.loaded.settings)
+        self._artefacts = make_artifacts(parts, lambda: self.loaded.settings)
         if self._artefacts is not None:
             self._jobs.every(parts.settings.sync.artefacts_every, "artefacts", self._artefacts.store)
         self._jobs.every(STATUS_FILE_SECONDS, "status file", self._outlets.refresh)

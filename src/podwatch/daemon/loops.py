@@ -39,7 +39,7 @@ def about_run(parts: Components) -> tuple[str, str]:
     return f"{parts.settings.run_id} {parts.layout.name}", f"{list(gpu.inference)} {list(gpu.trainer)}"
 
 
-def make_rounds(
+def make_loops(
     parts: Components,
     *,
     learned: Learned,

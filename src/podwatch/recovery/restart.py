@@ -475,16 +475,11 @@ class Acts(Yielding):
                 break
             if over and free.holders:
                 free = await tools.blocking(resources.named, free, look.holders)
-            unseen = not free.holders
-            held = "podwatch cannot read GPU memory" if unseen else "; ".join(free.holders)
+            held = "; ".join(free.holders) or "GPU memory has not been observed yet"
             self._show(Phase.BLOCKED if over else Phase.STARTING, f"waiting: {held}")
             if over:
-                text, fix = (
-                    f"cannot start training yet: {held}",
-                    "run `podwatch check`"
-                    if unseen
-                    else "end the process that holds it, or run `podwatch clean --gpu`",
-                )
+                text, by_hand = f"cannot start training yet: {held}", "end the process that holds it"
+                fix = f"{by_hand}, or run `podwatch clean --gpu`" if free.holders else "run `podwatch check`"
                 self.note(FindingKind.BLOCKED, Severity.CRITICAL, text, fix)
                 if told != held:
                     tools.say(EventName.RECOVERY_BLOCKED, text, Severity.CRITICAL)

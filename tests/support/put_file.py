@@ -1,4 +1,4 @@
-"""Stores one file in one call, part after part: for tests and files that are no checkpoint."""
+"""Stores one file in one call, part after part."""
 
 import contextlib
 from typing import BinaryIO
