@@ -429,3 +429,41 @@ def test_any_order_of_ends_deaths_and_wrong_hashes(
         source = local.output / "checkpoints" / "step_10" / file.path.partition("/")[2]
         assert there.read_bytes() == source.read_bytes()
         assert there.stat().st_mtime_ns == file.mtime_ns
+
+
+class Noting:
+    """A worker's work that only says which process did it; each file's orders take the same time."""
+
+    def __call__(self, order: Order, report: Callable[[int], None]) -> int:
+        time.sleep(0.02)
+        return os.getpid()
+
+
+class Counting:
+    """Which processes worked on each file, in the order of the answers."""
+
+    def __init__(self) -> None:
+        self.by_file: dict[int, list[int]] = {}
+
+    def moved(self, order: Order, count: int) -> None: ...
+
+    def finished(self, order: Order, result: int) -> tuple[Order, ...]:
+        self.by_file.setdefault(order.file, []).append(result)
+        return ()
+
+    def lost(self, order: Order) -> Order:
+        return order
+
+
+def test_each_worker_has_a_file_of_its_own_while_there_are_enough() -> None:
+    """Two writers of one file wait for each other in the kernel, and spin."""
+    workers = Workers(2, 2, 2, Noting)
+    counted = Counting()
+    try:
+        workers.run((Order(PIECE, file, number, 1 << 27) for file in range(2) for number in range(12)), counted)
+    finally:
+        workers.close()
+    assert all(len(pids) == 12 for pids in counted.by_file.values())
+    first, second = (set(pids[:9]) for pids in counted.by_file.values())
+    assert len(first) == len(second) == 1
+    assert first != second

@@ -12,8 +12,11 @@ from b2sdk.v3 import B2Session
 from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import IntegrityError
-from podwatch.stores.b2_wire import BLOCK, give_back, read_into
+from podwatch.stores.b2_wire import give_back, read_into
 
+BLOCK = 1 << 18
+"""Bytes received at once. The blocks of all connections of a core stay in its cache from the socket through the hash to
+the disk."""
 STALLED = 30.0
 """Seconds in which fewer than ``CRAWL`` bytes arrive: the connection counts as dead. The same time as for an upload's
 block. The read timeout of b2_http ends a connection on which nothing arrives."""
@@ -77,9 +80,10 @@ def _total(response: Any, offset: int, length: int) -> int:
             span, _, size = rest.partition("/")
             first, last, total = int(span.partition("-")[0]), int(span.partition("-")[2]), int(size)
             good = unit == "bytes" and first == offset
-        else:  # a whole object that contains the range. A shorter one is a proxy's page: B2 answers 206 or 416
+        else:  # a whole object that contains the range. Anything without B2's headers or shorter is a proxy's page
             total = int(response.headers["Content-Length"])
-            good, last = response.status_code == 200 and offset == 0 and total >= length, total - 1
+            ours = response.status_code == 200 and "X-Bz-File-Id" in response.headers
+            good, last = ours and offset == 0 and total >= length, total - 1
     except (KeyError, ValueError):
         good = False
     if not good:

@@ -7,6 +7,7 @@ killed worker has either reported a piece or not. Another worker repeats what wa
 """
 
 import contextlib
+import itertools
 import os
 import pickle
 import queue
@@ -32,6 +33,8 @@ RATE_OF_ONE = 250e6
 """Bytes per second that one worker reaches even on a busy machine: for a lower ``max_rate`` one worker is enough."""
 MOST_DEATHS = 4
 """Workers that may die over one piece. A fifth would not do better."""
+LOOK_AHEAD = 64
+"""Pending orders among which a worker's next one is chosen."""
 SMALL = 1 << 20
 """Bytes: up to this piece size, a worker gets ``AHEAD`` times as many orders as connections, and never waits for us."""
 AHEAD = 3
@@ -155,20 +158,26 @@ class Workers:
     def _deal(self, rest: Iterator[Order]) -> bool:
         """Hand out orders; returns whether one is left that no worker could take."""
         while True:
+            self._again.extend(itertools.islice(rest, max(0, LOOK_AHEAD - len(self._again))))
             if not self._again:
-                order = next(rest, None)
-                if order is None:
-                    return False
-                self._again.append(order)
+                return False
             found = self._room(self._again[0])
             if found is None:
                 return True
             worker, lanes = found
-            order = self._again.popleft()
+            order = self._next_for(worker)
             self._ids += 1
             worker.hand[self._ids] = order
             with contextlib.suppress(OSError):  # it just died, and its end is handled later
                 worker.socket.send(pickle.dumps((self._ids, order, lanes)))
+
+    def _next_for(self, worker: _Worker) -> Order:
+        """The first pending order, but rather one for a file to which no other worker writes (``pieces.Pieces``)."""
+        theirs = {order.file for other in self._workers if other is not worker for order in other.hand.values()}
+        best = next((n for n, order in enumerate(self._again) if order.file not in theirs), 0)
+        order = self._again[best]
+        del self._again[best]
+        return order
 
     def _room(self, order: Order) -> tuple[_Worker, int] | None:
         """The worker with the most capacity for it, and its number of connections."""
