@@ -169,10 +169,8 @@ def test_packages_shared_with_the_trainer(tmp_path: Path) -> None:
 
 def test_foreign_memory_on_a_gpu_is_found_before_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The NVML stand-in has tests of its own; here it is the judgement."""
-    from podwatch.cli.check import machine as family
-
     cards = [Gpu(0, "H200", 60 * GIB, 140 * GIB), Gpu(1, "H200", GIB // 2, 140 * GIB)]
-    monkeypatch.setattr(family, "read_gpus", lambda: cards)
+    monkeypatch.setattr(machine, "read_gpus", lambda: cards)
     settings = made(tmp_path, gpu={"inference": [0], "trainer": [1]})
     found = level(gpus(settings, ""))
     assert "GPU 0" in found["fail"]

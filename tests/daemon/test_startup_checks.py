@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.daemon import startup_checks as footing_module
+from podwatch.daemon import startup_checks
 from podwatch.daemon.run_lock import RunLock
 from podwatch.daemon.startup_checks import Records, StartupChecks, last_pause, merge_learned, open_journal
 from podwatch.domain.errors import Busy, HostError
@@ -118,7 +118,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_it_returns_when_the_obstacle_is_gone(
     tmp_path: Path, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(footing_module, "RETRY_MIN", 0.05)
+    monkeypatch.setattr(startup_checks, "RETRY_MIN", 0.05)
     journal = memory_journal(tmp_path, known=known)
     stand = Stand(tmp_path, journal)
     journal.open_incident("hang", "meanwhile")
@@ -149,7 +149,7 @@ async def test_it_returns_when_the_obstacle_is_gone(
 async def test_a_disk_that_hangs_is_waited_for_until_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(footing_module, "OPEN_SECONDS", 0.2)
+    monkeypatch.setattr(startup_checks, "OPEN_SECONDS", 0.2)
     answer = threading.Event()
 
     def hang(*_: object, **__: object) -> Journal:

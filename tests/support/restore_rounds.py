@@ -18,7 +18,7 @@ from typing import Any
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.run import IntentKind
 from podwatch.journal.journal import Journal
-from podwatch.sync.restore import staging as placing
+from podwatch.sync.restore import staging as staging_module
 from podwatch.sync.restore.child_process import FetchProcess
 from podwatch.sync.restore.restore import FetchPace, Restorer
 from podwatch.system import procfs
@@ -61,7 +61,7 @@ def restore(pod: World) -> None:
 
 STEPS = (
     (Journal, ("open_intent", "settle", "note_published", "learn")),
-    (placing, ("move_aside", "drop_empty", "reachable")),
+    (staging_module, ("move_aside", "drop_empty", "reachable")),
     (PinnedTree, ("make", "rename", "sync", "remove_tree", "write", "rmdir")),
 )
 

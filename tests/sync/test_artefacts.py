@@ -17,7 +17,7 @@ from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.manifest import check_relative_path
 from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.upload import artifacts as room
+from podwatch.sync.upload import artifacts
 from podwatch.sync.upload.artifacts import (
     MOST_LOGS,
     Artefact,
@@ -219,7 +219,7 @@ async def test_unknown_secrets_mean_nothing_is_sent(local: World) -> None:
 
 
 async def test_swept_by_its_own_rules(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "KEEP", {"config": 2, "logs": 2, "incidents": 2})
+    monkeypatch.setattr(artifacts, "KEEP", {"config": 2, "logs": 2, "incidents": 2})
     pod = Pod(world)
     store: ObjectStore = world.store()
     for number in range(4):
@@ -234,7 +234,7 @@ async def test_swept_by_its_own_rules(world: World, monkeypatch: pytest.MonkeyPa
     assert len([n for n in stored if n.startswith("logs/")]) == 2
     assert len([n for n in stored if n.startswith("incidents/")]) == 2
     assert "step_1/save/x" in stored
-    pod.later = 2 * room.SWEEP_SECONDS
+    pod.later = 2 * artifacts.SWEEP_SECONDS
     await once(artefacts)
     assert pod.stored() == stored, "what was swept is not sent again"
     await artefacts.stop(last=False)

@@ -8,7 +8,7 @@ import pytest
 
 from podwatch.domain.finding import Severity
 from podwatch.domain.run import IntentKind
-from podwatch.sync.upload import uploader as sender_module
+from podwatch.sync.upload import uploader
 from podwatch.sync.upload.uploader import OUTRUN
 from tests.sync.conftest import Run, World, until
 from tests.sync.test_held import ours
@@ -51,7 +51,7 @@ async def test_a_trainer_that_keeps_one_set_gets_every_set_stored_that_is_begun(
 async def test_room_for_the_next_save_comes_first(b2: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only podwatch still has is let go when the disk gets short; two lost in a row are critical."""
     assert b2.server is not None
-    monkeypatch.setattr(sender_module, "HELD_LOOK", 0.05)
+    monkeypatch.setattr(uploader, "HELD_LOOK", 0.05)
     free = [1 << 40]
     monkeypatch.setattr("podwatch.sync.upload.hardlinks.free_bytes", lambda _: free[0])
     b2.journal.learn(OUTRUN, True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from podwatch.checkpoints import set_identity as describing
+from podwatch.checkpoints import set_identity
 from podwatch.checkpoints.completeness import CUT_OFF_FACTOR, CompletenessChecker, Known
 from podwatch.checkpoints.expected_files import Expected
 from podwatch.checkpoints.formats import sandbox
@@ -201,16 +201,16 @@ class Catalogue:
             known = self._known.get(step)
         if known is None:
             judgement = self._judge(step, found)
-            now = describing.describe(step, self._layout.name, found, judgement)
+            now = set_identity.describe(step, self._layout.name, found, judgement)
         else:
             judgement, now = known.judgement, known.set
-            if now.complete and now.save_id != describing.save_id(found, judgement):
+            if now.complete and now.save_id != set_identity.save_id(found, judgement):
                 now = replace(now, completeness=Completeness.WRITING, save_id="", reason=_CHANGED)
         others = [s for s in self._sets if s.step != step]
         now = next(s for s in self._held_back.mark((*others, now)) if s.step == step)
         travels = [p for p in found if p.part.uploaded]
         leftovers = frozenset(judgement.leftovers)
-        files = tuple(f for p in travels for f in p.files if describing.belongs(f, leftovers))
+        files = tuple(f for p in travels for f in p.files if set_identity.belongs(f, leftovers))
         return SetContents(now, files, tuple(x for p in travels for x in p.symlinks), found, judgement.world_size)
 
     def inspect(self, step: int) -> Inspection:
@@ -231,7 +231,7 @@ class Catalogue:
             known = self._known.get(step)
             if known is None or not known.set.complete:
                 return problems
-            if describing.save_id(found, judgement) == known.set.save_id:
+            if set_identity.save_id(found, judgement) == known.set.save_id:
                 return problems
             known.settled, self._listed = False, None
         return (_CHANGED, *problems)

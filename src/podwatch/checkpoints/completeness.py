@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from podwatch.checkpoints import set_identity as describing
+from podwatch.checkpoints import set_identity
 from podwatch.checkpoints.expected_files import Expected
 from podwatch.checkpoints.known_files import Ledger
 from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartDir, PartFiles
@@ -107,13 +107,13 @@ class CompletenessChecker:
         uploaded again for an evaluation that was written into it hours later. ``was``: its ``save_id`` then."""
         judgement = self._layout.judge(step, found)
         ids = self._stored_ids().get(step, frozenset()) | ({was} if was else set())
-        if ids and not (judgement.whole and describing.save_id(found, judgement) in ids):
-            for fewer, added in describing.without_additions(found):
+        if ids and not (judgement.whole and set_identity.save_id(found, judgement) in ids):
+            for fewer, added in set_identity.without_additions(found):
                 before = self._layout.judge(step, fewer)
-                if before.whole and describing.save_id(fewer, before) in ids:
+                if before.whole and set_identity.save_id(fewer, before) in ids:
                     judgement = replace(before, leftovers=(*before.leftovers, *added))
                     break
-        return judgement if judgement.problems else replace(judgement, problems=describing.NOTHING)
+        return judgement if judgement.problems else replace(judgement, problems=set_identity.NOTHING)
 
     def examine(self, step: int, parts: Sequence[PartDir], known: Known | None) -> Known:
         """Read one step file by file; ``known`` is the result of the last time. Never raises for what is on disk."""
@@ -122,7 +122,7 @@ class CompletenessChecker:
         error = next((s.error for s in scans if s.error), "")
         if error:
             self.problem = self.problem or f"step {step}: {error}"
-        fingerprint = describing.fingerprint(found)
+        fingerprint = set_identity.fingerprint(found)
         now = self._clock.monotonic()
         same = known is not None and known.fingerprint == fingerprint
         judged = known.judgement if same and known is not None and not error else None
@@ -131,7 +131,7 @@ class CompletenessChecker:
             judged = None  # a tracker changed
         if known is not None and known.settled and judged is not None and guard is not None:
             if guard != known.guard:  # a by-product was added or removed: sizes change, the save does not
-                described = describing.describe(step, self._layout.name, found, judged)
+                described = set_identity.describe(step, self._layout.name, found, judged)
                 kept = known.set
                 known.set = replace(described, completeness=kept.completeness, save_id=kept.save_id, reason=kept.reason)
                 known.guard = guard
@@ -149,14 +149,14 @@ class CompletenessChecker:
             judgement = self.judge(step, found, known.was if known is not None else "")
         if error:
             judgement = replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {error}")
-        elif lost := self._ledger.lost(step, describing.own_files(found, judgement)):
+        elif lost := self._ledger.lost(step, set_identity.own_files(found, judgement)):
             judgement = replace(judgement, whole=False, damaged=True, reason=lost)
-        described = describing.describe(step, self._layout.name, found, judgement)
+        described = set_identity.describe(step, self._layout.name, found, judgement)
         state = Known(fingerprint, since, polls, self._guard(scans, judgement), judgement, described, quiet)
         state.odd = known.odd if same and known is not None else None
         state.was = known.was if known is not None else ""
         trusted = known is not None and known.settled and known.set.complete and judgement.whole
-        if trusted and describing.save_id(found, judgement) == state.was:  # its own files are unchanged
+        if trusted and set_identity.save_id(found, judgement) == state.was:  # its own files are unchanged
             state.set = replace(described, completeness=Completeness.COMPLETE, save_id=state.was, reason="")
             state.settled = True
             return state
@@ -174,7 +174,7 @@ class CompletenessChecker:
                 return
             state = states[step]
             found = tuple(scan_part(p, self._roots).found for p in steps[step])
-            save_id = describing.save_id(found, state.judgement)
+            save_id = set_identity.save_id(found, state.judgement)
             problems = inspect(found, state.judgement).problems
             hole = state.odd.hole if state.odd is not None else ""
             if problems:
@@ -198,7 +198,7 @@ class CompletenessChecker:
     def _believe(self, state: Known, step: int, found: tuple[PartFiles, ...], changed: float) -> str:
         """Set COMPLETE if all conditions hold; otherwise return what it lacks compared with earlier saves."""
         judgement, windows = state.judgement, self._windows
-        save_id = describing.save_id(found, judgement)
+        save_id = set_identity.save_id(found, judgement)
         # A checkpoint that an earlier podwatch found complete, unchanged since, needs no settle time again.
         known = self._boots is not None and self._boots.knows(save_id)
         settled = self.writers_ended or known or save_id in self._stored_ids().get(step, ())
@@ -218,11 +218,13 @@ class CompletenessChecker:
             return ""
         if weak:
             patience = windows.longest(slow=self.slow) * CUT_OFF_FACTOR
-            lacks = self._expected.lacks(step, describing.own_files(found, judgement), settled=state.quiet >= patience)
+            lacks = self._expected.lacks(
+                step, set_identity.own_files(found, judgement), settled=state.quiet >= patience
+            )
             if lacks:
                 return lacks
             if self._leases and not self.slow and state.quiet < patience:
-                held, where = held_open(Path(p.part.path) / f.path for p, f in describing.own_files(found, judgement))
+                held, where = held_open(Path(p.part.path) / f.path for p, f in set_identity.own_files(found, judgement))
                 if held is Held.YES:
                     state.wait(patience, f"all files present, but a process has {Path(where).name} open for writing")
                     return ""
@@ -236,14 +238,14 @@ class CompletenessChecker:
     def _complete(self, state: Known, step: int, found: tuple[PartFiles, ...], save_id: str) -> None:
         """The last check: set COMPLETE only if these are still the files that were judged."""
         again = tuple(scan_part(p.part, self._roots).found for p in found)
-        if describing.fingerprint(again) != state.fingerprint:
+        if set_identity.fingerprint(again) != state.fingerprint:
             return
         state.set = replace(state.set, completeness=Completeness.COMPLETE, save_id=save_id, reason="", settles_in=None)
         state.settled, state.moving, state.was = True, False, save_id
         odd = state.odd or StructureHints()
-        self._ledger.note(step, describing.own_files(found, state.judgement))
+        self._ledger.note(step, set_identity.own_files(found, state.judgement))
         if state.judgement.marker is Marker.NONE or odd.legacy:
-            self._expected.note(step, describing.own_files(found, state.judgement))
+            self._expected.note(step, set_identity.own_files(found, state.judgement))
         if self._boots is not None:
             self._boots.passed(save_id, deeper=state.suspect, sparse=bool(odd.hole))
         state.suspect, state.odd = False, None

@@ -11,8 +11,8 @@ from podwatch.domain.errors import Busy, HostError, UsageError
 from podwatch.domain.mutation_guard import Mutation, MutationGuard
 from podwatch.domain.plural import counted
 from podwatch.journal import Journal
-from podwatch.recovery import clean as cleaning
 from podwatch.recovery import quarantine
+from podwatch.recovery.clean import Cleaned, request_clean
 from podwatch.reporting.documents import (
     checkpoint_document,
     event_document,
@@ -192,7 +192,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
 
     async def clean(_: dict[str, Any]) -> dict[str, Any]:
         _may_move(parts.guard)
-        cleaned = await cleaning.request_clean(parts.recovery)
+        cleaned = await request_clean(parts.recovery)
         rounds.guarding.wake()
         return cleaned_document(cleaned, daemon=True)
 
@@ -290,7 +290,7 @@ def _needed_step(params: Mapping[str, Any]) -> int:
     return step
 
 
-def cleaned_document(cleaned: cleaning.Cleaned, *, daemon: bool) -> dict[str, Any]:
+def cleaned_document(cleaned: Cleaned, *, daemon: bool) -> dict[str, Any]:
     """The answer to `clean`. ``daemon``: a daemon runs and can start training."""
     if cleaned.number is None:
         said = "no files of an old run found"

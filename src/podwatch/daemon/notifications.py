@@ -49,13 +49,13 @@ class Notifying:
         wandb: "WandbRun | None" = None,
     ) -> None:
         """``kept``: the state of an earlier podwatch, from the journal."""
-        from podwatch.policy import alerts as notices
+        from podwatch.policy import alerts
         from podwatch.reporting.notify import Notifier
 
-        self._judge, self._clock, self._journal = notices, clock, journal
+        self._judge, self._clock, self._journal = alerts, clock, journal
         self._run_id, self._host = settings.run_id, socket.gethostname()
         self.policy = policy_from(settings.notify)
-        self._state = notices.from_dict(kept, at=clock.monotonic(), wall=clock.wall())
+        self._state = alerts.from_dict(kept, at=clock.monotonic(), wall=clock.wall())
         self._notifier = Notifier(channels, clock.sleep)
         self.wandb = wandb
         self._turns = 0
@@ -182,16 +182,11 @@ async def make_notifying(
     notify = settings.notify
     if not (notify.command or notify.urls or notify.urls_file or settings.wandb.enabled):
         return None
-    wandb: WandbRun | None = None
-    if settings.wandb.enabled:
-        from podwatch.reporting import wandb as wandb_run
-
-        try:
-            wandb = wandb_run.WandbRun(
-                await disk.call(wandb_plan, settings, state or settings.state_dir / settings.run_id), clock
-            )
-        except ConfigurationError as error:
-            complain(f"wandb: {error}")
+    wandb = None
+    try:
+        wandb = await _own_wandb_run(settings, clock, disk, state)
+    except ConfigurationError as error:
+        complain(f"wandb: {error}")
     urls: tuple[str, ...] = notify.urls
     try:
         urls = await disk.call(all_urls, notify)
@@ -200,6 +195,15 @@ async def make_notifying(
     kept = await journal.run(Journal.learned, TOLD, {})
     alerts = (wandb,) if wandb is not None and settings.wandb.alerts else ()
     return Notifying(settings, (*channels_of(notify, urls), *alerts), clock, journal, kept, wandb)
+
+
+async def _own_wandb_run(settings: Settings, clock: Clock, disk: Worker, state: Path | None) -> "WandbRun | None":
+    """podwatch's own W&B run, not started yet; None if it is not enabled. Raises ConfigurationError."""
+    if not settings.wandb.enabled:
+        return None
+    from podwatch.reporting.wandb import WandbRun
+
+    return WandbRun(await disk.call(wandb_plan, settings, state or settings.state_dir / settings.run_id), clock)
 
 
 def wandb_plan(settings: Settings, state: Path) -> "WandbPlan":
