@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints import catalogue as catalogues
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.catalogue import Catalogue, RunMemory
 from podwatch.checkpoints.layouts import KINDS, HFLayout
 from podwatch.checkpoints.layouts.base import Site
+from podwatch.checkpoints.reboot_check import NoMemory
 from podwatch.domain.checkpoint import Completeness
 from tests.checkpoints.test_catalogue import SETTLE, WEAK, Bench
 from tests.support.checkpoints import torch_zip_bytes, write_hf_step
@@ -32,7 +33,8 @@ def test_what_is_added_later_does_not_make_it_another_save(out: Path, name: str,
     assert before.complete
     if restarted:
         stored = {(10, before.save_id)}
-        bench.catalogue = Catalogue(HFLayout(out), bench.clock, settle=SETTLE, settle_weak=WEAK, stored=lambda: stored)
+        learned = RunMemory(NoMemory(), stored=lambda: stored)
+        bench.catalogue = Catalogue(HFLayout(out), bench.clock, settle=SETTLE, settle_weak=WEAK, learned=learned)
         bench.settle()
     (step / name).parent.mkdir(exist_ok=True)
     for size in (10, 20, 30):  # being written

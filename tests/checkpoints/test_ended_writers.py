@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from podwatch.checkpoints import catalogue as catalogues
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.catalogue import Catalogue, RunMemory
 from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
 from podwatch.checkpoints.layouts.base import Layout
@@ -50,8 +50,7 @@ def look(layout: Layout, memory: Memory, clock: ManualClock, *, times: int = 2, 
         settle=5.0,
         settle_weak=60.0,
         settle_tracker=15.0,
-        memory=memory,
-        boots=RebootCheck(memory, "boot", 0.0),
+        learned=RunMemory(memory, boots=RebootCheck(memory, "boot", 0.0)),
     )
     for _ in range(times):
         found.rescan(writers_ended=ended)
@@ -98,7 +97,7 @@ def test_what_an_earlier_podwatch_knew_is_known(out: Path, make: Any, monkeypatc
     monkeypatch.setattr(catalogues, "slow_to_show", lambda _: True)
     layout, clock, memory = make(out), ManualClock(), Memory()
     first = Catalogue(
-        layout, clock, settle=5.0, settle_weak=60.0, memory=memory, boots=RebootCheck(memory, "boot", 0.0)
+        layout, clock, settle=5.0, settle_weak=60.0, learned=RunMemory(memory, boots=RebootCheck(memory, "boot", 0.0))
     )
     first.rescan()
     clock.advance(200.0)
@@ -167,7 +166,7 @@ def test_a_known_save_on_a_real_fuse_mount_is_believed_after_a_restart(fuse: Pat
     layout, clock, memory = make_hf(out), ManualClock(), Memory()
     assert kind_of(out).startswith("fuse")
     first = Catalogue(
-        layout, clock, settle=5.0, settle_weak=60.0, memory=memory, boots=RebootCheck(memory, "boot", 0.0)
+        layout, clock, settle=5.0, settle_weak=60.0, learned=RunMemory(memory, boots=RebootCheck(memory, "boot", 0.0))
     )
     first.rescan()
     clock.advance(200.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.catalogue import Catalogue, RunMemory
 from podwatch.checkpoints.formats.files import check_file
 from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
 from podwatch.checkpoints.layouts.base import Layout
@@ -49,7 +49,9 @@ class Pod:
         self.restart()
 
     def restart(self) -> None:
-        self.catalogue = Catalogue(self.layout, self.clock, settle=5.0, settle_weak=60.0, memory=self.memory)
+        self.catalogue = Catalogue(
+            self.layout, self.clock, settle=5.0, settle_weak=60.0, learned=RunMemory(self.memory)
+        )
 
     def settle(self) -> CheckpointSet:
         for seconds in (0.0, 400.0, 400.0):

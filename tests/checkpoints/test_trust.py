@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from podwatch.checkpoints.catalogue import LOOK_AROUND, Catalogue
+from podwatch.checkpoints.catalogue import LOOK_AROUND, Catalogue, RunMemory
 from podwatch.checkpoints.completeness import CHECKED_DEEPER
 from podwatch.checkpoints.formats.torch_zip import LEGACY_MAGIC
 from podwatch.checkpoints.layouts import CustomLayout, PrimeRLLayout
-from podwatch.checkpoints.reboot_check import RebootCheck
+from podwatch.checkpoints.reboot_check import NoMemory, RebootCheck
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import HostError
@@ -40,9 +40,12 @@ class Memory:
 
 
 class Bench:
-    def __init__(self, layout: Any, **options: Any) -> None:
+    def __init__(self, layout: Any, memory: Any = None, leases: bool = False, **options: Any) -> None:
+        learned = RunMemory(memory or NoMemory(), **options)
         self.clock = ManualClock()
-        self.catalogue = Catalogue(layout, self.clock, settle=5.0, settle_weak=WEAK, settle_tracker=15.0, **options)
+        self.catalogue = Catalogue(
+            layout, self.clock, settle=5.0, settle_weak=WEAK, settle_tracker=15.0, leases=leases, learned=learned
+        )
 
     def poll(self, seconds: float = 0.0) -> dict[int, CheckpointSet]:
         self.clock.advance(seconds)

@@ -2,16 +2,16 @@
 
 A rescan is the truth; events only trigger it earlier. Its cost depends on what changed, not on what exists: while
 nothing changed and nothing is being written, it reads only the times of the directories and of two files of each
-checkpoint, and lists no directory. ``settling`` judges a single checkpoint; this module handles all of them.
+checkpoint, and lists no directory. ``completeness`` judges a single checkpoint; this module handles all of them.
 """
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.checkpoints import set_identity
-from podwatch.checkpoints.completeness import CUT_OFF_FACTOR, CompletenessChecker, Known
+from podwatch.checkpoints.completeness import CUT_OFF_FACTOR, CompletenessChecker, Known, StoredSaves
 from podwatch.checkpoints.expected_files import Expected
 from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.held_back import NOTHING_HELD, HeldBack
@@ -54,16 +54,29 @@ class SetContents:
     world_size: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RunMemory:
+    """What is known of one run from before this start of podwatch."""
+
+    memory: Memory
+    """Keeps the learned file sets and the checks after reboots."""
+    whose: str = ""
+    """Identifies the trainer's command: file sets of another command are forgotten."""
+    boots: RebootCheck | None = None
+    """Judges checkpoints from before a reboot, except those in ``stored``. None: none is suspect."""
+    stored: StoredSaves = tuple
+
+
+NOTHING_LEARNED = RunMemory(NoMemory())
+
+
 class Catalogue:
     """All checkpoints of one layout. ``settle``, ``settle_tracker`` and ``settle_weak`` are settle times in seconds:
     with a commit marker, with a file written last or a tracker (default: ``settle``), and without any marker; all are
     doubled on network filesystems, which show changes late.
 
-    ``memory`` keeps the learned file sets and the checks after reboots of one run; ``whose`` identifies its trainer's
-    command: file sets of another command are forgotten. ``boots`` judges checkpoints from before a reboot (None: none
-    is suspect), except those in ``stored``: (step, save_id). ``leases``: ask the kernel who writes, where a layout has
-    no marker. ``held_back`` marks checkpoints that are held back. ``tree``: the pinned directories; where one of them
-    was replaced, nothing in it is a checkpoint.
+    ``leases``: ask the kernel who writes, where a layout has no marker. ``held_back`` marks checkpoints that are held
+    back. ``tree``: the pinned directories; where one of them was replaced, nothing in it is a checkpoint.
 
     ``rescan``, ``contents``, ``verify`` and ``inspect`` block: call them in a worker thread. The properties never
     block.
@@ -78,10 +91,7 @@ class Catalogue:
         settle_weak: float,
         settle_tracker: float | None = None,
         leases: bool = False,
-        memory: Memory | None = None,
-        whose: str = "",
-        boots: RebootCheck | None = None,
-        stored: Callable[[], Collection[tuple[int, str]]] = lambda: (),
+        learned: RunMemory = NOTHING_LEARNED,
         held_back: HeldBack = NOTHING_HELD,
         tree: PinnedTree | None = None,
     ) -> None:
@@ -92,9 +102,9 @@ class Catalogue:
         self._out_of_reach: frozenset[int] = frozenset()
         self._clock = clock
         self._windows = SettleTimes(settle, settle if settle_tracker is None else settle_tracker, settle_weak)
-        self._expected = Expected(memory or NoMemory(), lambda: f"{layout.name}/{whose}")
-        self._boots = boots
-        self._ledger = Ledger(memory or NoMemory())
+        self._expected = Expected(learned.memory, f"{layout.name}/{learned.whose}")
+        self._boots = learned.boots
+        self._ledger = Ledger(learned.memory)
         self._settling = CompletenessChecker(
             layout,
             clock,
@@ -102,8 +112,8 @@ class Catalogue:
             self._expected,
             self._ledger,
             leases=leases,
-            boots=boots,
-            stored=stored,
+            boots=learned.boots,
+            stored=learned.stored,
             roots=self._roots_known,
         )
         self._known: dict[int, Known] = {}

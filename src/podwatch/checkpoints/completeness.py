@@ -61,6 +61,31 @@ class Known:
         return holds(self.guard, [p.path for p in self.set.parts])
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One step as it is on disk now."""
+
+    step: int
+    scans: Sequence[Scan]
+    found: tuple[PartFiles, ...]
+    fingerprint: bytes
+    error: str
+    """Why something of it could not be read."""
+    before: Known | None
+    """The result of the last time if the files are the same as then."""
+    since: float
+    """When these files were first seen, monotonic seconds, and in how many polls."""
+    polls: int
+    changed: float
+    """Epoch seconds of the newest change in a required part; 0 if nothing is there."""
+    quiet: float
+    """Seconds without a change."""
+
+
+StoredSaves = Callable[[], Collection[tuple[int, str]]]
+"""(step, save_id) of every save that the store holds. Can block."""
+
+
 class CompletenessChecker:
     """Judges single checkpoints for one ``Catalogue``, which keeps the results. Blocks; one thread at a time."""
 
@@ -74,7 +99,7 @@ class CompletenessChecker:
         *,
         leases: bool,
         boots: RebootCheck | None,
-        stored: Callable[[], Collection[tuple[int, str]]],
+        stored: StoredSaves,
         roots: Sequence[Path],
     ) -> None:
         self._layout = layout
@@ -117,6 +142,14 @@ class CompletenessChecker:
 
     def examine(self, step: int, parts: Sequence[PartDir], known: Known | None) -> Known:
         """Read one step file by file; ``known`` is the result of the last time. Never raises for what is on disk."""
+        seen = self._identify(step, parts, known)
+        earlier = self._reuse(seen)
+        if earlier is not None and earlier.settled:
+            return earlier
+        return self._state(seen, known, self._judge_now(seen, earlier, known.was if known is not None else ""))
+
+    def _identify(self, step: int, parts: Sequence[PartDir], known: Known | None) -> _Seen:
+        """Read the step's directories and compare them with the last time."""
         scans = [scan_part(p, self._roots) for p in parts]
         found = tuple(s.found for s in scans)
         error = next((s.error for s in scans if s.error), "")
@@ -124,47 +157,72 @@ class CompletenessChecker:
             self.problem = self.problem or f"step {step}: {error}"
         fingerprint = set_identity.fingerprint(found)
         now = self._clock.monotonic()
-        same = known is not None and known.fingerprint == fingerprint
-        judged = known.judgement if same and known is not None and not error else None
-        guard = self._guard(scans, judged) if judged is not None else None
-        if judged is not None and known is not None and judged.rests_on and guard != known.guard:
-            judged = None  # a tracker changed
-        if known is not None and known.settled and judged is not None and guard is not None:
-            if guard != known.guard:  # a by-product was added or removed: sizes change, the save does not
-                described = set_identity.describe(step, self._layout.name, found, judged)
-                kept = known.set
-                known.set = replace(described, completeness=kept.completeness, save_id=kept.save_id, reason=kept.reason)
-                known.guard = guard
-            return known
-        since = known.since if same and known is not None else now
-        polls = known.polls + 1 if same and known is not None else 1
+        before = known if known is not None and known.fingerprint == fingerprint else None
         changed = max((s.changed_ns for s in scans if s.found.part.required), default=0) / 1e9
         # Old files need no wait after a restart of podwatch; ctime, because copies set mtime back.
         age = self._clock.wall() - changed - (_SERVER_CLOCK if self.slow else 0.0)
-        quiet = max(now - since, age if changed else 0.0)
+        since = before.since if before is not None else now
+        return _Seen(
+            step,
+            scans,
+            found,
+            fingerprint,
+            error,
+            before,
+            since=since,
+            polls=before.polls + 1 if before is not None else 1,
+            changed=changed,
+            quiet=max(now - since, age if changed else 0.0),
+        )
+
+    def _reuse(self, seen: _Seen) -> Known | None:
+        """The last result if its judgement still describes these files: they are the same, all were read, and no
+        tracker changed. The sizes of a settled one follow its by-products."""
+        known = seen.before
+        if known is None or seen.error:
+            return None
+        guard = self._guard(seen.scans, known.judgement)
+        if known.judgement.rests_on and guard != known.guard:
+            return None  # a tracker changed
+        if known.settled and guard != known.guard:  # a by-product was added or removed: the save does not change
+            described = set_identity.describe(seen.step, self._layout.name, seen.found, known.judgement)
+            kept = known.set
+            known.set = replace(described, completeness=kept.completeness, save_id=kept.save_id, reason=kept.reason)
+            known.guard = guard
+        return known
+
+    def _judge_now(self, seen: _Seen, earlier: Known | None, was: str) -> Judgement:
+        """The judgement of what is there now: that of ``earlier`` where it was settled content, else the layout's; with
+        read errors and lost files, which no layout sees."""
         # What could not be read may be readable now: setting its mode right changes no name, size or mtime.
-        if judged is not None and not judged.unreadable and known is not None and known.quiet >= _SETTLED_CONTENT:
-            judgement = judged
+        if earlier is not None and not earlier.judgement.unreadable and earlier.quiet >= _SETTLED_CONTENT:
+            judgement = earlier.judgement
         else:
-            judgement = self.judge(step, found, known.was if known is not None else "")
-        if error:
-            judgement = replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {error}")
-        elif lost := self._ledger.lost(step, set_identity.own_files(found, judgement)):
-            judgement = replace(judgement, whole=False, damaged=True, reason=lost)
+            judgement = self.judge(seen.step, seen.found, was)
+        if seen.error:
+            return replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {seen.error}")
+        if lost := self._ledger.lost(seen.step, set_identity.own_files(seen.found, judgement)):
+            return replace(judgement, whole=False, damaged=True, reason=lost)
+        return judgement
+
+    def _state(self, seen: _Seen, known: Known | None, judgement: Judgement) -> Known:
+        """The state that follows from the judgement, from how long nothing changed, and from what was known."""
+        step, found = seen.step, seen.found
         described = set_identity.describe(step, self._layout.name, found, judgement)
-        state = Known(fingerprint, since, polls, self._guard(scans, judgement), judgement, described, quiet)
-        state.odd = known.odd if same and known is not None else None
+        guard = self._guard(seen.scans, judgement)
+        state = Known(seen.fingerprint, seen.since, seen.polls, guard, judgement, described, seen.quiet)
+        state.odd = seen.before.odd if seen.before is not None else None
         state.was = known.was if known is not None else ""
         trusted = known is not None and known.settled and known.set.complete and judgement.whole
         if trusted and set_identity.save_id(found, judgement) == state.was:  # its own files are unchanged
             state.set = replace(described, completeness=Completeness.COMPLETE, save_id=state.was, reason="")
             state.settled = True
             return state
-        if judgement.whole and (lacks := self._believe(state, step, found, changed)):
+        if judgement.whole and (lacks := self._believe(state, step, found, seen.changed)):
             state.set = replace(state.set, reason=lacks)
         elif judgement.whole:
             return state
-        return self._not_whole(state, begun=bool(changed) and not judgement.pending)
+        return self._not_whole(state, begun=bool(seen.changed) and not judgement.pending)
 
     def check_suspects(self, steps: Mapping[int, Sequence[PartDir]], states: Mapping[int, Known]) -> None:
         """Run the hole test and the medium check on checkpoints from before a reboot, newest first, as time allows."""
@@ -218,9 +276,7 @@ class CompletenessChecker:
             return ""
         if weak:
             patience = windows.longest(slow=self.slow) * CUT_OFF_FACTOR
-            lacks = self._expected.lacks(
-                step, set_identity.own_files(found, judgement), settled=state.quiet >= patience
-            )
+            lacks = self._expected.lacks(step, set_identity.own_files(found, judgement), settled=state.quiet >= patience)
             if lacks:
                 return lacks
             if self._leases and not self.slow and state.quiet < patience:

@@ -7,7 +7,7 @@ in, data out; ``Expected`` connects it to the journal.
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,7 +155,7 @@ Own = Sequence[tuple[PartFiles, FileEntry]]
 class Expected:
     """``whose`` identifies the layout and the trainer's command: when it changes, all is forgotten."""
 
-    def __init__(self, memory: Memory, whose: Callable[[], str]) -> None:
+    def __init__(self, memory: Memory, whose: str) -> None:
         self._memory, self._whose = memory, whose
         self._for: str | None = None
         self._sets: tuple[FileSet, ...] = ()
@@ -196,7 +196,7 @@ class Expected:
         return again
 
     def _load(self) -> None:
-        whose = self._whose()
+        whose = self._whose
         if whose != self._for:
             self._for, self._refused, self._dirty = whose, None, False
             try:

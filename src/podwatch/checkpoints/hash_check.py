@@ -22,6 +22,12 @@ INTEGRITY = "integrity.json"
 megatron/core/dist_checkpointing/integrity.py, 98ca8956b9)."""
 _INTEGRITY_LIMIT = 64 << 20
 _BLOCK = 1 << 20
+Progress = Callable[[int], None]
+"""Called with the bytes read since its last call."""
+
+
+def ignored(_read: int) -> None:
+    """The ``Progress`` of a caller that shows none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +39,8 @@ class Compared:
     size_bytes: int
 
 
-def compare(contents: SetContents, manifest: Manifest, progress: Callable[[int], None] = lambda _n: None) -> Compared:
-    """``progress`` gets the bytes read since its last call. Blocks while reading; never raises OSError."""
+def compare(contents: SetContents, manifest: Manifest, progress: Progress = ignored) -> Compared:
+    """Blocks while reading; never raises OSError."""
     roots = {p.part.name: Path(p.part.path) for p in contents.parts}
     here = {f"{f.part}/{f.path}": f for f in contents.files}
     problems: list[str] = []
@@ -54,7 +60,7 @@ def compare(contents: SetContents, manifest: Manifest, progress: Callable[[int],
     return Compared(tuple(problems), len(manifest.files), read)
 
 
-def _differs(root: Path, file: ManifestFile, part_size: int, progress: Callable[[int], None]) -> str:
+def _differs(root: Path, file: ManifestFile, part_size: int, progress: Progress) -> str:
     try:
         fd = _open(root, file.path.removeprefix(f"{file.part}/"))
     except OSError as error:
@@ -80,7 +86,7 @@ def _differs(root: Path, file: ManifestFile, part_size: int, progress: Callable[
     return ""
 
 
-def compare_own(contents: SetContents, progress: Callable[[int], None] = lambda _n: None) -> Compared | None:
+def compare_own(contents: SetContents, progress: Progress = ignored) -> Compared | None:
     """Compare with the hashes that the trainer took when it saved; None if it took none. Otherwise as ``compare``."""
     problems: list[str] = []
     files = read = 0
@@ -117,7 +123,7 @@ def _sums(path: Path) -> Mapping[str, str] | None:
     return files if whole else None
 
 
-def _summed(root: Path, path: str, expected: str, progress: Callable[[int], None]) -> str:
+def _summed(root: Path, path: str, expected: str, progress: Progress) -> str:
     try:
         fd = _open(root, path)
     except OSError as error:

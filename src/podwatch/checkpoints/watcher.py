@@ -29,6 +29,12 @@ DEBOUNCE = 0.25
 """Seconds from the first event to the wake-up: one save causes hundreds of events, and one rescan is enough for all."""
 
 
+Roots = Callable[[], tuple[Path, ...]]
+"""The directories to watch now. Can block on a disk."""
+Wake = Callable[[], None]
+Warn = Callable[[str], None]
+
+
 class Watcher:
     """Calls ``wake`` (from its own thread, so ``wake`` must be thread-safe) soon after something changed in
     ``roots()``.
@@ -40,10 +46,10 @@ class Watcher:
 
     def __init__(
         self,
-        roots: Callable[[], tuple[Path, ...]],
-        wake: Callable[[], None],
+        roots: Roots,
+        wake: Wake,
         *,
-        warn: Callable[[str], None] = lambda _line: None,
+        warn: Warn = lambda _line: None,
         debounce: float = DEBOUNCE,
     ) -> None:
         self._roots = roots

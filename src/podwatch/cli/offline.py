@@ -75,7 +75,7 @@ def noted(settings: "Settings") -> "tuple[list[PublishedSave], dict[int, str]] |
 def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue":
     """A catalogue after two scans, which completeness needs, with the checkpoints marked that the daemon holds back.
     ``problems`` receives what could not be read for the marks. Blocks on the file system."""
-    from podwatch.checkpoints.catalogue import Catalogue
+    from podwatch.checkpoints.catalogue import Catalogue, RunMemory
     from podwatch.checkpoints.expected_files import command_digest
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.checkpoints.reboot_check import NoMemory, RebootCheck, Recalling, boot_wall
@@ -95,10 +95,12 @@ def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue"
             settle=rules.settle,
             settle_weak=rules.settle_weak,
             settle_tracker=rules.settle_tracker,
-            memory=memory,
-            whose=command_digest(settings.trainer.command),
-            boots=RebootCheck(memory, boot_id(), boot_wall()),
-            stored=lambda: stored,
+            learned=RunMemory(
+                memory,
+                whose=command_digest(settings.trainer.command),
+                boots=RebootCheck(memory, boot_id(), boot_wall()),
+                stored=lambda: stored,
+            ),
             held_back=_held_back(settings, layout, journal, workspace, problems if problems is not None else []),
             tree=workspace.tree,
         )

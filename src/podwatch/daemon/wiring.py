@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from podwatch.checkpoints.capabilities import Capabilities, probe
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.catalogue import Catalogue, RunMemory
 from podwatch.checkpoints.expected_files import command_digest
 from podwatch.checkpoints.layouts import Layout, make_layout
 from podwatch.checkpoints.layouts.base import Concern
@@ -190,10 +190,12 @@ def build(
         settle_weak=checkpoints.settle_weak,
         settle_tracker=checkpoints.settle_tracker,
         leases=checkpoints.leases,
-        memory=journal.sync,
-        whose=command_digest(trainer.command),
-        boots=RebootCheck(journal.sync, boot_id(), boot_wall()),
-        stored=lambda: frozenset((p.step, p.save_id) for p in journal.sync.published()),
+        learned=RunMemory(
+            journal.sync,
+            whose=command_digest(trainer.command),
+            boots=RebootCheck(journal.sync, boot_id(), boot_wall()),
+            stored=lambda: frozenset((p.step, p.save_id) for p in journal.sync.published()),
+        ),
         held_back=two_writers.held,
         tree=workspace.tree,
     )

@@ -279,13 +279,18 @@ def no_concerns(_site: "Site") -> tuple[Concern, ...]:
     return ()
 
 
+MakeLayout = Callable[[Site], Layout]
+Recognise = Callable[[Site], Recognition | None]
+FindConcerns = Callable[[Site], tuple[Concern, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One entry of the registry: how to create a layout, and how ``auto`` detects it. ``recognise`` reads only the
     command and a few directory names; None: no evidence for this layout."""
 
     name: str
-    make: Callable[[Site], Layout]
-    recognise: Callable[[Site], Recognition | None]
-    concerns: Callable[[Site], tuple[Concern, ...]] = no_concerns
+    make: MakeLayout
+    recognise: Recognise
+    concerns: FindConcerns = no_concerns
     """Problems of the command or the directory that would make a restart fail. Reads small files; can block."""

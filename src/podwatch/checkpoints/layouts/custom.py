@@ -72,6 +72,20 @@ def _judge(view: StepView, settings: CustomLayoutSettings) -> Judgement:
     whole = view.only
     optional = {n for n in whole.files if any(fnmatchcase(n, g) for g in settings.optional)}
     inside = Inside(whole.path, {n: f for n, f in whole.files.items() if n not in optional}, whole.part)
+    _required(inside, settings)
+    tokens, stale, world_size = _dcp(inside)
+    _sound(inside, preallocated=not settings.last)
+    return Judgement(
+        True,
+        marker=Marker.LAST_FILE if settings.last else Marker.NONE,
+        save_token="-".join(tokens),
+        world_size=world_size,
+        leftovers=(*(f"{whole.part}/{n}" for n in sorted(optional)), *stale),
+    )
+
+
+def _required(inside: Inside, settings: CustomLayoutSettings) -> None:
+    """Require every configured file, and that no file is newer than the one written last."""
     last = settings.last
     for pattern in (*settings.required, *((last,) if last else ())):
         if not any(fnmatchcase(n, pattern) for n in inside.files):
@@ -83,6 +97,10 @@ def _judge(view: StepView, settings: CustomLayoutSettings) -> Judgement:
         newer = [n for n, f in inside.files.items() if f.mtime_ns > marked + dcp.MTIME_TOLERANCE_NS]
         if newer:
             raise Fault(f"{min(newer)} is newer than {last!r}, which is written last")
+
+
+def _dcp(inside: Inside) -> tuple[list[str], list[str], int | None]:
+    """Require that every DCP directory is complete: (their save ids, files that no index lists, number of ranks)."""
     tokens: list[str] = []
     stale: list[str] = []
     world_size: int | None = None
@@ -95,20 +113,18 @@ def _judge(view: StepView, settings: CustomLayoutSettings) -> Judgement:
         tokens.append(verdict.save_id)
         stale.extend(f"checkpoint/{folder}/{n}" if folder else f"checkpoint/{n}" for n in verdict.leftovers)
         world_size = world_size or verdict.world_size
+    return tokens, stale, world_size
+
+
+def _sound(inside: Inside, *, preallocated: bool) -> None:
+    """Require that every file is whole, as far as its format shows. ``preallocated``: a file that was created with its
+    full size and not written yet is not: nothing else distinguishes the two without ``last``."""
     for name in sorted(inside.files):
         problem = check_file(inside.path / name)
         if problem:
             raise Fault(f"{name} {problem}", damaged=True)
-        if not last and name.endswith(".safetensors") and has_hole(inside.path / name):
-            # Nothing else distinguishes a preallocated file from a written one here.
+        if preallocated and name.endswith(".safetensors") and has_hole(inside.path / name):
             raise Fault(f"{name} has ranges that were never written")
-    return Judgement(
-        True,
-        marker=Marker.LAST_FILE if last else Marker.NONE,
-        save_token="-".join(tokens),
-        world_size=world_size,
-        leftovers=(*(f"{whole.part}/{n}" for n in sorted(optional)), *stale),
-    )
 
 
 def _matching(output_dir: Path, pattern: str, limit: int) -> list[Path]:

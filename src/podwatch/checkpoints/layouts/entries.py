@@ -27,12 +27,13 @@ class Entry:
 
 Found = Mapping[int, Sequence[Entry]]
 """Step -> its entries, the one that counts first."""
+Find = Callable[[], Found]
 
 
 class SharedDirs(StepDirs):
     """``find`` lists the checkpoints; ``places`` maps each part to the directory for a restore."""
 
-    def __init__(self, site: Site, rules: Rules, find: Callable[[], Found], places: Mapping[str, Path]) -> None:
+    def __init__(self, site: Site, rules: Rules, find: Find, places: Mapping[str, Path]) -> None:
         super().__init__(site, rules)
         self._find, self._places = find, places
         self.shared_parts = frozenset(places)

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +197,8 @@ SINGLE_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safet
 WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHT_SHARD = re.compile(r"(?:model|pytorch_model)-\d{5}-of-\d{5}\.(?:safetensors|bin)")
 
+Siblings = Callable[[], Sequence[Path]]
+
 
 @dataclass(frozen=True, slots=True)
 class StepView:
@@ -205,7 +207,7 @@ class StepView:
     step: int
     root: Path
     parts: Mapping[str, Inside]
-    siblings: Callable[[], Sequence[Path]] = field(default=lambda: ())
+    siblings: Siblings = tuple
     """A few other steps' directories, newest first: this step should have the same files."""
 
     @property
@@ -229,7 +231,11 @@ class StepView:
             raise Fault("the directory is empty", part=next(iter(self.parts)))
 
 
-def judged(rule: Callable[[StepView], Judgement], view: StepView, rests_on: Iterable[Path] = ()) -> Judgement:
+Rule = Callable[[StepView], Judgement]
+"""A completeness rule; can raise ``Fault``."""
+
+
+def judged(rule: Rule, view: StepView, rests_on: Iterable[Path] = ()) -> Judgement:
     """Apply a rule; every ``Fault`` and disk error becomes a ``Judgement``."""
     outside = tuple(rests_on)
     try:

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from re import Pattern
 from typing import TypeVar
@@ -28,7 +28,7 @@ from podwatch.checkpoints.layouts.base import (
 )
 from podwatch.checkpoints.layouts.command_line import launched
 from podwatch.checkpoints.layouts.resume_flags import Preset, resume_command
-from podwatch.checkpoints.layouts.shared_rules import Inside, StepView, judged
+from podwatch.checkpoints.layouts.shared_rules import Inside, Rule, StepView, judged
 from podwatch.domain.errors import ConfigurationError
 
 # -- step directories by name ----------------------------------------------------------------------------------------
@@ -118,12 +118,13 @@ def gap(inside: Inside, pattern: re.Pattern[str], what: str) -> int:
 # A thousand steps with all their paths are megabytes, and a rescan needs a few of them.
 
 T = TypeVar("T")
+MakeStep = Callable[[int], T]
 
 
 class OnDemand(Mapping[int, T]):
     """Step -> ``make(step)``, in the order of ``steps``; values are not kept."""
 
-    def __init__(self, steps: Collection[int], make: Callable[[int], T]) -> None:
+    def __init__(self, steps: Collection[int], make: MakeStep[T]) -> None:
         self._steps = dict.fromkeys(steps)
         self._make = make
 
@@ -151,11 +152,13 @@ _MOST_BELOW = 8
 _Stamps = tuple[tuple[str, int, int], ...]
 """(path, mtime in ns, inode) of a directory and those directly below it."""
 
+Belongs = Callable[[Path], bool]
+
 
 class Recalled:
     """``belongs`` reads a directory and one level below it, no deeper."""
 
-    def __init__(self, belongs: Callable[[Path], bool]) -> None:
+    def __init__(self, belongs: Belongs) -> None:
         self._belongs = belongs
         self._ours: dict[Path, frozenset[str]] = {}
         self._foreign: dict[Path, dict[str, _Stamps]] = {}
@@ -230,6 +233,14 @@ class Part:
     """Required only if this step or another one has it: a critic, the dataset state."""
 
 
+def no_trackers_read(_root: Path) -> tuple[Path, ...]:
+    return ()
+
+
+def no_markers_read(_view: StepView) -> tuple[Path, ...]:
+    return ()
+
+
 def no_trackers(_root: Path, _step: int | None) -> tuple[Tracker, ...]:
     return ()
 
@@ -266,43 +277,58 @@ def max_steps_flag(site: Site, command: Sequence[str], _root: Path) -> int | Non
     return command_line.positive(command_line.flag_value(command, ("--max-steps",)))
 
 
+# The functions of a layout. ``Path`` is the root, the directory that contains the step directories; ``int | None`` the
+# step of a start, None for a fresh one; ``Sequence[str]`` a command, or the names of one step's directories.
+NameOf = Callable[[Path, int], str]
+PresetOf = Callable[[Site, Sequence[str]], Preset]
+RootOf = Callable[[Site], Path]
+Prefer = Callable[[Sequence[str]], str]
+TrackersRead = Callable[[Path], tuple[Path, ...]]
+MarkersRead = Callable[[StepView], tuple[Path, ...]]
+TrackersFor = Callable[[Path, int | None], tuple[Tracker, ...]]
+PinnedBy = Callable[[Path], Mapping[int, str]]
+AheadOf = Callable[[Path, int | None], tuple[Path, ...]]
+CountProcesses = Callable[[Sequence[str]], int | None]
+TargetOf = Callable[[Site, Sequence[str], Path], int | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The differences between trainers. Functions get ``root``, the directory that contains the step directories."""
+    """The differences between trainers. Only ``Rules`` knows them; ``StepDirs`` applies them."""
 
     name: str
     step: Pattern[str]
     """Matches a step directory's whole name; the first group is the step."""
-    directory: str | Callable[[Path, int], str]
+    directory: str | NameOf
     """The name of a step that does not exist yet, for a restore: ``global_step_{step}``, ``iter_{step:07d}``; or a
     function of root and step."""
-    judge: Callable[[StepView], Judgement]
+    judge: Rule
     """The completeness rule; can raise ``Fault``."""
-    preset: Callable[[Site, Sequence[str]], Preset]
+    preset: PresetOf
     """The resume arguments for a given command."""
     sources: tuple[Source, ...]
     reshards: bool
     parts: tuple[Part, ...] = (Part(),)
-    root: Callable[[Site], Path] = root_is_output
-    belongs: Callable[[Path], bool] | None = None
+    root: RootOf = root_is_output
+    belongs: Belongs | None = None
     """Where names alone are not enough: whether this directory contains such a checkpoint. Others are never touched."""
-    prefer: Callable[[Sequence[str]], str] = first_sorted
+    prefer: Prefer = first_sorted
     """Chooses the directory that counts where several have the same step."""
-    rests_on: Callable[[Path], tuple[Path, ...]] = field(default=lambda _root: ())
+    rests_on: TrackersRead = no_trackers_read
     """Trackers that the rule reads."""
-    rests_on_beside: Callable[[StepView], tuple[Path, ...]] = field(default=lambda _view: ())
+    rests_on_beside: MarkersRead = no_markers_read
     """Other files outside the step directory that the rule reads: a marker beside it."""
-    trackers: Callable[[Path, int | None], tuple[Tracker, ...]] = no_trackers
-    pinned: Callable[[Path], Mapping[int, str]] = no_pins
-    also_ahead: Callable[[Path, int | None], tuple[Path, ...]] = no_paths
+    trackers: TrackersFor = no_trackers
+    pinned: PinnedBy = no_pins
+    also_ahead: AheadOf = no_paths
     """More to move to quarantine than the step directories ahead of the step, and at a fresh start the trackers; only
     existing paths."""
     first_after: int = 0
     """The first step after a resume from N is N + this. 0 where the trainer's numbering is uncertain."""
-    processes: Callable[[Sequence[str]], int | None] = launched
+    processes: CountProcesses = launched
     counts_all: bool = False
     saves_block: bool = False
-    target: Callable[[Site, Sequence[str], Path], int | None] = max_steps_flag
+    target: TargetOf = max_steps_flag
     told_by: str = ""
     """File in the step directory whose time is the time of the save; empty: the time of the directory."""
     finish_lines: tuple[str, ...] = ()
