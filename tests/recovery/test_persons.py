@@ -316,7 +316,7 @@ async def test_the_same_for_a_trainer_that_a_person_started(world: World) -> Non
 async def test_who_holds_the_gpu_and_the_port_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        podwatch = Podwatch(world, ports=lambda: (port,))
+        podwatch = Podwatch(world, ports=(port,))
         look = podwatch.recovery.tools.launcher.look
 
         async def held() -> Look:

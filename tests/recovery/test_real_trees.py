@@ -59,7 +59,7 @@ class Pod:
         )  # fmt: skip
         self.podwatch = Podwatch(world, policies=policies)
         object.__setattr__(self.podwatch.recovery.tools, "launcher", self.launcher)
-        object.__setattr__(self.podwatch.recovery.tools, "environment", lambda: {"PATH": "/usr/bin:/bin"})
+        self.podwatch.pod.variables = {"PATH": "/usr/bin:/bin"}
 
     def mode(self, what: str) -> None:
         (self.world.root / "mode").write_text(what)

@@ -231,7 +231,7 @@ async def test_a_port_in_use_is_waited_for(world: World) -> None:
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        podwatch = Podwatch(world, ports=lambda: (port,))
+        podwatch = Podwatch(world, ports=(port,))
         await podwatch.recovery.begin()
         await podwatch.until_phase(Phase.BLOCKED)
         assert "is in use" in podwatch.recovery.state.detail

@@ -13,18 +13,15 @@ class Looks:
 
     def __init__(self, world: World) -> None:
         self.clock = world.clock
-        self.now = Beside()
-
-    def __call__(self) -> Beside:
-        return self.now
+        self.beside = Beside()
 
     def another(self, since: float) -> None:
-        self.now = Beside(self.clock.monotonic(), (Span(since, None, "pid 7"),))
+        self.beside = Beside(self.clock.monotonic(), (Span(since, None, "pid 7"),))
 
     def gone(self) -> None:
         at = self.clock.monotonic()
-        spans = tuple(replace(span, end=span.end if span.end is not None else at) for span in self.now.spans)
-        self.now = Beside(at, spans)
+        spans = tuple(replace(span, end=span.end if span.end is not None else at) for span in self.beside.spans)
+        self.beside = Beside(at, spans)
 
 
 async def test_the_save_of_another_confirms_no_start(world: World) -> None:

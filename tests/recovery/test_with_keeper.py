@@ -53,7 +53,7 @@ def life(world: World, root: Path) -> Podwatch:
     )
     podwatch = Podwatch(world)
     object.__setattr__(podwatch.recovery.tools, "launcher", launcher)
-    object.__setattr__(podwatch.recovery.tools, "environment", lambda: dict(os.environ))
+    podwatch.pod.variables = dict(os.environ)
     return podwatch
 
 

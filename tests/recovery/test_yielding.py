@@ -16,12 +16,13 @@ class Standing:
     def __init__(self, now: Decision = HOLD) -> None:
         self.now = now
 
-    def __call__(self) -> Decision:
+    @property
+    def standing(self) -> Decision:
         return self.now
 
 
 async def training(world: World, standing: Standing) -> Podwatch:
-    podwatch = Podwatch(world, standing=standing)
+    podwatch = Podwatch(world, lease=standing)
     await podwatch.recovery.begin()
     await podwatch.until(Phase.CONFIRMING)
     world.save(15)
@@ -59,7 +60,7 @@ async def test_what_a_person_starts_after_that_is_left_alone_by_the_next_podwatc
     candidate = world.person_starts()
     await podwatch.leave()
     world.candidates = [candidate]
-    heir = Podwatch(world, standing=standing)
+    heir = Podwatch(world, lease=standing)
     await heir.recovery.begin()
     await heir.until(Phase.ATTACHED)
     for _ in range(3):
@@ -93,7 +94,7 @@ async def test_what_podwatch_starts_itself_is_always_its_own_to_end(world: World
 
 async def test_a_pod_that_waits_says_when_it_takes_over_and_nothing_else(world: World) -> None:
     watch = Decision(LeaseAction.WATCH, "pod b possibly still trains this run", holder="b", trains_in=150.0)
-    podwatch = Podwatch(world, standing=(standing := Standing(watch)))
+    podwatch = Podwatch(world, lease=(standing := Standing(watch)))
     await podwatch.recovery.begin()
     await podwatch.until_phase(Phase.BLOCKED)
     (finding,) = podwatch.recovery.findings()

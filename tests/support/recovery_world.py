@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, Protocol
 
 from podwatch.checkpoints.held_back import HeldBack
 from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
@@ -40,10 +41,12 @@ from podwatch.domain.snapshot import (
 )
 from podwatch.journal import AsyncJournal, Journal, PublishedSave
 from podwatch.policy.resume import RemoteSave
+from podwatch.policy.two_writers import ALONE, Beside
 from podwatch.recovery import Phase, RecordHolder, Recovery, RestoreSource
+from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.system.procfs import identify
 from podwatch.system.workspace import Workspace
-from podwatch.trainer.base import Candidate, Look, StartPlan, StopReport
+from podwatch.trainer.base import Candidate, Look, StartPlan, StopReport, TrainerHandle
 from tests.support.clock import AutoClock
 
 GIB = 1 << 30
@@ -305,6 +308,54 @@ class Gpus:
 
 
 @dataclass
+class FlatSensors:
+    """Reads ``World.lines``."""
+
+    world: "World"
+    tails: Callable[[], Mapping[str, Sequence[str]]]
+
+    def watch(self, handle: TrainerHandle | None) -> None: ...
+
+    def begin_start(self, wall: float, start_id: str = "") -> None: ...
+
+    def last_lines(self, n: int = 30) -> list[str]:
+        return self.world.lines[-n:]
+
+    def log_tails(self) -> Mapping[str, Sequence[str]]:
+        return self.tails()
+
+
+class Writers(Protocol):
+    @property
+    def beside(self) -> Beside: ...
+
+
+class FlatPod:
+    """``writers`` tells who else writes into output_dir (None: nobody)."""
+
+    def __init__(self, ports: tuple[int, ...] = (), writers: Writers | None = None) -> None:
+        self.needed, self.writers = ports, writers
+        self.variables = {"HOME": "/root", "HF_TOKEN": "hf_secretsecretsecret1"}
+
+    @property
+    def beside(self) -> Beside:
+        return ALONE if self.writers is None else self.writers.beside
+
+    def environment(self) -> dict[str, str]:
+        return dict(self.variables)
+
+    def ports(self) -> tuple[int, ...]:
+        return self.needed
+
+
+class Even(Random):
+    """No jitter: the middle of the range."""
+
+    def random(self) -> float:
+        return 0.5
+
+
+@dataclass
 class World:
     """The pod. ``kept`` is the trainer under "the keeper", ``foreign`` those that a person started."""
 
@@ -423,26 +474,23 @@ class Podwatch:
         self.catalogue = FlatCatalogue(layout, world)
         self.workspace = Workspace(world.output)
         self.record = KillableRecord(self.workspace, self.killer, self.catalogue.held)
-        self.tracked: list[Any] = []
+        self.sensors = FlatSensors(world, kw.pop("log_tails", dict))
+        self.pod = FlatPod(kw.pop("ports", ()), kw.pop("beside", None))
         self.recovery = Recovery(
-            settings=world.settings(),
-            policies=kw.pop("policies", Policies()),
-            clock=world.clock,
-            launcher=WorldLauncher(world, self.killer),
-            layout=layout,
-            catalogue=self.catalogue,
-            workspace=self.workspace,
-            journal=self.journal,
-            gpus=Gpus(world),
-            run_record=self.record,
-            restore=restore,
-            emit=world.events.append,
-            track=self.tracked.append,
-            begin_start=lambda at, start_id: None,
-            last_lines=lambda n: world.lines[-n:],
-            environment=lambda: {"HOME": "/root", "HF_TOKEN": "hf_secretsecretsecret1"},
-            jitter=lambda: 0.5,
-            **kw,
+            Tools(
+                settings=world.settings(),
+                policies=kw.pop("policies", Policies()),
+                clock=world.clock,
+                journal=self.journal,
+                emit=world.events.append,
+                launcher=WorldLauncher(world, self.killer),
+                run=RunFiles(layout, self.catalogue, self.workspace, self.record),
+                sensors=TrainerSensors(Gpus(world), self.sensors, self.sensors),
+                pod=self.pod,
+                store=RunStore(restore, kw.pop("lease", None)),
+                jitter=Even(),
+                **kw,
+            )
         )
 
     async def until(self, *phases: Phase, seconds: float = 60.0) -> None:

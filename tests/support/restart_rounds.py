@@ -84,7 +84,7 @@ def a_life(root: Path, killer: Killer | None = None) -> Podwatch:
     )
     life = Podwatch(world, killer=killer)
     object.__setattr__(life.recovery.tools, "launcher", launcher)
-    object.__setattr__(life.recovery.tools, "environment", lambda: dict(os.environ))
+    life.pod.variables = dict(os.environ)
     if killer is not None:
         real = PinnedTree.rename
 

@@ -47,7 +47,7 @@ def make_artifacts(parts: Components, current: Callable[[], Settings]) -> Artifa
     def secrets() -> frozenset[str]:
         key = credentials_for(current())
         own = frozenset({key.key, key.key_id}) if key is not None else frozenset[str]()
-        return own | secret_values({**os.environ, **parts.recovery.tools.environment()})
+        return own | secret_values({**os.environ, **parts.recovery.tools.pod.environment()})
 
     sources = ArtefactSources(
         logs=logs,

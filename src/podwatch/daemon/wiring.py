@@ -43,9 +43,9 @@ from podwatch.domain.process import ProcessRole
 from podwatch.domain.secrets import register, scrub, scrub_argv
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.lease import Decision, LeaseAction
+from podwatch.policy.two_writers import Beside
 from podwatch.recovery.controller import Recovery
-from podwatch.recovery.state import RecordHolder
+from podwatch.recovery.state import RecordHolder, RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.retention.forecast import SAVES, Forecast
 from podwatch.retention.remover import Remover
 from podwatch.retention.usage import SetAsideUsage
@@ -82,7 +82,6 @@ QUARANTINE_SECONDS = 7 * 86400.0
 """Quarantined checkpoints are kept for a week, unless the disk needs the space and a verified successor exists."""
 TAKEN_OVER = "sync.taken-over"
 """Journal key of the last executed `--take-over`."""
-_ALONE = Decision(LeaseAction.HOLD, publish=True)
 LEARNED = "learned"
 """Journal key of the learned baselines and durations."""
 READ_SO_FAR = "logs.read"
@@ -343,37 +342,20 @@ def build(
             have_local=lambda: newest_complete(catalogue.sets) is not None,
         )
 
-    def environment() -> dict[str, str]:
-        trainer = current().trainer
-        built = build_environment(os.environ, trainer.env, trainer.env_file, user=trainer.user)
-        base = heartbeat_base()
-        if base:
-            built["PODWATCH_HEARTBEAT_URL"] = f"{base}/heartbeat/{token}/trainer"
-            built["PODWATCH_HEARTBEAT_ORCHESTRATOR_URL"] = f"{base}/heartbeat/{token}/orchestrator"
-        return built
-
     recovery: Recovery = Recovery(
-        settings=settings,
-        policies=policies,
-        clock=clock,
-        launcher=launcher,
-        layout=layout,
-        catalogue=catalogue,
-        workspace=workspace,
-        journal=journal,
-        gpus=gpus,
-        run_record=record,
-        restore=door,
-        emit=emit,
-        track=processes.watch,
-        begin_start=lambda at, start_id: progress.begin_start(clock.wall() - (clock.monotonic() - at), start_id),
-        last_lines=lambda n: list(progress.last_lines(n)),
-        log_tails=progress.log_tails,
-        environment=environment,
-        ports=lambda: _ports(servers.urls or before.servers),
-        standing=lambda: _ALONE if syncer is None else syncer.standing,
-        beside=lambda: two_writers.beside,
-        guard=guard,
+        Tools(
+            settings=settings,
+            policies=policies,
+            clock=clock,
+            journal=journal,
+            emit=emit,
+            launcher=launcher,
+            run=RunFiles(layout, catalogue, workspace, record),
+            sensors=TrainerSensors(gpus, processes, progress),
+            pod=ThisPod(current, heartbeat_base, token, servers, before.servers, two_writers),
+            store=RunStore(door, syncer),
+            guard=guard,
+        )
     )
     return Components(
         settings=settings,
@@ -544,6 +526,39 @@ def _target(layout: Layout, command: tuple[str, ...]) -> int | None:
         return layout.target_step(command)
     except (PodwatchError, OSError):
         return None
+
+
+class ThisPod:
+    """What recovery asks about this pod; see ``recovery.state.Pod``. ``known``: the inference servers that an earlier
+    podwatch found."""
+
+    def __init__(
+        self,
+        current: Callable[[], Settings],
+        heartbeat_base: Callable[[], str],
+        token: str,
+        servers: InferenceSensor,
+        known: tuple[str, ...],
+        writers: TwoWriters,
+    ) -> None:
+        self._current, self._heartbeat_base, self._token = current, heartbeat_base, token
+        self._servers, self._known, self._writers = servers, known, writers
+
+    @property
+    def beside(self) -> Beside:
+        return self._writers.beside
+
+    def environment(self) -> dict[str, str]:
+        trainer = self._current().trainer
+        built = build_environment(os.environ, trainer.env, trainer.env_file, user=trainer.user)
+        base = self._heartbeat_base()
+        if base:
+            built["PODWATCH_HEARTBEAT_URL"] = f"{base}/heartbeat/{self._token}/trainer"
+            built["PODWATCH_HEARTBEAT_ORCHESTRATOR_URL"] = f"{base}/heartbeat/{self._token}/orchestrator"
+        return built
+
+    def ports(self) -> tuple[int, ...]:
+        return _ports(self._servers.urls or self._known)
 
 
 def _ports(urls: tuple[str, ...]) -> tuple[int, ...]:

@@ -2,35 +2,27 @@
 
 import asyncio
 import contextlib
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
 from podwatch.detection.one_failure import cost
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import ConfigurationError, HostError
-from podwatch.domain.event import Event, EventName
+from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.mutation_guard import MutationGuard
 from podwatch.domain.policy import Policies
 from podwatch.domain.run import IntentKind, Lineage, RunRecord
-from podwatch.domain.snapshot import Desired, GpuSample, Snapshot
-from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.lease import Decision, LeaseAction
+from podwatch.domain.snapshot import Desired, Snapshot
+from podwatch.journal import Journal
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, ConfirmationState, succeeded
-from podwatch.policy.two_writers import ALONE, Beside
 from podwatch.recovery import quarantine, start_plan
 from podwatch.recovery import remembered as memory_module
 from podwatch.recovery.requests import Requests
 from podwatch.recovery.start import Procedure
-from podwatch.recovery.state import CatalogueReader, Phase, RecordHolder, RestoreSource, Tools, newest_step
-from podwatch.sensors.base import Sensor
-from podwatch.system.clock import Clock
+from podwatch.recovery.state import Phase, Tools, newest_step
 from podwatch.system.pinned import RootReplaced
-from podwatch.system.workspace import Workspace
-from podwatch.trainer.base import Candidate, Launcher, TrainerHandle
+from podwatch.trainer.base import Candidate
 
 REMEMBER_EVERY = 60.0
 """Seconds between two journal records that a step was made; losing a minute only delays the end of a failure streak."""
@@ -39,63 +31,11 @@ REMEMBER_EVERY = 60.0
 class Recovery(Requests):
     """One per run: call ``begin`` once, ``consider`` at every tick of the sensing loop, ``close`` at the end.
 
-    ``environment`` returns the full environment of a start (it may hold secrets; only names are recorded). ``ports``
-    returns the ports that must be free before a start. ``restore`` is None without a store. ``exit_requested`` is set,
-    with ``exit_code`` 86, when the run was given up and ``on_give_up = "exit"``.
+    ``exit_requested`` is set, with ``exit_code`` 86, when the run was given up and ``on_give_up = "exit"``.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        policies: Policies,
-        clock: Clock,
-        launcher: Launcher,
-        layout: Layout,
-        catalogue: CatalogueReader,
-        workspace: Workspace,
-        journal: AsyncJournal,
-        gpus: Sensor[tuple[GpuSample, ...]],
-        run_record: RecordHolder,
-        restore: RestoreSource | None,
-        emit: Callable[[Event], None],
-        track: Callable[[TrainerHandle | None], None],
-        begin_start: Callable[[float, str], None],
-        last_lines: Callable[[int], list[str]],
-        environment: Callable[[], dict[str, str]],
-        log_tails: Callable[[], Mapping[str, Sequence[str]]] = dict,
-        ports: Callable[[], tuple[int, ...]] = tuple,
-        standing: Callable[[], Decision] = lambda: Decision(LeaseAction.HOLD),
-        jitter: Callable[[], float] = random.random,
-        beside: Callable[[], Beside] = lambda: ALONE,
-        guard: MutationGuard | None = None,
-    ) -> None:
-        super().__init__(
-            Tools(
-                settings=settings,
-                policies=policies,
-                clock=clock,
-                launcher=launcher,
-                layout=layout,
-                catalogue=catalogue,
-                workspace=workspace,
-                journal=journal,
-                gpus=gpus,
-                record=run_record,
-                restore=restore,
-                emit=emit,
-                track=track,
-                begin_start=begin_start,
-                last_lines=last_lines,
-                environment=environment,
-                log_tails=log_tails,
-                ports=ports,
-                standing=standing,
-                jitter=jitter,
-                beside=beside,
-                guard=guard or MutationGuard(),
-            )
-        )
+    def __init__(self, tools: Tools) -> None:
+        super().__init__(tools)
         self.opening = ""
         """The first line that podwatch prints about this run; set by ``begin``."""
         self._remembered_at = 0.0
@@ -325,7 +265,7 @@ class Recovery(Requests):
         if sample is not None and sample.start_id not in ("", attempt.start_id):
             return
         gpus = (*settings.gpu.inference, *settings.gpu.trainer)
-        if attempt.see(snapshot, self.memory.gpu_base, gpus, self.tools.beside()):
+        if attempt.see(snapshot, self.memory.gpu_base, gpus, self.tools.pod.beside):
             self._step_made()
         if self._phase is Phase.CONFIRMING and self.ready:
             self._confirm(snapshot)

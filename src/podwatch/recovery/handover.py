@@ -28,7 +28,7 @@ class Yielding(ManualStarts):
     async def yield_act(self) -> None:
         """Stop training because another pod owns the run. The desired state stays: training can continue here once the
         other pod is gone."""
-        standing = self.tools.standing()
+        standing = self.tools.standing
         if self.held() or not standing.stop:
             return
         if self.handle is not None:
@@ -48,7 +48,7 @@ class Yielding(ManualStarts):
     def not_here(self) -> str:
         """Return why this pod must not start training; empty if it can. While the store does not answer, an operator's
         start request decides."""
-        standing = self.tools.standing()
+        standing = self.tools.standing
         if standing.act is not LeaseAction.ASK:
             self._decided = False
             return standing.why_not
@@ -79,7 +79,7 @@ class Yielding(ManualStarts):
         tools = self.tools
         began = looked = tools.clock.monotonic()
         while why := self.not_here():
-            standing, now = tools.standing(), tools.clock.monotonic()
+            standing, now = tools.standing, tools.clock.monotonic()
             self._awaits_store = standing.act is LeaseAction.ASK
             if standing.act is LeaseAction.SUPERSEDED:
                 self._show(Phase.STOPPED, why)

@@ -53,7 +53,7 @@ class Requests(Acts):
             self.spawn(lambda: self.restart_act("start requested"))
             if waits := (*there.rivals, *there.pending):
                 return Started(f"the request is recorded; podwatch does not start training beside {listed(waits)}")
-            if (standing := self.tools.standing()).why_not and standing.act is not LeaseAction.ASK:
+            if (standing := self.tools.standing).why_not and standing.act is not LeaseAction.ASK:
                 return Started(f"the request is recorded; training does not start yet: {standing.why_not}")
             return Started("podwatch starts training")
 
@@ -158,7 +158,7 @@ class Requests(Acts):
     async def _want(self, step: int | None, fresh: bool) -> None:
         if step is not None and fresh:
             raise UsageError("a step and a fresh start exclude each other", fix="give one of --step and --fresh")
-        standing = self.tools.standing()
+        standing = self.tools.standing
         if standing.stop:
             raise Busy(standing.why_not, fix=handover.FIX)
         await self.tools.blocking(self.procedure.prepare, None)

@@ -119,7 +119,7 @@ class Acts(Yielding):
             return  # held since the decision: the finding comes again once podwatch can act
         await self.close_open_incident("training failed again after this restart")
         self.failed(finding, attempt)
-        lines = tuple(self.tools.last_lines(LOG_LINES_KEPT))
+        lines = tuple(self.tools.sensors.logs.last_lines(LOG_LINES_KEPT))
         tails = await self._log_tails(lines)
         self._find_log_line(finding, tails)
         decision = None
@@ -163,7 +163,7 @@ class Acts(Yielding):
         best = decisive({name: since(before.get(name, ()), lines) for name, lines in tails.items()})
         if best is not None:
             name, line = best
-            line = scrub(line, secret_values(self.tools.environment()))
+            line = scrub(line, secret_values(self.tools.pod.environment()))
             shown = line if len(line) <= LINE_SHOWN else _cut(line[:LINE_SHOWN])
             self.cause_log = f'{name}: "{shown}"'
 
@@ -187,7 +187,7 @@ class Acts(Yielding):
             needs_person=needs_person,
             machine_fault=self.machine_fault,
         )
-        decision = after_failure(memory.history, failure, tools.policies.restart, tools.jitter())
+        decision = after_failure(memory.history, failure, tools.policies.restart, tools.jitter.random())
         memory.history, memory.counted = decision.history, start_id
         memory.next_try_wall = tools.clock.wall() + decision.delay_seconds if decision.delay_seconds > 0 else None
         if decision.step_back and failure.resumed_from is not None:
@@ -225,7 +225,7 @@ class Acts(Yielding):
     ) -> None:
         """Write the incident bundle. A failure here never delays the restart."""
         tools = self.tools
-        environment = tools.environment()
+        environment = tools.pod.environment()
         tree: tuple[ProcessSample, ...] = ()
         try:
             async with asyncio.timeout(EVIDENCE_SECONDS):
@@ -254,7 +254,7 @@ class Acts(Yielding):
         missing from the bundle."""
         found: Mapping[str, Sequence[str]] = {}
         try:
-            found = await self.tools.evidence.call(self.tools.log_tails, timeout=LOGS_SECONDS)
+            found = await self.tools.evidence.call(self.tools.sensors.logs.log_tails, timeout=LOGS_SECONDS)
         except TimeoutError:
             self.tools.evidence.renew()
         except (OSError, PodwatchError):

@@ -274,12 +274,12 @@ class Choosing:
         return await self.tools.blocking(partial(self.tools.catalogue.rescan, writers_ended=self.writers_ended))
 
     async def _remote(self) -> tuple[tuple[RemoteSave, ...], str]:
-        if self.tools.restore is None:
+        if self.tools.store.restore is None:
             return (), ""
         if self.failed_fetches >= FETCH_TRIES:
             return (), f"{self.failed_fetches} fetches failed"
         try:
-            newest = await self.tools.restore.newest(frozenset(self.memory.refused))
+            newest = await self.tools.store.restore.newest(frozenset(self.memory.refused))
         except (PodwatchError, OSError) as error:  # a call that hangs ends in a TimeoutError
             return (), str(error)
         return ((newest,) if newest is not None else ()), ""

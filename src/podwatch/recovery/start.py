@@ -127,7 +127,7 @@ class Procedure(Choosing):
                 done = await run_child(
                     command,
                     timeout=STOP_ALSO_DEADLINE,
-                    env=for_training(tools.environment()),
+                    env=for_training(tools.pod.environment()),
                     cwd=start_plan.working_directory(tools.settings),
                     user=trainer.user,
                 )
@@ -175,7 +175,7 @@ class Procedure(Choosing):
             configured=(*gpu.inference, *gpu.trainer),
             base=base,
             margin=gpu.release_margin,
-            ports=tools.ports(),
+            ports=tools.pod.ports(),
         )
 
     # -- fetch --------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Procedure(Choosing):
     async def fetch(self, choice: Choice) -> None:
         """Fetch the chosen checkpoint from the store; first move what is in its place here to quarantine."""
         tools = self.tools
-        if tools.restore is None or choice.step is None:
+        if tools.store.restore is None or choice.step is None:
             raise HostError("no store is configured to fetch from", fix="set [sync] store")
         steps = await tools.blocking(tools.layout.steps)
         present = [p.path for p in steps.get(choice.step, ()) if p.required and p.path.exists()]
@@ -200,7 +200,7 @@ class Procedure(Choosing):
                 self.show(Phase.STARTING, f"{fetching}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
 
         try:
-            await tools.restore.fetch(choice.step, progress)
+            await tools.store.restore.fetch(choice.step, progress)
         except (PodwatchError, OSError) as error:
             self.failed_fetches += 1
             await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(error))
@@ -357,7 +357,7 @@ class Procedure(Choosing):
             self.tools.settings,
             self.tools.layout,
             step=step,
-            environment=self.tools.environment(),
+            environment=self.tools.pod.environment(),
             wandb=(record.wandb if record is not None else {}) or self.tools.journal.sync.learned(FROM_STORE, {}),
             wall=self.tools.clock.wall(),
         )

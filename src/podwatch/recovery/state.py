@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
 from podwatch.checkpoints.layouts.base import Layout
@@ -19,7 +20,7 @@ from podwatch.domain.snapshot import GpuSample, Supervision
 from podwatch.journal import AsyncJournal, load_run_record, save_run_record
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.resume import RemoteSave
-from podwatch.policy.two_writers import ALONE, Beside
+from podwatch.policy.two_writers import Beside
 from podwatch.sensors.base import Sensor
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
@@ -145,38 +146,127 @@ class RecordHolder:
         self._changed(record)
 
 
+class ProcessWatch(Protocol):
+    """The sensor that follows the processes of one trainer."""
+
+    def watch(self, handle: TrainerHandle | None) -> None: ...
+
+
+class TrainerLogs(Protocol):
+    """The reader of the run's logs."""
+
+    def begin_start(self, wall: float, start_id: str = "") -> None:
+        """Called before each start of the trainer, with its time (epoch seconds) and its id."""
+        ...
+
+    def last_lines(self, n: int = 30) -> Sequence[str]: ...
+
+    def log_tails(self) -> Mapping[str, Sequence[str]]:
+        """Return the end of every log of the run, by name. Blocks."""
+        ...
+
+
+class LeaseView(Protocol):
+    """The lease of the run in the store."""
+
+    @property
+    def standing(self) -> Decision:
+        """Whether this pod may train."""
+        ...
+
+
+class Pod(Protocol):
+    """What recovery asks about this pod."""
+
+    @property
+    def beside(self) -> Beside:
+        """Processes beside ours that may write into output_dir."""
+        ...
+
+    def environment(self) -> dict[str, str]:
+        """Return the full environment of a start. It may hold secrets; only names are recorded."""
+        ...
+
+    def ports(self) -> tuple[int, ...]:
+        """Return the ports that must be free before a start."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSensors:
+    gpus: Sensor[tuple[GpuSample, ...]]
+    processes: ProcessWatch
+    logs: TrainerLogs
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The run on this pod's disk."""
+
+    layout: Layout
+    catalogue: CatalogueReader
+    workspace: Workspace
+    record: RecordHolder
+
+
+@dataclass(frozen=True, slots=True)
+class RunStore:
+    """The run in the store; both are None without one."""
+
+    restore: RestoreSource | None = None
+    lease: LeaseView | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Everything that recovery works with, in one object that its modules share."""
+    """What recovery works with. Its modules share one object, so that a reload replaces it in one place."""
 
     settings: Settings
     policies: Policies
     clock: Clock
-    launcher: Launcher
-    layout: Layout
-    catalogue: CatalogueReader
-    workspace: Workspace
     journal: AsyncJournal
-    gpus: Sensor[tuple[GpuSample, ...]]
-    record: RecordHolder
-    restore: RestoreSource | None
     emit: Callable[[Event], None]
-    track: Callable[[TrainerHandle | None], None]
-    begin_start: Callable[[float, str], None]
-    """Called at each start of the trainer with its time (monotonic) and its id."""
-    last_lines: Callable[[int], list[str]]
-    environment: Callable[[], dict[str, str]]
-    log_tails: Callable[[], Mapping[str, Sequence[str]]] = field(default=dict)
-    """The end of every log of the run, by name. Blocks."""
-    ports: Callable[[], tuple[int, ...]] = tuple
-    standing: Callable[[], Decision] = field(default=lambda: Decision(LeaseAction.HOLD))
-    """The lease decision: whether this pod may train."""
-    jitter: Callable[[], float] = field(default=lambda: 0.5)
-    beside: Callable[[], Beside] = field(default=lambda: ALONE)
-    """Processes beside ours that may write into output_dir."""
+    launcher: Launcher
+    run: RunFiles
+    sensors: TrainerSensors
+    pod: Pod
+    store: RunStore
     guard: MutationGuard = field(default_factory=MutationGuard)
+    jitter: Random = field(default_factory=Random)
     files: Worker = field(default_factory=lambda: Worker("recovery"))
     evidence: Worker = field(default_factory=lambda: Worker("evidence"))
+
+    @property
+    def layout(self) -> Layout:
+        return self.run.layout
+
+    @property
+    def catalogue(self) -> CatalogueReader:
+        return self.run.catalogue
+
+    @property
+    def workspace(self) -> Workspace:
+        return self.run.workspace
+
+    @property
+    def record(self) -> RecordHolder:
+        return self.run.record
+
+    @property
+    def gpus(self) -> Sensor[tuple[GpuSample, ...]]:
+        return self.sensors.gpus
+
+    @property
+    def standing(self) -> Decision:
+        """The lease decision: whether this pod may train. Without a store every pod may."""
+        return Decision(LeaseAction.HOLD, publish=True) if self.store.lease is None else self.store.lease.standing
+
+    def track(self, handle: TrainerHandle | None) -> None:
+        self.sensors.processes.watch(handle)
+
+    def begin_start(self, at: float, start_id: str) -> None:
+        """Tell the log reader about a start of the trainer at monotonic time ``at``."""
+        self.sensors.logs.begin_start(self.clock.wall() - (self.clock.monotonic() - at), start_id)
 
     def say(
         self,

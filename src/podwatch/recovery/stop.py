@@ -66,20 +66,20 @@ class Stopping(Core):
     def must_yield(self) -> bool:
         """Return whether the watched trainer has to end because another pod owns the run. A trainer that an operator
         starts here after that is left alone."""
-        if self.held() or not self.tools.standing().stop:
+        if self.held() or not self.tools.standing.stop:
             return False
         return not (self.memory.yielded and self.handle is not None and self.handle.supervision is Supervision.ATTACH)
 
     async def gave_way(self) -> None:
         """Record that this pod's own training has ended. Durable, so that the next podwatch does not stop a trainer
         that an operator starts."""
-        if self.tools.standing().act is LeaseAction.SUPERSEDED and not self.memory.yielded:
+        if self.tools.standing.act is LeaseAction.SUPERSEDED and not self.memory.yielded:
             self.memory.yielded = True
             await self.procedure.remember()
 
     def holds_again(self) -> None:
         """Clear that record once this pod owns the run again. Called by the sensing loop."""
-        standing = self.tools.standing()
+        standing = self.tools.standing
         if self.memory.yielded and standing.act is LeaseAction.HOLD and not standing.stop:
             self.memory.yielded = False
             self.remember_soon()
@@ -95,7 +95,7 @@ class Stopping(Core):
         self._show(Phase.ENDING, f"{why}; training stops after its next save ({have})")
         while await handle.exit_status() is None:
             if self.must_yield():  # another pod owns the run now: a save here would not continue it
-                return f"{why}; {tools.standing().why_not}"
+                return f"{why}; {tools.standing.why_not}"
             newest = newest_step(await tools.blocking(tools.catalogue.rescan))
             if newest is not None and newest > above:
                 return f"{why}; step {newest} is saved"
