@@ -7,6 +7,7 @@ import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.runs_archive import archive
+from podwatch.cli.runs_check import check, watch
 from podwatch.cli.runs_common import checked_run_id, open_store, store_url
 from podwatch.cli.runs_import import import_command
 from podwatch.client.format import ago, rfc3339, size
@@ -15,13 +16,15 @@ if TYPE_CHECKING:
     from podwatch.sync.runs.list import RemoteRun
 
 
-@click.group("runs", short_help="All runs in the store: list, archive, restore, import old backups.")
+@click.group("runs", short_help="All runs in the store: check, watch, list, archive, restore, import.")
 def command() -> None:
-    """All runs below the store's prefix: list, archive, restore, import."""
+    """All runs below the store's prefix: check, watch, list, archive, restore, import."""
 
 
 command.add_command(archive)
 command.add_command(import_command)
+command.add_command(check)
+command.add_command(watch)
 
 
 @command.command("list", short_help="List the runs in the store, and backups of other tools.")

@@ -21,6 +21,7 @@ from podwatch.domain.policy import Policies
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Reading, SensorState, Snapshot
 from podwatch.recovery.state import Phase, RecoveryState
+from podwatch.reporting.status import build_status
 from podwatch.reporting.view import Counters, DaemonView, LearnedView, RecoveryView, SensorView, SyncView
 from podwatch.stores.base import TOTAL
 from podwatch.sync.types import SyncState
@@ -241,14 +242,22 @@ def counters_of(emit: EventBus, turns: int) -> Counters:
 
 
 def heartbeat_fields(view: DaemonView) -> dict[str, object]:
-    """The fields of the heartbeat in the store: they show from outside the pod whether training makes progress."""
-    newest = view.snapshot.newest_step
+    """The fields of the heartbeat in the store: they show from outside the pod whether training makes progress
+    (policy/run_check.py). Times are epoch seconds of this machine's clock, as ``written_wall`` is."""
+    newest, complete = view.snapshot.newest_step, newest_complete(view.checkpoints)
+    status = build_status(view)
     return {
         "phase": view.recovery.phase,
         "step": newest.step if newest is not None else None,
+        "step_wall": view.wall_of(newest.at) if newest is not None else None,
         "desired": str(view.desired),
+        "overall": status["overall"],
+        "reason": str(status["reasons"][0]["summary"])[:300] if status["reasons"] else "",
         "started_wall": view.started_wall,
+        "written_wall": view.now_wall,
         "last_stored_step": view.sync.last_step,
+        "complete_step": complete.step if complete is not None else None,
+        "complete_wall": complete.changed_wall if complete is not None else None,
         "podwatch_version": view.version,
     }
 

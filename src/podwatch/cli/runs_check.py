@@ -1,0 +1,209 @@
+"""``podwatch runs check`` and ``podwatch runs watch``: is a run well, asked from anywhere with a read key."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from podwatch.cli.common import Where, clean, colours, common, json_option, print_json
+from podwatch.cli.runs_common import checked_run_id
+
+if TYPE_CHECKING:
+    from podwatch.policy.run_check import Evidence, Judgement, Limits
+    from podwatch.stores.base import ObjectStore
+
+WATCH_SECONDS = 60.0
+_HOME_AND_CLEAR = "\x1b[H\x1b[J"
+_COLOURS = ("green", "yellow", "red", "magenta")
+
+store_option = click.option("--store", metavar="URL", default="", help="The store; no configuration is needed then.")
+
+
+class _Span(click.ParamType):  # type: ignore[type-arg]
+    """A duration such as 90s, 5m or 2h, in seconds. (Only new versions of click have a generic ParamType.)"""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        from podwatch.config.units import parse_duration
+
+        if isinstance(value, float):
+            return value
+        try:
+            return float(parse_duration(value))
+        except ValueError:
+            self.fail(f'{value!r} is not a duration: write for example "5m" or "2h"', param, ctx)
+
+
+_SPAN = _Span()
+
+
+@click.command("check", short_help="Is a run well? From anywhere with a read key.")
+@common
+@click.argument("run_id", metavar="[RUN]", default="")
+@store_option
+@click.option("--dead-after", type=_SPAN, help="Without a heartbeat for so long, the run is dead. Default: 5m.")
+@click.option("--step-within", type=_SPAN, help="Warn without a new step for so long; 0: never. Default: 1h.")
+@click.option("--upload-within", type=_SPAN, help="Warn if a checkpoint is not stored for so long. Default: 1h.")
+@json_option
+def check(
+    where: Where,
+    run_id: str,
+    store: str,
+    dead_after: float | None,
+    step_within: float | None,
+    upload_within: float | None,
+    as_json: bool,
+) -> None:
+    """Judge a run by its heartbeat, its claims and latest.json in the store, one line each; without RUN the configured
+    run, or with --store every run. Ages are by the store's clock. Works without a daemon, from a laptop, cron or CI,
+    with the key in B2_APPLICATION_KEY_ID and B2_APPLICATION_KEY. Exit: 0 ok, 1 warning (no new step, upload behind),
+    2 dead, ended without its final checkpoint, or held by no pod, 3 unknown (the store does not answer)."""
+    from podwatch.domain.errors import RemoteError
+    from podwatch.policy.run_check import Level, Limits
+
+    limits = _limits(Limits(), dead_after, step_within, upload_within)
+    try:
+        with _opened(where, store) as (opened, prefix, own):
+            found = _judged(opened, prefix, run_id or ("" if store else own), limits)
+            url = opened.url
+    except RemoteError as error:
+        found, url = [], store
+        if not as_json:
+            click.echo(f"UNKNOWN: {clean(error)}")
+            raise click.exceptions.Exit(int(Level.UNKNOWN)) from error
+        print_json({"schema_version": 1, "store_url": url, "overall": "unknown", "problem": str(error), "runs": []})
+        raise click.exceptions.Exit(int(Level.UNKNOWN)) from error
+    worst = max((j.level for _, j in found), key=_badness, default=Level.UNKNOWN)
+    if as_json:
+        runs = [_document(evidence, judgement) for evidence, judgement in found]
+        document = {"schema_version": 1, "store_url": url, "overall": worst.name.lower(), "problem": "", "runs": runs}
+        print_json(document)
+    elif not found:
+        click.echo(f"UNKNOWN: no runs in {clean(url)}")
+    for evidence, judgement in () if as_json else found:
+        click.echo(_line(evidence, judgement))
+    raise click.exceptions.Exit(int(worst))
+
+
+@click.command("watch", short_help="All runs of a store, refreshed on the terminal.")
+@common
+@store_option
+@click.option("--every", type=_SPAN, default=WATCH_SECONDS, help="Time between two readings. Default: 60s.")
+def watch(where: Where, store: str, every: float) -> None:
+    """Show every run in the store and what `podwatch runs check` says of it, until Ctrl-C. Each reading costs one
+    listing (a class C call per 1,000 objects) and about five small reads per run that is not archived."""
+    from podwatch.domain.errors import RemoteError
+    from podwatch.policy.run_check import Limits
+
+    try:
+        with _opened(where, store) as (opened, prefix, _):
+            while True:
+                try:
+                    lines = [_line(*one) for one in _judged(opened, prefix, "", Limits())]
+                except RemoteError as error:
+                    lines = [f"UNKNOWN: {clean(error)}"]
+                _paint([f"{clean(opened.url)}  {time.strftime('%H:%M:%S')}", *(lines or ["no runs"])])
+                time.sleep(max(1.0, every))
+    except KeyboardInterrupt:
+        click.echo()
+
+
+def _paint(lines: list[str]) -> None:
+    if sys.stdout.isatty():
+        from podwatch.client.live_view import fit
+
+        size = os.get_terminal_size(sys.stdout.fileno())
+        click.echo(_HOME_AND_CLEAR + fit("\n".join(lines) + "\n", size.columns, size.lines), nl=False)
+    else:
+        click.echo("\n".join(lines))
+    sys.stdout.flush()
+
+
+def _limits(limits: "Limits", dead: float | None, step: float | None, upload: float | None) -> "Limits":
+    if dead is not None:
+        limits = replace(limits, dead=dead, late=min(limits.late, dead))
+    if step is not None:
+        limits = replace(limits, step=step)
+    return limits if upload is None else replace(limits, upload=upload)
+
+
+@contextmanager
+def _opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
+    """The store, its prefix, and the configured run ("" with ``url``, which needs no configuration)."""
+    from podwatch.cli.offline import load
+    from podwatch.cli.runs_common import open_store
+    from podwatch.stores.credentials import credentials_from_environment
+    from podwatch.stores.open import open_store as open_url
+    from podwatch.stores.open import parse_store_url
+
+    if not url:
+        settings = load(where)
+        with open_store(settings) as (store, prefix):
+            yield store, prefix, settings.run_id
+        return
+    prefix = parse_store_url(url).prefix
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    key = credentials_from_environment(os.environ, None, Path(directory) if directory else None)
+    opened = open_url(url, key, writer_id="by-hand")
+    try:
+        yield opened, prefix, where.run
+    finally:
+        opened.close()
+
+
+def _judged(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits") -> "list[tuple[Evidence, Judgement]]":
+    from podwatch.domain.manifest import Keys
+    from podwatch.policy.run_check import judge
+    from podwatch.sync.runs.check import read_evidence, run_ids
+
+    now = time.time()
+    names = [checked_run_id(run_id)] if run_id else run_ids(store, prefix)
+    found = (read_evidence(store, Keys(name, prefix), now) for name in names)
+    return [(evidence, judge(evidence, limits)) for evidence in found]
+
+
+def _badness(level: "int") -> int:
+    """Critical before unknown: what is known to be dead counts more than what cannot be read."""
+    return {0: 0, 1: 1, 3: 2, 2: 3}[int(level)]
+
+
+def _line(evidence: "Evidence", judgement: "Judgement") -> str:
+    word = click.style(judgement.level.name, fg=_COLOURS[judgement.level]) if colours() else judgement.level.name
+    return f"{word} {clean(evidence.run_id)}: {clean(judgement.summary)}"
+
+
+def _document(evidence: "Evidence", judgement: "Judgement") -> dict[str, Any]:
+    beat = evidence.beat
+    return {
+        "run_id": evidence.run_id,
+        "level": judgement.level.name.lower(),
+        "summary": judgement.summary,
+        "stored_step": evidence.pointer_step if evidence.pointer else None,
+        "archived": evidence.archived,
+        "claim_age_seconds": _rounded(evidence.claim_age),
+        "heartbeat": None
+        if beat is None
+        else {
+            "age_seconds": _rounded(beat.age),
+            "state": beat.state,
+            "phase": beat.phase,
+            "desired": beat.desired,
+            "host": beat.host,
+            "overall": beat.overall,
+            "reason": beat.reason,
+            "step": beat.step,
+            "step_age_seconds": None if beat.step_age is None else _rounded(beat.step_age + beat.age),
+            "complete_step": beat.complete_step,
+        },
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)

@@ -1,0 +1,137 @@
+"""``podwatch runs check`` and ``runs watch`` as real processes: no configuration, only a store."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from podwatch.domain.manifest import Keys
+from podwatch.stores.local import LocalStore
+from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.past_runs import past_run
+
+WORDS = {0: "OK", 1: "WARNING", 2: "CRITICAL", 3: "UNKNOWN"}
+
+
+def beat(store, run: str, **fields: object) -> None:
+    now = time.time()
+    document = {
+        "schema_version": 1, "kind": "podwatch-heartbeat", "state": "running", "phase": "running", "overall": "ok",
+        "desired": "running", "host": "pod-1", "step": 25, "written_wall": now, "step_wall": now - 3,
+        "last_stored_step": 20, "complete_step": 20, "complete_wall": now - 60,
+    }  # fmt: skip
+    store.put_bytes(Keys(run).heartbeat, json.dumps(document | fields).encode())
+
+
+@pytest.fixture
+def store(machine):
+    root = machine.directory / "store"
+    root.mkdir()
+    return LocalStore(root, writer_id="w")
+
+
+def checked(machine, *arguments: str, code: int, **env: str) -> str:
+    url = f"file://{machine.directory / 'store'}"
+    done = machine.podwatch("runs", "check", *arguments, *([] if "--store" in arguments else ["--store", url]), **env)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def test_one_line_and_a_code_for_each_run(machine, store) -> None:
+    past_run(store, Keys("well"), 10, 20)
+    beat(store, "well")
+    assert checked(machine, "well", code=0).startswith("OK well: step 25, ")
+    assert "step 20 is stored" in checked(machine, "well", code=0)
+    past_run(store, Keys("gone"), 10)
+    LocalStore(machine.directory / "store", writer_id="w", wall=lambda: time.time() - 1000).put_bytes(
+        Keys("gone").heartbeat, b'{"state": "running", "host": "pod-9", "step": 17}'
+    )
+    lines = checked(machine, code=2).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["CRITICAL gone", "OK well"]
+    assert "dead: no heartbeat from pod pod-9 since 16 min; its last step was 17; step 10 is stored" in lines[0]
+    assert checked(machine, "gone", "--dead-after", "1h", code=1).startswith("WARNING gone: ")
+    document = json.loads(checked(machine, "--json", code=2))
+    assert (document["overall"], [r["level"] for r in document["runs"]]) == ("critical", ["critical", "ok"])
+    assert document["runs"][1]["heartbeat"]["step"] == 25
+
+
+def test_the_configured_run_without_arguments(machine, store) -> None:
+    past_run(store, Keys("mine"), 10)
+    past_run(store, Keys("other"), 10)
+    beat(store, "mine", desired="finished", state="released", complete_step=10)
+    path = machine.directory / "podwatch.toml"
+    path.write_text(
+        f'run_id = "mine"\nstate_dir = "{machine.directory}/state"\n[trainer]\nlayout = "custom"\noutput_dir = '
+        f'"{machine.directory}/out"\ncommand = ["true"]\n[checkpoints.custom]\nstep_dir = "step_{{step}}"\nrequired = '
+        f'["m"]\n[sync]\nstore = "file://{machine.directory / "store"}"\n'
+    )
+    path.chmod(0o600)
+    done = machine.podwatch("runs", "check", "-c", str(path))
+    assert (done.returncode, done.stdout) == (0, "OK mine: finished; step 10 is stored\n"), done.stderr
+
+
+def test_a_manifest_that_is_gone(machine, store) -> None:
+    past_run(store, Keys("r"), 10)
+    beat(store, "r")
+    next((machine.directory / "store" / "r").rglob("manifest.json")).unlink()
+    assert "latest.json is not usable: the manifest is not in the store" in checked(machine, "r", code=2)
+
+
+def test_what_cannot_be_known(machine, store) -> None:
+    assert "podwatch has written nothing here" in checked(machine, "nosuch", code=3)
+    assert checked(machine, code=3).startswith("UNKNOWN: no runs in file://")
+    assert checked(machine, "--store", "file:///nosuch/place", "r", code=3).startswith("UNKNOWN")
+    assert machine.podwatch("runs", "check", "../x", "--store", "file:///tmp").returncode == 64
+    assert machine.podwatch("runs", "check", "r", "--store", "b2://some-bucket").returncode == 78, "no key"
+    assert machine.podwatch("runs", "check", "--dead-after", "soon", "--store", "file:///tmp").returncode == 64
+
+
+def test_from_anywhere_with_a_key(machine, tmp_path) -> None:
+    with B2Server(tmp_path / "b2") as server:
+        env = {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": server.url}
+        assert checked(machine, "r", "--store", f"b2://{BUCKET}", code=3, **env).startswith("UNKNOWN r: ")
+        wrong = env | {"B2_APPLICATION_KEY": "K000wrong"}
+        assert checked(machine, "r", "--store", f"b2://{BUCKET}", code=3, **wrong).startswith("UNKNOWN: ")
+    gone = checked(machine, "r", "--store", f"b2://{BUCKET}", code=3, **env)
+    assert gone.startswith("UNKNOWN: "), "a store that does not answer says nothing about the run"
+
+
+def test_watch_shows_every_run_until_it_is_interrupted(machine, store) -> None:
+    past_run(store, Keys("well"), 10)
+    beat(store, "well")
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "podwatch", "runs", "watch", "--every", "1s", "--store",
+         f"file://{machine.directory / 'store'}"],
+        stdout=subprocess.PIPE, text=True, env=machine.env, cwd=machine.directory,
+    )  # fmt: skip
+    assert watching.stdout is not None
+    try:
+        shown = iter(watching.stdout.readline, "")
+        assert next(line for line in shown if "well" in line).startswith("OK well: step 25")
+        beat(store, "well", overall="critical", reason="GPU 0 is lost")
+        assert "GPU 0 is lost" in next(line for line in shown if line.startswith("CRITICAL"))
+    finally:
+        watching.terminate()
+        watching.wait(20)
+        watching.stdout.close()
+
+
+def test_the_example_for_github_actions(machine, store) -> None:
+    """Its command, as the runner's shell runs it: a warning does not fail the job, a dead run does."""
+    example = Path(__file__).parents[2] / "examples" / "watching" / "github-actions.yml"
+    (line,) = [x for x in example.read_text().splitlines() if "runs check" in x and x.lstrip().startswith("- run:")]
+    command = line.partition("run:")[2].strip().replace("podwatch", f"{sys.executable} -m podwatch", 1)
+    env = {**machine.env, "PODWATCH_STORE": f"file://{machine.directory / 'store'}"}
+
+    def run() -> int:
+        return subprocess.run(["bash", "-eo", "pipefail", "-c", command], env=env, cwd=machine.directory).returncode
+
+    past_run(store, Keys("r"), 10)
+    beat(store, "r", overall="warning", reason="the disk is 90 % full")
+    assert run() == 0
+    beat(store, "r", state="preempted")
+    assert run() != 0

@@ -1,0 +1,160 @@
+"""The verdict over a run's traces in the store."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podwatch.policy.run_check import Beat, Evidence, Judgement, Level, Limits, judge, parse_beat
+
+LIMITS = Limits()
+WELL = Beat(
+    20.0, "running", "running", "running", "pod-1", "ok", "", step=320, step_age=4.0, stored_step=300,
+    complete_step=300, complete_age=200.0,
+)  # fmt: skip
+RUN = Evidence("r", WELL, claim_age=90_000.0, pointer=True, pointer_step=300)
+
+
+def of(run: Evidence = RUN, **beat: object) -> Judgement:
+    return judge(replace(run, beat=replace(run.beat, **beat)), LIMITS)  # type: ignore[type-var,arg-type]
+
+
+def test_a_run_that_is_well() -> None:
+    assert of() == Judgement(Level.OK, "step 320, 24 s ago; step 300 is stored")
+
+
+@pytest.mark.parametrize(
+    ("beat", "level", "text"),
+    [
+        ({"age": 301.0}, Level.CRITICAL, "dead: no heartbeat from pod pod-1 since 5 min; its last step was 320"),
+        ({"age": 301.0, "state": "restarting"}, Level.CRITICAL, "dead: podwatch ended there"),
+        ({"age": 200.0}, Level.WARNING, "no heartbeat since 3 min"),
+        ({"step_age": 3601.0}, Level.WARNING, "no new step since 60 min"),
+        ({"step_age": 3601.0, "phase": "paused"}, Level.OK, "step 320"),
+        (
+            {"complete_step": 310, "complete_age": 3601.0},
+            Level.WARNING,
+            "upload is behind: step 310 waits since 60 min",
+        ),
+        ({"complete_step": 310, "complete_age": 60.0}, Level.OK, "step 300 is stored"),
+        ({"overall": "critical", "reason": "GPU 0 is lost"}, Level.CRITICAL, "GPU 0 is lost"),
+        ({"overall": "warning", "reason": "the disk is 90 % full"}, Level.WARNING, "the disk is 90 % full"),
+        ({"overall": "unknown"}, Level.UNKNOWN, "cannot observe training"),
+        ({"overall": "", "phase": "gave-up"}, Level.CRITICAL, "gave up"),
+        ({"state": "released", "desired": "finished"}, Level.OK, "finished; step 300 is stored"),
+        ({"state": "released", "desired": "finished", "age": 1e7}, Level.OK, "finished"),
+        ({"state": "released", "desired": "finished", "complete_step": 320}, Level.WARNING, "final checkpoint is not"),
+        (
+            {"state": "released", "desired": "finished", "complete_step": 320, "age": 400.0},
+            Level.CRITICAL,
+            "finished at step 320, but its final checkpoint is not stored (step 300 is stored)",
+        ),
+        ({"state": "released", "desired": "stopped", "age": 1e6}, Level.OK, "stopped by an operator"),
+        ({"state": "released", "desired": "stopped", "complete_step": 320}, Level.WARNING, "not step 320 of pod pod-1"),
+        ({"state": "released", "age": 60.0}, Level.CRITICAL, "no pod holds the run: pod pod-1 gave up or ended"),
+        ({"state": "preempted", "age": 60.0}, Level.CRITICAL, "no pod holds the run: pod pod-1 was preempted 60 s ago"),
+    ],
+)
+def test_each_case(beat: dict[str, object], level: Level, text: str) -> None:
+    found = of(**beat)
+    assert (found.level, text in found.summary) == (level, True), found
+
+
+def test_without_a_heartbeat() -> None:
+    assert judge(Evidence("r"), LIMITS).level is Level.UNKNOWN
+    assert judge(Evidence("r", claim_age=20.0), LIMITS).level is Level.WARNING
+    assert judge(Evidence("r", claim_age=400.0), LIMITS).level is Level.CRITICAL
+    assert judge(Evidence("r", pointer=True, pointer_step=3), LIMITS).level is Level.CRITICAL
+
+
+def test_a_pod_that_takes_over() -> None:
+    dead = replace(RUN, beat=replace(WELL, age=700.0), claim_age=40.0)
+    assert judge(dead, LIMITS).level is Level.WARNING
+    assert "another pod claimed the run 40 s ago" in judge(dead, LIMITS).summary
+    left = replace(RUN, beat=replace(WELL, state="preempted", age=70.0), claim_age=40.0)
+    assert judge(left, LIMITS).level is Level.WARNING
+    own = replace(RUN, beat=replace(WELL, state="preempted", age=70.0), claim_age=100.0)
+    assert judge(own, LIMITS).level is Level.CRITICAL, "the claim is older than the heartbeat: its own"
+
+
+def test_what_is_not_in_use_is_well() -> None:
+    gone = replace(RUN, beat=replace(WELL, age=1e7))
+    assert judge(replace(gone, archived=True), LIMITS) == Judgement(Level.OK, "archived; step 300 is stored")
+    asked = replace(gone, beat=replace(WELL, age=1e7, state="released"), stopped_by_control="the data are wrong")
+    assert judge(asked, LIMITS) == Judgement(
+        Level.OK, "stopped by an operator (the data are wrong); step 300 is stored"
+    )
+
+
+def test_a_pointer_that_cannot_be_used_is_critical() -> None:
+    found = judge(replace(RUN, pointer_problem="the manifest is not in the store"), LIMITS)
+    assert (found.level, "latest.json is not usable" in found.summary) == (Level.CRITICAL, True)
+
+
+beats = st.builds(
+    Beat,
+    age=st.floats(0, 1e8),
+    state=st.sampled_from(["", "running", "restarting", "preempted", "released", "?"]),
+    phase=st.sampled_from(["", "running", "paused", "gave-up", "finished"]),
+    desired=st.sampled_from(["", "running", "stopped", "finished"]),
+    overall=st.sampled_from(["", "ok", "warning", "critical", "unknown"]),
+    step=st.none() | st.integers(0, 1000),
+    step_age=st.none() | st.floats(0, 1e8),
+    complete_step=st.none() | st.integers(0, 1000),
+    complete_age=st.none() | st.floats(0, 1e8),
+)
+runs = st.builds(
+    Evidence,
+    run_id=st.just("r"),
+    beat=st.none() | beats,
+    claim_age=st.none() | st.floats(0, 1e8),
+    pointer=st.booleans(),
+    pointer_step=st.none() | st.integers(0, 1000),
+    pointer_problem=st.sampled_from(["", "damaged"]),
+)
+
+
+@given(runs)
+def test_silence_is_never_well(run: Evidence) -> None:
+    """Without a fresh heartbeat a run is well only if somebody ended it on purpose."""
+    found = judge(run, LIMITS)
+    assert found.summary
+    ended = run.beat is not None and run.beat.state in ("preempted", "released")
+    ended = ended and run.beat is not None and run.beat.desired in ("stopped", "finished")
+    if (run.beat is None or run.beat.age > LIMITS.late) and not ended:
+        assert found.level is not Level.OK
+
+
+@given(runs, st.floats(0, 1e8))
+def test_more_silence_is_never_better(run: Evidence, more: float) -> None:
+    if run.beat is None or run.beat.state in ("preempted", "released"):
+        return
+    order = (Level.OK, Level.WARNING, Level.UNKNOWN, Level.CRITICAL)
+    later = judge(replace(run, beat=replace(run.beat, age=run.beat.age + more)), LIMITS)
+    known = judge(run, LIMITS)
+    if run.claim_age is None or run.claim_age > LIMITS.dead:
+        assert order.index(later.level) >= order.index(known.level) or known.level is Level.UNKNOWN
+
+
+values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=400) | st.lists(st.integers())
+names = st.sampled_from([
+    "state", "phase", "desired", "host", "overall", "reason", "step", "step_wall", "written_wall", "last_stored_step",
+    "complete_step", "complete_wall",
+])  # fmt: skip
+
+
+@given(st.dictionaries(names, values), st.floats(-1e9, 1e9))
+def test_any_heartbeat_can_be_judged(document: dict[str, object], age: float) -> None:
+    beat = parse_beat(document, age)
+    assert judge(Evidence("r", beat), LIMITS).summary
+    assert len(beat.reason) <= 300
+
+
+def test_a_heartbeat_is_read() -> None:
+    document = {
+        "state": "running", "desired": "running", "step": 7, "written_wall": 1000.0, "step_wall": 990, "host": "p",
+        "complete_step": 5, "complete_wall": 900.5, "last_stored_step": 5,
+    }  # fmt: skip
+    beat = parse_beat(document, 3.0)
+    assert (beat.step, beat.step_age, beat.complete_age, beat.age) == (7, 10.0, 99.5, 3.0)
