@@ -276,7 +276,9 @@ class CompletenessChecker:
             return ""
         if weak:
             patience = windows.longest(slow=self.slow) * CUT_OFF_FACTOR
-            lacks = self._expected.lacks(step, set_identity.own_files(found, judgement), settled=state.quiet >= patience)
+            lacks = self._expected.lacks(
+                step, set_identity.own_files(found, judgement), settled=state.quiet >= patience
+            )
             if lacks:
                 return lacks
             if self._leases and not self.slow and state.quiet < patience:
