@@ -82,7 +82,7 @@ anything = st.lists(
 
 @given(anything, st.booleans())
 def test_at_most_one_finding_is_about_the_death_and_nothing_else_is_lost(found: list[Finding], heals: bool) -> None:
-    healing = reported(Healing(ENGINE, 320, False, 1, 16.0)) if heals else None
+    healing = Healing(ENGINE, 320, False, 1, 16.0) if heals else None
     folded = fold(found, healing)
     critical = [f for f in folded if f.kind in DEATHS and f.severity is Severity.CRITICAL]
     assert len(critical) <= 1
@@ -121,7 +121,7 @@ def test_warnings_alone_stay() -> None:
 @pytest.mark.parametrize("kind", OPERATOR)
 def test_what_holds_the_restart_up_leads_and_keeps_its_instruction(kind: FindingKind) -> None:
     asks = finding(kind, summary="port 8000 is held by pid 5", suggestion="end what holds it")
-    (one,) = fold((asks, finding(FindingKind.LOG_RULE)), reported(Healing(ENGINE, 320, False, 1, 16.0)))
+    (one,) = fold((asks, finding(FindingKind.LOG_RULE)), Healing(ENGINE, 320, False, 1, 16.0))
     assert (one.key, one.suggestion) == (asks.key, "end what holds it")
     assert one.summary.startswith("The inference engine on GPU 0 died")
     assert one.summary.endswith(". port 8000 is held by pid 5")
@@ -143,7 +143,7 @@ def test_the_line_that_says_why_and_the_time_that_was_waited_are_in_the_sentence
 
 def test_after_giving_up_nothing_is_said_to_be_restarted() -> None:
     exited = death(FindingKind.TRAINER_EXITED, summary="the trainer ended with exit code 2 before its first step")
-    healing = reported(Healing(exited, log='trainer.log: "rl: error: bad --foo"', gave_up=True))
+    healing = Healing(exited, log='trainer.log: "rl: error: bad --foo"', gave_up=True)
     gave_up = Finding(
         FindingKind.GAVE_UP, Severity.CRITICAL, "podwatch gave up: unknown argument", 0.0, "fix the cause"
     )
@@ -151,6 +151,24 @@ def test_after_giving_up_nothing_is_said_to_be_restarted() -> None:
     assert told.summary == (
         'The trainer ended with exit code 2 before its first step (trainer.log: "rl: error: bad --foo").'
         " podwatch gave up: unknown argument"
+    )
+
+
+@pytest.mark.parametrize(
+    ("healing", "text"),
+    [
+        (Healing(ENGINE, 5, started=True), ""),
+        (Healing(ENGINE, 5, retry_seconds=80.0), ""),
+        (Healing(ENGINE, 5, paused=True), ". Training restarts from step 5 when the pause ends"),
+        (Healing(ENGINE, 5, paused=True, started=True), ""),
+    ],
+)
+def test_what_blocks_the_restart_replaces_what_podwatch_would_do(healing: Healing, text: str) -> None:
+    """Also where the cause itself speaks of a restart: nothing is cut out of its text."""
+    said = 'vllm.log: "Worker died. Restarting worker 3"'
+    (told,) = fold((finding(FindingKind.BLOCKED, summary="port 8000 is held"),), replace(healing, log=said))
+    assert told.summary == (
+        f"The inference engine on GPU 0 died and the launcher did not notice ({said}){text}. port 8000 is held"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.daemon.status_view import recovery_view
-from podwatch.detection.one_failure import fold
+from podwatch.detection.one_failure import Healing, fold, reported
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.policy import Policies, RestartPolicy
@@ -32,6 +32,10 @@ async def running(world: World, **kw: object) -> Podwatch:
     podwatch.see(17)
     assert podwatch.recovery.state.phase is Phase.RUNNING
     return podwatch
+
+
+def told_of(healing: Healing | None) -> Finding | None:
+    return None if healing is None else reported(healing)
 
 
 async def test_the_first_start_is_fresh_and_recorded(world: World) -> None:
@@ -430,7 +434,7 @@ async def test_numbers_that_count_saves_are_no_steps(world: World) -> None:
     podwatch.see(1540, finding=death())
     await podwatch.until(Phase.CONFIRMING)
     assert world.plans[-1].step == 15
-    told = podwatch.recovery.healing()
+    told = told_of(podwatch.recovery.healing())
     assert told is not None
     assert "1525 steps" not in told.summary
     podwatch.see(2)
@@ -575,7 +579,7 @@ async def test_one_failure_is_one_finding_until_a_step_confirms_the_restart(worl
 
     class Watching(Killer):
         def point(self, name: str) -> None:
-            told = recovery.healing()
+            told = told_of(recovery.healing())
             seen[name] = (told.summary if told is not None else "", recovery.state.step)
 
     assert world.kept is not None
@@ -588,7 +592,7 @@ async def test_one_failure_is_one_finding_until_a_step_confirms_the_restart(worl
     text, step = seen["stop"]
     assert "Restarting from step 15 (2 steps" in text
     assert step == 15, "while it stops, the step shown is the one it resumes from"
-    told = recovery.healing()
+    told = told_of(recovery.healing())
     assert told is not None
     assert "Restarted from step 15 (2 steps" in told.summary
     assert told.suggestion == "nothing, podwatch restarts training"
@@ -620,14 +624,14 @@ async def test_steps_lost_are_told_only_where_they_are_known(world: World) -> No
     assert attempt is not None
     attempt.last_step = 17
     podwatch.recovery.failed(death(), attempt)
-    told = podwatch.recovery.healing()
+    told = told_of(podwatch.recovery.healing())
     assert told is not None
     assert told.summary.endswith("Restarting training"), "no checkpoint was seen yet: the store may have one"
     podwatch.recovery.tools.catalogue.rescan()
     for last, text in ((15, "(no step lost)"), (16, "(1 step lost, "), (None, "lost)"), (12, "lost)")):
         attempt.last_step = last
         podwatch.recovery.failed(death(), attempt)
-        told = podwatch.recovery.healing()
+        told = told_of(podwatch.recovery.healing())
         assert told is not None
         assert text in told.summary
         assert ("step lost" in told.summary or "step, " in told.summary) is (last in (15, 16)), told.summary

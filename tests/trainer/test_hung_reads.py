@@ -112,7 +112,7 @@ def test_the_keeper_tells_of_it_and_answers(proc: FakeProc, monkeypatch: pytest.
         proc.add(pid, stuck=pid in (102, 104), cuda=True)
     kept = keeper.Keeper("s1")
     tree: dict[int, dict[str, object]] = {}
-    assert took(lambda: tree.update({p["pid"]: p for p in kept.tree()})) < 15
+    assert took(lambda: tree.update({p["pid"]: p for p in kept.tree.processes()})) < 15
     assert sorted(tree) == [101, 102, 103, 104], "it is there, whatever cannot be read of it"
     assert {pid: p["cuda"] for pid, p in tree.items()} == {101: True, 102: None, 103: True, 104: None}
     assert tree[102]["cmdline"] == ["name 102"]
@@ -121,7 +121,7 @@ def test_the_keeper_tells_of_it_and_answers(proc: FakeProc, monkeypatch: pytest.
     asked: list[int] = []
     look_into = keeper.look_into
     monkeypatch.setattr(keeper, "look_into", lambda pid: asked.append(pid) or look_into(pid))  # type: ignore[func-returns-value]
-    assert len(kept.tree()) == 4
+    assert len(kept.tree.processes()) == 4
     assert sorted(asked) == [101, 103], "it is not asked again while it hangs"
     assert kept.answer({"do": "sockets", "pids": [101, 102]})["sockets"] == {"101": [], "102": None}
     proc.free()
@@ -131,12 +131,12 @@ def test_the_keeper_tells_of_it_and_answers(proc: FakeProc, monkeypatch: pytest.
 def test_the_command_it_had_before_is_remembered(proc: FakeProc) -> None:
     proc.add(101)
     kept = keeper.Keeper("s1")
-    assert kept.tree()[0]["cmdline"] == ["python", "x.py"]
+    assert kept.tree.processes()[0]["cmdline"] == ["python", "x.py"]
     path = proc.root / "101" / "cmdline"
     path.unlink()
     os.mkfifo(path)
     proc.stuck.add(101)
-    assert kept.tree()[0]["cmdline"] == ["python", "x.py"]
+    assert kept.tree.processes()[0]["cmdline"] == ["python", "x.py"]
 
 
 def test_too_many_that_hang_cost_no_more_time_or_threads(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_too_many_that_hang_cost_no_more_time_or_threads(proc: FakeProc, monkeyp
     kept = keeper.Keeper("s1")
     before = len(list(Path("/proc/self/task").iterdir()))
     for _ in range(3):
-        assert len(kept.tree()) == 20
+        assert len(kept.tree.processes()) == 20
     assert len(keeper.READER.hung) <= 3
     assert len(list(Path("/proc/self/task").iterdir())) <= before + 3
 
@@ -176,15 +176,15 @@ def test_nothing_is_started_beside_one_that_may_be_a_survivor_and_does_not_answe
     proc.add(701, ticks=ticks, stuck=True, cuda=cuda)
     stat = proc.root / "701" / "stat"
     stat.write_text(stat.read_text().replace(") D ", f") {state} "))
-    kept = keeper.Keeper("s1")
-    monkeypatch.setattr(kept, "lock_infos", list)
+    locks = keeper.RunLocks(keeper.Warnings())
+    monkeypatch.setattr(locks, "infos", list)
     if refused:
         with pytest.raises(keeper.StartError, match="process 701") as caught:
-            kept.refuse_beside_survivors()
+            keeper.refuse_beside_survivors(locks.records())
         assert caught.value.kind == "busy"
         monkeypatch.setattr(keeper, "SURVIVOR_DEADLINE", 10.0)
         threading.Timer(0.2, proc.answer, (701,)).start()  # and it was nobody of ours
-    kept.refuse_beside_survivors()
+    keeper.refuse_beside_survivors(locks.records())
 
 
 def test_a_session_that_began_after_the_launchers_end_is_a_strangers(proc: FakeProc) -> None:
@@ -234,11 +234,11 @@ def test_without_a_thread_to_be_had_they_stay_unknown_and_the_keeper_lives(
     proc.add(101, cuda=True)
     kept = keeper.Keeper("s1")
     monkeypatch.setattr(keeper._thread, "start_new_thread", refused)
-    answer = kept.reply(b'{"do": "tree"}')
+    answer = kept.socket.reply(b'{"do": "tree"}')
     assert answer["ok"]
     assert [(p["pid"], p["cuda"]) for p in answer["processes"]] == [(101, None)]
     monkeypatch.setattr(kept, "answer", refused)
-    assert not kept.reply(b'{"do": "status"}')["ok"], "no question ends it"
+    assert not kept.socket.reply(b'{"do": "status"}')["ok"], "no question ends it"
 
 
 # --- podwatch --------------------------------------------------------------------------------------------------------

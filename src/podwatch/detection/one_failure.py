@@ -80,31 +80,46 @@ def plain(cause: Finding, launcher: str = "") -> str:
 
 def reported(healing: Healing) -> Finding:
     """The single finding for a failure that podwatch heals. It keeps the key of the cause."""
-    source = " from the beginning" if healing.fresh else "" if healing.step is None else f" from step {healing.step}"
-    lost = _lost(healing)
-    down = healing.down_seconds
-    if down is not None and down >= WAITED_SECONDS and not healing.gave_up:
-        lost += f"; no training for {_span(down)}"
-    if healing.gave_up:
-        what = ""
-    elif healing.started:
-        what = f"Restarted{source}{lost}; waiting for the first step"
-    elif healing.paused:
-        what = f"Training restarts{source}{lost} when the pause ends"
-    elif healing.retry_seconds is not None:
-        what = f"Restarting{source} in {healing.retry_seconds:.0f} s{lost}"
-    else:
-        what = f"Restarting{source or ' training'}{lost}"
-    cause = plain(healing.cause, healing.launcher)
-    cause = f"{cause[:1].upper()}{cause[1:]}{f' ({healing.log})' if healing.log else ''}"
+    cause, act = _cause(healing), _act(healing)
     return replace(
         healing.cause,
         severity=Severity.CRITICAL,
-        summary=f"{cause}. {what}" if what else cause,
+        summary=f"{cause}. {act}" if act else cause,
         suggestion=UNPAUSE if healing.paused and not healing.started else NOTHING,
         verdict=Verdict.RESTART,
         confirmed=True,
     )
+
+
+def _cause(healing: Healing) -> str:
+    """What happened, as one sentence without its full stop."""
+    cause = plain(healing.cause, healing.launcher)
+    return f"{cause[:1].upper()}{cause[1:]}{f' ({healing.log})' if healing.log else ''}"
+
+
+def _act(healing: Healing) -> str:
+    """What podwatch does, and what the failure cost; empty after it gave up."""
+    source = " from the beginning" if healing.fresh else "" if healing.step is None else f" from step {healing.step}"
+    lost = _lost(healing)
+    down = healing.down_seconds
+    if healing.gave_up:
+        return ""
+    if down is not None and down >= WAITED_SECONDS:
+        lost += f"; no training for {_span(down)}"
+    if healing.started:
+        return f"Restarted{source}{lost}; waiting for the first step"
+    if healing.paused:
+        return f"Training restarts{source}{lost} when the pause ends"
+    if healing.retry_seconds is not None:
+        return f"Restarting{source} in {healing.retry_seconds:.0f} s{lost}"
+    return f"Restarting{source or ' training'}{lost}"
+
+
+def _while_blocked(healing: Healing) -> str:
+    """The text of the failure while podwatch does not restart training before the operator acts. A pause is the
+    operator's own: its end stays announced."""
+    waits = healing.paused and not healing.started
+    return reported(healing).summary if waits else _cause(healing)
 
 
 def _lost(healing: Healing) -> str:
@@ -129,27 +144,26 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def fold(findings: Sequence[Finding], healing: Finding | None = None) -> tuple[Finding, ...]:
-    """``findings`` with each failure once. ``healing``: the failure that podwatch acts on now (from ``reported``). Of
-    two findings with the same key the later counts. Pure."""
+def fold(findings: Sequence[Finding], healing: Healing | None = None) -> tuple[Finding, ...]:
+    """``findings`` with each failure once. ``healing``: the failure that podwatch acts on now. Of two findings with the
+    same key the later counts. Pure."""
     merged = {f.key: f for f in findings}
-    if healing is not None:
-        merged[healing.key] = healing
+    acting = None if healing is None else reported(healing)
+    if acting is not None:
+        merged[acting.key] = acting
     found = tuple(merged.values())
-    cause = healing if healing is not None else _worst(found)
+    cause = acting if acting is not None else _worst(found)
     if cause is None:
         return found
     folded = FOLLOWS if healing is None else FOLLOWS_WHILE_HEALING
     consequences = [f for f in found if f is not cause and _follows(f, cause, folded)]
     leader = replace(cause, evidence=(*cause.evidence, *(_evidence(f) for f in consequences)))
-    operator = _operator(found, cause) if healing is not None else None
+    operator = None if healing is None else _operator(found, cause)
     gone = {id(f) for f in (cause, *consequences)}
-    if operator is not None:
+    if operator is not None and healing is not None:
         gone.add(id(operator))
-        why = cause.summary.rpartition(". Restart")[0] or cause.summary
-        leader = replace(
-            operator, summary=f"{why}. {operator.summary}", evidence=(*operator.evidence, *leader.evidence)
-        )
+        summary = f"{_while_blocked(healing)}. {operator.summary}"
+        leader = replace(operator, summary=summary, evidence=(*operator.evidence, *leader.evidence))
     return (leader, *(f for f in found if id(f) not in gone))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from podwatch.checkpoints.layouts.base import counts_saves
-from podwatch.detection.one_failure import Healing, reported
+from podwatch.detection.one_failure import Healing
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import InternalError, PodwatchError
 from podwatch.domain.event import EventName
@@ -187,8 +187,8 @@ class Core:
         began = cause.since if attempt is None else max(cause.since, attempt.started_at)
         self.cause_wall = clock.wall() - max(0.0, clock.monotonic() - began)
 
-    def healing(self) -> Finding | None:
-        """Return the one finding about the failure that podwatch acts on; None if there is none."""
+    def healing(self) -> Healing | None:
+        """Return the failure that podwatch acts on, and what the repair costs; None if there is none."""
         if self.cause is None:
             return None
         started = self.handle is not None and self.handle.start_id != self.cause_start
@@ -198,21 +198,19 @@ class Core:
         if self.cause_step is not None and (fresh or step is not None) and not self.uncounted(step):
             lost = self.cause_step - (step or 0)
         due = self.memory.next_try_wall if self._phase is Phase.BACKOFF else None
-        return reported(
-            Healing(
-                self.cause,
-                step=step,
-                fresh=fresh,
-                lost_steps=lost if lost is not None and lost >= 0 else None,
-                lost_seconds=self.attempt.lost_seconds if started and self.attempt else self.lost_seconds(step),
-                started=started,
-                retry_seconds=None if due is None else max(0.0, due - self.tools.clock.wall()),
-                paused=self._phase is Phase.PAUSED,
-                launcher=self.tools.layout.name,
-                log=self.cause_log,
-                gave_up=self.memory.history.gave_up and not started,
-                down_seconds=max(0.0, self.tools.clock.wall() - self.cause_wall),
-            )
+        return Healing(
+            self.cause,
+            step=step,
+            fresh=fresh,
+            lost_steps=lost if lost is not None and lost >= 0 else None,
+            lost_seconds=self.attempt.lost_seconds if started and self.attempt else self.lost_seconds(step),
+            started=started,
+            retry_seconds=None if due is None else max(0.0, due - self.tools.clock.wall()),
+            paused=self._phase is Phase.PAUSED,
+            launcher=self.tools.layout.name,
+            log=self.cause_log,
+            gave_up=self.memory.history.gave_up and not started,
+            down_seconds=max(0.0, self.tools.clock.wall() - self.cause_wall),
         )
 
     def lost_seconds(self, step: int | None) -> float | None:

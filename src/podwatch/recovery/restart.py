@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from podwatch.detection.one_failure import reported
 from podwatch.domain.errors import Busy, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
@@ -133,7 +134,8 @@ class Acts(Yielding):
             self.cause_wall,
         )
         self._last_incident = incident.id
-        told = (self.healing() or finding).summary
+        healing = self.healing()
+        told = (finding if healing is None else reported(healing)).summary
         gave_up = self.memory.history.gave_up
         self.tools.say(
             EventName.INCIDENT_OPENED,

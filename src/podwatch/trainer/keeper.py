@@ -11,10 +11,14 @@ Contents:
   constants
   procfs                     single processes, their signals, trees and terminals
   bounded reads              reads of processes that may be stuck in the kernel
-  files and locks            small files, the run lock
-  log                        the trainer's output file
+  files and locks            small files, the run lock: LockDirectory, RunLocks
+  survivors                  no start beside what an earlier keeper left running
+  log                        the trainer's output file: Log
   child                      from the fork to the exec of the command
-  keeper                     class Keeper: start, loop, tree, control socket, exit record
+  exit record                ExitRecord: how the launcher ended
+  tree                       TreeReaper: lists, signals, stops and reaps the process tree
+  control socket             ControlSocket: requests of podwatch
+  keeper                     Keeper: owns these; start, loop, answers
   main
 
 Files in DIRECTORY (mode 0700), all of them small:
@@ -80,7 +84,11 @@ SURVIVOR_DEADLINE = 20.0
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # the real typing module would cost memory for as long as training lives
     from collections.abc import Callable, Iterable, Iterator
-    from typing import Any, NoReturn
+    from typing import Any, NoReturn, Protocol
+
+    class Answers(Protocol):
+        def answer(self, request: dict[str, Any]) -> dict[str, Any]: ...
+
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -91,6 +99,17 @@ class StartError(Exception):
     def __init__(self, kind: str, text: str, code: int = 0, where: str = "") -> None:
         super().__init__(text)
         self.kind, self.text, self.code, self.where = kind, text, code, where
+
+
+class Warnings:
+    """The texts that podwatch shows of this start, each of them once."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def add(self, text: str) -> None:
+        if text not in self.texts:
+            self.texts.append(text)
 
 
 # --- procfs -----------------------------------------------------------------------------------------------------------
@@ -198,7 +217,7 @@ def operators(pids: list[int]) -> set[int]:
     """Return those of ``pids`` that belong to an operator's terminal: a terminal server, and below it each shell that
     waits for commands and each notebook kernel, with everything in them. They are never signalled and do not block a
     start, even though the training command started the server. Costs one read each if there is no server. The daemon
-    judges more finely (``interactive.served``)."""
+    judges more finely (``operator_shells.served``)."""
     seen = {pid: found for pid in pids if (found := stat_of(pid)) is not None and found[1] not in "ZXx"}
     servers = {pid for pid, found in seen.items() if found[0].split(":")[0].lower() in TERMINAL_SERVERS}
     apart: set[int] = set()
@@ -468,6 +487,16 @@ def write_all(fd: int, data: bytes) -> None:
     """Write all of ``data``. On a nearly full disk a write takes what fits without an error; the next one raises it."""
     while data:
         data = data[os.write(fd, data) :]
+
+
+def reserve(name: str, size: int) -> None:
+    """Create the file and give it its space on the disk."""
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(fd, b" " * size)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def write_atomic(name: str, value: dict[str, Any]) -> None:
@@ -773,6 +802,126 @@ def inode_lock_name(output_dir: str) -> str | None:
     return f"dir-{status.st_dev:x}-{status.st_ino:x}.lock"
 
 
+class RunLocks:
+    """The locks of one start: of the state directory, of the output path and, once it exists, of its inode, so that two
+    names of one directory meet. They are held until this process ends."""
+
+    def __init__(self, shown: Warnings) -> None:
+        self.warnings = shown
+        self.held: dict[str, int] = {}  # path -> fd, -1 where there is nothing to take
+        self.directories: list[LockDirectory] = []
+        self.output_dir = ""
+        self.info: dict[str, Any] = {}  # what the lock files say of us, once the record is written
+
+    def take(self, spec: dict[str, Any]) -> None:
+        """Raises StartError if one of them is held."""
+        self.output_dir = spec["output_dir"]
+        state = LockDirectory(".", private=True)
+        self.held["lock"] = fd = self.take_one(state, "lock")
+        if fd < 0:
+            raise StartError("permission", "cannot open the run lock", errno.EACCES, os.path.join(os.getcwd(), "lock"))
+        self.directories, said = lock_directories(spec)
+        for text in said:
+            self.warnings.add(text)
+        for place, fd in self.missing():
+            self.held[place] = fd
+
+    def missing(self) -> Iterator[tuple[str, int]]:
+        """Take the output locks that are still missing; yield each one as it is taken. Raises StartError if one is
+        held."""
+        for directory in self.directories:
+            for name in (path_lock_name(self.output_dir), inode_lock_name(self.output_dir)):
+                if name and directory.place(name) not in self.held:
+                    yield directory.place(name), self.take_one(directory, name)
+
+    def take_one(self, directory: LockDirectory, name: str) -> int:
+        try:
+            fd = directory.take(name)
+        except LockHeldError as held:
+            who = f"keeper {held.holder.get('keeper')} (run {held.holder.get('run_id')})" if held.holder else "a keeper"
+            raise StartError(
+                "busy", f"training for this output directory is already kept by {who}", 0, held.path
+            ) from held
+        except OSError as error:
+            fd = None
+            directory.warnings.append(f"cannot lock {directory.place(name)}: {error.strerror}")
+        for text in directory.warnings:
+            self.warnings.add(text)
+        return -1 if fd is None else fd
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return what the record and the lock files say of earlier keepers."""
+        return [read_json("record.json") or {}, *self.infos()]
+
+    def infos(self) -> list[dict[str, Any]]:
+        found = [lock_info(self.held["lock"])]
+        for directory in self.directories:
+            for place, fd in self.held.items():
+                where, name = os.path.split(place)
+                if where == directory.path and directory.vouches(name, said := lock_info(fd)):
+                    found.append(said)
+        return found
+
+    def write(self, info: dict[str, Any]) -> None:
+        """Write ``info`` into the lock files, and into those that are taken later."""
+        self.info = info
+        for fd in self.held.values():
+            self.write_one(fd)
+
+    def write_one(self, fd: int) -> None:
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps(self.info).encode(), 0)
+            os.fsync(fd)
+        except OSError:
+            pass  # another user's lock file, or a full disk: the record in our directory counts
+
+    def tend(self) -> None:
+        """Take the locks of an output directory that the trainer has created (or replaced)."""
+        try:
+            for place, fd in self.missing():
+                self.held[place] = fd
+                self.write_one(fd)
+        except StartError as error:
+            self.held[error.where] = -1
+            self.warnings.add(error.text)
+
+
+# --- survivors --------------------------------------------------------------------------------------------------------
+
+
+def refuse_beside_survivors(records: list[dict[str, Any]]) -> None:
+    """Raise StartError while a trainer of an earlier keeper lives. A killed keeper frees its locks, but the record and
+    the lock files still name its trainer."""
+    here = (boot_id(), pid_namespace())
+    start_ids, since = set(), 0
+    left = []
+    for record in records:
+        if (record.get("boot_id"), record.get("pid_namespace")) != here or not names_a_trainer(record):
+            continue
+        start_ids.add(record["start_id"])
+        since = min(since or record["ticks"], record["ticks"])
+        left += in_session(record["pid"], record["ticks"], end_of(record))
+        if is_alive(record["pid"], record["ticks"]):
+            text = f"process {record['pid']} of start {record['start_id']} is still running"
+            raise StartError("busy", text, 0, record.get("directory", ""))
+    until = time.monotonic() + SURVIVOR_DEADLINE
+    while True:
+        known_by_mark, silent = marked(start_ids)
+        left = sorted({*left, *known_by_mark})
+        left = sorted(set(left) - operators(left))
+        if left:
+            text = "processes of an earlier start are still running: "
+            raise StartError("busy", text + ", ".join(map(str, left)))
+        stuck = in_the_way(silent, since)
+        if not stuck:
+            return
+        if time.monotonic() >= until:
+            text = "may be left of an earlier start, and cannot be looked into (stuck in the kernel): process "
+            raise StartError("busy", text + ", ".join(map(str, stuck)))
+        time.sleep(READ_PATIENCE)
+
+
 # --- log --------------------------------------------------------------------------------------------------------------
 
 
@@ -957,312 +1106,63 @@ def run_before(command: list[str], env: dict[str, str], seconds: float) -> None:
         raise OSError(0, f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}")
 
 
-# --- keeper -----------------------------------------------------------------------------------------------------------
+# --- exit record ------------------------------------------------------------------------------------------------------
 
 
-class Keeper:
-    def __init__(self, start_id: str) -> None:
-        self.start_id = start_id
-        self.spec: dict[str, Any] = {}
-        self.locks: dict[str, int] = {}  # path -> fd, -1 where there is nothing to take
-        self.lock_dirs: list[LockDirectory] = []
-        self.log: Log
-        self.warnings: list[str] = []
-        self.child = 0
-        self.child_ticks = 0
-        self.exit: dict[str, Any] | None = None
-        self.exit_durable = True
-        self.ended: dict[int, dict[str, Any]] = {}
-        self.info: dict[str, Any] = {}
-        self.next_tend = 0.0
-        self.lines: dict[tuple[int, int], list[str]] = {}  # the commands as last read, by (pid, start ticks)
-        self.clients: dict[int, tuple[socket.socket, bytes, bytes]] = {}  # fd -> socket, incoming, outgoing
-        self.listener: socket.socket
-        self.stop_at: float | None = None  # monotonic second at which a stop by SIGTERM turns into SIGKILL
-        self.empty_since: float | None = None
-        self.released = False
-        self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+class ExitRecord:
+    """How the launcher ended: exit-START_ID.json, written into space that is reserved before the trainer runs."""
 
-    # -- start
+    def __init__(self, start_id: str, shown: Warnings) -> None:
+        self.start_id, self.warnings = start_id, shown
+        self.value: dict[str, Any] | None = None
+        self.durable = True  # False once it could not be written
 
-    def start(self) -> None:
-        spec_name = f"spec-{self.start_id}.json"
-        spec = read_json(spec_name)
-        if spec is None:
-            raise StartError("superseded", "the start was withdrawn", 0, spec_name)
-        os.unlink(spec_name)
-        self.spec = spec
-        self.take_locks()
-        if (read_file("wanted") or b"").decode().strip() != self.start_id:
-            raise StartError("superseded", "a newer start took its place")
-        if time.clock_gettime(time.CLOCK_BOOTTIME) > spec["expires"]:
-            raise StartError("superseded", "the start came too late")
-        self.refuse_beside_survivors()
-        owner = None
-        if spec["user"]:
-            try:
-                entry = pwd.getpwnam(spec["user"])
-            except KeyError:
-                raise StartError("user", f"user {spec['user']!r} not found") from None
-            owner = (entry.pw_uid, entry.pw_gid)
-        self.log = Log(spec["log"], spec["log_limit"], spec["log_count"], owner)
-        self.remove_older()
-        got = self.raise_nofile(spec["nofile"])
-        if got < spec["nofile"]:
-            self.warnings.append(f"open-file limit is {got}, wanted {spec['nofile']}")
-        go_r, go_w = os.pipe2(os.O_CLOEXEC)
-        fail_r, fail_w = os.pipe2(os.O_CLOEXEC)
-        self.child = os.fork()
-        if self.child == 0:
-            try:
-                os.close(go_w)
-                os.close(fail_r)
-                become_trainer(spec, owner, go_r, fail_w, self.log.fd)
-            finally:
-                os._exit(126)
-        os.close(go_r)
-        os.close(fail_w)
-        self.child_ticks = ticks_of(self.child)
-        self.prepare_record()
-        self.listen()
-        os.write(go_w, b"g")
-        os.close(go_w)
-        failure = b""
-        while True:
-            chunk = os.read(fail_r, 4096)
-            if not chunk:
-                break
-            failure += chunk
-        os.close(fail_r)
-        if failure:
-            os.waitpid(self.child, 0)
-            self.sweep()
-            os.rename("record.json", "record.last.json")
-            said = json.loads(failure)
-            raise StartError(said["step"], said["text"], said["errno"], said["where"])
-        self.spec = {key: spec[key] for key in ("run_id", "argv", "cwd", "output_dir", "grace", "linger")}
+    def reserve(self) -> None:
+        reserve(f".exit-{self.start_id}.tmp", EXIT_SPACE)
+
+    def write(self, code: int | None, number: int | None, stopped: bool) -> None:
+        """Record the exit code or signal; durable before it is reported. ``stopped``: a stop was requested before."""
+        value = {"start_id": self.start_id, "code": code, "signal": number, "at_wall": time.time()}
+        value["stopped"] = stopped
+        value["at_boot"] = time.clock_gettime(time.CLOCK_BOOTTIME)
+        tmp = f".exit-{self.start_id}.tmp"
         try:
-            os.rename(f".executed-{self.start_id}.tmp", f"executed-{self.start_id}")
-            sync_dir()
-            self.say({"ok": True, "pid": self.child, "warnings": self.warnings})
-        except OSError as error:  # training runs: from here on the keeper must not end before it
-            self.warn(f"cannot write to the state directory: {error.strerror}")
-
-    def sweep(self) -> None:
-        """Kill what the ``start_before`` commands of a failed start left running: nothing else would end it."""
-        until = time.monotonic() + SWEEP_DEADLINE
-        while descendants_of(os.getpid()) and time.monotonic() < until:
-            self.signal_tree(signal.SIGKILL)
-            time.sleep(0.02)
+            fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            except ChildProcessError:
-                return
-
-    def take_locks(self) -> None:
-        """Take the locks of the state directory, of the output path and, once it exists, of its inode, so that two
-        names of one directory meet."""
-        state = LockDirectory(".", private=True)
-        self.locks["lock"] = fd = self.take_lock(state, "lock")
-        if fd < 0:
-            raise StartError("permission", "cannot open the run lock", errno.EACCES, os.path.join(os.getcwd(), "lock"))
-        self.lock_dirs, said = lock_directories(self.spec)
-        for text in said:
-            self.warn(text)
-        for place, fd in self.output_locks():
-            self.locks[place] = fd
-
-    def output_locks(self) -> Iterator[tuple[str, int]]:
-        """Take the output locks that are still missing; yield each one as it is taken. Raises StartError if one is
-        held."""
-        output_dir = self.spec["output_dir"]
-        for directory in self.lock_dirs:
-            for name in (path_lock_name(output_dir), inode_lock_name(output_dir)):
-                if name and directory.place(name) not in self.locks:
-                    yield directory.place(name), self.take_lock(directory, name)
-
-    def take_lock(self, directory: LockDirectory, name: str) -> int:
-        try:
-            fd = directory.take(name)
-        except LockHeldError as held:
-            who = f"keeper {held.holder.get('keeper')} (run {held.holder.get('run_id')})" if held.holder else "a keeper"
-            raise StartError(
-                "busy", f"training for this output directory is already kept by {who}", 0, held.path
-            ) from held
-        except OSError as error:
-            fd = None
-            directory.warnings.append(f"cannot lock {directory.place(name)}: {error.strerror}")
-        for text in directory.warnings:
-            self.warn(text)
-        return -1 if fd is None else fd
-
-    def lock_infos(self) -> list[dict[str, Any]]:
-        found = [lock_info(self.locks["lock"])]
-        for directory in self.lock_dirs:
-            for place, fd in self.locks.items():
-                where, name = os.path.split(place)
-                if where == directory.path and directory.vouches(name, said := lock_info(fd)):
-                    found.append(said)
-        return found
-
-    def refuse_beside_survivors(self) -> None:
-        """Raise StartError while a trainer of an earlier keeper lives. A killed keeper frees its locks, but the record
-        and the lock files still name its trainer."""
-        here = (boot_id(), pid_namespace())
-        known = [read_json("record.json") or {}, *self.lock_infos()]
-        start_ids, since = set(), 0
-        left = []
-        for record in known:
-            if (record.get("boot_id"), record.get("pid_namespace")) != here or not names_a_trainer(record):
-                continue
-            start_ids.add(record["start_id"])
-            since = min(since or record["ticks"], record["ticks"])
-            left += in_session(record["pid"], record["ticks"], end_of(record))
-            if is_alive(record["pid"], record["ticks"]):
-                text = f"process {record['pid']} of start {record['start_id']} is still running"
-                raise StartError("busy", text, 0, record.get("directory", ""))
-        until = time.monotonic() + SURVIVOR_DEADLINE
-        while True:
-            known_by_mark, silent = marked(start_ids)
-            left = sorted({*left, *known_by_mark})
-            left = sorted(set(left) - operators(left))
-            if left:
-                text = "processes of an earlier start are still running: "
-                raise StartError("busy", text + ", ".join(map(str, left)))
-            stuck = in_the_way(silent, since)
-            if not stuck:
-                return
-            if time.monotonic() >= until:
-                text = "may be left of an earlier start, and cannot be looked into (stuck in the kernel): process "
-                raise StartError("busy", text + ", ".join(map(str, stuck)))
-            time.sleep(READ_PATIENCE)
-
-    def remove_older(self) -> None:
-        for name in os.listdir("."):
-            if name.startswith(("exit-", ".exit-", "executed-", ".executed-", "result-")) and self.start_id not in name:
-                try:
-                    os.unlink(name)
-                except OSError:
-                    pass
-
-    def raise_nofile(self, wanted: int) -> int:
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        for pair in ((wanted, max(hard, wanted)), (min(wanted, hard), hard)):
-            try:
-                resource.setrlimit(resource.RLIMIT_NOFILE, pair)
-                return pair[0]
-            except (OSError, ValueError):
-                continue
-        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-    def prepare_record(self) -> None:
-        """Write everything that must be durable before the trainer runs, and reserve the space for later records."""
-        for name, size in ((f".exit-{self.start_id}.tmp", EXIT_SPACE), (f".executed-{self.start_id}.tmp", 0)):
-            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                write_all(fd, b" " * size)
+                write_all(fd, json.dumps(value).encode().ljust(EXIT_SPACE))
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        record = {
-            "version": PROTOCOL,
-            "run_id": self.spec["run_id"],
-            "start_id": self.start_id,
-            "boot_id": boot_id(),
-            "pid_namespace": pid_namespace(),
-            "keeper": os.getpid(),
-            "keeper_ticks": ticks_of(os.getpid()),
-            "pid": self.child,
-            "ticks": self.child_ticks,
-            "argv": self.spec["argv"],
-            "cwd": self.spec["cwd"],
-            "user": self.spec["user"],
-            "output_dir": self.spec["output_dir"],
-            "log": self.spec["log"],
-            "step": self.spec["step"],
-            "started_wall": time.time(),
-            "warnings": self.warnings,
-        }
-        write_atomic("record.json", record)
-        self.info = {key: record[key] for key in ("run_id", "start_id", "boot_id", "pid_namespace", "keeper", "pid")}
-        self.info |= {"ticks": self.child_ticks, "directory": os.getcwd()}
-        for fd in self.locks.values():
-            self.write_lock_info(fd)
-
-    def write_lock_info(self, fd: int) -> None:
-        try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, json.dumps(self.info).encode(), 0)
-            os.fsync(fd)
-        except OSError:
-            pass  # another user's lock file, or a full disk: the record in our directory counts
-
-    def say(self, result: dict[str, Any]) -> None:
-        write_atomic(f"result-{self.start_id}.json", result)
-
-    # -- loop
-
-    def run(self) -> None:
-        poll = select.poll()
-        poll.register(self.wake_r, select.POLLIN)
-        poll.register(self.listener, select.POLLIN)
-        while True:
-            self.reap()
-            self.follow_stop()
-            if self.finished():
-                return
-            events = poll.poll(100 if self.stop_at is not None else int(TICK * 1000))
-            for fd, event in events:
-                if fd == self.wake_r:
-                    try:
-                        self.heed(os.read(self.wake_r, 4096))
-                    except BlockingIOError:
-                        pass
-                elif fd == self.listener.fileno():
-                    self.accept(poll)
-                elif fd in self.clients:
-                    self.serve(poll, fd, event)
-            if time.monotonic() >= self.next_tend:
-                self.next_tend = time.monotonic() + TICK
-                self.tend()
-
-    def heed(self, numbers: bytes) -> None:
-        if signal.SIGTERM in numbers and self.stop_at is None:
-            self.stop_at = time.monotonic() + self.spec["grace"]
-            self.signal_tree(signal.SIGTERM)
-
-    def follow_stop(self) -> None:
-        if self.stop_at is not None and time.monotonic() >= self.stop_at:
-            self.signal_tree(signal.SIGKILL)
-            self.leave_operators()
-
-    def leave_operators(self) -> None:
-        """Treat the tree as ended if only an operator's terminals are left: they live on without a keeper."""
-        living = [pid for pid in descendants_of(os.getpid()) if (found := stat_of(pid)) and found[1] not in "ZXx"]
-        if living and self.exit is not None and operators(living).issuperset(living):
-            self.empty_since = self.empty_since or time.monotonic()
-
-    def tend(self) -> None:
-        try:
-            self.log.tend()
+            os.rename(tmp, f"exit-{self.start_id}.json")
+            sync_dir()
         except OSError as error:
-            self.warn(f"cannot rotate the log: {error.strerror}")
-        try:
-            for place, fd in self.output_locks():  # the trainer created (or replaced) its output directory
-                self.locks[place] = fd
-                self.write_lock_info(fd)
-        except StartError as error:
-            self.locks[error.where] = -1
-            self.warn(error.text)
+            self.durable = False
+            self.warnings.add(f"the exit status could not be recorded: {error.strerror}")
+        self.value = value
 
-    def warn(self, text: str) -> None:
-        if text not in self.warnings:
-            self.warnings.append(text)
 
-    # -- tree
+# --- tree -------------------------------------------------------------------------------------------------------------
 
-    def signal_tree(self, number: int) -> int:
+
+class TreeReaper:
+    """The process tree below this process: lists it, signals it, ends it when asked to stop, and reaps it.
+
+    A stop sends SIGTERM to all of it, and SIGKILL once the grace is over, again and again until nothing of it is left.
+    An operator's terminals inside the tree are never signalled.
+    """
+
+    def __init__(self, exit_record: ExitRecord) -> None:
+        self.exit_record = exit_record
+        self.launcher, self.launcher_ticks = 0, 0
+        self.ended: dict[int, dict[str, Any]] = {}  # the last ones reaped, the launcher left out
+        self.lines: dict[tuple[int, int], list[str]] = {}  # the commands as last read, by (pid, start ticks)
+        self.stop_at: float | None = None  # monotonic second at which a stop by SIGTERM turns into SIGKILL
+        self.empty_since: float | None = None
+
+    # -- signals
+
+    def signal_all(self, number: int) -> int:
+        """Signal the whole tree. Return how many processes it was sent to."""
         sent = 0
         living = descendants_of(os.getpid())
         apart = operators(living)
@@ -1272,7 +1172,74 @@ class Keeper:
                 sent += send_signal(pid, found[3], number)
         return sent
 
-    def tree(self) -> list[dict[str, Any]]:
+    def signal_some(self, targets: list[list[int]], number: int) -> int:
+        """Signal those of ``targets`` (pid, start ticks) that belong to the tree."""
+        living = descendants_of(os.getpid())
+        ours = set(living) - operators(living)
+        return sum(send_signal(pid, ticks, number) for pid, ticks in targets if pid in ours)
+
+    def stop(self, grace: float) -> None:
+        if self.stop_at is None:
+            self.stop_at = time.monotonic() + grace
+            self.signal_all(signal.SIGTERM)
+
+    def follow_stop(self) -> None:
+        if self.stop_at is not None and time.monotonic() >= self.stop_at:
+            self.signal_all(signal.SIGKILL)
+            self.leave_operators()
+
+    def leave_operators(self) -> None:
+        """Treat the tree as ended if only an operator's terminals are left: they live on without a keeper."""
+        living = [pid for pid in descendants_of(os.getpid()) if (found := stat_of(pid)) and found[1] not in "ZXx"]
+        if living and self.exit_record.value is not None and operators(living).issuperset(living):
+            self.empty_since = self.empty_since or time.monotonic()
+
+    def sweep(self) -> None:
+        """Kill what the ``start_before`` commands of a failed start left running: nothing else would end it."""
+        until = time.monotonic() + SWEEP_DEADLINE
+        while descendants_of(os.getpid()) and time.monotonic() < until:
+            self.signal_all(signal.SIGKILL)
+            time.sleep(0.02)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
+
+    # -- ends
+
+    def reap(self) -> None:
+        """Reap everything that has ended. The launcher's end is recorded while it is still a zombie."""
+        while True:
+            try:
+                gone = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                gone = None
+                self.empty_since = self.empty_since or time.monotonic()
+            if gone is None:
+                return
+            pid = gone.si_pid
+            found = stat_of(pid)
+            code = gone.si_status if gone.si_code == os.CLD_EXITED else None
+            number = None if gone.si_code == os.CLD_EXITED else gone.si_status
+            if pid == self.launcher and self.exit_record.value is None:
+                self.exit_record.write(code, number, self.stop_at is not None)
+            else:
+                while len(self.ended) >= MAX_ENDED:
+                    del self.ended[next(iter(self.ended))]
+                self.ended[pid] = {
+                    "pid": pid,
+                    "ticks": found[3] if found else 0,
+                    "comm": found[0] if found else "",
+                    "code": code,
+                    "signal": number,
+                    "at_wall": time.time(),
+                }
+            os.waitpid(pid, 0)
+
+    # -- views
+
+    def processes(self) -> list[dict[str, Any]]:
         """Return every living process. One that cannot be read is listed too, with "cuda" unknown."""
         living = {}
         for pid in descendants_of(os.getpid()):
@@ -1298,16 +1265,24 @@ class Keeper:
         self.lines = {(process["pid"], process["ticks"]): process["cmdline"] for process in processes}
         return processes
 
-    def send(self, request: dict[str, Any]) -> int:
-        number = int(request["sig"])
-        targets = request.get("targets")
-        if targets is None:
-            return self.signal_tree(number)
-        living = descendants_of(os.getpid())
-        ours = set(living) - operators(living)
-        return sum(send_signal(pid, ticks, number) for pid, ticks in targets if pid in ours)
+    def sockets(self, pids: list[int]) -> dict[str, list[int] | None]:
+        """Return the inode numbers of the open sockets of those of ``pids`` that belong to the tree."""
+        ours = set(descendants_of(os.getpid()))
+        asked = [(pid, found[3]) for pid in pids if pid in ours and (found := stat_of(pid)) is not None]
+        read = READER.each(asked, sockets_of)
+        return {str(pid): read.get(pid) for pid, _ in asked}
 
-    # -- control socket
+
+# --- control socket ---------------------------------------------------------------------------------------------------
+
+
+class ControlSocket:
+    """k.sock: one JSON object a line, each answered by one line. Never blocks; a client that misbehaves is closed."""
+
+    def __init__(self, keeper: Answers) -> None:
+        self.keeper = keeper
+        self.listener: socket.socket
+        self.clients: dict[int, tuple[socket.socket, bytes, bytes]] = {}  # fd -> socket, incoming, outgoing
 
     def listen(self) -> None:
         try:
@@ -1318,6 +1293,12 @@ class Keeper:
         self.listener.bind("k.sock")  # relative: the full path may be longer than the 108 bytes a socket may have
         os.chmod("k.sock", 0o600)
         self.listener.listen(MAX_CLIENTS)
+
+    def handle(self, poll: select.poll, fd: int, event: int) -> None:
+        if fd == self.listener.fileno():
+            self.accept(poll)
+        elif fd in self.clients:
+            self.serve(poll, fd, event)
 
     def accept(self, poll: select.poll) -> None:
         try:
@@ -1361,9 +1342,200 @@ class Keeper:
     def reply(self, line: bytes) -> dict[str, Any]:
         try:
             request = json.loads(line)
-            return {"v": PROTOCOL, "ok": True} | self.answer(request)
+            return {"v": PROTOCOL, "ok": True} | self.keeper.answer(request)
         except Exception as error:  # whatever it is, a request must not end the keeper
             return {"v": PROTOCOL, "ok": False, "error": f"cannot answer: {type(error).__name__}: {error}"}
+
+
+# --- keeper -----------------------------------------------------------------------------------------------------------
+
+
+def owner_of(user: str) -> tuple[int, int] | None:
+    """Return (uid, gid) of the user that training runs as; None for our own. Raises StartError."""
+    if not user:
+        return None
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        raise StartError("user", f"user {user!r} not found") from None
+    return entry.pw_uid, entry.pw_gid
+
+
+def remove_older(start_id: str) -> None:
+    """Delete the small files of earlier starts."""
+    for name in os.listdir("."):
+        if name.startswith(("exit-", ".exit-", "executed-", ".executed-", "result-")) and start_id not in name:
+            try:
+                os.unlink(name)
+            except OSError:
+                pass
+
+
+def raise_nofile(wanted: int) -> int:
+    """Return the limit of open files, raised as far as allowed."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    for pair in ((wanted, max(hard, wanted)), (min(wanted, hard), hard)):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, pair)
+            return pair[0]
+        except (OSError, ValueError):
+            continue
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+class Keeper:
+    """One start, from the request to the end of its last process."""
+
+    def __init__(self, start_id: str) -> None:
+        self.start_id = start_id
+        self.spec: dict[str, Any] = {}
+        self.warnings = Warnings()
+        self.locks = RunLocks(self.warnings)
+        self.exit_record = ExitRecord(start_id, self.warnings)
+        self.tree = TreeReaper(self.exit_record)
+        self.socket = ControlSocket(self)
+        self.log: Log
+        self.next_tend = 0.0
+        self.released = False
+        self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    # -- start
+
+    def start(self) -> None:
+        spec_name = f"spec-{self.start_id}.json"
+        spec = read_json(spec_name)
+        if spec is None:
+            raise StartError("superseded", "the start was withdrawn", 0, spec_name)
+        os.unlink(spec_name)
+        self.spec = spec
+        self.locks.take(spec)
+        if (read_file("wanted") or b"").decode().strip() != self.start_id:
+            raise StartError("superseded", "a newer start took its place")
+        if time.clock_gettime(time.CLOCK_BOOTTIME) > spec["expires"]:
+            raise StartError("superseded", "the start came too late")
+        refuse_beside_survivors(self.locks.records())
+        owner = owner_of(spec["user"])
+        self.log = Log(spec["log"], spec["log_limit"], spec["log_count"], owner)
+        remove_older(self.start_id)
+        got = raise_nofile(spec["nofile"])
+        if got < spec["nofile"]:
+            self.warnings.add(f"open-file limit is {got}, wanted {spec['nofile']}")
+        failure = self.launch(owner)
+        if failure:
+            os.waitpid(self.tree.launcher, 0)
+            self.tree.sweep()
+            os.rename("record.json", "record.last.json")
+            said = json.loads(failure)
+            raise StartError(said["step"], said["text"], said["errno"], said["where"])
+        self.spec = {key: spec[key] for key in ("run_id", "argv", "cwd", "output_dir", "grace", "linger")}
+        try:
+            os.rename(f".executed-{self.start_id}.tmp", f"executed-{self.start_id}")
+            sync_dir()
+            self.say({"ok": True, "pid": self.tree.launcher, "warnings": self.warnings.texts})
+        except OSError as error:  # training runs: from here on the keeper must not end before it
+            self.warnings.add(f"cannot write to the state directory: {error.strerror}")
+
+    def launch(self, owner: tuple[int, int] | None) -> bytes:
+        """Fork the child, make the record durable, and only then let the child execute the command. Return what the
+        child said of its failure; empty once the command runs."""
+        go_r, go_w = os.pipe2(os.O_CLOEXEC)
+        fail_r, fail_w = os.pipe2(os.O_CLOEXEC)
+        self.tree.launcher = os.fork()
+        if self.tree.launcher == 0:
+            try:
+                os.close(go_w)
+                os.close(fail_r)
+                become_trainer(self.spec, owner, go_r, fail_w, self.log.fd)
+            finally:
+                os._exit(126)
+        os.close(go_r)
+        os.close(fail_w)
+        self.tree.launcher_ticks = ticks_of(self.tree.launcher)
+        self.write_record()
+        self.socket.listen()
+        os.write(go_w, b"g")
+        os.close(go_w)
+        failure = b""
+        while True:
+            chunk = os.read(fail_r, 4096)
+            if not chunk:
+                break
+            failure += chunk
+        os.close(fail_r)
+        return failure
+
+    def write_record(self) -> None:
+        """Write everything that must be durable before the trainer runs, and reserve the space for later records."""
+        self.exit_record.reserve()
+        reserve(f".executed-{self.start_id}.tmp", 0)
+        record = {
+            "version": PROTOCOL,
+            "run_id": self.spec["run_id"],
+            "start_id": self.start_id,
+            "boot_id": boot_id(),
+            "pid_namespace": pid_namespace(),
+            "keeper": os.getpid(),
+            "keeper_ticks": ticks_of(os.getpid()),
+            "pid": self.tree.launcher,
+            "ticks": self.tree.launcher_ticks,
+            "argv": self.spec["argv"],
+            "cwd": self.spec["cwd"],
+            "user": self.spec["user"],
+            "output_dir": self.spec["output_dir"],
+            "log": self.spec["log"],
+            "step": self.spec["step"],
+            "started_wall": time.time(),
+            "warnings": self.warnings.texts,
+        }
+        write_atomic("record.json", record)
+        info = {key: record[key] for key in ("run_id", "start_id", "boot_id", "pid_namespace", "keeper", "pid")}
+        self.locks.write(info | {"ticks": self.tree.launcher_ticks, "directory": os.getcwd()})
+
+    def say(self, result: dict[str, Any]) -> None:
+        write_atomic(f"result-{self.start_id}.json", result)
+
+    # -- loop
+
+    def run(self) -> None:
+        poll = select.poll()
+        poll.register(self.wake_r, select.POLLIN)
+        poll.register(self.socket.listener, select.POLLIN)
+        while True:
+            self.tree.reap()
+            self.tree.follow_stop()
+            if self.finished():
+                return
+            events = poll.poll(100 if self.tree.stop_at is not None else int(TICK * 1000))
+            for fd, event in events:
+                if fd == self.wake_r:
+                    try:
+                        if signal.SIGTERM in os.read(self.wake_r, 4096):
+                            self.tree.stop(self.spec["grace"])
+                    except BlockingIOError:
+                        pass
+                else:
+                    self.socket.handle(poll, fd, event)
+            if time.monotonic() >= self.next_tend:
+                self.next_tend = time.monotonic() + TICK
+                self.tend()
+
+    def tend(self) -> None:
+        try:
+            self.log.tend()
+        except OSError as error:
+            self.warnings.add(f"cannot rotate the log: {error.strerror}")
+        self.locks.tend()
+
+    def finished(self) -> bool:
+        """Return whether the tree has ended and podwatch has noted it, or had ``linger`` seconds for that (the record
+        is durable)."""
+        if self.tree.empty_since is None or self.exit_record.value is None:
+            return False
+        if self.released or self.tree.stop_at is not None:
+            return True
+        return self.exit_record.durable and time.monotonic() - self.tree.empty_since >= self.spec["linger"]
+
+    # -- requests
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer one request, {"v": 1, "do": ...}: hello, status, tree, sockets {pids}, signal {sig, targets?},
@@ -1372,97 +1544,40 @@ class Keeper:
         if what == "hello":
             return {"protocols": [PROTOCOL], "keeper": os.getpid(), "start_id": self.start_id} | {
                 "run_id": self.spec["run_id"],
-                "pid": self.child,
-                "ticks": self.child_ticks,
+                "pid": self.tree.launcher,
+                "ticks": self.tree.launcher_ticks,
             }
         if what == "status":
             return {
-                "exit": self.exit,
-                "tree_gone": self.empty_since is not None,
-                "warnings": self.warnings,
+                "exit": self.exit_record.value,
+                "tree_gone": self.tree.empty_since is not None,
+                "warnings": self.warnings.texts,
                 "log_rotations": self.log.rotations,
                 "log_dropped_bytes": self.log.dropped,
-                "stopping": self.stop_at is not None,
+                "stopping": self.tree.stop_at is not None,
             }
         if what == "tree":
-            return {"processes": self.tree(), "ended": list(self.ended.values())}
+            return {"processes": self.tree.processes(), "ended": list(self.tree.ended.values())}
         if what == "sockets":
-            ours = set(descendants_of(os.getpid()))
-            asked = [(pid, found[3]) for pid in request["pids"] if pid in ours and (found := stat_of(pid)) is not None]
-            read = READER.each(asked, sockets_of)
-            return {"sockets": {str(pid): read.get(pid) for pid, _ in asked}}
+            return {"sockets": self.tree.sockets(request["pids"])}
         if what == "signal":
-            return {"sent": self.send(request)}
+            number, targets = int(request["sig"]), request.get("targets")
+            return {"sent": self.tree.signal_all(number) if targets is None else self.tree.signal_some(targets, number)}
         if what == "release":
-            self.reap()
-            self.leave_operators()
-            if self.empty_since is None:
-                return {"ok": False, "error": "processes of the tree are still running"}
-            if not self.released:
-                self.released = True
-                os.rename("record.json", "record.last.json")
-                sync_dir()
-            return {}
+            return self.release()
         raise KeyError(what)
 
-    # -- exit record
-
-    def reap(self) -> None:
-        while True:
-            try:
-                gone = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                gone = None
-                self.empty_since = self.empty_since or time.monotonic()
-            if gone is None:
-                return
-            pid = gone.si_pid
-            found = stat_of(pid)
-            code = gone.si_status if gone.si_code == os.CLD_EXITED else None
-            number = None if gone.si_code == os.CLD_EXITED else gone.si_status
-            if pid == self.child and self.exit is None:
-                self.record_exit(code, number)
-            else:
-                while len(self.ended) >= MAX_ENDED:
-                    del self.ended[next(iter(self.ended))]
-                self.ended[pid] = {
-                    "pid": pid,
-                    "ticks": found[3] if found else 0,
-                    "comm": found[0] if found else "",
-                    "code": code,
-                    "signal": number,
-                    "at_wall": time.time(),
-                }
-            os.waitpid(pid, 0)
-
-    def record_exit(self, code: int | None, number: int | None) -> None:
-        """Record how the launcher ended, in the space reserved at the start; durable before it is reported."""
-        value = {"start_id": self.start_id, "code": code, "signal": number, "at_wall": time.time()}
-        value["stopped"] = self.stop_at is not None
-        value["at_boot"] = time.clock_gettime(time.CLOCK_BOOTTIME)
-        tmp = f".exit-{self.start_id}.tmp"
-        try:
-            fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                write_all(fd, json.dumps(value).encode().ljust(EXIT_SPACE))
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.rename(tmp, f"exit-{self.start_id}.json")
+    def release(self) -> dict[str, Any]:
+        """Podwatch has noted the end: the record no longer names this trainer, and the keeper can end."""
+        self.tree.reap()
+        self.tree.leave_operators()
+        if self.tree.empty_since is None:
+            return {"ok": False, "error": "processes of the tree are still running"}
+        if not self.released:
+            self.released = True
+            os.rename("record.json", "record.last.json")
             sync_dir()
-        except OSError as error:
-            self.exit_durable = False
-            self.warn(f"the exit status could not be recorded: {error.strerror}")
-        self.exit = value
-
-    def finished(self) -> bool:
-        """Return whether the tree has ended and podwatch has noted it, or had ``linger`` seconds for that (the record
-        is durable)."""
-        if self.empty_since is None or self.exit is None:
-            return False
-        if self.released or self.stop_at is not None:
-            return True
-        return self.exit_durable and time.monotonic() - self.empty_since >= self.spec["linger"]
+        return {}
 
 
 # --- main -------------------------------------------------------------------------------------------------------------

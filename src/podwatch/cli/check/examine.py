@@ -22,7 +22,8 @@ def examine(
 ) -> Iterator[Line]:
     """The results of every check, in the order in which an operator fixes things. A check that fails to run yields a
     result, too, and does not stop the others."""
-    now, sets = leftovers.running(settings), sets_of(settings)
+    present, sets = leftovers.running(settings), sets_of(settings)
+    now = present.text
     checks: dict[str, Callable[[], Iterator[Line]]] = {
         "output_dir": lambda: disk.output_dir(settings),
         "directories": lambda: disk.own_directory(settings),
@@ -33,7 +34,7 @@ def examine(
         "vllm": lambda: start.vllm(settings),
         "packages": lambda: start.packages(settings),
         "gpu": lambda: gpus(settings, now),
-        "supervise": lambda: leftovers.supervise(settings, now),
+        "supervise": lambda: leftovers.supervise(settings, present),
         "leftovers": lambda: leftovers.leftovers(settings, now),
         "other tools": lambda: other_tools(settings),
         "steps": lambda: leftovers.ahead(settings, now, sets),

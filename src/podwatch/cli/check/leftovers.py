@@ -25,13 +25,22 @@ from podwatch.trainer.roles import SHELLS, program
 SHOWN = 4
 
 
-def running(settings: Settings) -> str:
-    """The running training as text; empty if there is none."""
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The training that runs now. ``text`` is empty if there is none; ``kept``: podwatch started it."""
+
+    text: str = ""
+    kept: bool = False
+
+
+def running(settings: Settings) -> Running:
     record = read_record(settings.state_dir / settings.run_id / "keeper")
     if record is not None and is_alive(record.launcher):
-        return f"training is running under its keeper (pid {record.launcher.pid})"
+        return Running(f"training is running under its keeper (pid {record.launcher.pid})", kept=True)
     found = candidates(settings).candidates
-    return f"a trainer that podwatch did not start is running (pid {found[0].launcher.pid})" if len(found) == 1 else ""
+    if len(found) != 1:
+        return Running()
+    return Running(f"a trainer that podwatch did not start is running (pid {found[0].launcher.pid})")
 
 
 def candidates(settings: Settings) -> discover.Judged:
@@ -39,9 +48,9 @@ def candidates(settings: Settings) -> discover.Judged:
     return discover.judge(discover.gather(run, own_pid=os.getpid()), run)
 
 
-def supervise(settings: Settings, now: str) -> Iterator[Line]:
-    mode = settings.trainer.supervise
-    seen = discover.Judged() if "keeper" in now else candidates(settings)
+def supervise(settings: Settings, present: Running) -> Iterator[Line]:
+    mode, now = settings.trainer.supervise, present.text
+    seen = discover.Judged() if present.kept else candidates(settings)
     several = seen.candidates
     if len(several) > 1:
         listed = "; ".join(f"pid {c.launcher.pid}: {c.reason}" for c in several)
