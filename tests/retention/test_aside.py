@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-import podwatch.retention.usage as aside_module
+import podwatch.retention.trash as aside_module
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
-from podwatch.retention.usage import SetAsideUsage
+from podwatch.retention.trash import SetAsideUsage
 from podwatch.system.pinned import PinnedTree
 from podwatch.system.workspace import Workspace
 from tests.support.checkpoints import write_prime_rl_step, write_rollouts
