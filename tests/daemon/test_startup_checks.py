@@ -177,7 +177,7 @@ def test_retention_removes_nothing_without_a_journal(tmp_path: Path) -> None:
     workspace.output_dir.mkdir()
     workspace = workspace.probe()
     (workspace.trash / "1.5.0").mkdir(parents=True)
-    remover = Remover(workspace, journal, SystemClock(), lambda event: None, stand.guard.blocked_reason)
+    remover = Remover(workspace, journal, SystemClock(), lambda event: None, stand.guard)
     report = remover.sweep_trash()
     assert report.problems
     assert (workspace.trash / "1.5.0").is_dir()

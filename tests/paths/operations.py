@@ -14,7 +14,7 @@ from podwatch.journal import load_run_record, save_run_record
 from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
 from podwatch.retention.remover import Remover
-from podwatch.retention.usage import SetAsideUsage
+from podwatch.retention.trash import SetAsideUsage
 from podwatch.sync.restore.staging import StagingArea
 from podwatch.sync.upload.hardlinks import Holder
 from podwatch.system.clock import SystemClock

@@ -87,7 +87,7 @@ def test_each_filesystem_counts_and_frees_its_own(volumes: tuple[Workspace, Path
         place,
         intent_for([make(place.output_dir / "broadcasts" / "step_15"), make(ckpt / "step_15")]),
     )
-    entries = quarantine_entries(place, now_wall=1e9, keep_seconds=60.0, needed=lambda _: True)
+    entries = quarantine_entries(place, now_wall=1e9, keep_seconds=60.0, verified=-1)
     assert {e.device for e in entries} == {place.output_dir.stat().st_dev, ckpt.stat().st_dev}
     assert all(e.needed and e.step == 15 and e.bytes >= 100_000 for e in entries)
     journal = Journal.open(tmp_path / "journal.sqlite")

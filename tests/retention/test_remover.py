@@ -274,12 +274,12 @@ def test_quarantine_expires_but_never_while_it_is_needed(pod: Pod) -> None:
     (pod.workspace.quarantine / ".spare").mkdir()
 
     def entries(now: float, successor: int) -> list[tuple[int, bool, bool]]:
-        found = quarantine_entries(pod.workspace, now_wall=now, keep_seconds=100.0, needed=lambda s: s > successor)
+        found = quarantine_entries(pod.workspace, now_wall=now, keep_seconds=100.0, verified=successor)
         return [(e.step, e.expired, e.needed) for e in found]
 
     assert entries(50.0, 0) == [(40, False, True), (45, False, False), (-1, False, True)]
     assert entries(150.0, 40) == [(40, True, False), (45, True, False), (-1, False, True)]
-    expired = quarantine_entries(pod.workspace, now_wall=150.0, keep_seconds=100.0, needed=lambda s: False)[0]
+    expired = quarantine_entries(pod.workspace, now_wall=150.0, keep_seconds=100.0, verified=1 << 62)[0]
     removal = Removal(RemovalKind.QUARANTINE, expired.bytes, "expired", path=expired.path)
     assert pod.remover.carry_out(plan(removal), pod.paths).problems == ()
     assert sorted(p.name for p in pod.workspace.quarantine.iterdir()) == [".spare", "2", "3"]

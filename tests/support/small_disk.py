@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import os
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -15,12 +16,13 @@ from podwatch.daemon.checkpoint_loop import CheckpointLoop
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event
 from podwatch.domain.policy import DiskPolicy
-from podwatch.domain.snapshot import DiskSample
+from podwatch.domain.snapshot import DiskSample, Reading, observed
 from podwatch.journal.journal import Journal
 from podwatch.policy.retention import Protection, RemovalPlan
-from podwatch.retention.pruner import Pruner
+from podwatch.retention.forecast import Forecast
+from podwatch.retention.pruner import Disks, Pruner
 from podwatch.retention.remover import Remover
-from podwatch.retention.usage import SetAsideUsage
+from podwatch.retention.trash import SetAsideUsage
 from podwatch.sensors.disk import DiskSensor
 from podwatch.system.clock import SystemClock
 from podwatch.system.workers import Worker
@@ -49,6 +51,85 @@ class Uploads(Protocol):
     async def abandon(self, step: int) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """The readings of the other file systems."""
+
+    guard: "Guard"
+
+    def latest(self) -> Reading[tuple[DiskSample, ...]]:
+        return observed(self.guard.others(), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoints:
+    guard: "Guard"
+    paths: Callable[[int], Sequence[Path]]
+
+    @property
+    def sets(self) -> tuple[CheckpointSet, ...]:
+        return self.guard.catalogue.sets
+
+    @property
+    def blind(self) -> str:
+        return self.guard.guarding.blind
+
+    @property
+    def pins(self) -> Mapping[int, str]:
+        return {**self.guard.guarding.named, **self.guard.pins}
+
+    def rescan(self) -> None:
+        self.guard.guarding.wake()
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    guard: "Guard"
+
+    @property
+    def stored(self) -> frozenset[tuple[int, str]] | None:
+        """By default a store that keeps up, one save behind."""
+        if self.guard.uploads is not None:
+            return self.guard.uploads.stored()
+        complete = [s for s in self.guard.catalogue.sets if s.complete]
+        return frozenset((s.step, s.save_id) for s in complete[:-1]) if self.guard.store else None
+
+    @property
+    def verified(self) -> int:
+        return max((step for step, _ in self.stored or ()), default=-1)
+
+    async def abandon(self, step: int) -> None:
+        assert self.guard.uploads is not None, "nothing is uploaded here"
+        await self.guard.uploads.abandon(step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trainer:
+    guard: "Guard"
+    first_seen_wall: float = 0.0
+
+    @property
+    def held(self) -> str:
+        return self.guard.held
+
+    @property
+    def protected(self) -> Mapping[int, Protection]:
+        step = self.guard.uploads.uploading() if self.guard.uploads is not None else None
+        return {**({step: Protection.UPLOADING} if step is not None else {}), **self.guard.protected}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    guard: "Guard"
+    quota: bool
+    acts: bool = True
+    stages_in_temp: bool = False
+
+    @property
+    def policy(self) -> DiskPolicy:
+        return self.guard.policy
+
+
 class Guard:
     """Catalogue, guarding round, disk sensor, pruner and remover, as the daemon joins them."""
 
@@ -69,6 +150,7 @@ class Guard:
         self.workspace = Workspace(out, beside=() if checkpoint_dir is None else (checkpoint_dir,)).probe()
         self.policy = policy or DiskPolicy(lead_seconds=1e9, react_seconds=0.0)
         self.uploads: Uploads | None = None
+        self.others = others
         layout = PrimeRLLayout(out, checkpoint_dir=checkpoint_dir, command=("--variant", variant))
         self.catalogue = Catalogue(layout, clock, settle=0.05, settle_weak=0.05)
         self.events: list[Event] = []
@@ -88,29 +170,6 @@ class Guard:
         self.pins: dict[int, str] = {}
         self.asked = 0.0
         self.before: RemovalPlan | None = None
-        self.pruner = Pruner(
-            catalogue=self.catalogue,
-            remover=Remover(self.workspace, self.journal, clock, self.events.append),
-            aside=self.aside,
-            step_paths=layout.step_paths,
-            workspace=self.workspace,
-            disk=self.disk,
-            worker=self.workers[1],
-            clock=clock,
-            policy=lambda: self.policy,
-            act=lambda: True,
-            blind=lambda: self.guarding.blind,
-            quota=lambda: capacity is not None,
-            stored=self.stored,
-            verified=lambda: max((step for step, _ in self.stored() or ()), default=-1),
-            pins=lambda: {**self.guarding.named, **self.pins},
-            protected=self._protected,
-            hold=lambda: self.held,
-            first_seen_wall=lambda: 0.0,
-            abandon_upload=self.abandon,
-            rescan=lambda: self.guarding.wake(),  # noqa: PLW0108 - made below
-            others=others,
-        )
         self.guarding = CheckpointLoop(
             catalogue=self.catalogue,
             worker=self.workers[0],
@@ -118,25 +177,22 @@ class Guard:
             rescan=0.04,
             emit=self.events.append,
             uploads=None,
-            make_room=self.pruner.look,
+            make_room=lambda: self.pruner.look(),  # noqa: PLW0108 - made below
             refresh_watches=lambda: None,
             named=lambda: linked_steps(layout),
         )
-
-    def stored(self) -> frozenset[tuple[int, str]] | None:
-        """By default a store that keeps up, one save behind."""
-        if self.uploads is not None:
-            return self.uploads.stored()
-        complete = [s for s in self.catalogue.sets if s.complete]
-        return frozenset((s.step, s.save_id) for s in complete[:-1]) if self.store else None
-
-    def _protected(self) -> Mapping[int, Protection]:
-        step = self.uploads.uploading() if self.uploads is not None else None
-        return {**({step: Protection.UPLOADING} if step is not None else {}), **self.protected}
-
-    async def abandon(self, step: int) -> None:
-        assert self.uploads is not None, "nothing is uploaded here"
-        await self.uploads.abandon(step)
+        self.pruner = Pruner(
+            checkpoints=_Checkpoints(self, layout.step_paths),
+            store=_Store(self),
+            trainer=_Trainer(self),
+            rules=_Rules(self, quota=capacity is not None),
+            disks=Disks(self.disk, _Others(self)),
+            forecast=Forecast(),
+            remover=Remover(self.workspace, self.journal, clock, self.events.append),
+            aside=self.aside,
+            worker=self.workers[1],
+            clock=clock,
+        )
 
     def newest(self) -> CheckpointSet | None:
         return newest_complete(self.catalogue.sets)

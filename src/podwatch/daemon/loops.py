@@ -1,7 +1,8 @@
 """Builds the daemon's three loops: sensing (seconds), checkpoint rescans, pruning (under pressure)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from podwatch.checkpoints.pinned_links import linked_steps
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop
@@ -10,14 +11,15 @@ from podwatch.daemon.sensing_loop import SensingLoop
 from podwatch.daemon.wiring import READ_SO_FAR, Components
 from podwatch.detection.engine import initial
 from podwatch.detection.learned import Learned
-from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.finding import Finding
 from podwatch.domain.mutation_guard import Mutation
+from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import CheckpointMark, Snapshot
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import next_save_in, steps_per_save
 from podwatch.policy.retention import Protection
-from podwatch.retention.pruner import Pruner
+from podwatch.retention.pruner import Disks, Pruner
 from podwatch.sync.upload.priority import Outlook
 
 READ_TURNS = 5
@@ -31,6 +33,118 @@ class DaemonLoops:
     sensing: SensingLoop
     guarding: CheckpointLoop
     pruner: Pruner
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoints:
+    """The checkpoints on this pod, for the pruner."""
+
+    parts: Components
+    loop: CheckpointLoop
+    pinned: Callable[[], Mapping[int, str]]
+
+    @property
+    def sets(self) -> tuple[CheckpointSet, ...]:
+        return self.parts.catalogue.sets
+
+    @property
+    def blind(self) -> str:
+        return self.loop.blind or self.parts.catalogue.problem
+
+    @property
+    def pins(self) -> Mapping[int, str]:
+        return {**self.loop.named, **self.pinned()}
+
+    def paths(self, step: int) -> Sequence[Path]:
+        return self.parts.layout.step_paths(step)
+
+    def rescan(self) -> None:
+        self.loop.wake()
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    """What the store has of this run, for the pruner."""
+
+    parts: Components
+
+    @property
+    def stored(self) -> frozenset[tuple[int, str]] | None:
+        syncer = self.parts.syncer
+        return None if syncer is None else syncer.state.stored
+
+    @property
+    def verified(self) -> int:
+        """The newest safe step of the current lineage: earlier quarantined checkpoints can expire. The pointer's step
+        counts, not the highest one: a higher step of an earlier lineage proves nothing."""
+        if self.parts.syncer is not None:
+            last = self.parts.syncer.state.last_step
+            return -1 if last is None else last
+        newest = newest_complete(self.parts.catalogue.sets)
+        return -1 if newest is None else newest.step
+
+    async def abandon(self, step: int) -> None:
+        if self.parts.syncer is not None:
+            await self.parts.syncer.abandon(step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trainer:
+    """What must not be deleted because of the trainer, for the pruner."""
+
+    parts: Components
+
+    @property
+    def held(self) -> str:
+        if blocked := self.parts.guard.blocked_reason(Mutation.DELETE):
+            return blocked
+        state = self.parts.recovery.state
+        if state.hold_deletions:
+            return "the last resume could not be confirmed: nothing is deleted before the next save"
+        return "training is being stopped or started" if state.acting else ""
+
+    @property
+    def protected(self) -> Mapping[int, Protection]:
+        """Steps that are in use now: resumed from, uploading, or of an earlier branch."""
+        parts = self.parts
+        found = dict.fromkeys(parts.recovery.state.protect, Protection.RESUME_SOURCE)
+        if parts.syncer is not None:
+            for step in parts.syncer.protect:
+                found.setdefault(step, Protection.UPLOADING)
+        if (kept := kept_branch(parts)) is not None:
+            for one in parts.catalogue.sets:
+                if one.earlier:
+                    found.setdefault(one.step, Protection.EARLIER_BRANCH)
+            found[kept] = Protection.EARLIER_NEWEST
+        return found
+
+    @property
+    def first_seen_wall(self) -> float:
+        record = self.parts.record.current
+        return record.first_seen_wall if record is not None else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """The settings of removal as last reloaded, for the pruner."""
+
+    parts: Components
+
+    @property
+    def policy(self) -> DiskPolicy:
+        return self.parts.policies.disk
+
+    @property
+    def acts(self) -> bool:
+        return self.parts.settings.mode == "act"
+
+    @property
+    def quota(self) -> bool:
+        return self.parts.settings.disk.capacity is not None
+
+    @property
+    def stages_in_temp(self) -> bool:
+        return self.parts.layout.name in STAGES_IN_TEMP
 
 
 def about_run(parts: Components) -> tuple[str, str]:
@@ -49,72 +163,9 @@ def make_loops(
 ) -> DaemonLoops:
     """Build the loops; starts nothing."""
 
-    def protected() -> Mapping[int, Protection]:
-        """Steps that are in use now: resumed from, uploading, or of an earlier branch."""
-        found = dict.fromkeys(parts.recovery.state.protect, Protection.RESUME_SOURCE)
-        if parts.syncer is not None:
-            for step in parts.syncer.protect:
-                found.setdefault(step, Protection.UPLOADING)
-        if (kept := kept_branch(parts)) is not None:
-            for one in parts.catalogue.sets:
-                if one.earlier:
-                    found.setdefault(one.step, Protection.EARLIER_BRANCH)
-            found[kept] = Protection.EARLIER_NEWEST
-        return found
-
-    def hold() -> str:
-        if blocked := parts.guard.blocked_reason(Mutation.DELETE):
-            return blocked
-        state = parts.recovery.state
-        if state.hold_deletions:
-            return "the last resume could not be confirmed: nothing is deleted before the next save"
-        return "training is being stopped or started" if state.acting else ""
-
-    async def abandon(step: int) -> None:
-        if parts.syncer is not None:
-            await parts.syncer.abandon(step)
-
-    def stored() -> frozenset[tuple[int, str]] | None:
-        return parts.syncer.state.stored if parts.syncer is not None else None
-
-    def verified() -> int:
-        """The newest safe step of the current lineage: earlier quarantined checkpoints can expire. The pointer's step
-        counts, not the highest one: a higher step of an earlier lineage proves nothing."""
-        if parts.syncer is not None:
-            last = parts.syncer.state.last_step
-            return -1 if last is None else last
-        newest = newest_complete(parts.catalogue.sets)
-        return -1 if newest is None else newest.step
-
     def checkpoint() -> CheckpointMark:
         newest = newest_complete(parts.catalogue.sets)
         return CheckpointMark() if newest is None else CheckpointMark(newest.step, newest.changed_wall)
-
-    pruner = Pruner(
-        catalogue=parts.catalogue,
-        remover=parts.remover,
-        aside=parts.aside,
-        step_paths=parts.layout.step_paths,
-        workspace=parts.workspace,
-        disk=parts.disk,
-        worker=parts.removals,
-        clock=parts.clock,
-        policy=lambda: parts.policies.disk,
-        act=lambda: parts.settings.mode == "act",
-        blind=lambda: guarding.blind or parts.catalogue.problem,
-        quota=lambda: parts.settings.disk.capacity is not None,
-        stored=stored,
-        verified=verified,
-        pins=lambda: {**guarding.named, **pins()},
-        protected=protected,
-        hold=hold,
-        first_seen_wall=lambda: parts.record.current.first_seen_wall if parts.record.current else 0.0,
-        abandon_upload=abandon,
-        rescan=lambda: guarding.wake(),  # noqa: PLW0108 - guarding is made below
-        forecast=parts.forecast,
-        others=lambda: parts.disks.latest().value or (),
-        stages_in_temp=parts.layout.name in STAGES_IN_TEMP,
-    )
 
     def look_first() -> None:
         parts.roots.look()
@@ -127,11 +178,23 @@ def make_loops(
         rescan=parts.settings.checkpoints.rescan,
         emit=parts.emit,
         uploads=parts.syncer,
-        make_room=pruner.look,
+        make_room=lambda: pruner.look(),  # noqa: PLW0108 - pruner is made below
         refresh_watches=parts.watcher.refresh,
         named=lambda: {**linked_steps(parts.layout), **parts.layout.pinned()},
         look_first=look_first,
         announced=announced,
+    )
+    pruner = Pruner(
+        checkpoints=_Checkpoints(parts, guarding, pins),
+        store=_Store(parts),
+        trainer=_Trainer(parts),
+        rules=_Rules(parts),
+        disks=Disks(parts.disk, parts.disks),
+        forecast=parts.forecast,
+        remover=parts.remover,
+        aside=parts.aside,
+        worker=parts.removals,
+        clock=parts.clock,
     )
     read_so_far: dict[str, object] = {}
 

@@ -48,7 +48,7 @@ from podwatch.recovery.controller import Recovery
 from podwatch.recovery.state import RecordHolder, RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.retention.forecast import SAVES, Forecast
 from podwatch.retention.remover import Remover
-from podwatch.retention.usage import SetAsideUsage
+from podwatch.retention.trash import SetAsideUsage
 from podwatch.sensors.disk import DiskSensor, DisksSensor
 from podwatch.sensors.gpu import GpuReader, GpuSensor
 from podwatch.sensors.host import HostSensor
@@ -388,7 +388,7 @@ def build(
         two_writers=two_writers,
         implausible=implausible,
         store_refused=refused,
-        remover=Remover(workspace, journal.sync, clock, emit, lambda: guard.blocked_reason(Mutation.DELETE)),
+        remover=Remover(workspace, journal.sync, clock, emit, guard),
         aside=aside,
         files=Worker("checkpoints"),
         removals=Worker("removals"),

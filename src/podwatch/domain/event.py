@@ -2,7 +2,7 @@
 names.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -84,6 +84,10 @@ class Event:
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", scrub(self.message))
         object.__setattr__(self, "fields", {name: scrub_field(name, value) for name, value in self.fields.items()})
+
+
+Emit = Callable[[Event], None]
+"""Records one event, and passes it on to whoever listens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,11 @@ LEAST_REMOVED_BYTES = 1 << 30
 ANSWER_SECONDS = 5.0
 """Lifetime of a cached prediction; saves are minutes apart."""
 
+Keep = Callable[[dict[str, Any]], None]
+"""Writes what is known to the journal, under ``SAVES``."""
+SaveSeconds = Callable[[], float | None]
+"""Returns the median duration of a save as the detectors learned it; None before the first."""
+
 
 class Forecast:
     """``kept`` is the last value given to ``keep``. For the event loop; nothing blocks."""
@@ -22,8 +27,8 @@ class Forecast:
         self,
         kept: object = None,
         *,
-        keep: Callable[[dict[str, Any]], None] = lambda _: None,
-        save_seconds: Callable[[], float | None] = lambda: None,
+        keep: Keep = lambda _: None,
+        save_seconds: SaveSeconds = lambda: None,
     ) -> None:
         known = kept if isinstance(kept, dict) else {}
         speed = known.get("bytes_per_second")

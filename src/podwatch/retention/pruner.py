@@ -3,18 +3,17 @@ space before a save fails.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.config.units import format_size
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete, newest_whole
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import GIB, DiskPolicy
-from podwatch.domain.snapshot import DiskSample
+from podwatch.domain.snapshot import DiskSample, Reading
 from podwatch.policy.disk_forecast import NextSave
 from podwatch.policy.retention import (
     ROOM_HYSTERESIS,
@@ -29,11 +28,10 @@ from podwatch.policy.retention import (
 )
 from podwatch.retention.forecast import Forecast
 from podwatch.retention.remover import Remover
-from podwatch.retention.usage import SetAsideUsage
+from podwatch.retention.trash import SetAsideUsage
 from podwatch.sensors.disk import DiskSensor
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
 
 # -- pruner ----------------------------------------------------------------------------------------------------------
 
@@ -43,50 +41,125 @@ DISK_ANSWER_SECONDS = 20.0
 """Twice the disk sensor's deadline. Nothing is planned for a disk that does not respond."""
 
 
-class Pruner:
-    """Call ``look`` after each rescan; at most one removal runs at a time.
+class CheckpointsHere(Protocol):
+    """The checkpoints on this pod, as the last rescan saw them."""
 
-    ``step_paths`` returns all directories of one step, the one that decides completeness first. ``quota``: the disk's
-    usage is the sum of the known files, so these are measured even without pressure. ``others``: the other file
-    systems; parts that are stored there are planned for there.
-    """
+    @property
+    def sets(self) -> tuple[CheckpointSet, ...]: ...
+
+    @property
+    def blind(self) -> str:
+        """Why they cannot be read now; empty if they can."""
+        ...
+
+    @property
+    def pins(self) -> Mapping[int, str]:
+        """Steps that must stay, because the operator or a file of the trainer names them, each with the reason."""
+        ...
+
+    def paths(self, step: int) -> Sequence[Path]:
+        """All directories of one step, the one that decides completeness first."""
+        ...
+
+    def rescan(self) -> None:
+        """Ask for a rescan soon."""
+        ...
+
+
+class StoreView(Protocol):
+    """What the store has of this run."""
+
+    @property
+    def stored(self) -> frozenset[tuple[int, str]] | None:
+        """(step, save id) of every published checkpoint; None without a store."""
+        ...
+
+    @property
+    def verified(self) -> int:
+        """The newest safe step of the current lineage; -1 without one."""
+        ...
+
+    async def abandon(self, step: int) -> None:
+        """Stop the upload of ``step``, which must be removed."""
+        ...
+
+
+class TrainerGuard(Protocol):
+    """What must not be deleted because of the trainer, now."""
+
+    @property
+    def held(self) -> str:
+        """Why nothing may be deleted now; empty if it may."""
+        ...
+
+    @property
+    def protected(self) -> Mapping[int, Protection]:
+        """Steps that are in use: resumed from, being uploaded, or of an earlier branch."""
+        ...
+
+    @property
+    def first_seen_wall(self) -> float:
+        """When podwatch first guarded this run."""
+        ...
+
+
+class RemovalRules(Protocol):
+    """The settings of removal, as last reloaded."""
+
+    @property
+    def policy(self) -> DiskPolicy: ...
+
+    @property
+    def acts(self) -> bool:
+        """Whether podwatch removes on its own. ``podwatch prune`` removes in any mode."""
+        ...
+
+    @property
+    def quota(self) -> bool:
+        """The disk's usage is the sum of the known files, so these are measured even without pressure."""
+        ...
+
+    @property
+    def stages_in_temp(self) -> bool:
+        """Whether the trainer writes a whole checkpoint into the temporary directory first."""
+        ...
+
+
+class OtherDisks(Protocol):
+    def latest(self) -> Reading[tuple[DiskSample, ...]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Disks:
+    """The file system of the checkpoints, and the others; parts that are stored there are planned for there."""
+
+    checkpoints: DiskSensor
+    others: OtherDisks | None = None
+
+    def latest_others(self) -> Sequence[DiskSample]:
+        return () if self.others is None else self.others.latest().value or ()
+
+
+class Pruner:
+    """Call ``look`` after each rescan; at most one removal runs at a time."""
 
     def __init__(
         self,
         *,
-        catalogue: Catalogue,
+        checkpoints: CheckpointsHere,
+        store: StoreView,
+        trainer: TrainerGuard,
+        rules: RemovalRules,
+        disks: Disks,
+        forecast: Forecast,
         remover: Remover,
         aside: SetAsideUsage,
-        workspace: Workspace,
-        step_paths: Callable[[int], Sequence[Path]],
-        disk: DiskSensor,
         worker: Worker,
         clock: Clock,
-        policy: Callable[[], DiskPolicy],
-        act: Callable[[], bool],
-        blind: Callable[[], str],
-        quota: Callable[[], bool],
-        stored: Callable[[], frozenset[tuple[int, str]] | None],
-        verified: Callable[[], int],
-        pins: Callable[[], Mapping[int, str]],
-        protected: Callable[[], Mapping[int, Protection]],
-        hold: Callable[[], str],
-        first_seen_wall: Callable[[], float],
-        abandon_upload: Callable[[int], Awaitable[None]],
-        rescan: Callable[[], None],
-        forecast: Forecast | None = None,
-        others: Callable[[], Sequence[DiskSample]] = tuple,
-        stages_in_temp: bool = False,
     ) -> None:
-        self._catalogue, self._remover, self._workspace = catalogue, remover, workspace
-        self._aside, self._step_paths, self._quota = aside, step_paths, quota
-        self._disk, self._worker, self._clock = disk, worker, clock
-        self._policy, self._act, self._blind = policy, act, blind
-        self._stored, self._verified, self._pins = stored, verified, pins
-        self._protected, self._hold = protected, hold
-        self._first_seen_wall, self._abandon_upload = first_seen_wall, abandon_upload
-        self._rescan = rescan
-        self._forecast, self._others, self._stages = forecast or Forecast(), others, stages_in_temp
+        self._checkpoints, self._store, self._trainer, self._rules = checkpoints, store, trainer, rules
+        self._disk, self._disks, self._forecast = disks.checkpoints, disks, forecast
+        self._remover, self._aside, self._worker, self._clock = remover, aside, worker, clock
         self._task: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._not_before = 0.0
@@ -101,8 +174,8 @@ class Pruner:
         return self.next_save().bytes or None
 
     def next_save(self) -> NextSave:
-        self._forecast.see(self._catalogue.sets)
-        return self._forecast.next_save(self._clock.wall(), self._policy())
+        self._forecast.see(self._checkpoints.sets)
+        return self._forecast.next_save(self._clock.wall(), self._rules.policy)
 
     def plan(self) -> RemovalPlan:
         """The plan for now. Raises HostError while the disk or the checkpoints cannot be read."""
@@ -111,10 +184,10 @@ class Pruner:
     def _planned(self) -> tuple[RemovalPlan, DiskSample]:
         """The plan and its file system: the checkpoints' own, or the first other one that needs space."""
         reading = self._disk.latest()
-        if self._blind() or not reading.ok or reading.value is None:
-            why = self._blind() or reading.detail or str(reading.state)
+        if self._checkpoints.blind or not reading.ok or reading.value is None:
+            why = self._checkpoints.blind or reading.detail or str(reading.state)
             raise HostError("cannot plan removals without reading the disk", where=why, fix="retry when it responds")
-        main, policy = reading.value, self._policy()
+        main, policy = reading.value, self._rules.policy
         devices, next_save = self._devices(), self.next_save()
         first = plan_removal(self._input(main, _on(next_save, devices, main, main), devices, main), policy)
         if first.trigger is Trigger.NONE:
@@ -127,11 +200,12 @@ class Pruner:
 
     def _devices(self) -> Mapping[str, int]:
         """Part -> device number of its file system, as far as known."""
-        return {d.role: d.device for d in self._others() if d.role not in _NOT_PARTS}
+        return {d.role: d.device for d in self._disks.latest_others() if d.role not in _NOT_PARTS}
 
     def _part_disks(self, main: DiskSample) -> list[DiskSample]:
         """One sample for each other file system that stores parts."""
-        found = {d.device: d for d in self._others() if d.role not in _NOT_PARTS and d.device != main.device}
+        others = (d for d in self._disks.latest_others() if d.role not in _NOT_PARTS and d.device != main.device)
+        found = {d.device: d for d in others}
         return list(found.values()) if main.device else []
 
     def look(self) -> None:
@@ -144,7 +218,7 @@ class Pruner:
         """For `podwatch prune`: plan and execute now, without hysteresis; returns the executed plan. Raises Busy while
         deletions are blocked."""
         async with self._one_at_a_time:
-            if reason := self._hold():
+            if reason := self._trainer.held:
                 raise Busy(
                     "podwatch deletes nothing now",
                     where=reason,
@@ -166,19 +240,19 @@ class Pruner:
         """Findings if the next save does not fit, or another disk is nearly full, with the numbers."""
         reading = self._disk.latest()
         others = other_disks(
-            self._others(),
+            self._disks.latest_others(),
             self.next_save(),
             devices=self._devices(),
             checkpoints_device=reading.value.device if reading.value is not None else 0,
-            stages_in_temp=self._stages,
-            margin=self._policy().margin,
+            stages_in_temp=self._rules.stages_in_temp,
+            margin=self._rules.policy.margin,
             at=reading.at,
         )
         return (*self._findings, *others)
 
     def _judge_room(self, plan: RemovalPlan, disk: DiskSample) -> None:
         """Update the finding. It stays until there is slightly more space than needed (hysteresis)."""
-        policy, next_save, at = self._policy(), self.next_save(), self._disk.latest().at
+        policy, next_save, at = self._rules.policy, self.next_save(), self._disk.latest().at
         found = no_room(plan, disk, next_save, policy, at)
         enough = next_save.room * (policy.margin + ROOM_HYSTERESIS)
         if not found and self._findings and disk.free_bytes + plan.freed_bytes < enough:
@@ -194,7 +268,7 @@ class Pruner:
             return
         try:
             plan, disk = self._planned()
-            if plan.trigger is not Trigger.NONE or self._quota():
+            if plan.trigger is not Trigger.NONE or self._rules.quota:
                 await self._refresh_aside()
                 plan, disk = self._planned()
         except HostError:
@@ -202,7 +276,7 @@ class Pruner:
         self.last_plan = plan
         self._judge_room(plan, disk)
         now = self._clock.monotonic()
-        if plan.trigger is Trigger.NONE or not plan.removals or not self._act() or self._hold():
+        if plan.trigger is Trigger.NONE or not plan.removals or not self._rules.acts or self._trainer.held:
             return
         if plan.removals == self._tried and now < self._not_before:
             return
@@ -211,30 +285,30 @@ class Pruner:
 
     async def _carry_out(self, plan: RemovalPlan) -> None:
         for removal in plan.removals:
-            if removal.step is not None and self._protected().get(removal.step) is Protection.UPLOADING:
-                await self._abandon_upload(removal.step)
+            if removal.step is not None and self._trainer.protected.get(removal.step) is Protection.UPLOADING:
+                await self._store.abandon(removal.step)
         began = self._clock.monotonic()
         try:
-            report = await self._worker.call(self._remover.carry_out, plan, self._step_paths, self._veto)
+            report = await self._worker.call(self._remover.carry_out, plan, self._checkpoints.paths, self._veto)
             self._forecast.removed(report.freed_bytes, self._clock.monotonic() - began)
         finally:
             self._removed = True
-            self._rescan()
+            self._checkpoints.rescan()
 
     def _veto(self, removal: Removal) -> str:
         """Why this removal must not happen now, else empty. Called in the worker's thread before each removal, because
         the state can change during a long plan. Reads frozen values only."""
-        if reason := self._hold():
+        if reason := self._trainer.held:
             return reason
-        protection = self._protected().get(removal.step) if removal.step is not None else None
+        protection = self._trainer.protected.get(removal.step) if removal.step is not None else None
         if protection is not None and protection not in YIELDING:
             return f"protected: {protection}"
-        if removal.step is not None and (pin := self._pins().get(removal.step)):
+        if removal.step is not None and (pin := self._checkpoints.pins.get(removal.step)):
             return f"pinned: {pin}"
-        now = next((s for s in self._catalogue.sets if s.step == removal.step), None)
+        now = next((s for s in self._checkpoints.sets if s.step == removal.step), None)
         if now is not None and not now.complete and removal.kind in _WHOLE_SETS:
             return "it is being saved again"
-        newest, held = newest_complete(self._catalogue.sets), newest_whole(self._catalogue.sets)
+        newest, held = newest_complete(self._checkpoints.sets), newest_whole(self._checkpoints.sets)
         whole = removal.step is not None and not removal.part and not removal.path
         keeps = {s.step for s in (newest, held) if s is not None}
         return "the newest complete checkpoint" if whole and removal.step in keeps else ""
@@ -244,7 +318,7 @@ class Pruner:
         much. The rescan after the removal has already run."""
         if not self._removed:
             return True
-        if self._quota():
+        if self._rules.quota:
             await self._refresh_aside()
         mark = self._clock.monotonic()
         self._disk.refresh()
@@ -258,28 +332,28 @@ class Pruner:
     async def _refresh_aside(self) -> None:
         """Measure trash, quarantine and by-products in the worker, under pressure only. A complete checkpoint stays in
         quarantine until a verified one has a higher step."""
-        await self._worker.call(self._aside.look, self._clock.wall(), self._verified())
+        await self._worker.call(self._aside.look, self._clock.wall(), self._store.verified)
 
     def _input(
         self, disk: DiskSample, next_save: NextSave, devices: Mapping[str, int], main: DiskSample
     ) -> RemovalInput:
         """The input of the plan for the file system ``disk``; only files on it count."""
-        stored = self._stored()
+        stored = self._store.stored
         found = self._aside.found
         here = disk is main
         return RemovalInput(
-            sets=_sets_on(self._catalogue.sets, devices, disk, main),
+            sets=_sets_on(self._checkpoints.sets, devices, disk, main),
             disk=disk,
             next_save_bytes=next_save.room,
             has_store=stored is not None,
             stored=stored or frozenset(),
-            pins=self._pins(),
-            protected=self._protected(),
+            pins=self._checkpoints.pins,
+            protected=self._trainer.protected,
             quarantine=tuple(e for e in found.quarantine if (e.device in (0, disk.device) if disk.device else here)),
             spares=found.spares if here else (),
             trash_bytes=found.trash_bytes if here else 0,
-            trash_path=str(self._workspace.trash),
-            first_seen_wall=self._first_seen_wall(),
+            trash_path=str(self._aside.trash),
+            first_seen_wall=self._trainer.first_seen_wall,
             next_save_files=next_save.inodes,
             most_bytes=next_save.most_room,
             most_files=next_save.most_inodes,

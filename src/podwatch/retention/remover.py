@@ -15,8 +15,9 @@ from pathlib import Path
 
 from podwatch.config.units import format_size
 from podwatch.domain.errors import HostError, PodwatchError
-from podwatch.domain.event import Event, EventName
+from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity
+from podwatch.domain.mutation_guard import Mutation, MutationGuard
 from podwatch.domain.plural import counted
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.journal.journal import Journal
@@ -36,6 +37,11 @@ _TOLD_TOGETHER = {
     RemovalKind.SPARE: "broadcasts and rollouts that belong to no checkpoint",
     RemovalKind.OPTIONAL_PART: "parts that a resume does not need",
 }
+
+PathsOf = Callable[[int], Sequence[Path]]
+"""Returns every path of a step's checkpoint, **the part that decides completeness first**."""
+Veto = Callable[[Removal], str]
+"""Returns why a removal must not happen now; empty if it may. A reason keeps the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,11 @@ class Remover:
         workspace: Workspace,
         journal: Journal,
         clock: Clock,
-        emit: Callable[[Event], None],
-        blocked: Callable[[], str] = lambda: "",
+        emit: Emit,
+        guard: MutationGuard | None = None,
     ) -> None:
-        """``blocked``: why nothing may be removed now; empty where it may."""
-        self._blocked = blocked
+        """``guard`` says whether anything may be removed now; without one everything may."""
+        self._guard = guard or MutationGuard()
         self._workspace = workspace
         self._journal = journal
         self._clock = clock
@@ -75,18 +81,17 @@ class Remover:
     def carry_out(
         self,
         plan: RemovalPlan,
-        paths_of: Callable[[int], Sequence[Path]],
-        veto: Callable[[Removal], str] = lambda _: "",
+        paths_of: PathsOf,
+        veto: Veto = lambda _: "",
     ) -> RemovalReport:
-        """Do the removals in order. ``paths_of(step)`` returns every path of a step's checkpoint, **the part that
-        decides completeness first**. ``veto`` is called just before each one, from this thread; a reason keeps the
-        checkpoint: a large plan takes minutes, and training may have been started from it meanwhile (promise 2).
+        """Do the removals in order. ``veto`` is called just before each one, from this thread: a large plan takes
+        minutes, and training may have been started from a checkpoint meanwhile (promise 2).
 
         Continues after a removal that fails; one ``prune-stuck`` event reports the problems.
         """
         done: list[Removal] = []
         problems: list[str] = []
-        if why := self._blocked():
+        if why := self._blocked_reason():
             return RemovalReport((), 0, (why,))
         if self._refused(problems):
             self._stuck(problems)
@@ -97,7 +102,7 @@ class Remover:
             if removal.kind is RemovalKind.TRASH:
                 done.append(removal)
                 continue
-            if veto(removal) or self._blocked():
+            if veto(removal) or self._blocked_reason():
                 continue
             try:
                 moved = self._set_aside(removal, paths_of)
@@ -115,6 +120,9 @@ class Remover:
             self._tell_together(kind, what, [r for r in done if r.kind is kind])
         self._stuck(problems)
         return RemovalReport(tuple(done), freed, tuple(problems))
+
+    def _blocked_reason(self) -> str:
+        return self._guard.blocked_reason(Mutation.DELETE)
 
     def _refused(self, problems: list[str]) -> bool:
         if problem := self._workspace.problem():
@@ -137,7 +145,7 @@ class Remover:
         """Finish an interrupted removal: half-moved checkpoints, then everything in the trash. Also creates the missing
         trash of each volume, because mkdir fails once the volume is full."""
         problems: list[str] = []
-        if why := self._blocked():
+        if why := self._blocked_reason():
             return RemovalReport((), 0, (why,))
         if self._refused(problems):
             return RemovalReport((), 0, tuple(problems))
@@ -193,7 +201,7 @@ class Remover:
             except (OSError, ValueError, TypeError, PodwatchError) as error:
                 problems.append(f"removal {intent.id}: {error}")
 
-    def _set_aside(self, removal: Removal, paths_of: Callable[[int], Sequence[Path]]) -> list[Moved]:
+    def _set_aside(self, removal: Removal, paths_of: PathsOf) -> list[Moved]:
         if removal.path:
             paths: Sequence[Path] = (Path(removal.path),)
         elif removal.step is not None:
@@ -264,7 +272,7 @@ class Remover:
         try:
             return self._journal.open_intent(IntentKind.PRUNE, data)
         except Exception as error:  # a full or broken state disk must not block this: the rename is the intent
-            if why := self._blocked():  # without a journal nothing is judged or removed
+            if why := self._blocked_reason():  # without a journal nothing is judged or removed
                 raise HostError(f"podwatch removes nothing now: {why}") from error
             self._emit(
                 Event(

@@ -1,4 +1,5 @@
-"""Lists trash and quarantine, and moves the trainer's paths there (promises 8 and 9).
+"""Trash and quarantine: moves the trainer's paths to the trash, lists both, and measures them and the trainer's
+by-products, which are outside checkpoints (docs/disk.md; promises 8 and 9).
 
 A trash entry is called ``<intent id>.<step>.<n>``: the rename is itself the removal's intent, and needs
 neither a new directory nor space, so it works on a disk that is 100 % full.
@@ -7,19 +8,26 @@ neither a new directory nor space, so it works on a disk that is 100 % full.
 import contextlib
 import json
 import secrets
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError
-from podwatch.policy.retention import QuarantineEntry
+from podwatch.policy.retention import QuarantineEntry, SpareEntry
 from podwatch.system.pinned import Identity, PinnedTree
 from podwatch.system.set_aside import corners, corners_of
 from podwatch.system.workspace import Workspace
 
 INDEX_BYTES = 16 << 20
 """Limit of an index: the paths of a quarantine of thousands of entries are a few MiB."""
+ENTRIES_PER_LOOK = 20_000
+"""A measurement stops after so many directory entries (about 0.2 s); the next one continues there."""
+_EVERY_STEP = 1 << 62
+
+SparePaths = Callable[[int], Sequence[tuple[int, Path]]]
+"""Of the layout: (step, directory) of by-products below a step, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +93,11 @@ def quarantine_entries(
     *,
     now_wall: float,
     keep_seconds: float,
-    needed: Callable[[int], bool],
+    verified: int,
 ) -> tuple[QuarantineEntry, ...]:
     """Everything in quarantine, on every filesystem, oldest first, as each ``index.json`` records it.
 
-    ``needed(step)``: whether a complete checkpoint of that step must stay, because its new lineage has no verified
+    ``verified`` is the newest safe step. A complete checkpoint above it is needed: its new lineage has no verified
     checkpoint beyond it yet (promise 2). An entry without a readable index is always needed. Blocks.
     """
     tree = workspace.tree
@@ -105,7 +113,7 @@ def quarantine_entries(
             entries.append(QuarantineEntry(str(path), -1, size, expired=False, needed=True, device=device))
             continue
         wall, steps = read
-        must_stay = any(whole and needed(step) for step, whole in steps.items())
+        must_stay = any(whole and step > verified for step, whole in steps.items())
         step = max(steps, default=-1)
         old = now_wall - wall >= keep_seconds
         entries.append(QuarantineEntry(str(path), step, size, old, must_stay, device))
@@ -130,3 +138,65 @@ def _index(tree: PinnedTree, path: Path) -> tuple[float, dict[int, bool]] | None
 def _by_number(name: str) -> tuple[int, str]:
     head = name.split(".", 1)[0]
     return (int(head) if head.isdigit() else 0, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    quarantine: tuple[QuarantineEntry, ...] = ()
+    spares: tuple[SpareEntry, ...] = ()
+    trash_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.trash_bytes + sum(e.bytes for e in self.quarantine) + sum(e.bytes for e in self.spares)
+
+
+class SetAsideUsage:
+    """``look`` blocks, for the removal worker's thread; ``found`` is its last result."""
+
+    def __init__(self, workspace: Workspace, spare_paths: SparePaths, *, keep_seconds: float) -> None:
+        self._workspace, self._spare_paths, self._keep_seconds = workspace, spare_paths, keep_seconds
+        self._measured: dict[str, tuple[int, int]] = {}
+        self.trash = workspace.trash
+        self.found = Found()
+
+    def look(self, now_wall: float, verified: int) -> Found:
+        """Measure. ``verified`` is the newest safe step: good checkpoints above it are needed."""
+        entries = quarantine_entries(
+            self._workspace, now_wall=now_wall, keep_seconds=self._keep_seconds, verified=verified
+        )
+        trash, _ = self._workspace.tree.measure(self.trash)
+        self.found = Found(entries, self._spares(verified), trash)
+        return self.found
+
+    def _spares(self, verified: int) -> tuple[SpareEntry, ...]:
+        """Oldest first, within the limit. An old directory with unchanged mtime is not walked again; those above
+        ``verified`` may grow inside, so they are walked each time."""
+        budget = ENTRIES_PER_LOOK
+        measured: dict[str, tuple[int, int]] = {}
+        spares: list[SpareEntry] = []
+        tree = self._workspace.tree
+        try:
+            paths = self._spare_paths(_EVERY_STEP)
+        except OSError:
+            return ()
+        for step, path in paths:
+            try:
+                status = tree.lstat(path)
+            except (OSError, HostError):
+                continue
+            if status is None or not stat.S_ISDIR(status.st_mode):
+                continue
+            name = str(path)
+            known = self._measured.get(name)
+            if known is not None and known[0] == status.st_mtime_ns and step <= verified:
+                measured[name] = known
+            elif budget > 0:
+                size, seen = tree.measure(path, ENTRIES_PER_LOOK)
+                budget -= seen
+                measured[name] = (status.st_mtime_ns, size)
+            else:
+                continue  # measured next time, when the others are cached
+            spares.append(SpareEntry(name, step, measured[name][1], status.st_mtime))
+        self._measured = measured
+        return tuple(spares)
