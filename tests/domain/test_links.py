@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.domain import links as links_module
+from podwatch.domain import manifest as links_module
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.links import check_links, restorable
-from podwatch.domain.manifest import ManifestFile, ManifestSymlink
+from podwatch.domain.manifest import ManifestFile, ManifestSymlink, check_links, restorable
 
 NAMES = ("a", "b", "sub", "é", "..x", "...")
 names = st.sampled_from(NAMES)

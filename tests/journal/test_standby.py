@@ -19,8 +19,7 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.journal import Journal, PublishedSave
 from podwatch.journal import opening as opening_module
-from podwatch.journal.opening import SCHEMA_VERSION
-from podwatch.journal.salvage import read_database
+from podwatch.journal.opening import SCHEMA_VERSION, read_database
 from podwatch.journal.standby import KEYS, UNKNOWN_IDS, StandbyFile
 from tests.support.small_disk import small_mount
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.policy.next_trainer import SEEN_LATE, sift
+from podwatch.policy.other_trainers import SEEN_LATE, sift
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from podwatch.checkpoints.held_back import HeldBack
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
 from podwatch.domain.run import Lineage
-from podwatch.policy.plausible_steps import NO_TRAINING, Evidence, implausible
-from podwatch.policy.resume import RemoteSave, choose
+from podwatch.policy.resume import NO_TRAINING, RemoteSave, StepEvidence, choose, implausible
 
 STRAY = 99999999999999999
 LINE = Lineage("b")
@@ -19,7 +18,7 @@ def saved(step: int, wall: float | None = None, save_id: str = "") -> Checkpoint
 
 
 def odd(*sets: CheckpointSet, **evidence: object) -> list[int]:
-    return sorted(implausible(sets, Evidence(**evidence)))  # type: ignore[arg-type]
+    return sorted(implausible(sets, StepEvidence(**evidence)))  # type: ignore[arg-type]
 
 
 def test_the_stray_is_implausible_with_any_evidence_or_none() -> None:
@@ -64,7 +63,7 @@ def test_what_was_doubted_stays_doubted_until_it_is_saved_again_or_named() -> No
 
 def test_it_is_neither_the_newest_nor_chosen_and_alone_it_is_asked_about() -> None:
     held = HeldBack()
-    held.explain(Evidence(trained=12))
+    held.explain(StepEvidence(trained=12))
     sets = held.mark([saved(5), saved(10), saved(STRAY)])
     assert [s.held_as for s in sets] == [None, None, HeldAs.IMPLAUSIBLE]
     for newest in (newest_complete(sets), newest_whole(sets)):
@@ -98,7 +97,7 @@ def test_what_training_saves_is_never_implausible(history: History) -> None:
     first, interval, seconds, absences, keep, shows, target = history
     step, wall = first - first % interval, 1e9
     on_disk: list[CheckpointSet] = []
-    evidence = Evidence(target=target)
+    evidence = StepEvidence(target=target)
     for away in absences:
         for _ in range(away):
             step, wall = step + interval, wall + interval * seconds
@@ -106,7 +105,7 @@ def test_what_training_saves_is_never_implausible(history: History) -> None:
         # podwatch comes back: the log is not read yet
         assert implausible(on_disk, evidence) == {}
         if shows:
-            evidence = Evidence(target, trained=step + interval // 2, trained_wall=wall, step_seconds=seconds)
+            evidence = StepEvidence(target, trained=step + interval // 2, trained_wall=wall, step_seconds=seconds)
         assert implausible(on_disk, evidence) == {}
 
 
@@ -115,12 +114,12 @@ def test_a_stray_changes_nothing_for_the_others(history: History, stray: int) ->
     first, interval, seconds, _, keep, shows, target = history
     on_disk = [saved(first + n * interval, 1e9 + n) for n in range(keep)]
     trained = on_disk[-1].step if shows else None
-    evidence = Evidence(target, trained=trained, trained_wall=1e9, step_seconds=seconds)
+    evidence = StepEvidence(target, trained=trained, trained_wall=1e9, step_seconds=seconds)
     assert sorted(implausible([*on_disk, saved(stray)], evidence)) == [stray]
     assert choose(_marked(on_disk, stray, evidence), lineage=LINE).step == on_disk[-1].step
 
 
-def _marked(on_disk: list[CheckpointSet], stray: int, evidence: Evidence) -> tuple[CheckpointSet, ...]:
+def _marked(on_disk: list[CheckpointSet], stray: int, evidence: StepEvidence) -> tuple[CheckpointSet, ...]:
     held = HeldBack()
     held.explain(evidence)
     return held.mark([*on_disk, saved(stray)])

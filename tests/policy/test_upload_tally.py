@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.policy.upload_tally import KEPT, Outcome, Tally, every, in_words, uplink_behind
+from podwatch.policy.uploads import OUTCOMES_KEPT, Outcome, Tally, every, in_words, uplink_behind
 
 STORED, SKIPPED, ABANDONED = Outcome.STORED, Outcome.SKIPPED, Outcome.ABANDONED
 THIRD = (SKIPPED, SKIPPED, STORED) * 13
@@ -53,7 +53,7 @@ def test_it_is_not_called_so_without_need(quiet: Tally) -> None:
 @given(st.lists(st.sampled_from(Outcome), max_size=100), st.none() | st.floats(0, 1e6), st.booleans())
 def test_the_numbers_add_up_and_survive_the_journal(outcomes: list[Outcome], seconds: float | None, cpu: bool) -> None:
     kept = Tally((), seconds, seconds, cpu).adding(*outcomes)
-    assert len(kept.outcomes) == min(KEPT, len(outcomes))
+    assert len(kept.outcomes) == min(OUTCOMES_KEPT, len(outcomes))
     assert sum(kept.count(o) for o in Outcome) == len(kept.outcomes)
     numbers = [int(w) for w in in_words(kept.outcomes).replace(",", "").split() if w.isdigit()]
     assert numbers[0] + sum(numbers[2:]) == numbers[1]

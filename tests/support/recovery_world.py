@@ -40,8 +40,8 @@ from podwatch.domain.snapshot import (
     unobserved,
 )
 from podwatch.journal import AsyncJournal, Journal, PublishedSave
+from podwatch.policy.other_trainers import ALONE, Beside
 from podwatch.policy.resume import RemoteSave
-from podwatch.policy.two_writers import ALONE, Beside
 from podwatch.recovery import Phase, RecordHolder, Recovery, RestoreSource
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.system.procfs import identify

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError
-from podwatch.domain.links import check_links
-from podwatch.domain.manifest import ManifestSymlink, Pointer, check_relative_path, sha1_hex
+from podwatch.domain.manifest import ManifestSymlink, Pointer, check_links, check_relative_path, sha1_hex
 from podwatch.sync.inventory import inventory, verify_save
 from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError
-from podwatch.domain.links import check_links
-from podwatch.domain.manifest import ManifestFile, ManifestSymlink, sha1_hex
+from podwatch.domain.manifest import ManifestFile, ManifestSymlink, check_links, sha1_hex
 from podwatch.recovery import quarantine
 from podwatch.stores.base import TOTAL
 from podwatch.system.workspace import Workspace

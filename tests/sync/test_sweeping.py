@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.run import IntentKind
-from podwatch.policy.store_sweep import (
+from podwatch.policy.store_retention import (
     ABANDONED_SECONDS,
     SUPERSEDED_SECONDS,
     abandoned_uploads,

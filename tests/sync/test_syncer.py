@@ -14,8 +14,7 @@ import pytest
 from podwatch.daemon.backup_findings import clock_findings
 from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
 from podwatch.domain.finding import Severity
-from podwatch.domain.links import check_links
-from podwatch.domain.manifest import Manifest
+from podwatch.domain.manifest import Manifest, check_links
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.inventory import inventory
 from podwatch.sync.publish import read_manifest

@@ -1,6 +1,6 @@
-"""Complete sets that are held back: written while two trainers were running (``policy.two_writers``), left behind on
+"""Complete sets that are held back: written while two trainers were running (``policy.other_trainers``), left behind on
 an earlier branch (``policy.lineage``), or with a step number that no training of this run can have reached
-(``policy.plausible_steps``)."""
+(``policy.resume``)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -8,8 +8,8 @@ from dataclasses import replace
 from podwatch.domain.checkpoint import CheckpointSet, HeldAs
 from podwatch.domain.run import EarlierSave
 from podwatch.policy.lineage import is_earlier
-from podwatch.policy.plausible_steps import Evidence, implausible
-from podwatch.policy.two_writers import Span, why_held
+from podwatch.policy.other_trainers import Span, why_held
+from podwatch.policy.resume import StepEvidence, implausible
 
 
 class HeldBack:
@@ -22,7 +22,7 @@ class HeldBack:
     def __init__(self, spans: Iterable[Span] = (), released: Iterable[tuple[int, str]] = ()) -> None:
         self.spans = tuple(spans)
         self.released = frozenset(released)
-        self.evidence = Evidence()
+        self.evidence = StepEvidence()
         self.earlier: tuple[EarlierSave, ...] = ()
         self.version = 0
         """Grows with each change: a caller that keeps marked checkpoints then marks them again."""
@@ -35,7 +35,7 @@ class HeldBack:
         self.version += 1
         return True
 
-    def explain(self, evidence: Evidence) -> None:
+    def explain(self, evidence: StepEvidence) -> None:
         if evidence != self.evidence:
             self.evidence = evidence
             self.version += 1

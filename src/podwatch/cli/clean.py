@@ -9,7 +9,7 @@ import click
 
 from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
 from podwatch.domain.errors import ExitCode, UsageError
-from podwatch.domain.plural import counted
+from podwatch.domain.finding import counted
 
 if TYPE_CHECKING:
     from podwatch.cli.strays import Stray

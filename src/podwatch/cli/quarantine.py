@@ -7,7 +7,7 @@ import click
 
 from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
 from podwatch.client.format import ago
-from podwatch.domain.plural import counted
+from podwatch.domain.finding import counted
 
 
 @click.group("quarantine")

@@ -14,7 +14,7 @@ from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, S
 from podwatch.domain.snapshot import Reading, TrainerSample
 from podwatch.policy.backup import Kept
 from podwatch.policy.lease import LeaseAction
-from podwatch.policy.upload_tally import Outcome, Tally, every, in_words, uplink_behind
+from podwatch.policy.uploads import Outcome, Tally, every, in_words, uplink_behind
 from podwatch.sync.types import SyncState, UploadPace
 
 

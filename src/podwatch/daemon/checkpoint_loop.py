@@ -7,8 +7,7 @@ from typing import Any, Protocol
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.finding import Severity
-from podwatch.domain.plural import counted
+from podwatch.domain.finding import Severity, counted
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
 

@@ -8,8 +8,8 @@ from podwatch.daemon.loops import DaemonLoops
 from podwatch.daemon.wiring import Components
 from podwatch.domain.checkpoint import HeldAs, newest_complete
 from podwatch.domain.errors import Busy, HostError, UsageError
+from podwatch.domain.finding import counted
 from podwatch.domain.mutation_guard import Mutation, MutationGuard
-from podwatch.domain.plural import counted
 from podwatch.journal import Journal
 from podwatch.recovery import quarantine
 from podwatch.recovery.clean import Cleaned, request_clean

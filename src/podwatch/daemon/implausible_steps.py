@@ -1,6 +1,6 @@
 """Step directories that training of this run cannot have written: evidence, finding, and the operator's decisions.
 
-The rule is in ``policy.plausible_steps``. The evidence is kept in the journal, so that a restarted podwatch does not
+The rule is in ``policy.resume``. The evidence is kept in the journal, so that a restarted podwatch does not
 accept a directory that it rejected before.
 """
 
@@ -15,7 +15,7 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import ProgressSource, Snapshot
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.plausible_steps import NO_TRAINING, Evidence
+from podwatch.policy.resume import NO_TRAINING, StepEvidence
 
 KEY = "implausible-steps"
 """Journal key of the highest trained step, and of the implausible checkpoints."""
@@ -87,7 +87,7 @@ class Implausible:
             for key, one in odd.items()
         )
 
-    def _keep(self, evidence: Evidence, now: float) -> None:
+    def _keep(self, evidence: StepEvidence, now: float) -> None:
         document = {
             "trained": evidence.trained,
             "trained_wall": evidence.trained_wall,
@@ -101,11 +101,11 @@ class Implausible:
             self._journal.post(Journal.learn, KEY, document)
 
 
-def recalled(document: Any) -> Evidence:
+def recalled(document: Any) -> StepEvidence:
     """The evidence in the journal's ``document``; empty evidence if it cannot be read."""
     try:
         trained, seconds = document["trained"], document["step_seconds"]
-        return Evidence(
+        return StepEvidence(
             trained=None if trained is None else int(trained),
             trained_wall=float(document["trained_wall"]),
             step_seconds=None if seconds is None else float(seconds),
@@ -113,7 +113,7 @@ def recalled(document: Any) -> Evidence:
             doubted=frozenset((int(step), str(save_id)) for step, save_id in document["doubted"]),
         )
     except (KeyError, TypeError, ValueError):
-        return Evidence()
+        return StepEvidence()
 
 
 def believed_progress(seen: tuple[StepSeen, ...], sets: tuple[CheckpointSet, ...]) -> tuple[StepSeen, ...]:

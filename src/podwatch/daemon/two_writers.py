@@ -17,7 +17,7 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Reading, TrainerSample
 from podwatch.incidents import scrub
 from podwatch.journal import Journal
-from podwatch.policy.two_writers import Beside, Span, follow
+from podwatch.policy.other_trainers import Beside, Span, follow
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import identify, is_alive
 from podwatch.trainer.base import TrainerHandle

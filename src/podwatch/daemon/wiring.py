@@ -43,7 +43,7 @@ from podwatch.domain.process import ProcessRole
 from podwatch.domain.secrets import register, scrub, scrub_argv
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.two_writers import Beside
+from podwatch.policy.other_trainers import Beside
 from podwatch.recovery.controller import Recovery
 from podwatch.recovery.state import RecordHolder, RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.retention.forecast import SAVES, Forecast

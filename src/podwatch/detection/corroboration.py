@@ -20,8 +20,7 @@ from podwatch.detection.signals import (
     successor,
 )
 from podwatch.detection.windows import Held
-from podwatch.domain.finding import Agreement, Evidence
-from podwatch.domain.plural import counted
+from podwatch.domain.finding import Agreement, Evidence, counted
 from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import GpuState, Health, ServerKind

@@ -8,8 +8,7 @@ recovery use the unfolded findings; only status, events and notices use the fold
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
-from podwatch.domain.plural import counted
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict, counted
 
 DEATHS = (
     FindingKind.TRAINER_EXITED,

@@ -141,3 +141,8 @@ class Finding:
     @property
     def key(self) -> str:
         return f"{self.kind}:{self.subject}" if self.subject else str(self.kind)
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``number`` and ``noun`` in singular or plural. ``plural``: needed if it is not ``noun`` plus ``s``."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"

@@ -21,9 +21,8 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.secrets import scrub
 from podwatch.journal import opening
-from podwatch.journal.opening import connect, environmental, host_error, obstacle_of, open_checked
+from podwatch.journal.opening import connect, environmental, host_error, obstacle_of, open_checked, read_database
 from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
-from podwatch.journal.salvage import read_database
 from podwatch.journal.standby import Kept, Merge, Obstacle, Standby, StandbyFile, begin, write_into, write_kept
 
 MAX_EVENTS: Final = 50_000

@@ -4,8 +4,8 @@ failure."""
 from dataclasses import dataclass, field
 
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot
+from podwatch.policy.other_trainers import ALONE, Beside, made_by_us
 from podwatch.policy.restart import Confirmation, confirm
-from podwatch.policy.two_writers import ALONE, Beside, made_by_us
 
 MAX_SAMPLES = 64
 LOADED_ABOVE_BASE = 2 << 30

@@ -9,7 +9,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.incidents import scrub
-from podwatch.policy.next_trainer import Sifted, sift
+from podwatch.policy.other_trainers import Sifted, sift
 from podwatch.recovery.attempt import Attempt
 from podwatch.recovery.context import BLOCKED_POLL
 from podwatch.recovery.state import Phase

@@ -10,8 +10,7 @@ from podwatch.checkpoints.layouts import shared_rules
 from podwatch.checkpoints.layouts.base import Tracker
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
-from podwatch.domain.finding import Severity
-from podwatch.domain.plural import counted
+from podwatch.domain.finding import Severity, counted
 from podwatch.domain.run import FROM_STORE, IntentKind, IntentState, Lineage, RunRecord
 from podwatch.domain.secrets import scrub, scrub_argv, secret_values
 from podwatch.journal import Journal, PublishedSave

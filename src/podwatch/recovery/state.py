@@ -19,8 +19,8 @@ from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import GpuSample, Supervision
 from podwatch.journal import AsyncJournal, load_run_record, save_run_record
 from podwatch.policy.lease import Decision, LeaseAction
+from podwatch.policy.other_trainers import Beside
 from podwatch.policy.resume import RemoteSave
-from podwatch.policy.two_writers import Beside
 from podwatch.sensors.base import Sensor
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker

@@ -16,9 +16,8 @@ from pathlib import Path
 from podwatch.config.units import format_size
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Emit, Event, EventName
-from podwatch.domain.finding import Severity
+from podwatch.domain.finding import Severity, counted
 from podwatch.domain.mutation_guard import Mutation, MutationGuard
-from podwatch.domain.plural import counted
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.journal.journal import Journal
 from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan

@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.links import check_links
-from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, check_links
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
 from podwatch.sync.publish import checked_manifest, newest_pointer, read_pointer
 from podwatch.sync.upload.optional_manifest import read_optional

@@ -1,8 +1,8 @@
 """Removes unneeded objects from the store: old checkpoints, unfinished uploads, superseded versions, checkpoints
 without a manifest.
 
-policy/store_retention.py and policy/store_sweep.py decide; this module removes. Each removal of a checkpoint is an
-intent, and is finished after a crash.
+policy/store_retention.py decides; this module removes. Each removal of a checkpoint is an intent, and is finished after
+a crash.
 """
 
 import re
@@ -14,8 +14,14 @@ from podwatch.domain.manifest import Keys, Manifest, Pointer
 from podwatch.domain.policy import RemotePolicy
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.journal.journal import Journal
-from podwatch.policy.store_retention import StoredSave, plan_remote
-from podwatch.policy.store_sweep import Leftover, abandoned_uploads, orphaned_saves, superseded_versions
+from podwatch.policy.store_retention import (
+    Leftover,
+    StoredSave,
+    abandoned_uploads,
+    orphaned_saves,
+    plan_remote,
+    superseded_versions,
+)
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
 from podwatch.sync.publish import Confirm, named_by_others, read_pointer
 

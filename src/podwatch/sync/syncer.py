@@ -16,8 +16,8 @@ from podwatch.domain.finding import Severity
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave, UploadedObject
 from podwatch.policy.lease import LeaseAction
-from podwatch.policy.plausible_steps import NO_TRAINING
-from podwatch.policy.upload_order import GivenUp, Waiting, next_upload, sort_begun
+from podwatch.policy.resume import NO_TRAINING
+from podwatch.policy.uploads import GivenUp, Waiting, next_upload, sort_begun
 from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.store_session import BEGUN as BEGUN
 from podwatch.sync.store_session import NOT_OURS, StoreSide, internal
@@ -294,7 +294,7 @@ class Syncer(StoreSide):
             running.kill()
 
     async def _begun(self) -> CheckpointSet | None:
-        """The checkpoint whose interrupted upload is finished now (policy/upload_order.py). All other interrupted
+        """The checkpoint whose interrupted upload is finished now (policy/uploads.py). All other interrupted
         uploads are given up and cancelled in the store, once it is certain that they will not be finished."""
         sets = {s.step: s for s in self._catalogue.sets}
         if held := self._sender.held:

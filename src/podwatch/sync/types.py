@@ -7,7 +7,7 @@ from typing import Protocol
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.policy.lease import Decision, LeaseAction
-from podwatch.policy.upload_tally import Tally
+from podwatch.policy.uploads import Tally
 
 
 class SetSource(Protocol):

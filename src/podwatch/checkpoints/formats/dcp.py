@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.checkpoints.formats import sandbox, torch_zip
-from podwatch.domain.plural import counted
+from podwatch.domain.finding import counted
 from podwatch.system.reading import opened
 
 INDEX = ".metadata"

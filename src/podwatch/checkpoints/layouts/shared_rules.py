@@ -21,7 +21,7 @@ from podwatch.checkpoints.layouts.base import Judgement, PartFiles, Tracker
 from podwatch.checkpoints.scan import is_temporary
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import HostError
-from podwatch.domain.plural import counted
+from podwatch.domain.finding import counted
 from podwatch.system.pinned import PinnedTree
 from podwatch.system.reading import read_file
 

@@ -12,7 +12,7 @@ from podwatch.cli.check.report import Line, Sets, in_time
 from podwatch.config.settings import Settings
 from podwatch.daemon.paths import workspace_of
 from podwatch.domain.errors import HostError
-from podwatch.domain.plural import counted
+from podwatch.domain.finding import counted
 from podwatch.journal.journal import Journal
 from podwatch.journal.run_record import load_run_record
 from podwatch.recovery import stale_files

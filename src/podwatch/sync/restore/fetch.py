@@ -12,8 +12,7 @@ from pathlib import Path
 
 from podwatch.client.format import size as in_words
 from podwatch.domain.errors import HostError, IntegrityError
-from podwatch.domain.links import check_links
-from podwatch.domain.manifest import ManifestFile, ManifestSymlink
+from podwatch.domain.manifest import ManifestFile, ManifestSymlink, check_links
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.parts import part_spans
 from podwatch.sync.restore.job import Fetched, FetchJob

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, IntegrityError
-from podwatch.domain.links import check_links
-from podwatch.domain.manifest import Keys, Manifest, sha1_hex
+from podwatch.domain.manifest import Keys, Manifest, check_links, sha1_hex
 from podwatch.policy.store_retention import EXTRA
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.restore.fetch import by_part

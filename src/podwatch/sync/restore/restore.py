@@ -17,8 +17,7 @@ from typing import Any
 from podwatch.checkpoints.layouts import shared_rules
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError
-from podwatch.domain.links import check_links
-from podwatch.domain.manifest import Keys, Manifest, Pointer, sha1_hex
+from podwatch.domain.manifest import Keys, Manifest, Pointer, check_links, sha1_hex
 from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState, valid_ids
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from podwatch.domain.errors import Busy, HostError, IntegrityError
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.policy.store_archive import Decision, Keep, StoredSave, plan_archive, sign_of_life
-from podwatch.policy.store_sweep import Leftover, abandoned_uploads
+from podwatch.policy.store_retention import Leftover, abandoned_uploads
 from podwatch.stores.base import ObjectStore, store_time
 from podwatch.sync.inventory import SavedSet, inventory, verify_save
 from podwatch.sync.publish import read_pointer

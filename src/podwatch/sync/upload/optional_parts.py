@@ -22,8 +22,7 @@ from podwatch.client.format import size as in_words
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, FileEntry
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
-from podwatch.domain.links import restorable
-from podwatch.domain.manifest import Keys, Manifest, ManifestFile
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, restorable
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject

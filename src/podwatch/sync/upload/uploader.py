@@ -11,12 +11,11 @@ from podwatch.checkpoints.catalogue import SetContents
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import HostError, PodwatchError, RemoteError
-from podwatch.domain.links import restorable
-from podwatch.domain.manifest import Manifest
+from podwatch.domain.manifest import Manifest, restorable
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
-from podwatch.policy.plausible_steps import NO_TRAINING
+from podwatch.policy.resume import NO_TRAINING
 from podwatch.stores.credentials import Credentials
 from podwatch.sync.publish import ObjectsMissing, Publisher, rfc3339
 from podwatch.sync.types import RunIdentity, SetSource
