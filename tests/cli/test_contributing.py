@@ -16,6 +16,7 @@ from podwatch.detection.progress import Progress
 from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import HostSample, SensorState, Snapshot, observed
 from podwatch.reporting.notify import NotSent
+from podwatch.sensors.log_tail import StepLine, StepLines, clean
 from podwatch.system.clock import SystemClock
 from tests.cli.conftest import ROOT, Machine
 from tests.sensors.waiting import until
@@ -58,6 +59,13 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return module
 
     return load
+
+
+def test_the_layout(example: Any) -> None:
+    """Its files and its resume: tests/cli/test_added_by_a_package.py."""
+    kind = example("podwatch_shelf").KIND
+    found = StepLines((kind.log,)).parse(clean(b"shelf step 7: loss 0.5"))
+    assert found == StepLine(7)
 
 
 def test_the_detector(example: Any) -> None:

@@ -6,17 +6,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from podwatch.checkpoints.layouts import KINDS
 from podwatch.sensors.log_tail import (
     MAX_LINE,
     Carry,
     LogLine,
     StepLine,
+    StepLines,
     clean,
     has_finish_line,
-    parse_step,
     role_of_file,
     split_lines,
 )
+from tests.support.trainer_lines import LINES
 
 COLOURED = b"\x1b[2m12:00:01\x1b[0m\x1b[1m SUCCESS\x1b[0m \x1b[22mStep 80 | Time: 183.22s | Loss: 0.1 | \x1b[0m"
 
@@ -37,7 +39,7 @@ COLOURED = b"\x1b[2m12:00:01\x1b[0m\x1b[1m SUCCESS\x1b[0m \x1b[22mStep 80 | Time
     ],
 )
 def test_step_lines(raw: bytes, step: int, role: str) -> None:
-    assert parse_step(clean(raw)) == StepLine(step, role)
+    assert LINES.parse(clean(raw)) == StepLine(step, role)
 
 
 @pytest.mark.parametrize(
@@ -60,12 +62,12 @@ def test_step_lines(raw: bytes, step: int, role: str) -> None:
     ],
 )
 def test_lines_without_a_step(raw: bytes) -> None:
-    assert parse_step(clean(raw)) is None
+    assert LINES.parse(clean(raw)) is None
 
 
 def test_the_prefix_beats_the_file_and_the_file_beats_the_columns() -> None:
-    assert parse_step(LogLine("SUCCESS Step 1 | Reward 1", "trainer0"), "orchestrator") == StepLine(1, "trainer")
-    assert parse_step(LogLine("SUCCESS Step 1 | Reward 1"), "trainer") == StepLine(1, "trainer")
+    assert LINES.parse(LogLine("SUCCESS Step 1 | Reward 1", "trainer0"), "orchestrator") == StepLine(1, "trainer")
+    assert LINES.parse(LogLine("SUCCESS Step 1 | Reward 1"), "trainer") == StepLine(1, "trainer")
     assert role_of_file("run_default/logs/orchestrator.log") == "orchestrator"
     assert role_of_file("logs/trainer/rank_0.log") == "trainer"
     assert role_of_file("logs/rl.log") == ""
@@ -116,7 +118,7 @@ def test_where_the_chunks_are_cut_makes_no_difference(data: bytes, cuts: list[in
 def test_arbitrary_bytes_never_raise(raw: bytes) -> None:
     line = clean(raw)
     assert "\x1b[2m" not in line.text
-    parse_step(line)
+    LINES.parse(line)
     has_finish_line(line, "RL trainer finished!")
 
 
@@ -125,6 +127,28 @@ def test_arbitrary_bytes_never_raise(raw: bytes) -> None:
 def test_a_real_line_is_found_whatever_stood_before_it(step: int, noise: str) -> None:
     real = f"12:00:01 SUCCESS Step {step} | Loss 0.1".encode()
     _, lines = split_lines(Carry(), noise.encode() + b"\n" + real + b"\n")
-    found = parse_step(clean(lines[-1]))
+    found = LINES.parse(clean(lines[-1]))
     assert found is not None
     assert found.step == step
+
+
+OWN_LINES = {
+    "prime-rl": COLOURED,
+    "hf": b"{'loss': 0.5, 'grad_norm': 1.0, 'epoch': 0.02, 'step': 80}",
+    "verl": b"step:80 - global_seqlen/min:100 - actor/entropy:0.5 - timing_s/gen:3.2",
+    "torchtitan": b"[titan] 2026-08-01 12:00:00,123 - root - INFO - step: 80  loss:  7.1  grad_norm:  1.0",
+    "megatron": b" [2026-08-01 12:00:00] iteration       80/     100 | consumed samples:          160 | x",
+    "deepspeed": b"[2026-08-01 12:00:00,1] [INFO] [logging.py:107:log_dist] [Rank 0] step=80, skipped=0, lr=[1e-05]",
+}
+
+
+@pytest.mark.parametrize("name", OWN_LINES)
+def test_only_its_own_layout_knows_a_trainers_line(name: str) -> None:
+    """So the order of the layouts does not matter, and each file can be read alone."""
+    line = clean(OWN_LINES[name])
+    knowing = {kind.name for kind in KINDS.values() if StepLines((kind.log,)).parse(line) is not None}
+    assert knowing == {name}
+    found = StepLines(kind.log for kind in reversed(KINDS.values())).parse(line)
+    assert found is not None
+    assert found == LINES.parse(line)
+    assert found.step == 80

@@ -23,6 +23,7 @@ from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
 from tests.support.clock import ManualClock
+from tests.support.trainer_lines import step_reader
 
 COMPILED = prepare(SHIPPED, SHIPPED)
 
@@ -356,8 +357,15 @@ async def following(tmp_path: Path) -> AsyncIterator[tuple[ProgressSensor, LogRu
     clock = SystemClock()
     rules = LogRulesSensor(clock, SHIPPED, trusted=SHIPPED)
     progress = ProgressSensor(
-        clock, tuple, output_dir=tmp_path, inbox=PingInbox(clock), log_globs=("logs/*.log",), poll=0.02, taps=(rules,)
-    )
+        clock,
+        tuple,
+        output_dir=tmp_path,
+        inbox=PingInbox(clock),
+        steps=step_reader,
+        log_globs=("logs/*.log",),
+        poll=0.02,
+        taps=(rules,),
+    )  # fmt: skip
     await progress.start()
     try:
         await until(lambda: rules.latest().ok)
@@ -391,7 +399,7 @@ async def test_a_tap_that_fails_does_not_blind_the_steps(tmp_path: Path) -> None
 
     clock = SystemClock()
     progress = ProgressSensor(
-        clock, tuple, output_dir=tmp_path, inbox=PingInbox(clock), log_globs=("*.log",), poll=0.02,
+        clock, tuple, output_dir=tmp_path, inbox=PingInbox(clock), steps=step_reader, log_globs=("*.log",), poll=0.02,
         taps=(Broken(clock, SHIPPED),),
     )  # fmt: skip
     await progress.start()

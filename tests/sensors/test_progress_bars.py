@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.sensors.log_tail import Carry, clean, parse_step, split_lines
-from podwatch.sensors.progress_bars import StepReader
+from podwatch.sensors.log_tail import Carry, clean, split_lines
+from tests.support.trainer_lines import LINES, step_reader
 
 CAPTURED = Path(__file__).parent / "captured"
 
 
 def steps(name: str, **options: object) -> list[int]:
     _, lines = split_lines(Carry(), (CAPTURED / f"{name}.log").read_bytes() + b"\n")
-    reader = StepReader(**options)  # type: ignore[arg-type]
+    reader = step_reader(**options)  # type: ignore[arg-type]
     return [found.step for raw in lines if (found := reader.read(clean(raw))) is not None]
 
 
@@ -51,7 +51,7 @@ def test_lightning_bars() -> None:
     assert set(found) >= {5, 20, 25, 60}
     assert steps("lightning-rich")[-1:] == [60]
     endless = "Epoch 2/-2 ━━━━━━━━ 8/8 0:00:00 • 0:00:00 321.94it/s v_num: 0.000"  # max_steps alone: no last epoch
-    found = StepReader().read(clean(endless.encode()))
+    found = step_reader().read(clean(endless.encode()))
     assert found is not None
     assert found.step == 24
 
@@ -68,8 +68,8 @@ def test_lightning_bars() -> None:
         (b"[2026-08-01 12:00:00,1] [INFO] [logging.py:107:log_dist] [Rank 0] step=10, skipped=0, lr=[1e-05]", 10),
     ],
 )
-def test_step_lines_of_other_trainers(raw: bytes, step: int) -> None:
-    found = parse_step(clean(raw))
+def test_step_reader_other_trainers(raw: bytes, step: int) -> None:
+    found = LINES.parse(clean(raw))
     assert found is not None
     assert found.step == step
 
@@ -94,7 +94,7 @@ def test_step_lines_of_other_trainers(raw: bytes, step: int) -> None:
     ],
 )
 def test_what_is_no_training_step(raw: bytes) -> None:
-    assert StepReader(target=100).read(clean(raw)) is None
+    assert step_reader(target=100).read(clean(raw)) is None
 
 
 LOG = b"{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': 0.02}"
@@ -103,7 +103,7 @@ LOG = b"{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': 0.02}"
 @given(st.lists(st.tuples(st.sampled_from([7, 100, 1000]), st.integers(0, 1000), st.booleans()), max_size=30))
 def test_an_unnamed_bar_counts_only_after_a_training_log(states: list[tuple[int, int, bool]]) -> None:
     """Whatever bars come: a step is read only from the bar that was the newest, unfinished, at a training log."""
-    reader, newest, trusted = StepReader(), None, None
+    reader, newest, trusted = step_reader(), None, None
     for total, count, log in states:
         done = min(count, total)
         rate = b"5.00it/s" if done else b"?it/s"
@@ -119,16 +119,16 @@ def test_an_unnamed_bar_counts_only_after_a_training_log(states: list[tuple[int,
 
 @given(st.text(alphabet="Epoch 0123456789%|/[<:,?it\u2501\u2022 s=v_num.]{}'loss", max_size=120))
 def test_arbitrary_lines_never_raise(text: str) -> None:
-    reader = StepReader(target=5)
+    reader = step_reader(target=5)
     for line in (text, LOG.decode(), text):
         reader.read(clean(line.encode()))
 
 
 def test_a_pattern_of_the_operator() -> None:
-    reader = StepReader(custom=re.compile(r"^iter (\d+) done"))
+    reader = step_reader(custom=re.compile(r"^iter (\d+) done"))
     assert [
         s.step if (s := reader.read(clean(t))) else None
         for t in (b"iter 12 done", b"iter x done", b"step:1 - actor/x:1")
     ] == [12, None, None]
-    assert StepReader(custom=re.compile("x")).read(clean(b"x")) is None
-    assert StepReader(custom=re.compile(r"(\d+)")).read(clean(b"9" * 30)) is None
+    assert step_reader(custom=re.compile("x")).read(clean(b"x")) is None
+    assert step_reader(custom=re.compile(r"(\d+)")).read(clean(b"9" * 30)) is None

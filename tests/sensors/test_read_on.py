@@ -22,6 +22,7 @@ from podwatch.system.procfs import identify
 from tests.sensors.test_processes import seen_alive
 from tests.sensors.test_progress import FINISH, log, step_line
 from tests.sensors.waiting import until
+from tests.support.trainer_lines import step_reader
 
 
 class Podwatch:
@@ -31,7 +32,8 @@ class Podwatch:
         self.log = root / "train.log"
         self.sensor = ProgressSensor(
             SystemClock(), lambda: (slow.wait(5), ())[1] if slow is not None else (), output_dir=root,
-            inbox=PingInbox(SystemClock()), log_globs=("logs/*.log",), extra_logs=(self.log,), finish_lines=FINISH,
+            inbox=PingInbox(SystemClock()), steps=step_reader,
+            log_globs=("logs/*.log",), extra_logs=(self.log,), finish_lines=FINISH,
             poll=poll,
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from podwatch.checkpoints.capabilities import Capabilities, probe
 from podwatch.checkpoints.catalogue import Catalogue, RunMemory
 from podwatch.checkpoints.expected_files import command_digest
-from podwatch.checkpoints.layouts import Layout, make_layout
+from podwatch.checkpoints.layouts import Layout, make_layout, trainer_logs
 from podwatch.checkpoints.layouts.base import Concern
 from podwatch.checkpoints.layouts.command_line import save_interval
 from podwatch.checkpoints.layouts.resume_check import restart_concerns
@@ -54,6 +54,7 @@ from podwatch.sensors.gpu import GpuReader, GpuSensor
 from podwatch.sensors.host import HostSensor
 from podwatch.sensors.inference import InferenceSensor
 from podwatch.sensors.log_rules import LogRulesSensor, risky
+from podwatch.sensors.log_tail import StepLines
 from podwatch.sensors.nvml import NvmlReader
 from podwatch.sensors.nvml_probe import WAIT, TrialLoad
 from podwatch.sensors.processes import ProcessSensor
@@ -222,7 +223,7 @@ def build(
     disks = DisksSensor(lambda: _places(settings, catalogue), clock)
     forecast = Forecast(journal.sync.learned(SAVES), keep=lambda known: journal.post(Journal.learn, SAVES, known))
     log_rules = LogRulesSensor(clock, policies.log_rules, trusted=SHIPPED, scrub=scrub)
-    step_line = _step_line(settings)
+    lines, step_line = StepLines(trainer_logs(settings)), _step_line(settings)
     health = settings.training
     training = TrainingSensor(
         clock, trainer.output_dir, metrics_file=health.metrics_file, metrics_url=health.metrics_url
@@ -237,7 +238,7 @@ def build(
         finish_lines=layout.finish_lines,
         poll=max(poll, min(2 * poll, PROGRESS_POLL)),
         taps=(log_rules, training),
-        steps=lambda: StepReader(target=policies.detection.max_steps, custom=step_line),
+        steps=lambda: StepReader(lines, target=policies.detection.max_steps, custom=step_line),
     )
     progress.recall(journal.sync.learned(READ_SO_FAR))
     processes = ProcessSensor(

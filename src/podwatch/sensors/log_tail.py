@@ -8,14 +8,16 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from podwatch.domain.trainer_log import StepPattern, StepRecord, TrainerLog
 from podwatch.system.reading import open_file
 
 # -- lines, and the step in a line -----------------------------------------------------------------------------------
-# Pure. prime-rl's forms: no date, ANSI colours always on, torchrun prefixes, or JSON.
+# Pure. Logs can have no date, ANSI colours, torchrun's prefixes, or JSON records. The patterns of steps are data of
+# the layouts.
 
 MAX_LINE = 16 << 10
 """Bytes of one line that are kept; a log without line ends must not fill the memory."""
@@ -23,26 +25,8 @@ MAX_LINE = 16 << 10
 _LINE_END = re.compile(rb"[\r\n]")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _PREFIX = re.compile(r"^\s*(?:\[(?P<name>[A-Za-z_][\w.-]{0,40})\]:\s*|\([\w :=.,+-]{1,80}\)\s*)")
-# The level must be first or right after a time stamp: model output quoted inside a line must not count as a step.
-_STEP = re.compile(r"^[\d\s:.,TZ/+|-]{0,40}SUCCESS\s+Step (\d{1,12}) \|")
 _BARE = re.compile(r"^[\d\s:.,TZ/+|-]{0,40}(?:\b[A-Z]{4,8}\b[\s|:-]*)?")
 _LOCATION = re.compile(r"\s*\[[\w./-]+::\d+\]$")
-_JSON_STEP = re.compile(r"^Step (\d{1,12}) \|")
-# A flat dictionary of numbers and nothing else: a log message that quotes one must not match.
-_HF_FIGURES = re.compile(r"""^\{(?:['"][\w./@-]{1,60}['"]: ?['"]?[\w.+-]{1,40}['"]?(?:, ?|\}$))+$""")
-_HF_LOSS = re.compile(r"""['"]loss['"]:""")
-_VERL_STEP = re.compile(r"^step:(\d{1,12}) - ")
-_VERL_TRAINED = re.compile(r" - (?:actor|critic|training|train|perf|timing_s|global_seqlen|response_length)[/(]")
-_TITAN_STEP = re.compile(
-    r"^(?:\[titan\]\s*)?[\d\s:.,TZ/+|-]{0,40}(?:- \w{1,40} - INFO - )?step: {1,12}(\d{1,12})  loss: "
-)
-_MEGATRON_STEP = re.compile(
-    r"^(?:\[[\d\s:.-]{1,30}\]\s*)?iteration {1,12}(\d{1,12})/ {0,12}\d{1,12} \| consumed samples:"
-)
-_DEEPSPEED_STEP = re.compile(
-    r"^(?:\[[\d\s:.,-]{1,30}\] )?\[INFO\] \[logging\.py:[^\]]{1,40}\] (?:\[Rank 0\] )?step=(\d{1,12}), skipped="
-)
-_HF_STEP = re.compile(r"""['"](?:global_step|step)['"]: ?['"]?(\d{1,12})['"]?[,}]""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,44 +86,51 @@ def clean(raw: bytes) -> LogLine:
     return LogLine(text.strip(), prefix, "\x1b[A" in decoded and not decoded.startswith("\x1b[A"))
 
 
-def parse_step(line: LogLine, file_role: str = "") -> StepLine | None:
-    """The step that this line reports as done, or None. Never raises. ``file_role`` is the result of role_of_file().
+class StepLines:
+    """Finds the step in a line of any trainer. ``logs`` are what the layouts declare; a line of one trainer never
+    matches a pattern of another."""
 
-    Recognized: prime-rl's ``SUCCESS Step 80 | ...``, the same in JSON mode, a dictionary with ``loss`` and a step as
-    Hugging Face trainers print it (those without a step are skipped), and the step lines of verl, torchtitan,
-    Megatron-LM and DeepSpeed; their lines about validation are not steps. Progress bars need more than one line:
-    ``sensors/progress_bars.py``.
-    """
-    text = line.text
-    role = _role_in(line.prefix) or file_role
-    match = _STEP.match(text)
-    if match is not None:
-        return StepLine(int(match[1]), role or _role_by_columns(text))
-    if not text.startswith("{"):
-        return _other_step(text, role)
-    message = _json_message(text)
-    if message is not None:
-        match = _JSON_STEP.match(message)
-        return StepLine(int(match[1]), role or _role_by_columns(message)) if match is not None else None
-    if not is_training_log(text):
+    def __init__(self, logs: Iterable[TrainerLog]) -> None:
+        every = tuple(logs)
+        patterns = [pattern for log in every for pattern in log.steps]
+        self._plain = tuple(pattern for pattern in patterns if not pattern.json_level)
+        self._json = tuple(pattern for pattern in patterns if pattern.json_level)
+        self._records = tuple(record for log in every for record in log.records)
+        self.run_bars = re.compile("|".join(name for log in every for name in log.run_bars) or "(?!)", re.IGNORECASE)
+        self.epoch_bars = tuple(bar for log in every for bar in log.epoch_bars)
+        self.epoch_lines = tuple(line for log in every for line in log.epoch_lines)
+
+    def parse(self, line: LogLine, file_role: str = "") -> StepLine | None:
+        """The step that this line reports as done, or None. Never raises. ``file_role`` is the result of
+        role_of_file(). Progress bars need more than one line: ``sensors/progress_bars.py``."""
+        text = line.text
+        role = _role_in(line.prefix) or file_role
+        if not text.startswith("{"):
+            return _first_step(self._plain, text, role)
+        level, message = _json_record(text)
+        if any(pattern.json_level == level for pattern in self._json):
+            return _first_step([p for p in self._json if p.json_level == level], message, role)
+        record = self._record(text)
+        match = record.step.search(text) if record is not None else None
+        return StepLine(int(match[1]), role) if match is not None else None
+
+    def is_record(self, text: str) -> bool:
+        """Whether the text is a dictionary of training metrics, with or without a step."""
+        return self._record(text) is not None
+
+    def _record(self, text: str) -> StepRecord | None:
+        for record in self._records if text.startswith("{") else ():
+            if record.whole.match(text) is not None and record.needs.search(text) is not None:
+                return record
         return None
-    match = _HF_STEP.search(text)
-    return StepLine(int(match[1]), role) if match is not None else None
 
 
-def is_training_log(text: str) -> bool:
-    """Whether the text is a dictionary of metrics with ``loss``, as Hugging Face trainers print it (not
-    ``eval_loss``)."""
-    return text.startswith("{") and _HF_FIGURES.match(text) is not None and _HF_LOSS.search(text) is not None
-
-
-def _other_step(text: str, role: str) -> StepLine | None:
-    match = _VERL_STEP.match(text)
-    if match is not None and match[1] != "0" and _VERL_TRAINED.search(text) is not None:
-        return StepLine(int(match[1]), role)
-    for pattern in (_TITAN_STEP, _MEGATRON_STEP, _DEEPSPEED_STEP):
-        if (match := pattern.match(text)) is not None:
-            return StepLine(int(match[1]), role)
+def _first_step(patterns: Iterable[StepPattern], text: str, role: str) -> StepLine | None:
+    for known in patterns:
+        match = known.pattern.match(text)
+        if match is not None and (known.also is None or known.also.search(text) is not None):
+            shown = role or next((role for sign, role in known.roles.items() if sign in text), "")
+            return StepLine(int(match[1]), shown)
     return None
 
 
@@ -147,7 +138,7 @@ def has_finish_line(line: LogLine, finish_line: str) -> bool:
     """Whether this line's message is the trainer's finish line (not merely a quotation of it)."""
     text = line.text
     if text.startswith("{"):
-        text = _json_message(text, level=None) or ""
+        _, text = _json_record(text)
     return finish_line in text and _BARE.sub("", _LOCATION.sub("", text), count=1) == finish_line
 
 
@@ -163,30 +154,24 @@ def _role_in(text: str) -> str:
     return "trainer" if "trainer" in lowered else ""
 
 
-def _role_by_columns(text: str) -> str:
-    """prime-rl's orchestrator reports a reward, its trainer a loss."""
-    if "Reward" in text:
-        return "orchestrator"
-    return "trainer" if "Loss" in text else ""
-
-
-def _json_message(text: str, level: str | None = "SUCCESS") -> str | None:
-    """The message of a JSON-mode line, flat or in loguru's ``record``; None if it is something else."""
+def _json_record(text: str) -> tuple[str, str]:
+    """Level, in capitals, and message of a JSON-mode line, flat or in loguru's ``record``; empty if it is something
+    else."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        return None
+        return "", ""
     if isinstance(document, dict) and isinstance(document.get("record"), dict):
         document = document["record"]
     if not isinstance(document, dict):
-        return None
+        return "", ""
     found = document.get("level")
     if isinstance(found, dict):
         found = found.get("name")
     message = document.get("message")
     if not isinstance(message, str) or not isinstance(found, str):
-        return None
-    return message.strip() if level is None or found.strip().upper() == level else None
+        return "", ""
+    return found.strip().upper(), message.strip()
 
 
 # -- files and positions ---------------------------------------------------------------------------------------------

@@ -127,6 +127,7 @@ class ProgressSensor:
         clock: Clock,
         files: Callable[[], tuple[StepSeen, ...]],
         *,
+        steps: Callable[[], StepReader],
         output_dir: Path,
         inbox: PingInbox,
         log_globs: tuple[str, ...] = (),
@@ -135,7 +136,6 @@ class ProgressSensor:
         poll: float = POLL,
         deadline: float = DEADLINE,
         taps: tuple[Tap, ...] = (),
-        steps: Callable[[], StepReader] = StepReader,
     ) -> None:
         """``files`` is a layout's progress(): it can block. ``extra_logs`` come first for last_lines(): pass the
         keeper's log there. ``log_globs`` are relative to ``output_dir`` or absolute. ``steps`` creates the reader of

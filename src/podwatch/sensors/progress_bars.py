@@ -1,24 +1,20 @@
-"""Training steps from progress bars: tqdm (Hugging Face, accelerate, verl), Lightning's, rich. Pure except for the
-state of one file's reader.
+"""Training steps from progress bars: tqdm's, and those that a layout describes. Pure except for the state of one file's
+reader.
 
 A bar can count anything: samples of an evaluation, shards, batches of one epoch. A number counts as a training step
-only if there is evidence: a description that trainers use for the whole run, the configured number of steps as the
-total, Lightning's epoch and batch, or a training log between two states of the same bar. Otherwise the step is unknown.
+only if there is evidence: a description that a trainer uses for the whole run or for an epoch, the configured number of
+steps as the total, or a training log between two states of the same bar. Otherwise the step is unknown.
 """
 
 import re
 from dataclasses import dataclass
 
-from podwatch.sensors.log_tail import LogLine, StepLine, is_training_log, parse_step
+from podwatch.sensors.log_tail import LogLine, StepLine, StepLines
 
 _BAR = re.compile(
     r"^(?:(?P<name>[^|%\[\]]{1,80}?):\s+)?(?P<percent>\d{1,3})%\|[^|]{0,400}\|\s*(?P<done>\d{1,12})/(?P<total>\d{1,12})\s"
     r"\[(?P<elapsed>[\d:]+)<(?P<left>[\d:?]+(?: days?, [\d:]+)?),\s+(?P<rate>\?|[\d.]+)[^\]\s,]{0,12}(?:[\],]|$)"
 )
-_RICH = re.compile(r"^Epoch (\d{1,9})/-?\d{1,9}\s+[━╸╺ ]*\s(\d{1,12})/(\d{1,12}) \d+:\d\d:\d\d • ")
-_WHOLE_RUN = re.compile(r"steps|training progress|training steps?|global steps?", re.IGNORECASE)
-"""diffusers and accelerate's examples, verl: one bar for the whole run, which starts at the resumed step."""
-_LIGHTNING = re.compile(r"Epoch (\d{1,9})")
 _MOST = 10**12
 
 
@@ -32,11 +28,11 @@ class _Bar:
 
 
 class StepReader:
-    """Reads the steps of one log file. ``target`` is the configured number of steps; ``custom`` is the operator's
-    pattern, whose first group is the step: if it is set, nothing else counts."""
+    """Reads the steps of one log file. ``lines`` are the known trainers'. ``target`` is the configured number of steps;
+    ``custom`` is the operator's pattern, whose first group is the step: if it is set, nothing else counts."""
 
-    def __init__(self, *, target: int | None = None, custom: re.Pattern[str] | None = None) -> None:
-        self._target, self._custom = target, custom
+    def __init__(self, lines: StepLines, *, target: int | None = None, custom: re.Pattern[str] | None = None) -> None:
+        self._lines, self._target, self._custom = lines, target, custom
         self._bar: _Bar | None = None
         self._trusted: int | None = None
         """Total of the unnamed bar that had a training log printed between two of its states."""
@@ -45,14 +41,15 @@ class StepReader:
         """The step that this line reports as done, or None. Never raises. Call it for every line, in order."""
         if self._custom is not None:
             return _custom_step(self._custom, line)
-        found = parse_step(line, file_role)
+        found = self._lines.parse(line, file_role)
         if found is not None:
             return found
         if "%|" in line.text:
             return self._read_bar(line, file_role)
-        if "━" in line.text and (match := _RICH.match(line.text)) is not None:
-            return _epochs(int(match[1]), int(match[2]), int(match[3]), file_role)
-        if (bar := self._bar) is not None and bar.moved and bar.done < bar.total and is_training_log(line.text):
+        for pattern in self._lines.epoch_lines:
+            if (match := pattern.match(line.text)) is not None:
+                return _epochs(int(match[1]), int(match[2]), int(match[3]), file_role)
+        if (bar := self._bar) is not None and bar.moved and bar.done < bar.total and self._lines.is_record(line.text):
             self._trusted = bar.total
             return StepLine(bar.done, file_role)
         return None
@@ -63,9 +60,10 @@ class StepReader:
             return None
         name, done, total = match["name"] or "", int(match["done"]), int(match["total"])
         moved = match["rate"] != "?" and 0 < done <= total
-        if (epoch := _LIGHTNING.fullmatch(name)) is not None:
-            return _epochs(int(epoch[1]), done, total, role) if moved and "v_num=" in line.text else None
-        if name and _WHOLE_RUN.fullmatch(name) is None:
+        for bar in self._lines.epoch_bars:
+            if (epoch := bar.name.fullmatch(name)) is not None:
+                return _epochs(int(epoch[1]), done, total, role) if moved and bar.needs in line.text else None
+        if name and self._lines.run_bars.fullmatch(name) is None:
             return None
         if not name:
             self._bar = _Bar(name, done, total, moved)

@@ -32,6 +32,7 @@ from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.config import plugins
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.trainer_log import TrainerLog
 
 __all__ = [
     "KINDS",
@@ -44,6 +45,7 @@ __all__ = [
     "make_layout",
     "recognised",
     "site_of",
+    "trainer_logs",
 ]
 
 KINDS: dict[str, Kind] = {
@@ -101,6 +103,15 @@ def _kind(settings: Settings, site: Site) -> tuple[Kind, str]:
         found = auto.choose(site, KINDS.values())
         name, chosen_because = found.layout, found.why
     return kind_of(name), chosen_because
+
+
+def trainer_logs(settings: Settings) -> tuple[TrainerLog, ...]:
+    """The log lines of every trainer that podwatch knows, and of the configured one if a package added it: a script
+    can print the lines of another library than the one that saves its checkpoints. ConfigurationError as
+    ``make_layout``."""
+    own, _ = _kind(settings, site_of(settings))
+    added = () if own.name in KINDS else (own.log,)
+    return (*added, *(kind.log for kind in KINDS.values()))
 
 
 def kind_of(name: str) -> Kind:

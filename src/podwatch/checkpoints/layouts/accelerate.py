@@ -18,6 +18,7 @@ from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, all_step_names
+from podwatch.domain.trainer_log import TrainerLog
 
 # -- contents of one save --------------------------------------------------------------------------------------------
 # The files that ``Accelerator.save_state`` writes into one directory; open-instruct writes them too. Order: weights
@@ -161,4 +162,8 @@ def recognise(site: Site) -> Recognition | None:
     return None
 
 
-KIND = Kind("accelerate", Accelerate, recognise)
+LOG = TrainerLog(run_bars=("steps", "training steps?", "global steps?"))
+"""The bar of accelerate's examples, of diffusers and of scripts like them: one for the whole run, which starts at the
+resumed step."""
+
+KIND = Kind("accelerate", Accelerate, recognise, log=LOG)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
+from podwatch.domain.trainer_log import NO_LINES, TrainerLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,11 +287,13 @@ FindConcerns = Callable[[Site], tuple[Concern, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One entry of the registry: how to create a layout, and how ``auto`` detects it. ``recognise`` reads only the
-    command and a few directory names; None: no evidence for this layout."""
+    """One entry of the registry: all that is known of one trainer. ``make`` creates its layout. ``recognise`` reads
+    only the command and a few directory names; None: no evidence for this layout."""
 
     name: str
     make: MakeLayout
     recognise: Recognise
     concerns: FindConcerns = no_concerns
     """Problems of the command or the directory that would make a restart fail. Reads small files; can block."""
+    log: TrainerLog = NO_LINES
+    """The lines of the trainer's log."""

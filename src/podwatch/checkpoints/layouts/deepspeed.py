@@ -16,6 +16,7 @@ from podwatch.checkpoints.layouts.openrlhf_command import LOAD, PLAIN_MODULES, l
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, step_names
+from podwatch.domain.trainer_log import StepPattern, TrainerLog
 
 STEP = re.compile(r"global_step(0|[1-9]\d{0,17})$")
 LATEST = "latest"
@@ -84,4 +85,15 @@ def recognise(site: Site) -> Recognition | None:
     return Recognition("deepspeed", f"the command runs {seen}: DeepSpeed's files", certain=True) if seen else None
 
 
-KIND = Kind("deepspeed", lambda site: StepDirs(site, RULES), recognise)
+LOG = TrainerLog(
+    steps=(
+        StepPattern(
+            re.compile(
+                r"^(?:\[[\d\s:.,-]{1,30}\] )?\[INFO\] \[logging\.py:[^\]]{1,40}\] (?:\[Rank 0\] )?"
+                r"step=(\d{1,12}), skipped="
+            )
+        ),
+    )
+)
+
+KIND = Kind("deepspeed", lambda site: StepDirs(site, RULES), recognise, log=LOG)

@@ -16,6 +16,7 @@ from podwatch.checkpoints.layouts.command_line import Program, program
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, step_names
+from podwatch.domain.trainer_log import StepRecord, TrainerLog
 from podwatch.system.reading import read_file
 
 # -- resume arguments ------------------------------------------------------------------------------------------------
@@ -239,4 +240,15 @@ def recognise(site: Site) -> Recognition | None:
     return Recognition("hf", f"the command has {told}, an argument of the Trainer") if told else None
 
 
-KIND = Kind("hf", lambda site: StepDirs(site, RULES), recognise)
+LOG = TrainerLog(
+    records=(
+        StepRecord(
+            # A flat dictionary of numbers and nothing else: a log message that quotes one must not match.
+            whole=re.compile(r"""^\{(?:['"][\w./@-]{1,60}['"]: ?['"]?[\w.+-]{1,40}['"]?(?:, ?|\}$))+$"""),
+            needs=re.compile(r"""['"]loss['"]:"""),  # not ``eval_loss``
+            step=re.compile(r"""['"](?:global_step|step)['"]: ?['"]?(\d{1,12})['"]?[,}]"""),
+        ),
+    )
+)
+
+KIND = Kind("hf", lambda site: StepDirs(site, RULES), recognise, log=LOG)

@@ -22,6 +22,7 @@ from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules
+from podwatch.domain.trainer_log import EpochBar, TrainerLog
 
 META = "meta.pt"
 _NAME = re.compile(r"(?:^|[-_/])step=(\d{1,18})(?=\D|$)")
@@ -259,4 +260,11 @@ def recognise(site: Site) -> Recognition | None:
     return None
 
 
-KIND = Kind("lightning", make, recognise)
+LOG = TrainerLog(
+    # Sanity check and validation have bars too, without v_num.
+    epoch_bars=(EpochBar(re.compile(r"Epoch (\d{1,9})"), needs="v_num="),),
+    # rich's bar; it has at least one full cell
+    epoch_lines=(re.compile(r"^Epoch (?=.*━)(\d{1,9})/-?\d{1,9}\s+[━╸╺ ]*\s(\d{1,12})/(\d{1,12}) \d+:\d\d:\d\d • "),),
+)
+
+KIND = Kind("lightning", make, recognise, log=LOG)

@@ -16,6 +16,7 @@ from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output, step_names
+from podwatch.domain.trainer_log import StepPattern, TrainerLog
 
 STEP = re.compile(r"iter_(\d{7,18})")
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -131,4 +132,12 @@ def recognise(site: Site) -> Recognition | None:
     return Recognition("megatron", f"the command has {told}") if told else None
 
 
-KIND = Kind("megatron", lambda site: StepDirs(site, RULES), recognise)
+LOG = TrainerLog(
+    steps=(
+        StepPattern(
+            re.compile(r"^(?:\[[\d\s:.-]{1,30}\]\s*)?iteration {1,12}(\d{1,12})/ {0,12}\d{1,12} \| consumed samples:")
+        ),
+    )
+)
+
+KIND = Kind("megatron", lambda site: StepDirs(site, RULES), recognise, log=LOG)

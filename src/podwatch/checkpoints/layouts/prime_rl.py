@@ -11,6 +11,7 @@ of the data loader.
 """
 
 import heapq
+import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,7 @@ from podwatch.checkpoints.layouts.shared_rules import WEIGHT_INDEXES
 from podwatch.checkpoints.layouts.step_dirs import OnDemand, is_plain_dir, step_names
 from podwatch.checkpoints.scan import is_temporary
 from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.trainer_log import StepPattern, TrainerLog
 
 # -- rule for a complete step ----------------------------------------------------------------------------------------
 # The trainer's half is a DCP directory; the orchestrator's is ``progress.pt``; in layout A the broadcast with
@@ -405,4 +407,14 @@ def _make(site: Site) -> PrimeRLLayout:
     return PrimeRLLayout(site.output_dir, checkpoint_dir=site.checkpoint_dir, cwd=site.cwd, command=site.command)
 
 
-KIND = Kind("prime-rl", _make, prime_rl_disk.recognise, prime_rl_run.concerns)
+_COLUMNS = {"Reward": "orchestrator", "Loss": "trainer"}
+"""Both roles print the same line with other columns."""
+LOG = TrainerLog(
+    steps=(
+        # The level must be first or right after a time stamp: model output quoted inside a line must not count.
+        StepPattern(re.compile(r"^[\d\s:.,TZ/+|-]{0,40}SUCCESS\s+Step (\d{1,12}) \|"), roles=_COLUMNS),
+        StepPattern(re.compile(r"^Step (\d{1,12}) \|"), json_level="SUCCESS", roles=_COLUMNS),
+    )
+)
+
+KIND = Kind("prime-rl", _make, prime_rl_disk.recognise, prime_rl_run.concerns, log=LOG)

@@ -16,6 +16,7 @@ from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import WEIGHT_INDEXES, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output, step_names
+from podwatch.domain.trainer_log import StepPattern, TrainerLog
 
 STEP = re.compile(r"step-([1-9]\d{0,17})")
 _FLAG = "--checkpoint.load_step"
@@ -123,4 +124,14 @@ def recognise(site: Site) -> Recognition | None:
     return Recognition("torchtitan", f"the command has {told}") if told else None
 
 
-KIND = Kind("torchtitan", lambda site: StepDirs(site, RULES), recognise)
+LOG = TrainerLog(
+    steps=(
+        StepPattern(
+            re.compile(
+                r"^(?:\[titan\]\s*)?[\d\s:.,TZ/+|-]{0,40}(?:- \w{1,40} - INFO - )?step: {1,12}(\d{1,12})  loss: "
+            )
+        ),
+    )
+)
+
+KIND = Kind("torchtitan", lambda site: StepDirs(site, RULES), recognise, log=LOG)

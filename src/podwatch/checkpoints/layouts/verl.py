@@ -21,6 +21,7 @@ from podwatch.checkpoints.layouts.megatron import torch_dist
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output, step_names
+from podwatch.domain.trainer_log import StepPattern, TrainerLog
 
 STEP = re.compile(r"global_step_(0|[1-9]\d{0,17})")
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -295,4 +296,15 @@ def recognise(site: Site) -> Recognition | None:
     return Recognition("verl", f"the command sets {told}*", certain=True) if told else None
 
 
-KIND = Kind("verl", lambda site: StepDirs(site, RULES), recognise)
+LOG = TrainerLog(
+    steps=(
+        # The line of step 0, and those with validation's metrics alone, report no training.
+        StepPattern(
+            re.compile(r"^step:(?!0 - )(\d{1,12}) - "),
+            also=re.compile(r" - (?:actor|critic|training|train|perf|timing_s|global_seqlen|response_length)[/(]"),
+        ),
+    ),
+    run_bars=("training progress",),
+)
+
+KIND = Kind("verl", lambda site: StepDirs(site, RULES), recognise, log=LOG)
