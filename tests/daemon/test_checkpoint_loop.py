@@ -1,14 +1,14 @@
 """What files of the trainer name is known after each look, and kept from removal."""
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts import KINDS
 from podwatch.checkpoints.layouts.base import Site
-from podwatch.daemon.checkpoint_loop import KEPT, Announced, CheckpointLoop
+from podwatch.daemon.checkpoint_loop import KEPT, Announced, CheckpointLoop, Rescans
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.event import Event
 from podwatch.system.clock import SystemClock
@@ -17,35 +17,49 @@ from tests.support.layout_makers import run
 from tests.support.layout_makers.core import TRACKER, verl_fsdp
 
 
+class Nothing:
+    """No surroundings, and nothing to remove."""
+
+    def before(self) -> None: ...
+
+    def after(self) -> Mapping[int, str]:
+        return {}
+
+    def look(self) -> None: ...
+
+
 async def test_the_trainers_own_pins_are_read_with_every_look(tmp_path: Path) -> None:
     run(verl_fsdp(tmp_path, 10))
     layout, clock, worker = KINDS["verl"].make(Site(tmp_path)), SystemClock(), Worker("looks")
     refuse, refreshed = False, list[str]()
 
-    def named() -> dict[int, str]:
-        if refuse:
-            raise PermissionError(13, "Permission denied")
-        return dict(layout.pinned())
+    class Around(Nothing):
+        def after(self) -> Mapping[int, str]:
+            refreshed.append(threading.current_thread().name)
+            if refuse:
+                raise PermissionError(13, "Permission denied")
+            return layout.pinned()
 
+    rescans = Rescans(10.0)
     guarding = CheckpointLoop(
-        catalogue=Catalogue(layout, clock, settle=0.0, settle_weak=0.0),
-        worker=worker,
-        clock=clock,
-        rescan=10.0,
-        emit=lambda _event: None,
+        Catalogue(layout, clock, settle=0.0, settle_weak=0.0),
+        worker,
+        clock,
+        rescans,
+        lambda _event: None,
+        Around(),
         uploads=None,
-        make_room=lambda: None,
-        refresh_watches=lambda: refreshed.append(threading.current_thread().name),
-        named=named,
+        removals=Nothing(),
+        announced=Announced(),
     )
     try:
         assert [s.step for s in await guarding.look()] == [10]
-        assert guarding.named == {10: f"named by {TRACKER}"}
+        assert rescans.named == {10: f"named by {TRACKER}"}
         assert refreshed == ["podwatch-looks"], "never on the loop: the trainer's disk may hang"
         refuse = True
         await guarding.look()
-        assert "Permission denied" in guarding.blind
-        assert guarding.named == {10: f"named by {TRACKER}"}
+        assert "Permission denied" in rescans.blind
+        assert rescans.named == {10: f"named by {TRACKER}"}
     finally:
         worker.close()
 
@@ -79,14 +93,14 @@ class Podwatches:
     def start(self) -> Callable[..., Awaitable[list[str]]]:
         """A new podwatch; the call lets it look at these sets, and returns what it announces."""
         guarding = CheckpointLoop(
-            catalogue=self.shelf,  # type: ignore[arg-type]
-            worker=self.worker,
-            clock=SystemClock(),
-            rescan=10.0,
-            emit=self.told.append,
+            self.shelf,  # type: ignore[arg-type]
+            self.worker,
+            SystemClock(),
+            Rescans(10.0),
+            self.told.append,
+            Nothing(),
             uploads=None,
-            make_room=lambda: None,
-            refresh_watches=lambda: None,
+            removals=Nothing(),
             announced=Announced(self.journal, self.keep),
         )
 

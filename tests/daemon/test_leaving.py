@@ -5,14 +5,15 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 
 import pytest
 
 from podwatch.config.settings import Settings
-from podwatch.daemon import store_restore
-from podwatch.daemon.reload import waits_for_restart
+from podwatch.daemon import store as store_module
+from podwatch.daemon.configuration import waits_for_restart
 from podwatch.daemon.shutdown import briefly, end_tasks
-from podwatch.daemon.store_restore import StoreRestore
+from podwatch.daemon.store import StoreRestore
 from podwatch.system.workers import Worker
 
 
@@ -86,15 +87,29 @@ class _Silent:
         self.answer.wait(30)
 
 
+class _Here:
+    """The catalogue, with these complete checkpoints."""
+
+    def __init__(self, *names: str) -> None:
+        self.sets = tuple(_Complete(20) for _ in names)
+
+
+@dataclass
+class _Complete:
+    step: int
+    complete: bool = True
+    held: str = ""
+
+
 async def test_a_store_out_of_reach_is_not_waited_for_when_a_set_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_restore, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(store_module, "LOOK_SECONDS", 0.05)
     store = _Silent()
-    door = StoreRestore(store, Worker("store"), have_local=lambda: True)  # type: ignore[arg-type]
+    door = StoreRestore(store, Worker("store"), _Here("step 20"))  # type: ignore[arg-type]
     with pytest.raises(TimeoutError):
         await door.newest(frozenset())
     store.answer.set()
     waiting = _Silent()
-    door = StoreRestore(waiting, Worker("store"), have_local=lambda: False)  # type: ignore[arg-type]
+    door = StoreRestore(waiting, Worker("store"), _Here())  # type: ignore[arg-type]
     look = asyncio.ensure_future(door.newest(frozenset()))
     await asyncio.sleep(0.2)
     assert not look.done(), "nothing is here: only the store can help"

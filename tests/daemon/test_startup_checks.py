@@ -56,10 +56,18 @@ class Stand:
             Records(self.keeper, self.workspace),
             store=store,
             emit=self.events.append,
-            restart=lambda: self.left.append("again"),
-            trained=lambda: self.trained,
+            exits=self,
+            run=self,
         )
         self.guard = MutationGuard(self.footing.blocked_reason)
+
+    acting = False
+
+    def leave(self, code: int) -> None:
+        self.left.append(f"left with {code}")
+
+    def restart(self) -> None:
+        self.left.append("again")
 
     def allowed(self) -> set[Mutation]:
         return {m for m in Mutation if not self.guard.blocked_reason(m)}
@@ -245,9 +253,9 @@ def test_whichever_lock_the_first_could_take_the_second_meets_it(places: tuple[P
             )
             hidden.write_text("a file in the way of both")
             try:
-                first.acquire(what="the run")
+                first.acquire()
                 with pytest.raises(Busy):
-                    second.acquire(what="the run")
+                    second.acquire()
                 assert first.complete == (first_lacks != "state")
             finally:
                 second.release()
@@ -269,10 +277,10 @@ def test_a_lock_file_that_exists_is_taken_where_it_cannot_be_written(
 
     monkeypatch.setattr(os, "open", read_only)
     first, second = RunLock(state, runtime), RunLock(state, runtime)
-    first.acquire(what="the run")
+    first.acquire()
     assert first.complete
     with pytest.raises(Busy):
-        second.acquire(what="the run")
+        second.acquire()
     first.release()
-    second.acquire(what="the run")
+    second.acquire()
     second.release()

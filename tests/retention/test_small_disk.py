@@ -173,7 +173,7 @@ async def test_what_a_symlink_names_stays(small: tuple[Path, int | None], tmp_pa
         await wait_until(lambda: len([s for s in guard.catalogue.rescan() if s.complete]) == 4)
         (guard.out / "ballast").write_bytes(b"x" * (DISK - 8 * SHARD - 3 * MIB))
         await guard.guarding.look()
-        assert guard.guarding.named == {5: "the symlink best", 10: "the symlink eval-me"}
+        assert guard.rescans.named == {5: "the symlink best", 10: "the symlink eval-me"}
         at = guard.disk.latest().at
         await wait_until(lambda: guard.disk.latest().ok)
         for _ in range(100):

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Protocol
 
 from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.checkpoints.pinned_links import linked_steps
-from podwatch.daemon.checkpoint_loop import CheckpointLoop
+from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event
 from podwatch.domain.policy import DiskPolicy
@@ -72,14 +73,14 @@ class _Checkpoints:
 
     @property
     def blind(self) -> str:
-        return self.guard.guarding.blind
+        return self.guard.rescans.blind
 
     @property
     def pins(self) -> Mapping[int, str]:
-        return {**self.guard.guarding.named, **self.guard.pins}
+        return {**self.guard.rescans.named, **self.guard.pins}
 
     def rescan(self) -> None:
-        self.guard.guarding.wake()
+        self.guard.rescans.wake()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,18 @@ class _Rules:
         return self.guard.policy
 
 
+class Linked:
+    """The checkpoint loop's surroundings: links are read, nothing is watched."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def before(self) -> None: ...
+
+    def after(self) -> Mapping[int, str]:
+        return linked_steps(self._layout)
+
+
 class Guard:
     """Catalogue, guarding round, disk sensor, pruner and remover, as the daemon joins them."""
 
@@ -170,17 +183,7 @@ class Guard:
         self.pins: dict[int, str] = {}
         self.asked = 0.0
         self.before: RemovalPlan | None = None
-        self.guarding = CheckpointLoop(
-            catalogue=self.catalogue,
-            worker=self.workers[0],
-            clock=clock,
-            rescan=0.04,
-            emit=self.events.append,
-            uploads=None,
-            make_room=lambda: self.pruner.look(),  # noqa: PLW0108 - made below
-            refresh_watches=lambda: None,
-            named=lambda: linked_steps(layout),
-        )
+        self.rescans = Rescans(0.04)
         self.pruner = Pruner(
             checkpoints=_Checkpoints(self, layout.step_paths),
             store=_Store(self),
@@ -192,6 +195,17 @@ class Guard:
             aside=self.aside,
             worker=self.workers[1],
             clock=clock,
+        )
+        self.guarding = CheckpointLoop(
+            self.catalogue,
+            self.workers[0],
+            clock,
+            self.rescans,
+            self.events.append,
+            Linked(layout),
+            uploads=None,
+            removals=self.pruner,
+            announced=Announced(),
         )
 
     def newest(self) -> CheckpointSet | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.daemon import wiring
+from podwatch.daemon.store import this_pod
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.manifest import Manifest, ManifestFile, Pointer, sha1_hex
@@ -317,14 +317,14 @@ def test_one_path_on_two_mounts_is_two_places(tmp_path: Path) -> None:
     """Two containers on one host: the same machine id, boot and path, separate state."""
     place = tmp_path / "out"
     place.mkdir()
-    first, again = wiring._pod("writer-1", place), wiring._pod("writer-2", place)
+    first, again = this_pod("writer-1", place), this_pod("writer-2", place)
     assert first.place == again.place, "the state was lost, the directory is the same"
     place.rename(tmp_path / "elsewhere")
     place.mkdir()  # another directory by the same name, as a second container sees it
-    other = wiring._pod("writer-2", place)
+    other = this_pod("writer-2", place)
     assert other.place != first.place
     assert not other.same_as(first)
-    assert wiring._pod("w", tmp_path / "not there yet").place
+    assert this_pod("w", tmp_path / "not there yet").place
 
 
 def test_a_real_clock_and_a_goodbye(world: World) -> None:

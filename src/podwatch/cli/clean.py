@@ -14,6 +14,8 @@ from podwatch.domain.finding import counted
 if TYPE_CHECKING:
     from podwatch.cli.strays import Stray
     from podwatch.config.settings import Settings
+    from podwatch.domain.event import Event
+    from podwatch.journal import AsyncJournal
 
 SHOWN = 12
 
@@ -102,36 +104,54 @@ def _describe(plan: dict[str, Any]) -> list[str]:
     return lines
 
 
+class _JournalOnly:
+    """Events of a command: it prints what it did itself."""
+
+    def __init__(self, journal: "AsyncJournal") -> None:
+        self._journal = journal
+
+    def __call__(self, event: "Event", /) -> None:
+        from podwatch.journal import Journal
+
+        self._journal.post(Journal.add_event, event)
+
+    def warn(self, text: str) -> None:
+        """The daemon reports these."""
+
+
+class _NoDaemon:
+    """A command ends when it has done its work."""
+
+    def leave(self, code: int) -> None: ...
+
+    def restart(self) -> None: ...
+
+
 async def _alone(where: Where) -> dict[str, Any]:
     """Clean without a daemon, under its lock and with its code."""
     from podwatch.cli.offline import load
+    from podwatch.daemon.checkpoint_loop import Rescans
     from podwatch.daemon.commands import cleaned_document
-    from podwatch.daemon.events import EventBus
     from podwatch.daemon.paths import run_paths
-    from podwatch.daemon.wiring import build
-    from podwatch.domain.event import Event
+    from podwatch.daemon.wiring import Choices, Foundation, build
     from podwatch.journal import AsyncJournal, Journal
     from podwatch.recovery.clean import clean_alone
     from podwatch.system.clock import SystemClock
     from podwatch.system.files import FileLock
-
-    class Quiet(EventBus):
-        def __call__(self, event: Event) -> None:
-            self._journal.post(Journal.add_event, event)
 
     settings = load(where)
     paths = run_paths(settings.state_dir, settings.run_id, os.environ)
     with FileLock(paths.lock):
         journal = AsyncJournal(Journal.open(paths.journal))
         try:
-            parts = build(
-                settings, paths, SystemClock(), journal, Quiet(journal),
-                wake=lambda: None, current=lambda: settings, heartbeat_base=str,
-            )  # fmt: skip
+            alone = Foundation(
+                paths, SystemClock(), journal, _JournalOnly(journal), _NoDaemon(), Rescans(settings.checkpoints.rescan)
+            )
+            parts = build(settings, alone, Choices())
             try:
                 return cleaned_document(await clean_alone(parts.recovery), daemon=False)
             finally:
-                await parts.launcher.close()
+                await parts.training.launcher.close()
         finally:
             await journal.close()
 

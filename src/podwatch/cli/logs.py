@@ -82,7 +82,7 @@ def _last_lines(file: BinaryIO, lines: int) -> None:
 def _learn_secrets(where: Where) -> None:
     """Register the secrets of the configuration and its files with the scrubber, as far as this user can read them."""
     from podwatch.config.loading import load_settings
-    from podwatch.daemon.known_secrets import learn_secrets
+    from podwatch.daemon.environment import learn_secrets
 
     with contextlib.suppress(PodwatchError):
         named = Path(where.config) if where.config else None

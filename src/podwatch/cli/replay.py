@@ -176,6 +176,6 @@ def _own_recording(where: Where) -> Path:
 def _policies(where: Where) -> "Policies":
     """The thresholds of the given configuration."""
     from podwatch.cli.offline import load
-    from podwatch.daemon.policies import policies_from
+    from podwatch.daemon.configuration import policies_from
 
     return policies_from(load(where), max_steps=None)

@@ -2,11 +2,9 @@
 
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
-from podwatch.config.settings import Settings
-from podwatch.daemon.known_secrets import credentials_for
+from podwatch.daemon.environment import credentials_for
 from podwatch.daemon.wiring import Components
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.mutation_guard import Mutation
@@ -23,36 +21,36 @@ TELLING = frozenset(
 """Events after which an upload is due soon: there is a new bundle, a new start, or a last log line."""
 
 
-def make_artifacts(parts: Components, current: Callable[[], Settings]) -> Artifacts | None:
-    """None without a store, or where ``sync.artefacts`` is off. ``current`` gives the settings as last reloaded."""
+def make_artifacts(parts: Components) -> Artifacts | None:
+    """None without a store, or where ``sync.artefacts`` is off."""
     settings, syncer = parts.settings, parts.syncer
     if syncer is None or not settings.sync.artefacts:
         return None
-    writer_id = str(parts.journal.sync.learned(WRITER_ID, ""))
+    writer_id = str(parts.run.journal.sync.learned(WRITER_ID, ""))
 
     def opened() -> ObjectStore:
-        return open_store(settings.sync.store, credentials_for(current()), writer_id=writer_id, connections=1)
+        return open_store(settings.sync.store, credentials_for(parts.settings), writer_id=writer_id, connections=1)
 
     def logs() -> Sources:
         trainer = settings.trainer
-        globs = trainer.logs or parts.layout.log_globs()
-        return Sources(trainer.output_dir, globs, (Path(parts.launcher.log_path()),))
+        globs = trainer.logs or parts.run.layout.log_globs()
+        return Sources(trainer.output_dir, globs, (Path(parts.training.launcher.log_path()),))
 
     def configs() -> tuple[str, ...]:
-        record = parts.record.current
+        record = parts.training.record.current
         last = record.last_start if record is not None else None
-        private = str(current().trainer.env_file or "")
+        private = str(parts.settings.trainer.env_file or "")
         return tuple(name for name, _ in last.config_digests if name != private) if last is not None else ()
 
     def secrets() -> frozenset[str]:
-        key = credentials_for(current())
+        key = credentials_for(parts.settings)
         own = frozenset({key.key, key.key_id}) if key is not None else frozenset[str]()
         return own | secret_values({**os.environ, **parts.recovery.tools.pod.environment()})
 
     sources = ArtefactSources(
         logs=logs,
         configs=configs,
-        incidents=parts.paths.incidents,
+        incidents=parts.run.paths.incidents,
         secrets=secrets,
         host=socket.gethostname(),
         log_bytes=settings.sync.artefacts_log,
@@ -61,11 +59,11 @@ def make_artifacts(parts: Components, current: Callable[[], Settings]) -> Artifa
         opened,
         keys_for(settings.sync.store, settings.run_id),
         sources,
-        parts.clock.wall,
-        may_write=lambda: not syncer.state.superseded and not parts.guard.blocked_reason(Mutation.PUBLISH),
-        may_delete=lambda: current().mode == "act" and not parts.guard.blocked_reason(Mutation.DELETE),
-        tell=lambda problem: parts.emit(
-            Event(EventName.SYNC_FAILED, parts.clock.wall(), f"cannot upload logs and incident bundles: {problem}")
+        parts.run.clock.wall,
+        may_write=lambda: not syncer.state.superseded and not parts.run.guard.blocked_reason(Mutation.PUBLISH),
+        may_delete=lambda: parts.settings.mode == "act" and not parts.run.guard.blocked_reason(Mutation.DELETE),
+        tell=lambda problem: parts.run.emit(
+            Event(EventName.SYNC_FAILED, parts.run.clock.wall(), f"cannot upload logs and incident bundles: {problem}")
         ),
     )
 

@@ -1,15 +1,18 @@
 """The checkpoint loop: rescans, reports changes, wakes uploads and starts pruning."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
-from podwatch.domain.event import Event, EventName
-from podwatch.domain.finding import Severity, counted
+from podwatch.domain.event import Emit, Event, EventName
+from podwatch.domain.finding import Finding, FindingKind, Severity, counted
 from podwatch.system.clock import Clock
+from podwatch.system.pinned import RootReplaced
 from podwatch.system.workers import Worker
+from podwatch.system.workspace import Workspace
 
 RESCAN_DEADLINE = 120.0
 """Seconds. A rescan of 1,000 unchanged checkpoints takes 0.05 s; the deadline is for a hung network volume."""
@@ -53,83 +56,157 @@ class Announced:
             self._keep({str(step): what for step, what in self._known.items()})
 
 
+class RootWatch:
+    """Checks that the run's directories are the pinned ones; while one is replaced, podwatch changes nothing in them.
+
+    Sensing, detection and adoption continue, because they only read. Uploads, publications, deletions, quarantine,
+    restores and starts of training wait: they would read or write in a directory that another user chose.
+
+    Call ``look`` in a worker at each rescan: it blocks. The other methods are for the event loop."""
+
+    def __init__(self, workspace: Workspace, clock: Clock) -> None:
+        self._workspace, self._clock = workspace, clock
+        self._found: Finding | None = None
+        self._was_blocked = False
+
+    def look(self) -> None:
+        try:
+            self._workspace.check()
+        except RootReplaced as error:
+            since = self._found.since if self._found is not None else self._clock.monotonic()
+            where = f" ({error.where})" if error.where else ""
+            text = f"{error.what}{where}: podwatch starts, uploads, moves and deletes nothing until this is repaired"
+            self._found = Finding(FindingKind.DIRECTORY_REPLACED, Severity.CRITICAL, text, since, error.fix)
+        else:
+            self._found = None
+
+    def blocked_reason(self) -> str:
+        """Why mutations are blocked; empty if they are not."""
+        found = self._found
+        return "" if found is None else found.summary
+
+    def findings(self) -> tuple[Finding, ...]:
+        found = self._found
+        return () if found is None else (found,)
+
+    def repaired(self) -> bool:
+        """True once after each repair."""
+        was, self._was_blocked = self._was_blocked, self._found is not None
+        return was and not self._was_blocked
+
+
+class Rescans:
+    """How often the checkpoint loop rescans, requests to do it sooner, and what the last rescan found. Construct it on
+    the event loop.
+
+    ``blind`` is the reason while the filesystem does not respond: nothing is pruned or chosen then. ``named`` are the
+    steps that are never removed, as ``Surroundings.after`` returned them.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.blind = "the checkpoint directories have not been read yet"
+        self.named: Mapping[int, str] = {}
+        self._loop = asyncio.get_running_loop()
+        self._wanted = asyncio.Event()
+
+    def wake(self) -> None:
+        """Rescan soon. On the event loop."""
+        self._wanted.set()
+
+    def wake_from_thread(self) -> None:
+        """The same from any thread; does nothing once the loop is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._wanted.set)
+
+    def clear(self) -> None:
+        self._wanted.clear()
+
+    async def wait(self, seconds: float) -> bool:
+        """Whether a request came within ``seconds``."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wanted.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
 class Uploads(Protocol):
     def notify(self) -> None: ...
 
 
-class CheckpointLoop:
-    """Rescans every ``rescan`` seconds, sooner when a file event wakes it. Only the rescan counts; events are hints.
+class Removals(Protocol):
+    def look(self) -> None:
+        """Delete what must be deleted now, in the background."""
+        ...
 
-    ``blind`` is the reason while the filesystem does not respond: nothing is pruned or chosen then. ``look_first``,
-    ``refresh_watches`` and ``named`` run in the worker and can block. ``look_first`` runs before the rescan: it checks
-    that the directories are still those of the start, and looks for a second trainer.
-    """
+
+class Surroundings(Protocol):
+    """What else is read with each rescan, in its worker. Both can block."""
+
+    def before(self) -> None:
+        """Check that the directories are still those of the start; look for a second trainer."""
+        ...
+
+    def after(self) -> Mapping[int, str]:
+        """Watch new directories. Returns the steps that a file of the trainer refers to (a tracker, the best model),
+        with that file."""
+        ...
+
+
+class CheckpointLoop:
+    """Rescans at the interval of ``rescans``, sooner when woken. Only the rescan counts; file events are hints."""
 
     def __init__(
         self,
-        *,
         catalogue: Catalogue,
         worker: Worker,
         clock: Clock,
-        rescan: float,
-        emit: Callable[[Event], None],
+        rescans: Rescans,
+        emit: Emit,
+        surroundings: Surroundings,
+        *,
         uploads: Uploads | None,
-        make_room: Callable[[], None],
-        refresh_watches: Callable[[], None],
-        named: Callable[[], Mapping[int, str]] = dict,
-        look_first: Callable[[], None] = lambda: None,
-        announced: Announced | None = None,
+        removals: Removals,
+        announced: Announced,
     ) -> None:
-        self._catalogue, self._worker, self._clock, self._rescan = catalogue, worker, clock, rescan
-        self._emit, self._uploads = emit, uploads
-        self._make_room, self._refresh_watches = make_room, refresh_watches
-        self._named, self._look_first = named, look_first
-        self.named: Mapping[int, str] = {}
-        """Steps that a file of the trainer refers to (a tracker, the best model), with that file: never removed."""
-        self._wake = asyncio.Event()
+        self._catalogue, self._worker, self._clock, self._rescans = catalogue, worker, clock, rescans
+        self._emit, self._surroundings = emit, surroundings
+        self._uploads, self._removals, self._announced = uploads, removals, announced
         self._known: dict[int, CheckpointSet] | None = None
-        self._announced = announced or Announced()
-        self.blind = "the checkpoint directories have not been read yet"
-
-    def wake(self) -> None:
-        """Rescan soon. Call it on the loop."""
-        self._wake.set()
 
     async def look(self) -> tuple[CheckpointSet, ...]:
         """Rescan now and return the checkpoints; the last known ones if the filesystem does not respond."""
         try:
-            sets, self.named = await self._worker.call(self._read, timeout=RESCAN_DEADLINE)
+            sets, self._rescans.named = await self._worker.call(self._read, timeout=RESCAN_DEADLINE)
         except (TimeoutError, OSError) as error:
-            self.blind = f"cannot read the checkpoint directories: {error}"
+            self._rescans.blind = f"cannot read the checkpoint directories: {error}"
             return self._catalogue.sets
-        self.blind = ""
+        self._rescans.blind = ""
         self._tell(sets)
         return sets
 
     def _read(self) -> tuple[tuple[CheckpointSet, ...], Mapping[int, str]]:
         """Blocks."""
-        self._look_first()
+        self._surroundings.before()
         sets = self._catalogue.rescan()
-        self._refresh_watches()
-        return sets, self._named()
+        return sets, self._surroundings.after()
 
     async def run(self) -> None:
         """Until cancelled."""
+        interval = self._rescans.seconds
         while True:
-            self._wake.clear()
+            self._rescans.clear()
             await self.look()
             if self._uploads is not None:
                 self._uploads.notify()
-            self._make_room()
-            pause = self._rescan
+            self._removals.look()
+            pause = interval
             if any(s.completeness is Completeness.WRITING for s in self._catalogue.sets):
-                pause = min(pause, max(0.5, self._rescan / 4))
-            try:
-                async with asyncio.timeout(pause):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
-            await self._clock.sleep(min(0.5, self._rescan / 4))  # collect the events that follow the first one
+                pause = min(pause, max(0.5, interval / 4))
+            if await self._rescans.wait(pause):
+                await self._clock.sleep(min(0.5, interval / 4))  # collect the events that follow the first one
 
     def _tell(self, sets: tuple[CheckpointSet, ...]) -> None:
         """Report each checkpoint once, also over restarts. Of those that the first rescan finds, only the newest is

@@ -85,14 +85,14 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
     async def checkpoints(_: dict[str, Any]) -> dict[str, Any]:
         await rounds.guarding.look()
         view = daemon.view()
-        found, sending = parts.catalogue.sets, view.sync.uploading_step
+        found, sending = parts.checkpoints.catalogue.sets, view.sync.uploading_step
         newest = newest_complete(found)
         held = {newest.step: ["newest complete"]} if newest is not None else {}
         for step in parts.recovery.state.protect:
             held.setdefault(step, []).append("a resume needs it")
         if sending is not None:
             held.setdefault(sending, []).append("uploading")
-        published = await parts.journal.run(Journal.published)
+        published = await parts.run.journal.run(Journal.published)
         here = {(s.step, s.save_id) for s in found}
         return {
             "sets": [
@@ -103,14 +103,14 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
             ],
             "remote": [remote_document(p, here) for p in published],
             "store_url": view.sync.store_url,
-            "layout": parts.layout.name,
-            "searched": [str(root) for root in parts.layout.watch_roots()],
-            "capabilities": parts.capabilities.to_dict(),
+            "layout": parts.run.layout.name,
+            "searched": [str(root) for root in parts.run.layout.watch_roots()],
+            "capabilities": parts.checkpoints.capabilities.to_dict(),
         }
 
     async def pin(params: dict[str, Any]) -> dict[str, Any]:
         step = _needed_step(params)
-        await parts.journal.run(Journal.pin, step, str(params.get("reason") or "by hand")[:200])
+        await parts.run.journal.run(Journal.pin, step, str(params.get("reason") or "by hand")[:200])
         await daemon.read_pins()
         return {
             "message": f"step {step} is pinned: podwatch never deletes its checkpoint, here or in the store",
@@ -119,16 +119,18 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
 
     async def unpin(params: dict[str, Any]) -> dict[str, Any]:
         step = _needed_step(params)
-        if step not in await parts.journal.run(Journal.pins):
+        if step not in await parts.run.journal.run(Journal.pins):
             raise UsageError(f"step {step} is not pinned", fix="`podwatch checkpoints` shows what protects it")
-        await parts.journal.run(Journal.unpin, step)
+        await parts.run.journal.run(Journal.unpin, step)
         await daemon.read_pins()
         return {"message": f"step {step} is no longer pinned", "step": step}
 
     async def verify(params: dict[str, Any]) -> dict[str, Any]:
         wanted = _step(params)
         # Without a step only complete ones: a checkpoint that is being written is not damaged.
-        steps = [s.step for s in parts.catalogue.sets if s.step == wanted or (wanted is None and s.complete)]
+        steps = [
+            s.step for s in parts.checkpoints.catalogue.sets if s.step == wanted or (wanted is None and s.complete)
+        ]
         if wanted is not None and not steps:
             raise UsageError(
                 f"checkpoint of step {wanted} not found", fix="`podwatch checkpoints` lists the checkpoints"
@@ -136,19 +138,19 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         answers = []
         for step in steps:
             try:
-                looked = await parts.files.call(parts.catalogue.inspect, step)
+                looked = await parts.checkpoints.worker.call(parts.checkpoints.catalogue.inspect, step)
             except HostError:
                 continue  # the trainer removed it since
             answers.append(inspection_document(step, looked.problems, looked.notes, looked.files))
         return {"steps": answers}
 
     async def sync(params: dict[str, Any]) -> dict[str, Any]:
-        if reason := parts.guard.blocked_reason(Mutation.PUBLISH):
+        if reason := parts.run.guard.blocked_reason(Mutation.PUBLISH):
             raise HostError("podwatch uploads nothing now", where=reason, fix="`podwatch status` shows the fix")
         if parts.syncer is None:
             raise HostError("no store is configured", where="sync.store", fix='set it, for example "b2://my-bucket"')
         step = _step(params)
-        for found in parts.catalogue.sets:
+        for found in parts.checkpoints.catalogue.sets:
             if found.step == step and found.held:  # naming a held-back checkpoint releases it
                 if found.earlier:
                     raise Busy(
@@ -157,9 +159,9 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
                         fix=f"`podwatch restart --step {step}` returns to it; podwatch then uploads it",
                     )
                 if found.held_as is HeldAs.IMPLAUSIBLE:
-                    parts.implausible.release(found)
+                    parts.checkpoints.implausible.release(found)
                 else:
-                    await parts.files.call(parts.two_writers.release, found)
+                    await parts.checkpoints.worker.call(parts.training.two_writers.release, found)
                 parts.syncer.retry(found.step, found.save_id)
         task = asyncio.create_task(parts.syncer.sync_now(step))
         await asyncio.sleep(0)  # a permanent refusal fails in the first step of the task
@@ -182,22 +184,22 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         handle = parts.recovery.handle
         if handle is not None and await handle.exit_status() is None:
             raise Busy("training is running", where="quarantine", fix="run `podwatch stop-training` first")
-        _may_move(parts.guard)
-        back = await parts.removals.call(quarantine.give_back, parts.workspace, _whole(params, "id", None))
-        rounds.guarding.wake()
+        _may_move(parts.run.guard)
+        back = await parts.deletion.worker.call(quarantine.give_back, parts.run.workspace, _whole(params, "id", None))
+        parts.checkpoints.rescans.wake()
         return {
             "message": f"moved {counted(len(back), 'entry', 'entries')} back from quarantine",
             "paths": [str(p) for p in back],
         }
 
     async def clean(_: dict[str, Any]) -> dict[str, Any]:
-        _may_move(parts.guard)
+        _may_move(parts.run.guard)
         cleaned = await request_clean(parts.recovery)
-        rounds.guarding.wake()
+        parts.checkpoints.rescans.wake()
         return cleaned_document(cleaned, daemon=True)
 
     async def events(params: dict[str, Any]) -> dict[str, Any]:
-        found = await parts.journal.run(
+        found = await parts.run.journal.run(
             Journal.events,
             after_id=_whole(params, "after_id", 0),
             since_wall=float(params.get("since_wall") or 0.0),
@@ -208,9 +210,9 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
     async def incidents(params: dict[str, Any]) -> dict[str, Any]:
         wanted = params.get("id")
         if wanted is None:
-            found = await parts.journal.run(Journal.incidents, min(_whole(params, "limit", 50), 10_000))
+            found = await parts.run.journal.run(Journal.incidents, min(_whole(params, "limit", 50), 10_000))
         else:
-            one = await parts.journal.run(Journal.incident, _whole(params, "id", None))
+            one = await parts.run.journal.run(Journal.incident, _whole(params, "id", None))
             if one is None:
                 raise UsageError(f"incident {wanted} not found", fix="`podwatch incidents` lists them")
             found = [one]

@@ -82,31 +82,36 @@ class Core:
         if self._leaving is not None and not self._leaving.done():
             self._leaving.set_result(code)
 
+    def restart(self) -> None:
+        """Restart the daemon inside this process. Training continues."""
+        self.leave(AGAIN)
+
     def keep(self, task: "asyncio.Task[Any]") -> None:
         """Keep a reference to a background task until it ends."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def wake(self) -> None:
-        """Checkpoint files changed: rescan soon."""
-        self.rounds.guarding.wake()
-
     async def read_pins(self) -> None:
         """Read the pins again after a change."""
-        self._pins = dict(await self.parts.journal.run(Journal.pins))
+        self._pins = dict(await self.parts.run.journal.run(Journal.pins))
 
     def view(self) -> DaemonView:
         return status_view.view_of(
             self.parts,
             self.rounds,
+            self._bus(),
             findings=self._findings_now(),
-            pins={**self.rounds.guarding.named, **self._pins},
+            pins={**self.parts.checkpoints.rescans.named, **self._pins},
             incident=self._incident,
             http_url=self._outlets.url if self._outlets is not None else "",
             config_path=str(self.loaded.path or ""),
             started=self._started,
             pause=self.pausing.pause,
         )
+
+    def _bus(self) -> EventBus:
+        assert self._emit is not None
+        return self._emit
 
     def _findings_now(self) -> tuple[Finding, ...]:
         return self.bulletin.findings

@@ -5,18 +5,16 @@ last, because it can stop and start training. At the end everything stops except
 """
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Callable
-from functools import partial
 
 from podwatch import __version__
 from podwatch.config.last_good import save_last_good
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon import preempt, status_view
 from podwatch.daemon.artifacts import make_artifacts
-from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced
+from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced, Rescans
 from podwatch.daemon.commands import make_handlers, once_begun
 from podwatch.daemon.core import AGAIN
 from podwatch.daemon.endpoints import Endpoints
@@ -27,18 +25,17 @@ from podwatch.daemon.loops import make_loops
 from podwatch.daemon.maintenance import KEY as PAUSE
 from podwatch.daemon.maintenance import Maintenance, pause_handlers
 from podwatch.daemon.notifications import FAREWELL_SECONDS, make_notifying
-from podwatch.daemon.paths import RunPaths
 from podwatch.daemon.preempt import Budget, preempt_handlers
 from podwatch.daemon.recorder import make_recorder
 from podwatch.daemon.run_lock import RunLock
 from podwatch.daemon.shutdown import briefly, end_tasks
-from podwatch.daemon.startup_checks import RECOVERED, StartupChecks, last_pause, open_journal, take_ground, what_lock
+from podwatch.daemon.startup_checks import RECOVERED, last_pause, open_journal, take_ground
 from podwatch.daemon.store_jobs import StoreJobs
 from podwatch.daemon.tick import Turning
 from podwatch.daemon.wiring import LEARNED as LEARNED
-from podwatch.daemon.wiring import READ_SO_FAR, Components, build
+from podwatch.daemon.wiring import READ_SO_FAR, Choices, Foundation, build
 from podwatch.detection.learned import Learned
-from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
+from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
@@ -132,19 +129,31 @@ class Daemon(Turning):
         paths, _ = self._ground
         opened, worker = await open_journal(paths.journal, self._clock.wall)
         journal = self._journal = AsyncJournal(opened)
-        emit = self._emit = EventBus(journal)
+        emit = self._emit = EventBus(journal, self._clock)
         await emit.load()
         emit.listeners.append(self._on_event)
         self.bulletin = OpenFindings(emit)
         self.parts = await self._disk.call(
-            self._build, paths, journal, emit, gpu_reader, same_disk_store, loop, take_over, worker
+            build,
+            settings,
+            Foundation(
+                paths,
+                self._clock,
+                journal,
+                emit,
+                self,
+                Rescans(settings.checkpoints.rescan),
+                self._ground[1],
+                worker,
+            ),
+            Choices(gpu_reader, same_disk_store, take_over),
         )
-        if self.parts.footing.unknown and (pause := await self._disk.call(last_pause, paths.runtime)):
+        if self.parts.checks.unknown and (pause := await self._disk.call(last_pause, paths.runtime)):
             await journal.run(Journal.learn, PAUSE, pause)
         lock = self._ground[1]
         if lock is not None and not lock.complete and journal.sync.obstacle is None:
-            self.parts.footing.missing = f"podwatch cannot lock the run ({paths.lock})"
-        await self.parts.footing.prove()
+            self.parts.checks.missing = f"podwatch cannot lock the run ({paths.lock})"
+        await self.parts.checks.prove()
         self.backing = StoreJobs(self.parts, self.view)
         await self._load_memory()
         if journal.sync.recovered:
@@ -164,44 +173,8 @@ class Daemon(Turning):
         settle()
         self._notifier.ready(self._headline())
 
-    def _build(
-        self,
-        paths: RunPaths,
-        journal: AsyncJournal,
-        emit: EventBus,
-        gpu_reader: GpuReader | None,
-        same_disk_store: bool,
-        loop: asyncio.AbstractEventLoop,
-        take_over: str,
-        opening: Worker,
-    ) -> Components:
-        return build(
-            self.loaded.settings,
-            paths,
-            self._clock,
-            journal,
-            emit,
-            wake=lambda: _soon(loop, self.wake),
-            warn=lambda text: _soon(loop, lambda: self._say(EventName.CONFIG_WARNING, text, Severity.WARNING)),
-            current=lambda: self.loaded.settings,
-            heartbeat_base=lambda: self._outlets.url if self._outlets is not None else "",
-            gpu_reader=gpu_reader,
-            same_disk_store=same_disk_store,
-            take_over=take_over,
-            held_elsewhere=self._held_elsewhere,
-            locked_out=self._locked_out,
-            footing=partial(
-                StartupChecks,
-                lock=self._ground[1] if self._ground is not None else None,
-                restart=lambda: self.leave(AGAIN),
-                leave=self.leave,
-                worker=opening,
-                what=what_lock(self.loaded.settings.run_id),
-            ),
-        )
-
     async def _load_memory(self) -> None:
-        journal = self.parts.journal
+        journal = self.parts.run.journal
         kept = await journal.run(Journal.learned, LEARNED, {})
         self._pins = dict(await journal.run(Journal.pins))
         self._incident = next(iter(await journal.run(Journal.incidents, 1)), None)
@@ -214,7 +187,11 @@ class Daemon(Turning):
         )
         parts = self.parts
         self.pausing = Maintenance(
-            journal, self._clock, parts.emit, lambda look: status_view.gpus_held(parts, look), parts.recovery.pause
+            journal,
+            self._clock,
+            parts.run.emit,
+            lambda look: status_view.gpus_held(parts, look),
+            parts.recovery.pause,
         )
         await self.pausing.load()
         self._recorder = make_recorder(self.parts, lambda: self.rounds.sensing.state.learned)
@@ -225,10 +202,15 @@ class Daemon(Turning):
 
         parts = self.parts
         self._notifying = await make_notifying(
-            parts.settings, self._clock, parts.journal, self._disk, complain, parts.paths.journal.parent
+            parts.settings,
+            self._clock,
+            parts.run.journal,
+            self._disk,
+            complain,
+            parts.run.paths.journal.parent,
         )
         if self._notifying is not None:
-            parts.emit.listeners.append(self._notifying.event)
+            self._bus().listeners.append(self._notifying.event)
 
     def _open_outlets(self) -> None:
         self._outlets = Endpoints(
@@ -252,22 +234,22 @@ class Daemon(Turning):
     async def _first_look(self) -> None:
         parts = self.parts
         if parts.settings.mode == "act":
-            await parts.removals.call(parts.remover.sweep_trash)
-        await parts.senses.start()
-        await self._disk.call(parts.watcher.start)
+            await parts.deletion.worker.call(parts.deletion.remover.sweep_trash)
+        await parts.sensing.sensors.start()
+        await self._disk.call(parts.checkpoints.watcher.start)
         await self.rounds.guarding.look()
         end = self._clock.monotonic() + FIRST_LOOK_SECONDS
-        while self._clock.monotonic() < end and str(parts.gpus.latest().state) == "pending":
+        while self._clock.monotonic() < end and str(parts.sensing.gpus.latest().state) == "pending":
             await self._clock.sleep(0.05)
 
     async def _begin(self, adopt_existing: bool, fresh: str) -> None:
         parts = self.parts
         self.backing.ask()
         await parts.recovery.begin(adopt_existing=adopt_existing, by_hand=os.environ.get(BY_HAND, ""))
-        if fresh and await parts.journal.run(Journal.learned, STARTED_FRESH) != fresh:
-            await parts.journal.run(Journal.learn, STARTED_FRESH, fresh)  # once: init passes it again
+        if fresh and await parts.run.journal.run(Journal.learned, STARTED_FRESH) != fresh:
+            await parts.run.journal.run(Journal.learn, STARTED_FRESH, fresh)  # once: init passes it again
             await self._start_fresh()
-        parts.footing.missing = parts.footing.missing or parts.record.problem
+        parts.checks.missing = parts.checks.missing or parts.training.record.problem
         self._begun.set()
         self._say(
             EventName.DAEMON_STARTED,
@@ -283,7 +265,7 @@ class Daemon(Turning):
         assert self._outlets is not None
         if self._notifying is not None and self._notifying.wandb is not None:
             self._jobs.every(parts.settings.wandb.every, "wandb", self._push_metrics)
-        self._artefacts = make_artifacts(parts, lambda: self.loaded.settings)
+        self._artefacts = make_artifacts(parts)
         if self._artefacts is not None:
             self._jobs.every(parts.settings.sync.artefacts_every, "artefacts", self._artefacts.store)
         self._jobs.every(STATUS_FILE_SECONDS, "status file", self._outlets.refresh)
@@ -305,14 +287,14 @@ class Daemon(Turning):
         """A warning where another user can move podwatch's directory away; reported once, not at each start."""
         worker = Worker("exposed")  # a thread of its own: a hung file system blocks it
         try:
-            text = await worker.call(self.parts.workspace.exposed, timeout=FIRST_LOOK_SECONDS)
+            text = await worker.call(self.parts.run.workspace.exposed, timeout=FIRST_LOOK_SECONDS)
         except TimeoutError:
             return ()
         finally:
             worker.close()
-        if text == await self.parts.journal.run(Journal.learned, EXPOSED, ""):
+        if text == await self.parts.run.journal.run(Journal.learned, EXPOSED, ""):
             return ()
-        await self.parts.journal.run(Journal.learn, EXPOSED, text)
+        await self.parts.run.journal.run(Journal.learn, EXPOSED, text)
         return (text,) if text else ()
 
     # -- run
@@ -320,26 +302,6 @@ class Daemon(Turning):
     async def run(self) -> int:
         assert self._leaving is not None
         return await self._leaving
-
-    def _held_elsewhere(self, why: str) -> None:
-        """Another pod holds the run: exit without training; the caller can retry later."""
-        self._say(
-            EventName.DAEMON_STOPPING,
-            f"{why}. podwatch exits; to take the run over: `podwatch run --take-over`",
-            Severity.CRITICAL,
-        )
-        self.leave(ExitCode.TRY_AGAIN)
-
-    def _locked_out(self, error: PodwatchError) -> None:
-        """The store refuses this pod permanently and no training runs here: exit, because waiting only costs money."""
-        if not self.parts.recovery.waits_for_store:
-            return
-        text = (
-            f"cannot start training: {error}. Without the store podwatch cannot know whether another pod trains this"
-            " run, so podwatch exits. To start training from the beginning anyway: `podwatch run --fresh`"
-        )
-        self._say(EventName.DAEMON_STOPPING, text, Severity.CRITICAL)
-        self.leave(ExitCode.CONFIGURATION if isinstance(error, ConfigurationError) else ExitCode.PERMISSION)
 
     def _preempt(self, why: str) -> None:
         self._preempted = self._preempted or why
@@ -391,21 +353,21 @@ class Daemon(Turning):
             if self.left_with != AGAIN:
                 await briefly(self.backing.say_leaving(), 3.0)
             await briefly(parts.syncer.stop())
-        await briefly(parts.footing.stop(), budget.seconds(usual))
+        await briefly(parts.checks.stop(), budget.seconds(usual))
         await briefly(self.rounds.pruner.stop(), budget.seconds(usual))
         await said
         if self._notifying is not None:
             await briefly(self._notifying.farewell(budget.seconds(FAREWELL_SECONDS)), budget.seconds(usual))
         if self._outlets is not None:
             await briefly(self._outlets.close(), budget.seconds(usual))
-        await briefly(parts.senses.stop(), budget.seconds(usual))
-        await briefly(self._disk.call(parts.watcher.stop), budget.seconds(usual))
-        await briefly(parts.launcher.close(), budget.seconds(usual))
+        await briefly(parts.sensing.sensors.stop(), budget.seconds(usual))
+        await briefly(self._disk.call(parts.checkpoints.watcher.stop), budget.seconds(usual))
+        await briefly(parts.training.launcher.close(), budget.seconds(usual))
         if self._recorder is not None:
             await briefly(self._disk.call(self._recorder.close), budget.seconds(usual))
-        parts.journal.post(Journal.learn, LEARNED, self.rounds.sensing.state.learned.to_dict())
-        parts.journal.post(Journal.learn, READ_SO_FAR, parts.progress.remembered)
-        parts.emit.save()
+        parts.run.journal.post(Journal.learn, LEARNED, self.rounds.sensing.state.learned.to_dict())
+        parts.run.journal.post(Journal.learn, READ_SO_FAR, parts.sensing.progress.remembered)
+        self._bus().save()
 
     async def _last_artefacts(self) -> None:
         """Upload logs and bundles a last time, parallel to the last heartbeat; skipped at a preemption."""
@@ -427,12 +389,6 @@ class Daemon(Turning):
             save_last_good(self.loaded)
         except OSError as error:
             self._say(EventName.CONFIG_REFUSED, f"cannot save the last good copy of the configuration: {error}")
-
-
-def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Run ``call`` on the loop, from any thread; does nothing once the loop is closed."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(call)
 
 
 async def _give_back() -> None:

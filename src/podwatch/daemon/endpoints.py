@@ -38,16 +38,18 @@ class Endpoints:
         self._parts, self._status, self._complain = parts, status, complain
         self._disk = Worker("outlets")
         http = parts.settings.http
-        self._http = HttpServer(http.host, http.port, view, self._events, self._ping, parts.token, live, ready)
+        self._http = HttpServer(
+            http.host, http.port, view, self._events, self._ping, parts.training.environment.token, live, ready
+        )
         self._control = ControlServer(
-            parts.paths.control_socket,
+            parts.run.paths.control_socket,
             handlers,
             on_error=lambda method, error: complain(f"internal error in the command {method}: {error!r}"),
         )
         self._endpoint = own_endpoint(
             parts.settings.run_id,
-            started_wall=parts.clock.wall(),
-            control=str(parts.paths.control_socket),
+            started_wall=parts.run.clock.wall(),
+            control=str(parts.run.paths.control_socket),
             config_path=config_path,
             version=__version__,
         )
@@ -71,32 +73,34 @@ class Endpoints:
                 await start()
             except PodwatchError as error:
                 self._complain(str(error))
+        self._parts.training.environment.heartbeat_url = self.url
         await self._write_endpoint(replace(self._endpoint, http_url=self.url))
 
     async def close(self) -> None:
         await self.refresh()
-        await self._write_endpoint(replace(self._endpoint, stopped_wall=self._parts.clock.wall()))
+        await self._write_endpoint(replace(self._endpoint, stopped_wall=self._parts.run.clock.wall()))
         await self._control.stop()
         await self._http.stop()
+        self._parts.training.environment.heartbeat_url = ""
         self._disk.close()
 
     async def refresh(self) -> None:
         """Write status.json, which clients read when no daemon runs."""
         document = self._status()
-        path = self._parts.paths.runtime / SNAPSHOT
+        path = self._parts.run.paths.runtime / SNAPSHOT
         await self._write(lambda: write_document(path, document))
 
     def _ping(self, role: str) -> None:
-        self._parts.inbox.ping(role)
+        self._parts.sensing.inbox.ping(role)
 
     async def _events(self, after_id: int, limit: int) -> list[Event]:
-        return await self._parts.journal.run(Journal.events, after_id=after_id, limit=limit)
+        return await self._parts.run.journal.run(Journal.events, after_id=after_id, limit=limit)
 
     async def _write_endpoint(self, endpoint: Endpoint) -> None:
-        await self._write(lambda: write_endpoint(self._parts.paths.runtime, endpoint))
+        await self._write(lambda: write_endpoint(self._parts.run.paths.runtime, endpoint))
 
     async def _write(self, write: Callable[[], None]) -> None:
         try:
             await self._disk.call(write, timeout=WRITE_SECONDS)
         except OSError as error:  # TimeoutError included
-            self._complain(f"{error.filename or self._parts.paths.runtime}: {error.strerror or error}")
+            self._complain(f"{error.filename or self._parts.run.paths.runtime}: {error.strerror or error}")

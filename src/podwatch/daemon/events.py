@@ -1,13 +1,17 @@
 """The path of every event, and the open findings: each is reported once when it appears and once when it clears."""
 
+import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Protocol
 
-from podwatch.domain.event import Event, EventName
+from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, Severity
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.reporting.logging import log_event
+from podwatch.system.clock import Clock
 
 # -- event bus -------------------------------------------------------------------------------------------------------
 # The single path of every event: journal, log, counters, listeners.
@@ -18,14 +22,26 @@ UPLOADED = "uploaded-bytes"
 """Journal key of the bytes of all published checkpoints."""
 
 
-class EventBus:
-    """Call it with an event. Never blocks: the journal writes on its own thread, the log through a queue."""
+class Events(Protocol):
+    """Records events, and the warnings of other threads."""
 
-    def __init__(self, journal: AsyncJournal) -> None:
-        self._journal = journal
+    def __call__(self, event: Event, /) -> None: ...
+
+    def warn(self, text: str) -> None:
+        """Report a warning about the configuration or this machine. From any thread."""
+        ...
+
+
+class EventBus:
+    """Call it with an event. Never blocks: the journal writes on its own thread, the log through a queue. Construct it
+    on the event loop."""
+
+    def __init__(self, journal: AsyncJournal, clock: Clock) -> None:
+        self._journal, self._clock = journal, clock
+        self._loop = asyncio.get_running_loop()
         self.counts: Counter[str] = Counter()
         self.uploaded_bytes = 0
-        self.listeners: list[Callable[[Event], None]] = []
+        self.listeners: list[Emit] = []
 
     async def load(self) -> None:
         kept = await self._journal.run(Journal.learned, COUNTED, {})
@@ -47,6 +63,17 @@ class EventBus:
         for listener in self.listeners:
             listener(event)
 
+    def say(
+        self, name: EventName, text: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool | None
+    ) -> None:
+        """Emit an event of this moment. On the event loop."""
+        self(Event(name, self._clock.wall(), text, severity, fields))
+
+    def warn(self, text: str) -> None:
+        """From any thread; does nothing once the loop is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.say, EventName.CONFIG_WARNING, text, Severity.WARNING)
+
 
 # -- open findings ---------------------------------------------------------------------------------------------------
 
@@ -54,7 +81,7 @@ class EventBus:
 class OpenFindings:
     """Keeps the open findings of all sources and emits an event when one appears, changes its severity, or clears."""
 
-    def __init__(self, emit: Callable[[Event], None]) -> None:
+    def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._open: dict[str, Finding] = {}
 

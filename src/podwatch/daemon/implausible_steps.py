@@ -4,7 +4,6 @@ The rule is in ``policy.resume``. The evidence is kept in the journal, so that a
 accept a directory that it rejected before.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,13 +26,13 @@ _OWN = (ProgressSource.STEP_LINE, ProgressSource.HEARTBEAT)
 class Implausible:
     """Call ``turn`` at each turn of the sensing loop, then ``findings``; neither blocks. ``turn`` updates ``held``."""
 
-    def __init__(self, held: HeldBack, journal: AsyncJournal, target: Callable[[], int | None]) -> None:
+    def __init__(self, held: HeldBack, journal: AsyncJournal, target: int | None) -> None:
         self._held, self._journal, self._target = held, journal, target
         self._named: tuple[int, str] | None = None
         self._kept_at = float("-inf")
         self._since: dict[tuple[int, str], float] = {}
         self._kept = journal.sync.learned(KEY)
-        held.explain(replace(recalled(self._kept), target=target()))
+        held.explain(replace(recalled(self._kept), target=target))
 
     def turn(
         self,
@@ -48,7 +47,7 @@ class Implausible:
         old = self._held.evidence
         own = [s.step for s in snapshot.progress_of_start if s.source in _OWN and s.trained and s.step is not None]
         highest = max(own, default=-1)
-        new = replace(old, target=self._target(), step_seconds=step_seconds, believed=old.believed | fetched)
+        new = replace(old, target=self._target, step_seconds=step_seconds, believed=old.believed | fetched)
         if old.trained is None or highest > old.trained:
             new = replace(new, trained=highest if highest >= 0 else None, trained_wall=snapshot.wall)
         started = record.last_start.step if record is not None and record.last_start is not None else None

@@ -40,26 +40,25 @@ class _Checkpoints:
     """The checkpoints on this pod, for the pruner."""
 
     parts: Components
-    loop: CheckpointLoop
     pinned: Callable[[], Mapping[int, str]]
 
     @property
     def sets(self) -> tuple[CheckpointSet, ...]:
-        return self.parts.catalogue.sets
+        return self.parts.checkpoints.catalogue.sets
 
     @property
     def blind(self) -> str:
-        return self.loop.blind or self.parts.catalogue.problem
+        return self.parts.checkpoints.rescans.blind or self.parts.checkpoints.catalogue.problem
 
     @property
     def pins(self) -> Mapping[int, str]:
-        return {**self.loop.named, **self.pinned()}
+        return {**self.parts.checkpoints.rescans.named, **self.pinned()}
 
     def paths(self, step: int) -> Sequence[Path]:
-        return self.parts.layout.step_paths(step)
+        return self.parts.run.layout.step_paths(step)
 
     def rescan(self) -> None:
-        self.loop.wake()
+        self.parts.checkpoints.rescans.wake()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class _Store:
         if self.parts.syncer is not None:
             last = self.parts.syncer.state.last_step
             return -1 if last is None else last
-        newest = newest_complete(self.parts.catalogue.sets)
+        newest = newest_complete(self.parts.checkpoints.catalogue.sets)
         return -1 if newest is None else newest.step
 
     async def abandon(self, step: int) -> None:
@@ -96,7 +95,7 @@ class _Trainer:
 
     @property
     def held(self) -> str:
-        if blocked := self.parts.guard.blocked_reason(Mutation.DELETE):
+        if blocked := self.parts.run.guard.blocked_reason(Mutation.DELETE):
             return blocked
         state = self.parts.recovery.state
         if state.hold_deletions:
@@ -112,7 +111,7 @@ class _Trainer:
             for step in parts.syncer.protect:
                 found.setdefault(step, Protection.UPLOADING)
         if (kept := kept_branch(parts)) is not None:
-            for one in parts.catalogue.sets:
+            for one in parts.checkpoints.catalogue.sets:
                 if one.earlier:
                     found.setdefault(one.step, Protection.EARLIER_BRANCH)
             found[kept] = Protection.EARLIER_NEWEST
@@ -120,7 +119,7 @@ class _Trainer:
 
     @property
     def first_seen_wall(self) -> float:
-        record = self.parts.record.current
+        record = self.parts.training.record.current
         return record.first_seen_wall if record is not None else 0.0
 
 
@@ -132,7 +131,7 @@ class _Rules:
 
     @property
     def policy(self) -> DiskPolicy:
-        return self.parts.policies.disk
+        return self.parts.run.config.policies.disk
 
     @property
     def acts(self) -> bool:
@@ -144,13 +143,29 @@ class _Rules:
 
     @property
     def stages_in_temp(self) -> bool:
-        return self.parts.layout.name in STAGES_IN_TEMP
+        return self.parts.run.layout.name in STAGES_IN_TEMP
+
+
+class RunDirectories:
+    """Implements the checkpoint loop's Surroundings."""
+
+    def __init__(self, parts: Components) -> None:
+        self._roots, self._writers = parts.checkpoints.roots, parts.training.two_writers
+        self._watcher, self._layout = parts.checkpoints.watcher, parts.run.layout
+
+    def before(self) -> None:
+        self._roots.look()
+        self._writers.look()
+
+    def after(self) -> Mapping[int, str]:
+        self._watcher.refresh()
+        return {**linked_steps(self._layout), **self._layout.pinned()}
 
 
 def about_run(parts: Components) -> tuple[str, str]:
     """The keys of the learned baselines: the run with its layout, and its GPUs."""
     gpu = parts.settings.gpu
-    return f"{parts.settings.run_id} {parts.layout.name}", f"{list(gpu.inference)} {list(gpu.trainer)}"
+    return f"{parts.settings.run_id} {parts.run.layout.name}", f"{list(gpu.inference)} {list(gpu.trainer)}"
 
 
 def make_loops(
@@ -159,42 +174,36 @@ def make_loops(
     learned: Learned,
     pins: Callable[[], Mapping[int, str]],
     on_turn: Callable[[Snapshot, tuple[Finding, ...]], None],
-    announced: Announced | None = None,
+    announced: Announced,
 ) -> DaemonLoops:
     """Build the loops; starts nothing."""
 
     def checkpoint() -> CheckpointMark:
-        newest = newest_complete(parts.catalogue.sets)
+        newest = newest_complete(parts.checkpoints.catalogue.sets)
         return CheckpointMark() if newest is None else CheckpointMark(newest.step, newest.changed_wall)
 
-    def look_first() -> None:
-        parts.roots.look()
-        parts.two_writers.look()
-
-    guarding = CheckpointLoop(
-        catalogue=parts.catalogue,
-        worker=parts.files,
-        clock=parts.clock,
-        rescan=parts.settings.checkpoints.rescan,
-        emit=parts.emit,
-        uploads=parts.syncer,
-        make_room=lambda: pruner.look(),  # noqa: PLW0108 - pruner is made below
-        refresh_watches=parts.watcher.refresh,
-        named=lambda: {**linked_steps(parts.layout), **parts.layout.pinned()},
-        look_first=look_first,
-        announced=announced,
-    )
     pruner = Pruner(
-        checkpoints=_Checkpoints(parts, guarding, pins),
+        checkpoints=_Checkpoints(parts, pins),
         store=_Store(parts),
         trainer=_Trainer(parts),
         rules=_Rules(parts),
-        disks=Disks(parts.disk, parts.disks),
-        forecast=parts.forecast,
-        remover=parts.remover,
-        aside=parts.aside,
-        worker=parts.removals,
-        clock=parts.clock,
+        disks=Disks(parts.sensing.disk, parts.sensing.disks),
+        forecast=parts.deletion.forecast,
+        remover=parts.deletion.remover,
+        aside=parts.checkpoints.aside,
+        worker=parts.deletion.worker,
+        clock=parts.run.clock,
+    )
+    guarding = CheckpointLoop(
+        parts.checkpoints.catalogue,
+        parts.checkpoints.worker,
+        parts.run.clock,
+        parts.checkpoints.rescans,
+        parts.run.emit,
+        RunDirectories(parts),
+        uploads=parts.syncer,
+        removals=pruner,
+        announced=announced,
     )
     read_so_far: dict[str, object] = {}
 
@@ -202,36 +211,36 @@ def make_loops(
         """Write the log read positions to the journal: at once with a new start, else every ``READ_TURNS`` turns. The
         next podwatch finds a finish line that is printed while none runs, and reads no line twice."""
         nonlocal read_so_far
-        now = parts.progress.remembered
+        now = parts.sensing.progress.remembered
         if now.get("start_id") != read_so_far.get("start_id") or sensing.turns % READ_TURNS == 0:
             if now != read_so_far:
-                parts.journal.post(Journal.learn, READ_SO_FAR, now)
+                parts.run.journal.post(Journal.learn, READ_SO_FAR, now)
             read_so_far = now
         on_turn(snapshot, findings)
 
     sensing = SensingLoop(
-        senses=parts.senses,
-        clock=parts.clock,
+        senses=parts.sensing.sensors,
+        clock=parts.run.clock,
         poll=parts.settings.gpu.poll,
-        policies=parts.policies,
-        state=initial(parts.policies, learned.for_run(*about_run(parts))),
-        saving=lambda: parts.catalogue.saving,
+        policies=parts.run.config.policies,
+        state=initial(parts.run.config.policies, learned.for_run(*about_run(parts))),
+        saving=lambda: parts.checkpoints.catalogue.saving,
         desired=lambda: parts.recovery.judged,
         on_turn=turn,
-        emit=parts.emit,
+        emit=parts.run.emit,
         checkpoint=checkpoint,
     )
     if parts.syncer is not None:
         parts.syncer.prospects = lambda: _prospects(parts, sensing.snapshot, pruner)
-    parts.processes.tell_engine_end(sensing.hurry)
-    parts.forecast.save_seconds = lambda: sensing.state.learned.median_save_seconds
+    parts.sensing.processes.tell_engine_end(sensing.hurry)
+    parts.deletion.forecast.save_seconds = lambda: sensing.state.learned.median_save_seconds
     return DaemonLoops(sensing, guarding, pruner)
 
 
 def _prospects(parts: Components, snapshot: Snapshot, pruner: Pruner) -> Outlook:
     """The inputs of the upload priority: the next save, the steps that are not in the store, the disk."""
-    saves = parts.forecast.saves
-    due_in, gap = next_save_in(saves, parts.clock.wall())
+    saves = parts.deletion.forecast.saves
+    due_in, gap = next_save_in(saves, parts.run.clock.wall())
     plan, newest = pruner.last_plan, snapshot.newest_step
     stored = parts.syncer.state.last_step if parts.syncer is not None else None
     at_risk = None

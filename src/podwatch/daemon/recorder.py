@@ -22,16 +22,16 @@ def make_recorder(parts: Components, learned: Callable[[], Learned]) -> Recorder
     def header() -> Header:
         return Header(
             run_id=settings.run_id,
-            layout=parts.layout.name,
+            layout=parts.run.layout.name,
             poll=parts.settings.gpu.poll,
-            policies=parts.policies,
+            policies=parts.run.config.policies,
             learned=learned(),
         )
 
     def tell(problem: str | None) -> None:
         text = problem or "recording for `podwatch replay` works again"
         severity = Severity.INFO if problem is None else Severity.WARNING
-        event = Event(EventName.RECORDING_CHANGED, parts.clock.wall(), text, severity)
-        loop.call_soon_threadsafe(parts.emit, event)
+        event = Event(EventName.RECORDING_CHANGED, parts.run.clock.wall(), text, severity)
+        loop.call_soon_threadsafe(parts.run.emit, event)
 
-    return Recorder(parts.paths.recording, header, max_size=settings.record.max_size, mask=scrub, complain=tell)
+    return Recorder(parts.run.paths.recording, header, max_size=settings.record.max_size, mask=scrub, complain=tell)

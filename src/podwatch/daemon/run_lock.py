@@ -16,10 +16,10 @@ GUARD_LOCK = "guard.lock"
 
 
 class RunLock:
-    """Methods block."""
+    """Methods block. ``what`` names the lock in errors."""
 
-    def __init__(self, state: Path, runtime: Path) -> None:
-        self._path = state
+    def __init__(self, state: Path, runtime: Path, what: str = "the guard of this run") -> None:
+        self._path, self._what = state, what
         self._state, self._runtime = FileLock(state), FileLock(runtime / GUARD_LOCK)
         self._existing: int | None = None
 
@@ -28,28 +28,28 @@ class RunLock:
         """Whether the lock of the state directory is held."""
         return self._state.held or self._existing is not None
 
-    def acquire(self, *, what: str) -> None:
+    def acquire(self) -> None:
         """Take the available locks. Raises Busy with the holder; after other errors podwatch guards without deleting,
         publishing or starting anything (startup_checks.py)."""
-        self.take_state_lock(what=what)
+        self.take_state_lock()
         try:
-            self._runtime.acquire(what=what)
+            self._runtime.acquire(what=self._what)
         except Busy:
             raise
         except (HostError, OSError):
             return
 
-    def take_state_lock(self, *, what: str) -> None:
+    def take_state_lock(self) -> None:
         """Take the lock in the state directory if possible. Raises Busy."""
         if self._state.held:
             return
         try:
-            self._state.acquire(what=what)
+            self._state.acquire(what=self._what)
         except Busy:
             if self._existing is None:
                 raise
         except (HostError, OSError):
-            self._take_existing(what)
+            self._take_existing()
 
     def release(self) -> None:
         self._state.release()
@@ -58,7 +58,7 @@ class RunLock:
             os.close(self._existing)
             self._existing = None
 
-    def _take_existing(self, what: str) -> None:
+    def _take_existing(self) -> None:
         if self._existing is not None:
             return
         try:
@@ -70,7 +70,7 @@ class RunLock:
         except BlockingIOError:
             os.close(descriptor)
             raise Busy(
-                f"{what} is already held by another process", where=str(self._path), fix="stop it first"
+                f"{self._what} is already held by another process", where=str(self._path), fix="stop it first"
             ) from None
         except OSError:  # on NFS an exclusive lock needs a file that is open for writing
             os.close(descriptor)

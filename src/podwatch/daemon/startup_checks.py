@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from podwatch.client.discover import SNAPSHOT
 from podwatch.config.settings import Settings
@@ -33,7 +33,7 @@ from podwatch.daemon import maintenance
 from podwatch.daemon.paths import RunPaths, guard_paths, unmade_paths
 from podwatch.daemon.run_lock import RunLock
 from podwatch.domain.errors import Busy, HostError, PodwatchError
-from podwatch.domain.event import Event, EventName
+from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.mutation_guard import Mutation
 from podwatch.journal import Journal, load_run_record
@@ -67,9 +67,9 @@ async def take_ground(settings: Settings, *, lock: bool = True) -> tuple[RunPath
         paths = guard_paths(settings.state_dir, settings.run_id, os.environ)
         if not lock:
             return paths, None
-        taken = RunLock(paths.lock, paths.runtime)
+        taken = RunLock(paths.lock, paths.runtime, what_lock(settings.run_id))
         try:
-            taken.acquire(what=what_lock(settings.run_id))
+            taken.acquire()
         except BaseException:
             taken.release()
             raise
@@ -84,7 +84,7 @@ async def take_ground(settings: Settings, *, lock: bool = True) -> tuple[RunPath
         with one:
             late = True
         paths = unmade_paths(settings.state_dir, settings.run_id, os.environ)
-        return paths, RunLock(paths.lock, paths.runtime) if lock else None
+        return paths, RunLock(paths.lock, paths.runtime, what_lock(settings.run_id)) if lock else None
     finally:
         worker.close()
 
@@ -133,6 +133,28 @@ class Records:
     workspace: Workspace
 
 
+class Exits(Protocol):
+    """How a part ends or restarts the daemon; training continues."""
+
+    def leave(self, code: int) -> None: ...
+
+    def restart(self) -> None:
+        """Restart the daemon inside this process."""
+        ...
+
+
+class Trained(Protocol):
+    @property
+    def acting(self) -> bool:
+        """Whether a stop or start of training is in progress."""
+        ...
+
+    @property
+    def trained(self) -> bool:
+        """Whether a trainer of this run was seen on this pod."""
+        ...
+
+
 class StartupChecks:
     """Blocks mutations through the MutationGuard. Call ``turn`` at each turn of the sensing loop; it does not block."""
 
@@ -142,23 +164,18 @@ class StartupChecks:
         clock: Clock,
         records: Records,
         *,
+        exits: Exits,
+        run: Trained,
         lock: RunLock | None = None,
         store: bool = False,
-        emit: Callable[[Event], None] = lambda event: None,
-        restart: Callable[[], None] = lambda: None,
-        leave: Callable[[int], None] = lambda code: None,
-        acting: Callable[[], bool] = lambda: False,
-        trained: Callable[[], bool] = lambda: False,
+        emit: Emit,
         worker: Worker | None = None,
-        what: str = "the guard of this run",
     ) -> None:
-        """``restart`` restarts the daemon inside this process; ``acting``: a stop or start of training is in progress;
-        ``trained``: a trainer of this run was seen on this pod."""
+        """``worker``: the thread in which the journal was opened."""
         self._journal, self._clock, self._records = journal, clock, records
         self._lock, self._store, self._emit = lock, store, emit
-        self._restart, self._leave, self._acting, self._trained = restart, leave, acting, trained
+        self._exits, self._run = exits, run
         self._worker = worker or Worker("footing")
-        self._what = what
         self._unproved = "not tried yet"
         self._tried = False
         self._pause = RETRY_MIN
@@ -188,7 +205,7 @@ class StartupChecks:
             return f"{why}, and podwatch cannot lock the run"
         if self._unproved:
             return f"{why}, and podwatch cannot record a restart: {self._unproved}"
-        if obstacle is not None and not obstacle.known and self._store and not self._trained():
+        if obstacle is not None and not obstacle.known and self._store and not self._run.trained:
             return f"{why}, and podwatch cannot know whether another pod holds this run"
         return ""
 
@@ -267,14 +284,14 @@ class StartupChecks:
         await self.prove()
         obstacle = self._journal.obstacle
         restarts = bool(self.missing) or (obstacle is not None and not obstacle.known)
-        if restarts and self._acting():
+        if restarts and self._run.acting:
             return None
         if obstacle is not None:
             try:
                 rebuilt = await self._worker.call(self._return, obstacle.known, timeout=RETURN_SECONDS)
             except Busy as error:
                 self._say(EventName.DAEMON_STOPPING, str(error), Severity.CRITICAL)
-                return self._leave(int(error.exit_code))
+                return self._exits.leave(int(error.exit_code))
             except (PodwatchError, OSError, sqlite3.Error):
                 return None
             if rebuilt:
@@ -284,17 +301,17 @@ class StartupChecks:
         elif self._unproved or not await self._locked():
             return None
         if restarts:
-            self._restart()
+            self._exits.restart()
         return None
 
     async def _locked(self) -> bool:
         if self._lock is None or self._lock.complete:
             return True
         try:
-            await self._worker.call(partial(self._lock.take_state_lock, what=self._what), timeout=PROVE_SECONDS)
+            await self._worker.call(self._lock.take_state_lock, timeout=PROVE_SECONDS)
         except Busy as error:
             self._say(EventName.DAEMON_STOPPING, str(error), Severity.CRITICAL)
-            self._leave(int(error.exit_code))
+            self._exits.leave(int(error.exit_code))
         except OSError:
             return False
         return self._lock.complete
@@ -303,7 +320,7 @@ class StartupChecks:
         """Use the database again; returns why it was rebuilt, else empty. Unknown content is only checked:
         a new daemon must read it, because the journal in memory would overwrite it."""
         if self._lock is not None:
-            self._lock.take_state_lock(what=self._what)
+            self._lock.take_state_lock()
             if not self._lock.complete:
                 raise HostError("cannot lock the run", where=str(self._journal.path.parent))
         if not known:

@@ -162,6 +162,7 @@ def watched_of(state: RecoveryState) -> Watched | None:
 def view_of(
     parts: Components,
     rounds: DaemonLoops,
+    bus: EventBus,
     *,
     findings: tuple[Finding, ...],
     pins: Mapping[int, str],
@@ -175,8 +176,8 @@ def view_of(
     monotonic."""
     settings, sensing = parts.settings, rounds.sensing
     alive, _ = sensing.alive()
-    now, wall = parts.clock.monotonic(), parts.clock.wall()
-    record, state = parts.record.current, parts.recovery.state
+    now, wall = parts.run.clock.monotonic(), parts.run.clock.wall()
+    record, state = parts.training.record.current, parts.recovery.state
     snapshot, _ = present(sensing.snapshot, watched_of(state), now=now, wall=wall)
     recovery = recovery_view(state)
     sync = sync_view(parts.syncer.state if parts.syncer is not None else None)
@@ -198,31 +199,35 @@ def view_of(
         recovery=recovery,
         sync=sync,
         learned=learned_view(sensing.state.learned),
-        counters=counters_of(parts.emit, sensing.turns),
-        checkpoints=parts.catalogue.sets,
+        counters=counters_of(bus, sensing.turns),
+        checkpoints=parts.checkpoints.catalogue.sets,
         pins=pins,
         incident=incident,
         next_save_bytes=rounds.pruner.next_save_bytes,
-        prune_above=parts.policies.disk.prune_above,
+        prune_above=parts.run.config.policies.disk.prune_above,
         steps_at_risk=steps_at_risk(
-            snapshot, parts.catalogue.sets, recovery.resumed_step, sync, saves_counted=counts_saves(parts.layout)
+            snapshot,
+            parts.checkpoints.catalogue.sets,
+            recovery.resumed_step,
+            sync,
+            saves_counted=counts_saves(parts.run.layout),
         ),
-        target_step=parts.policies.detection.max_steps,
+        target_step=parts.run.config.policies.detection.max_steps,
         trainer_changed_at=state.changed_at,
-        trainer_ended_at=trainer_ended_at(snapshot, sensing.state, parts.policies),
+        trainer_ended_at=trainer_ended_at(snapshot, sensing.state, parts.run.config.policies),
         armed=sensing.state.armed,
         second_signals=second_signals(sensing.state),
         inference_gpus=settings.gpu.inference,
         trainer_gpus=settings.gpu.trainer,
         http_url=http_url,
-        control_path=str(parts.paths.control_socket),
+        control_path=str(parts.run.paths.control_socket),
         config_path=config_path,
         output_dir=str(settings.trainer.output_dir),
-        state_dir=str(parts.paths.state),
-        log_path=parts.launcher.log_path(),
-        layout=parts.layout.name,
-        layout_because=parts.layout.chosen_because,
-        capabilities=parts.capabilities.to_dict(),
+        state_dir=str(parts.run.paths.state),
+        log_path=parts.training.launcher.log_path(),
+        layout=parts.run.layout.name,
+        layout_because=parts.run.layout.chosen_because,
+        capabilities=parts.checkpoints.capabilities.to_dict(),
     )
 
 
@@ -270,7 +275,7 @@ FAREWELL_IDLE = "podwatch exits; no training is running"
 
 def opening(parts: Components, pause: Pause | None = None) -> str:
     """The first line: the state of training, and whether checkpoints are backed up."""
-    layout = parts.layout
+    layout = parts.run.layout
     known = f" (layout {layout.name}: {layout.chosen_because})" if layout.chosen_because else ""
     where = f"syncing to {parts.settings.sync.store}" if parts.syncer is not None else "NOT BACKED UP"
     paused = "" if pause is None else f"; {described(pause)}"

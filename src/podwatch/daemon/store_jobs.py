@@ -10,7 +10,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from podwatch.config.settings import Settings
 from podwatch.daemon import status_view
-from podwatch.daemon.wandb_ids import LOOK_SECONDS
+from podwatch.daemon.store import WANDB_SECONDS
 from podwatch.daemon.wiring import Components
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.lease import HolderState
@@ -121,9 +121,13 @@ class StoreJobs:
         spawn(self._transition_beats(), "heartbeats at transitions")
         jobs.every(settings.sync.sweep, "sync sweep", self._sweep)
         jobs.every(settings.sync.heartbeat, "heartbeat", self.beat)
-        jobs.every(LOOK_SECONDS, "wandb ids", self._parts.wandb_ids.look)
+        jobs.every(WANDB_SECONDS, "wandb ids", self._parts.store.wandb.look)
         jobs.every(STORE_SWEEP_SECONDS, "store sweep", syncer.sweep_store)
-        jobs.every(FOLLOW_SECONDS, "descent", PointerFollower(syncer, self._parts.record, self._parts.journal).follow)
+        jobs.every(
+            FOLLOW_SECONDS,
+            "descent",
+            PointerFollower(syncer, self._parts.training.record, self._parts.run.journal).follow,
+        )
 
     async def _first_beats(self) -> None:
         """Beat at once each time this pod becomes the holder of the run: other pods read the heartbeat."""
@@ -146,7 +150,7 @@ class StoreJobs:
             await self._changed.wait()
             self._changed.clear()
             await self.beat()
-            await self._parts.clock.sleep(TRANSITION_SECONDS)
+            await self._parts.run.clock.sleep(TRANSITION_SECONDS)
 
     async def beat(self) -> None:
         await self.say(self._state())

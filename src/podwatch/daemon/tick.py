@@ -18,11 +18,10 @@ from podwatch.daemon.backup_findings import (
     store_withheld_finding,
     upload_findings,
 )
+from podwatch.daemon.configuration import policies_from, waits_for_restart
 from podwatch.daemon.core import Core
 from podwatch.daemon.earlier_branches import branch_findings
-from podwatch.daemon.known_secrets import learn_secrets
-from podwatch.daemon.policies import policies_from
-from podwatch.daemon.reload import waits_for_restart
+from podwatch.daemon.environment import learn_secrets
 from podwatch.daemon.status_view import steps_at_risk, sync_view
 from podwatch.daemon.wiring import LEARNED
 from podwatch.detection.corrected_snapshot import of_a_run_that_ends, of_this_trainer, present
@@ -69,17 +68,17 @@ class Turning(Core):
                 text += f". These take effect at the next start of podwatch: {', '.join(later)}"
             self.loaded, self._config_problem = new, ""
             parts = self.parts
-            parts.settings = new.settings
-            parts.policies = policies_from(
+            parts.run.config.settings = new.settings
+            parts.run.config.policies = policies_from(
                 new.settings,
-                max_steps=parts.policies.detection.max_steps,
-                save_interval=parts.policies.resources.save_interval_steps,
+                max_steps=parts.run.config.policies.detection.max_steps,
+                save_interval=parts.run.config.policies.resources.save_interval_steps,
             )
-            self.rounds.sensing.policies = parts.policies
-            parts.log_rules.configure(parts.policies.log_rules)
+            self.rounds.sensing.policies = parts.run.config.policies
+            parts.sensing.log_rules.configure(parts.run.config.policies.log_rules)
             if self._recorder is not None:
                 self._recorder.cut()
-            parts.recovery.reconfigure(parts.settings, parts.policies)
+            parts.recovery.reconfigure(parts.settings, parts.run.config.policies)
             self._spawn(self._look_at_restart(), "restart concerns")
             self._say(EventName.CONFIG_RELOADED, text)
         return text
@@ -87,27 +86,27 @@ class Turning(Core):
     async def _look_at_restart(self) -> None:
         """Update the reasons why a restart would fail with the current settings."""
         parts = self.parts
-        parts.concerns = await self._disk.call(restart_concerns, parts.settings, parts.layout)
+        parts.run.config.concerns = await self._disk.call(restart_concerns, parts.settings, parts.run.layout)
 
     def _on_turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
         parts, sensing = self.parts, self.rounds.sensing
         self._notifier.watchdog()
-        parts.footing.turn()
+        parts.checks.turn()
         if self._recorder is not None:
             self._recorder.turn(snapshot)
         self.pausing.turn(snapshot)
-        parts.implausible.turn(
+        parts.checkpoints.implausible.turn(
             snapshot,
-            parts.catalogue.sets,
+            parts.checkpoints.catalogue.sets,
             step_seconds=sensing.state.learned.median_step_seconds,
-            record=parts.record.current,
+            record=parts.training.record.current,
             fetched=parts.recovery.fetched,
         )
         parts.recovery.consider(snapshot, (*findings, *self.rounds.pruner.findings()))
         self.backing.turn(snapshot)
         if parts.recovery.asks_whose:
-            self.rounds.guarding.wake()
-        if parts.roots.repaired():
+            parts.checkpoints.rescans.wake()
+        if parts.checkpoints.roots.repaired():
             parts.recovery.read_again()
         everything = self._everything(snapshot, findings)
         self.bulletin.update(everything, snapshot.wall)
@@ -119,18 +118,18 @@ class Turning(Core):
         if sensing.turns % REMEMBER_TURNS == 0 or known != self._known:
             # Written at once for the next podwatch: the engine can die while none runs.
             self._known = known
-            parts.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_dict())
-            parts.emit.save()
+            parts.run.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_dict())
+            self._bus().save()
         self._tell_systemd()
 
     def _everything(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         """The findings of all sources, one for each failure. ``findings``: those of the sensing loop."""
         parts = self.parts
         ours = (
-            *parts.footing.findings(),
+            *parts.checks.findings(),
             *self.rounds.pruner.findings(),
             *self.pausing.findings(),
-            *parts.roots.findings(),
+            *parts.checkpoints.roots.findings(),
             *self._own(snapshot),
         )
         telling = self._notifying.findings() if self._notifying is not None else ()
@@ -153,31 +152,38 @@ class Turning(Core):
 
     def _kept(self, snapshot: Snapshot) -> Kept:
         parts = self.parts
-        sync, sets = parts.syncer.state if parts.syncer is not None else None, parts.catalogue.sets
-        step, counted = parts.recovery.state.step, counts_saves(parts.layout)
+        sync, sets = (
+            parts.syncer.state if parts.syncer is not None else None,
+            parts.checkpoints.catalogue.sets,
+        )
+        step, counted = parts.recovery.state.step, counts_saves(parts.run.layout)
         at_risk = steps_at_risk(snapshot, sets, step, sync_view(sync), saves_counted=counted)
         return kept_of(sync, sets, parts.recovery.owns, at_risk)
 
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
         parts = self.parts
         config = config_findings(self._config_problem, since=self._started)
-        concerns = tuple(c for c in parts.concerns if c.subject != PATTERN or not parts.catalogue.sets)
+        concerns = tuple(
+            c for c in parts.run.config.concerns if c.subject != PATTERN or not parts.checkpoints.catalogue.sets
+        )
         handle = parts.recovery.handle
-        concerns = saved_after_all(concerns, parts.catalogue.sets, None if handle is None else handle.started_wall)
+        concerns = saved_after_all(
+            concerns, parts.checkpoints.catalogue.sets, None if handle is None else handle.started_wall
+        )
         config = (*config, *concern_findings(concerns, since=self._started))
-        config = (*config, *parts.two_writers.findings(parts.catalogue.sets, snapshot.at))
-        config = (*config, *parts.implausible.findings(parts.catalogue.sets, snapshot.at))
+        config = (*config, *parts.training.two_writers.findings(parts.checkpoints.catalogue.sets, snapshot.at))
+        config = (*config, *parts.checkpoints.implausible.findings(parts.checkpoints.catalogue.sets, snapshot.at))
         config = (*config, *branch_findings(parts, snapshot.at, snapshot.wall))
-        config += linked_findings(parts.catalogue.linked, since=self._started)
+        config += linked_findings(parts.checkpoints.catalogue.linked, since=self._started)
         config += freeze_findings(self._silent, now=snapshot.at, wall=snapshot.wall, since=self._started)
         config += keeper_findings(snapshot.trainer)
-        if parts.settings.sync.store and parts.syncer is None and not parts.store_refused:
+        if parts.settings.sync.store and parts.syncer is None and not parts.store.refused:
             return (*store_withheld_finding(since=self._started), *config)
-        if parts.store_refused:
-            return (*store_refused_finding(parts.store_refused, since=self._started), *config)
+        if parts.store.refused:
+            return (*store_refused_finding(parts.store.refused, since=self._started), *config)
         backup = backup_findings(
             parts.syncer.state if parts.syncer is not None else None,
-            parts.catalogue.sets,
+            parts.checkpoints.catalogue.sets,
             now=snapshot.at,
             wall=snapshot.wall,
             max_lag=parts.settings.sync.max_lag,
@@ -193,7 +199,7 @@ class Turning(Core):
             self._artefacts.soon()
 
     async def _refresh_incident(self) -> None:
-        self._incident = next(iter(await self.parts.journal.run(Journal.incidents, 1)), None)
+        self._incident = next(iter(await self.parts.run.journal.run(Journal.incidents, 1)), None)
 
     async def _push_metrics(self) -> None:
         if self._notifying is not None:

@@ -9,15 +9,17 @@ import os
 import pwd
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from podwatch.checkpoints.held_back import HeldBack
+from podwatch.config.settings import TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.snapshot import Reading, TrainerSample
+from podwatch.domain.snapshot import TrainerSample
 from podwatch.incidents import scrub
 from podwatch.journal import Journal
 from podwatch.policy.other_trainers import Beside, Span, follow
+from podwatch.sensors.base import Sensor
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import identify, is_alive
 from podwatch.trainer.base import TrainerHandle
@@ -30,24 +32,30 @@ SHOWN = 100
 """Characters of a command line in a finding."""
 
 
+class Watched(Protocol):
+    @property
+    def handle(self) -> TrainerHandle | None:
+        """The trainer that podwatch watches."""
+        ...
+
+
 class TwoWriters:
-    """``handle`` and ``tree`` give the trainer that podwatch watches; ``roots`` the checkpoint directories (blocks)."""
+    """``run`` and ``tree`` give the trainer that podwatch watches; ``roots`` the checkpoint directories (blocks)."""
 
     def __init__(
         self,
-        output_dir: Path,
+        trainer: TrainerSettings,
+        held: HeldBack,
         *,
-        user: str,
-        command: tuple[str, ...],
         roots: Callable[[], tuple[Path, ...]],
         clock: Clock,
         journal: Journal,
-        handle: Callable[[], TrainerHandle | None],
-        tree: Callable[[], Reading[TrainerSample]],
+        run: Watched,
+        tree: Sensor[TrainerSample],
     ) -> None:
-        self._output_dir, self._command, self._roots = output_dir, command, roots
-        self._clock, self._journal, self._handle, self._tree = clock, journal, handle, tree
-        self._users = frozenset({os.geteuid(), *_uid_of(user)})
+        self._output_dir, self._command, self._roots = trainer.output_dir, trainer.command, roots
+        self._clock, self._journal, self._run, self._tree = clock, journal, run, tree
+        self._users = frozenset({os.geteuid(), *_uid_of(trainer.user)})
         self._others = Others()
         me = identify(os.getpid())
         self._own = frozenset() if me is None else frozenset({me})
@@ -55,19 +63,19 @@ class TwoWriters:
         self.problem = ""
         self.found: tuple[Other, ...] = ()
         self.beside = Beside(looked_at=float("-inf"))
-        self.held = recalled(journal.learned(KEY))
+        self.held = held
 
     # -- processes (blocks) -------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Check every process of the pod."""
         at, wall = self._clock.monotonic(), self._clock.wall()
-        handle, sample = self._handle(), self._tree().value
+        handle, sample = self._run.handle, self._tree.latest().value
         suspected = {other.identity for other in self.found}
         found: tuple[Other, ...] = ()
         try:
             if handle is not None and is_alive(handle.launcher):
-                found = self._others.look(self._run(handle, sample), handle.start_id)
+                found = self._others.look(self._described(handle, sample), handle.start_id)
         except OSError as error:  # out of descriptors or memory: no result this time
             self.problem = f"the processes of this pod cannot be read: {error}"
             return
@@ -88,7 +96,7 @@ class TwoWriters:
         self.beside = Beside(at, follow(self.beside.spans, first, who, at))
         self.found, self._looked_wall = found, wall
 
-    def _run(self, handle: TrainerHandle, sample: TrainerSample | None) -> Run:
+    def _described(self, handle: TrainerHandle, sample: TrainerSample | None) -> Run:
         tree = sample.descendants if sample is not None and sample.start_id == handle.start_id else ()
         kin = {handle.launcher, *(process.identity for process in tree)}
         if isinstance(handle, KeptTrainer):
@@ -112,7 +120,7 @@ class TwoWriters:
 
     def findings(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
         """``now`` monotonic."""
-        handle = self._handle()
+        handle = self._run.handle
         writers = tuple(other for other in self.found if other.writes)
         found = (self._two(writers, handle, sets, now),) if writers and handle is not None else self._after(sets, now)
         if self.problem:
@@ -146,7 +154,7 @@ class TwoWriters:
     ) -> Finding:
         others = "; ".join(f"pid {o.identity.pid} ({shown(o.argv)}): {o.reason}" for o in writers)
         held = ", ".join(str(s.step) for s in sets if s.held_as is HeldAs.TWO_WRITERS)
-        sample = self._tree().value
+        sample = self._tree.latest().value
         ours = next((p.command for p in (sample.descendants if sample else ()) if p.identity == handle.launcher), "")
         command = shown(ours.split() or self._command)
         pids = " ".join(str(o.identity.pid) for o in writers)

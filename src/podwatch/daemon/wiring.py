@@ -1,46 +1,52 @@
-"""Builds the components of one daemon and connects them. Starts nothing."""
+"""Builds the components of one daemon and connects them, one function for each subject. Starts nothing."""
 
-import hashlib
 import os
 import re
 import secrets
-import socket
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from podwatch.checkpoints.capabilities import Capabilities, probe
 from podwatch.checkpoints.catalogue import Catalogue, RunMemory
 from podwatch.checkpoints.expected_files import command_digest
+from podwatch.checkpoints.held_back import HeldBack
 from podwatch.checkpoints.layouts import Layout, make_layout, trainer_logs
-from podwatch.checkpoints.layouts.base import Concern
 from podwatch.checkpoints.layouts.command_line import save_interval
 from podwatch.checkpoints.layouts.resume_check import restart_concerns
 from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
 from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
-from podwatch.daemon.directory_watch import RootWatch
-from podwatch.daemon.events import EventBus
+from podwatch.daemon import two_writers
+from podwatch.daemon.checkpoint_loop import Rescans, RootWatch
+from podwatch.daemon.configuration import Configuration, policies_from
+from podwatch.daemon.environment import TrainingEnvironment, credentials_for, learn_secrets
+from podwatch.daemon.events import Events
 from podwatch.daemon.implausible_steps import Implausible, believed_progress
-from podwatch.daemon.known_secrets import credentials_for, learn_secrets
 from podwatch.daemon.paths import RunPaths, workspace_of
-from podwatch.daemon.policies import policies_from
 from podwatch.daemon.run_directory import take_along
+from podwatch.daemon.run_lock import RunLock
 from podwatch.daemon.sensing_loop import Sensors
-from podwatch.daemon.startup_checks import Records, StartupChecks
-from podwatch.daemon.store_restore import StoreRestore
+from podwatch.daemon.startup_checks import Exits, Records, StartupChecks
+from podwatch.daemon.store import (
+    Identity,
+    Refusals,
+    StoreRestore,
+    WandbIds,
+    first_time,
+    make_restorer,
+    no_backup,
+    this_pod,
+)
 from podwatch.daemon.two_writers import TwoWriters
-from podwatch.daemon.wandb_ids import WandbIds
 from podwatch.detection.learned import Learned
 from podwatch.detection.log_rules import SHIPPED
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError
-from podwatch.domain.lease import Pod
 from podwatch.domain.mutation_guard import Mutation, MutationGuard
-from podwatch.domain.policy import Policies
 from podwatch.domain.process import ProcessRole
-from podwatch.domain.secrets import register, scrub, scrub_argv
+from podwatch.domain.secrets import register, scrub
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.other_trainers import Beside
@@ -64,102 +70,200 @@ from podwatch.sensors.progress_bars import StepReader
 from podwatch.sensors.server_discovery import ServerFinder
 from podwatch.sensors.training_metrics import TrainingSensor
 from podwatch.sensors.xid import XidInbox
-from podwatch.stores.open import open_store, same_filesystem
-from podwatch.sync.restore.child_process import FetchProcess
-from podwatch.sync.restore.restore import FetchPace, Restorer
 from podwatch.sync.syncer import Syncer
-from podwatch.sync.types import OwnSets, RunIdentity
-from podwatch.sync.upload.job import keys_for
+from podwatch.sync.types import OwnSets
 from podwatch.system.clock import Clock
-from podwatch.system.procfs import boot_id, machine_id
+from podwatch.system.procfs import boot_id
 from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace
+from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.discover import run_of
-from podwatch.trainer.environment import build_environment
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 from podwatch.trainer.roles import RolePatterns
 
 QUARANTINE_SECONDS = 7 * 86400.0
 """Quarantined checkpoints are kept for a week, unless the disk needs the space and a verified successor exists."""
-TAKEN_OVER = "sync.taken-over"
-"""Journal key of the last executed `--take-over`."""
 LEARNED = "learned"
 """Journal key of the learned baselines and durations."""
 READ_SO_FAR = "logs.read"
 """Journal key of the read positions in the logs of the current start."""
 
 
-@dataclass(slots=True)
-class Components:
-    """All components that the lifecycle starts, stops and queries."""
+# -- what is built ---------------------------------------------------------------------------------------------------
 
-    settings: Settings
-    policies: Policies
+
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """What exists before the components: the run's places, time and records."""
+
     paths: RunPaths
     clock: Clock
     journal: AsyncJournal
-    emit: EventBus
-    workspace: Workspace
-    roots: RootWatch
-    layout: Layout
-    concerns: tuple[Concern, ...]
-    """Reasons why a restart would fail, as far as they are known before the first one."""
+    emit: Events
+    exits: Exits
+    rescans: Rescans
+    lock: RunLock | None = None
+    opening: Worker | None = None
+    """The thread in which the journal was opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How this daemon is started. ``take_over`` is the id of an operator's `--take-over`. ``same_disk_store`` allows a
+    ``file://`` store on the checkpoints' own file system, for the demo only."""
+
+    gpu_reader: GpuReader | None = None
+    same_disk_store: bool = False
+    take_over: str = ""
+
+
+class Run:
+    """The run as every component knows it: its configuration, directories, and (once it is built) recovery's view of
+    the training. Parts that recovery is built from ask here, and are answered as before any training until then."""
+
+    def __init__(self, foundation: Foundation, config: Configuration, layout: Layout, workspace: Workspace) -> None:
+        self.paths, self.clock, self.journal = foundation.paths, foundation.clock, foundation.journal
+        self.emit = foundation.emit
+        self.config, self.layout, self.workspace = config, layout, workspace
+        self.guard = MutationGuard()
+        self._recovery: Recovery | None = None
+
+    def connect(self, recovery: Recovery) -> None:
+        self._recovery = recovery
+
+    @property
+    def handle(self) -> TrainerHandle | None:
+        return self._recovery.handle if self._recovery is not None else None
+
+    @property
+    def acting(self) -> bool:
+        """Whether a stop or start of training is in progress."""
+        return self._recovery is not None and self._recovery.state.acting
+
+    @property
+    def trained(self) -> bool:
+        """Whether a trainer of this run was seen on this pod."""
+        return self._recovery is not None and self._recovery.seen_here
+
+    @property
+    def finished(self) -> bool:
+        return self._recovery is not None and self._recovery.desired is Desired.FINISHED
+
+    @property
+    def waits_for_store(self) -> bool:
+        return self._recovery is not None and self._recovery.waits_for_store
+
+    def owns(self, found: CheckpointSet) -> bool:
+        return self._recovery is not None and self._recovery.owns(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The checkpoints on this disk, and what marks those that cannot be used."""
+
     catalogue: Catalogue
     capabilities: Capabilities
+    roots: RootWatch
     watcher: Watcher
-    senses: Sensors
+    rescans: Rescans
+    held: HeldBack
+    implausible: Implausible
+    aside: SetAsideUsage
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Sensing:
+    """The sensors, those by name that others ask too."""
+
+    sensors: Sensors
     gpus: GpuSensor
     disk: DiskSensor
     disks: DisksSensor
-    forecast: Forecast
     processes: ProcessSensor
     progress: ProgressSensor
     log_rules: LogRulesSensor
     inbox: PingInbox
+    servers: "Servers"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The trainer, and what its starts use. ``environment`` is that of a start."""
+
     launcher: KeeperLauncher
     record: RecordHolder
-    recovery: Recovery
-    syncer: Syncer | None
-    wandb_ids: WandbIds
+    environment: TrainingEnvironment
     two_writers: TwoWriters
-    implausible: Implausible
-    store_refused: str
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """``syncer`` is None without a store. ``refused``: why the configured one is not used, else empty."""
+
+    syncer: Syncer | None
+    restore: StoreRestore | None
+    refused: str
+    wandb: WandbIds
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
     remover: Remover
-    aside: SetAsideUsage
-    files: Worker
-    removals: Worker
-    token: str
-    guard: MutationGuard
-    footing: StartupChecks
+    forecast: Forecast
+    worker: Worker
 
 
-def build(
-    settings: Settings,
-    paths: RunPaths,
-    clock: Clock,
-    journal: AsyncJournal,
-    emit: EventBus,
-    *,
-    wake: Callable[[], None],
-    current: Callable[[], Settings],
-    heartbeat_base: Callable[[], str],
-    gpu_reader: GpuReader | None = None,
-    same_disk_store: bool = False,
-    take_over: str = "",
-    held_elsewhere: Callable[[str], None] = lambda why: None,
-    locked_out: Callable[[PodwatchError], None] = lambda error: None,
-    warn: Callable[[str], None] = lambda text: None,
-    footing: Callable[..., StartupChecks] = StartupChecks,
-) -> Components:
-    """Build all components. Blocks: probes the disk.
+@dataclass(frozen=True, slots=True)
+class Components:
+    """All components that the lifecycle starts, stops and queries."""
 
-    ``wake`` is called from a thread when checkpoint files change, ``warn`` when the kernel cannot report such changes
-    (a rescan finds them later). ``current`` gives the settings as last reloaded. ``heartbeat_base`` is the base URL of
-    progress pings. ``take_over`` is the id of an operator's `--take-over`; ``held_elsewhere`` is called when another
-    pod holds the run. ``footing`` builds the Footing. ``same_disk_store`` allows a ``file://`` store on the
-    checkpoints' own file system, for the demo only.
-    """
+    run: Run
+    checkpoints: Checkpoints
+    sensing: Sensing
+    training: Training
+    recovery: Recovery
+    store: Store
+    deletion: Deletion
+    checks: StartupChecks
+
+    @property
+    def settings(self) -> Settings:
+        """Those in force: a reload replaces them."""
+        return self.run.config.settings
+
+    @property
+    def syncer(self) -> Syncer | None:
+        return self.store.syncer
+
+
+def build(settings: Settings, foundation: Foundation, choices: Choices) -> Components:
+    """Build all components. Blocks: probes the disk."""
     learn_secrets(settings)
+    run, missing = _run(settings, foundation)
+    checkpoints = _checkpoints(settings, run, foundation.rescans)
+    launcher = KeeperLauncher(
+        settings.run_id,
+        settings.trainer.output_dir,
+        settings.state_dir,
+        run.clock,
+        run=lambda: run_of(run.config.settings),
+        options=KeeperOptions(grace=settings.trainer.stop_grace),
+    )
+    sensing = _sensing(settings, run, checkpoints, Path(launcher.log_path()), choices.gpu_reader)
+    training = _training(settings, run, checkpoints, sensing, launcher)
+    checks = _checks(settings, run, foundation)
+    checks.missing = missing
+    run.guard.add(checks.blocked_reason)
+    run.guard.add(lambda _mutation: checkpoints.roots.blocked_reason())
+    store = _store(settings, run, checkpoints.catalogue, training.record, foundation.exits, choices, checks.unknown)
+    recovery = _recovery(settings, run, checkpoints, sensing, training, store)
+    run.connect(recovery)
+    return Components(run, checkpoints, sensing, training, recovery, store, _deletion(run), checks)
+
+
+def _run(settings: Settings, foundation: Foundation) -> tuple[Run, str]:
+    """The run, and why its workspace cannot be written, else empty."""
     trainer = settings.trainer
     layout = make_layout(settings)
     policies = policies_from(
@@ -167,80 +271,82 @@ def build(
         max_steps=_target(layout, trainer.command),
         save_interval=save_interval(layout.name, trainer.command, trainer.cwd or trainer.output_dir.parent),
     )
-    take_along(settings.run_id, layout.name, trainer.output_dir, warn)
+    take_along(settings.run_id, layout.name, trainer.output_dir, foundation.emit.warn)
     workspace, missing = _workspace(workspace_of(settings))
-    roots = RootWatch(workspace, clock)
+    config = Configuration(settings, policies, restart_concerns(settings, layout))
+    return Run(foundation, config, layout, workspace), missing
+
+
+def _checkpoints(settings: Settings, run: Run, rescans: Rescans) -> Checkpoints:
+    journal, layout, workspace = run.journal.sync, run.layout, run.workspace
+    held = two_writers.recalled(journal.learned(two_writers.KEY))
     checkpoints = settings.checkpoints
-    aside = SetAsideUsage(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS)
-    two_writers = TwoWriters(
-        trainer.output_dir,
-        user=trainer.user,
-        command=trainer.command,
-        roots=layout.watch_roots,
-        clock=clock,
-        journal=journal.sync,
-        handle=lambda: recovery.handle,
-        tree=lambda: processes.latest(),  # noqa: PLW0108 - made below
-    )
-    implausible = Implausible(two_writers.held, journal, lambda: policies.detection.max_steps)
     catalogue = Catalogue(
         layout,
-        clock,
+        run.clock,
         settle=checkpoints.settle,
         settle_weak=checkpoints.settle_weak,
         settle_tracker=checkpoints.settle_tracker,
         leases=checkpoints.leases,
         learned=RunMemory(
-            journal.sync,
-            whose=command_digest(trainer.command),
-            boots=RebootCheck(journal.sync, boot_id(), boot_wall()),
-            stored=lambda: frozenset((p.step, p.save_id) for p in journal.sync.published()),
+            journal,
+            whose=command_digest(settings.trainer.command),
+            boots=RebootCheck(journal, boot_id(), boot_wall()),
+            stored=lambda: frozenset((p.step, p.save_id) for p in journal.published()),
         ),
-        held_back=two_writers.held,
+        held_back=held,
         tree=workspace.tree,
     )
-    launcher = KeeperLauncher(
-        settings.run_id,
-        trainer.output_dir,
-        settings.state_dir,
-        clock,
-        run=lambda: run_of(current()),
-        options=KeeperOptions(grace=trainer.stop_grace),
+    return Checkpoints(
+        catalogue=catalogue,
+        capabilities=probe(workspace.outside, workspace.tree),
+        roots=RootWatch(workspace, run.clock),
+        watcher=Watcher(catalogue.watch_dirs, rescans.wake_from_thread, warn=run.emit.warn),
+        rescans=rescans,
+        held=held,
+        implausible=Implausible(held, run.journal, run.config.policies.detection.max_steps),
+        aside=SetAsideUsage(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS),
+        worker=Worker("checkpoints"),
     )
-    inbox = PingInbox(clock)
-    poll = settings.gpu.poll
+
+
+# -- sensors ---------------------------------------------------------------------------------------------------------
+
+
+class Servers:
+    """The addresses of the inference servers: as discovered now, else as known of an earlier podwatch."""
+
+    def __init__(self, sensor: InferenceSensor, known: tuple[str, ...]) -> None:
+        self._sensor, self._known = sensor, known
+
+    def ports(self) -> tuple[int, ...]:
+        """Ports on this machine that must be free before a start."""
+        return _ports(self._sensor.urls or self._known)
+
+
+def _sensing(
+    settings: Settings, run: Run, checkpoints: Checkpoints, log_path: Path, gpu_reader: GpuReader | None
+) -> Sensing:
+    clock, poll, gpu = run.clock, settings.gpu.poll, settings.gpu
+    catalogue, aside = checkpoints.catalogue, checkpoints.aside
     xids = XidInbox(clock)
-    trial = TrialLoad(wait=min(WAIT, 0.6 * settings.gpu.deadline))
-    reader = gpu_reader or NvmlReader(xids, trial)
-    gpus = GpuSensor(reader, clock, poll=poll, deadline=settings.gpu.deadline)
+    trial = TrialLoad(wait=min(WAIT, 0.6 * gpu.deadline))
+    gpus = GpuSensor(gpu_reader or NvmlReader(xids, trial), clock, poll=poll, deadline=gpu.deadline)
     disk = DiskSensor(
-        trainer.checkpoint_dir or trainer.output_dir,
+        settings.trainer.checkpoint_dir or settings.trainer.output_dir,
         clock,
         settings.disk.capacity,
-        poll=max(poll, min(5.0, checkpoints.rescan)),
+        poll=max(poll, min(5.0, settings.checkpoints.rescan)),
         known_bytes=lambda: sum(s.size_bytes for s in catalogue.sets) + aside.found.bytes,
     )
-    disks = DisksSensor(lambda: _places(settings, catalogue), clock)
-    forecast = Forecast(journal.sync.learned(SAVES), keep=lambda known: journal.post(Journal.learn, SAVES, known))
-    log_rules = LogRulesSensor(clock, policies.log_rules, trusted=SHIPPED, scrub=scrub)
-    lines, step_line = StepLines(trainer_logs(settings)), _step_line(settings)
+    disks = DisksSensor(partial(_places, settings, catalogue), clock)
+    log_rules = LogRulesSensor(clock, run.config.policies.log_rules, trusted=SHIPPED, scrub=scrub)
     health = settings.training
-    training = TrainingSensor(
-        clock, trainer.output_dir, metrics_file=health.metrics_file, metrics_url=health.metrics_url
+    metrics = TrainingSensor(
+        clock, settings.trainer.output_dir, metrics_file=health.metrics_file, metrics_url=health.metrics_url
     )
-    progress = ProgressSensor(
-        clock,
-        lambda: believed_progress(layout.progress(), catalogue.sets),
-        output_dir=trainer.output_dir,
-        inbox=inbox,
-        log_globs=trainer.logs or layout.log_globs(),
-        extra_logs=(Path(launcher.log_path()),),
-        finish_lines=layout.finish_lines,
-        poll=max(poll, min(2 * poll, PROGRESS_POLL)),
-        taps=(log_rules, training),
-        steps=lambda: StepReader(lines, target=policies.detection.max_steps, custom=step_line),
-    )
-    progress.recall(journal.sync.learned(READ_SO_FAR))
+    inbox = PingInbox(clock)
+    progress = _progress(settings, run, catalogue, inbox, log_path, (log_rules, metrics))
     processes = ProcessSensor(
         clock,
         poll=poll,
@@ -249,154 +355,206 @@ def build(
         read_logs=progress.look_again,
         roles=_roles(settings),
     )
-    inference = settings.inference
-    before = _learned(journal.sync)
-    servers = InferenceSensor(
-        inference.urls,
-        clock,
-        timeout=inference.timeout,
-        poll=inference.poll,
-        liveness=inference.liveness == "auto",
-        finder=ServerFinder(
-            clock,
-            processes.latest,
-            processes.sockets,
-            timeout=inference.timeout,
-            known=(before.start_id, before.servers),
-        )
-        if inference.discover
-        else None,
-    )
-    senses = Sensors(
-        gpus=gpus,
-        trainer=processes,
-        disk=disk,
-        inference=servers,
-        progress=progress,
-        host=HostSensor(clock, tree=lambda: getattr(processes.latest().value, "descendants", ()), xids=xids),
-        logs=log_rules,
-        training=training,
-        disks=disks,
-    )
-    record = RecordHolder(workspace, lambda current: two_writers.held.leave(current.earlier))
-    token = _remembered(journal.sync, "heartbeat.token")
-    register(token)
-    writer_id = _remembered(journal.sync, "writer_id")
-    wandb_ids = WandbIds(layout)
-
-    def identity() -> RunIdentity:
-        current = record.current
-        return RunIdentity(
-            run_id=settings.run_id,
-            lineage=current.lineage.id if current is not None else "",
-            parent_step=current.lineage.parent_step if current is not None else None,
-            has_parent=current is not None and current.lineage.parent != "",
-            writer_id=writer_id,
-            host=socket.gethostname(),
-            train_command=scrub_argv(trainer.command),
-            wandb=wandb_ids.now(current.wandb if current is not None else {}),
-            layout=layout.name,
-            config_digest=_digest(current.last_start.config_digests) if current and current.last_start else "",
-        )
-
-    def owns(found: CheckpointSet) -> bool:
-        return recovery.owns(found)
-
-    guard = MutationGuard()
-    stand = footing(
-        journal.sync,
-        clock,
-        Records(settings.state_dir / settings.run_id / "keeper", workspace),
-        store=bool(settings.sync.store),
-        emit=emit,
-        acting=lambda: recovery.state.acting,
-        trained=lambda: recovery.seen_here,
-    )
-    stand.missing = missing
-    guard.add(stand.blocked_reason)
-    guard.add(lambda _mutation: roots.blocked_reason())
-    refused = _refuse_store(settings, same_disk_store)
-    syncer, door = None, None
-    # Without its database this pod does not know its own id in the store, and would look like another pod.
-    if settings.sync.store and not refused and not stand.unknown:
-        syncer = Syncer(
-            settings=settings,
-            identity=identity,
-            catalogue=OwnSets(catalogue, owns),
-            journal=journal,
-            clock=clock,
-            credentials=lambda: credentials_for(current()),
-            emit=emit,
-            workspace=workspace,
-            me=_pod(writer_id, trainer.output_dir),
-            take_over=_first_time(journal.sync, take_over),
-            training=lambda: recovery.handle is not None,
-            trained=lambda: record.current is not None and record.current.last_start is not None,
-            refused=held_elsewhere,
-            locked_out=locked_out,
-            finished=lambda: recovery.desired is Desired.FINISHED,
-            withheld=lambda: guard.blocked_reason(Mutation.PUBLISH),
-        )
-        door = StoreRestore(
-            make_restorer(settings, layout, workspace, journal.sync, writer_id),
-            Worker("restore"),
-            have_local=lambda: newest_complete(catalogue.sets) is not None,
-        )
-
-    recovery: Recovery = Recovery(
-        Tools(
-            settings=settings,
-            policies=policies,
-            clock=clock,
-            journal=journal,
-            emit=emit,
-            launcher=launcher,
-            run=RunFiles(layout, catalogue, workspace, record),
-            sensors=TrainerSensors(gpus, processes, progress),
-            pod=ThisPod(current, heartbeat_base, token, servers, before.servers, two_writers),
-            store=RunStore(door, syncer),
-            guard=guard,
-        )
-    )
-    return Components(
-        settings=settings,
-        policies=policies,
-        paths=paths,
-        clock=clock,
-        journal=journal,
-        emit=emit,
-        workspace=workspace,
-        roots=roots,
-        layout=layout,
-        concerns=restart_concerns(settings, layout),
-        catalogue=catalogue,
-        capabilities=probe(workspace.outside, workspace.tree),
-        watcher=Watcher(catalogue.watch_dirs, wake, warn=warn),
-        senses=senses,
+    servers, addresses = _inference(settings, run, processes)
+    return Sensing(
+        sensors=Sensors(
+            gpus=gpus,
+            trainer=processes,
+            disk=disk,
+            inference=servers,
+            progress=progress,
+            host=HostSensor(clock, tree=lambda: getattr(processes.latest().value, "descendants", ()), xids=xids),
+            logs=log_rules,
+            training=metrics,
+            disks=disks,
+        ),
         gpus=gpus,
         disk=disk,
         disks=disks,
-        forecast=forecast,
         processes=processes,
         progress=progress,
         log_rules=log_rules,
         inbox=inbox,
-        launcher=launcher,
-        record=record,
-        recovery=recovery,
-        syncer=syncer,
-        wandb_ids=wandb_ids,
-        two_writers=two_writers,
-        implausible=implausible,
-        store_refused=refused,
-        remover=Remover(workspace, journal.sync, clock, emit, guard),
-        aside=aside,
-        files=Worker("checkpoints"),
-        removals=Worker("removals"),
-        token=token,
-        guard=guard,
-        footing=stand,
+        servers=addresses,
     )
+
+
+def _progress(
+    settings: Settings,
+    run: Run,
+    catalogue: Catalogue,
+    inbox: PingInbox,
+    log_path: Path,
+    taps: tuple[LogRulesSensor, TrainingSensor],
+) -> ProgressSensor:
+    trainer, layout, poll = settings.trainer, run.layout, settings.gpu.poll
+    target, custom = run.config.policies.detection.max_steps, _step_line(settings)
+    lines = StepLines(trainer_logs(settings))
+    progress = ProgressSensor(
+        run.clock,
+        lambda: believed_progress(layout.progress(), catalogue.sets),
+        output_dir=trainer.output_dir,
+        inbox=inbox,
+        log_globs=trainer.logs or layout.log_globs(),
+        extra_logs=(log_path,),
+        finish_lines=layout.finish_lines,
+        poll=max(poll, min(2 * poll, PROGRESS_POLL)),
+        taps=taps,
+        steps=lambda: StepReader(lines, target=target, custom=custom),
+    )
+    progress.recall(run.journal.sync.learned(READ_SO_FAR))
+    return progress
+
+
+def _inference(settings: Settings, run: Run, processes: ProcessSensor) -> tuple[InferenceSensor, Servers]:
+    inference, before = settings.inference, _learned(run.journal.sync)
+    finder = None
+    if inference.discover:
+        known = (before.start_id, before.servers)
+        finder = ServerFinder(run.clock, processes.latest, processes.sockets, timeout=inference.timeout, known=known)
+    sensor = InferenceSensor(
+        inference.urls,
+        run.clock,
+        timeout=inference.timeout,
+        poll=inference.poll,
+        liveness=inference.liveness == "auto",
+        finder=finder,
+    )
+    return sensor, Servers(sensor, before.servers)
+
+
+# -- state, store, recovery, deletion --------------------------------------------------------------------------------
+
+
+def _checks(settings: Settings, run: Run, foundation: Foundation) -> StartupChecks:
+    return StartupChecks(
+        run.journal.sync,
+        run.clock,
+        Records(settings.state_dir / settings.run_id / "keeper", run.workspace),
+        lock=foundation.lock,
+        store=bool(settings.sync.store),
+        emit=run.emit,
+        exits=foundation.exits,
+        run=run,
+        worker=foundation.opening,
+    )
+
+
+def _store(
+    settings: Settings,
+    run: Run,
+    catalogue: Catalogue,
+    record: RecordHolder,
+    exits: Exits,
+    choices: Choices,
+    unknown: bool,
+) -> Store:
+    """``unknown``: the database could not be read. Without it this pod does not know its own id in the store, and would
+    look like another pod."""
+    journal = run.journal.sync
+    identity = Identity(settings, run.layout, _remembered(journal, "writer_id"), record, WandbIds(run.layout))
+    refused = no_backup(settings, choices.same_disk_store)
+    if not settings.sync.store or refused or unknown:
+        return Store(None, None, refused, identity.wandb)
+    take_over = first_time(journal, choices.take_over)
+    syncer = _syncer(settings, run, catalogue, identity, exits, take_over=take_over)
+    restorer = make_restorer(settings, run.layout, run.workspace, journal, identity.writer_id)
+    return Store(syncer, StoreRestore(restorer, Worker("restore"), catalogue), refused, identity.wandb)
+
+
+def _syncer(
+    settings: Settings, run: Run, catalogue: Catalogue, identity: Identity, exits: Exits, *, take_over: bool
+) -> Syncer:
+    refusals = Refusals(run.emit, exits, run, run.clock)
+    record = identity.record
+    return Syncer(
+        settings=settings,
+        identity=identity.now,
+        catalogue=OwnSets(catalogue, run.owns),
+        journal=run.journal,
+        clock=run.clock,
+        credentials=lambda: credentials_for(run.config.settings),
+        emit=run.emit,
+        workspace=run.workspace,
+        me=this_pod(identity.writer_id, settings.trainer.output_dir),
+        take_over=take_over,
+        training=lambda: run.handle is not None,
+        trained=lambda: record.current is not None and record.current.last_start is not None,
+        refused=refusals.held_elsewhere,
+        locked_out=refusals.locked_out,
+        finished=lambda: run.finished,
+        withheld=partial(run.guard.blocked_reason, Mutation.PUBLISH),
+    )
+
+
+def _training(
+    settings: Settings, run: Run, checkpoints: Checkpoints, sensing: Sensing, launcher: KeeperLauncher
+) -> Training:
+    token = _remembered(run.journal.sync, "heartbeat.token")
+    register(token)
+    return Training(
+        launcher=launcher,
+        record=RecordHolder(run.workspace, lambda current: checkpoints.held.leave(current.earlier)),
+        environment=TrainingEnvironment(run.config, token),
+        two_writers=TwoWriters(
+            settings.trainer,
+            checkpoints.held,
+            roots=run.layout.watch_roots,
+            clock=run.clock,
+            journal=run.journal.sync,
+            run=run,
+            tree=sensing.processes,
+        ),
+    )
+
+
+def _recovery(
+    settings: Settings, run: Run, checkpoints: Checkpoints, sensing: Sensing, training: Training, store: Store
+) -> Recovery:
+    return Recovery(
+        Tools(
+            settings=settings,
+            policies=run.config.policies,
+            clock=run.clock,
+            journal=run.journal,
+            emit=run.emit,
+            launcher=training.launcher,
+            run=RunFiles(run.layout, checkpoints.catalogue, run.workspace, training.record),
+            sensors=TrainerSensors(sensing.gpus, sensing.processes, sensing.progress),
+            pod=ThisPod(training, sensing.servers),
+            store=RunStore(store.restore, store.syncer),
+            guard=run.guard,
+        )
+    )
+
+
+class ThisPod:
+    """What recovery asks about this pod; see ``recovery.state.Pod``."""
+
+    def __init__(self, training: Training, servers: Servers) -> None:
+        self._training, self._servers = training, servers
+
+    @property
+    def beside(self) -> Beside:
+        return self._training.two_writers.beside
+
+    def environment(self) -> dict[str, str]:
+        return self._training.environment.build()
+
+    def ports(self) -> tuple[int, ...]:
+        return self._servers.ports()
+
+
+def _deletion(run: Run) -> Deletion:
+    journal = run.journal
+    return Deletion(
+        remover=Remover(run.workspace, journal.sync, run.clock, run.emit, run.guard),
+        forecast=Forecast(journal.sync.learned(SAVES), keep=lambda known: journal.post(Journal.learn, SAVES, known)),
+        worker=Worker("removals"),
+    )
+
+
+# -- parts of the configuration --------------------------------------------------------------------------------------
 
 
 def _workspace(found: Workspace) -> tuple[Workspace, str]:
@@ -417,58 +575,6 @@ def _places(settings: Settings, catalogue: Catalogue) -> dict[str, Path]:
         "state": settings.state_dir,
         **({p.name: Path(p.path) for p in newest.parts} if newest is not None else {}),
     }
-
-
-def make_restorer(
-    settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str
-) -> Restorer:
-    """The Restorer of this run; also used by ``podwatch restore`` without a daemon."""
-    return Restorer(
-        lambda: open_store(
-            settings.sync.store,
-            credentials_for(settings),
-            writer_id=writer_id,
-            connections=settings.sync.connections,
-        ),
-        keys_for(settings.sync.store, settings.run_id),
-        layout,
-        workspace,
-        journal,
-        store_url=settings.sync.store,
-        writer_id=writer_id,
-        fetcher=FetchProcess(lambda: credentials_for(settings)),
-        pace=FetchPace(settings.sync.connections, settings.sync.connections_max, float(settings.sync.max_rate or 0)),
-        user=settings.trainer.user,
-    )
-
-
-def _refuse_store(settings: Settings, same_disk_store: bool) -> str:
-    """Why the store is refused, else empty: a directory on the checkpoints' own filesystem is no backup."""
-    url, output = settings.sync.store, settings.trainer.output_dir
-    if not url.startswith("file://") or same_disk_store:
-        return ""
-    if not same_filesystem(url, output):
-        return ""
-    return f"{url} is on the same filesystem as {output}: it must be on another volume, or a b2:// bucket"
-
-
-def _pod(writer_id: str, output_dir: Path) -> Pod:
-    path = os.path.realpath(output_dir)
-    try:
-        found = Path(path).stat()
-        path += f"\0{found.st_dev}:{found.st_ino}"  # two containers of one host can have the same path on two mounts
-    except OSError:
-        pass  # does not exist yet: the path alone
-    place = hashlib.sha256(path.encode()).hexdigest()[:16]
-    return Pod(writer_id, machine_id(), boot_id(), place, socket.gethostname())
-
-
-def _first_time(journal: Journal, word: str) -> bool:
-    """Whether this id is new: a daemon that init restarts must not take the run over again."""
-    if not word or journal.learned(TAKEN_OVER) == word:
-        return False
-    journal.learn(TAKEN_OVER, word)
-    return True
 
 
 def _remembered(journal: Journal, key: str) -> str:
@@ -529,39 +635,6 @@ def _target(layout: Layout, command: tuple[str, ...]) -> int | None:
         return None
 
 
-class ThisPod:
-    """What recovery asks about this pod; see ``recovery.state.Pod``. ``known``: the inference servers that an earlier
-    podwatch found."""
-
-    def __init__(
-        self,
-        current: Callable[[], Settings],
-        heartbeat_base: Callable[[], str],
-        token: str,
-        servers: InferenceSensor,
-        known: tuple[str, ...],
-        writers: TwoWriters,
-    ) -> None:
-        self._current, self._heartbeat_base, self._token = current, heartbeat_base, token
-        self._servers, self._known, self._writers = servers, known, writers
-
-    @property
-    def beside(self) -> Beside:
-        return self._writers.beside
-
-    def environment(self) -> dict[str, str]:
-        trainer = self._current().trainer
-        built = build_environment(os.environ, trainer.env, trainer.env_file, user=trainer.user)
-        base = self._heartbeat_base()
-        if base:
-            built["PODWATCH_HEARTBEAT_URL"] = f"{base}/heartbeat/{self._token}/trainer"
-            built["PODWATCH_HEARTBEAT_ORCHESTRATOR_URL"] = f"{base}/heartbeat/{self._token}/orchestrator"
-        return built
-
-    def ports(self) -> tuple[int, ...]:
-        return _ports(self._servers.urls or self._known)
-
-
 def _ports(urls: tuple[str, ...]) -> tuple[int, ...]:
     """Ports on this machine that must be free before a start."""
     found = []
@@ -570,8 +643,3 @@ def _ports(urls: tuple[str, ...]) -> tuple[int, ...]:
         if parts.hostname in ("127.0.0.1", "localhost", "::1") and parts.port:
             found.append(parts.port)
     return tuple(found)
-
-
-def _digest(digests: Mapping[str, str] | tuple[tuple[str, str], ...]) -> str:
-    items = sorted(digests.items() if isinstance(digests, Mapping) else digests)
-    return ";".join(f"{Path(name).name}={value[:16]}" for name, value in items)

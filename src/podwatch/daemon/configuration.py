@@ -1,6 +1,10 @@
-"""Converts settings to policies."""
+"""The configuration in force: settings, the policies that follow from them, and what a reload changes of them."""
 
+from dataclasses import dataclass
+
+from podwatch.checkpoints.layouts.base import Concern
 from podwatch.checkpoints.layouts.command_line import steps_in_use
+from podwatch.config.keys import known_keys
 from podwatch.config.settings import Settings
 from podwatch.detection.log_rules import effective
 from podwatch.domain.policy import (
@@ -13,6 +17,16 @@ from podwatch.domain.policy import (
     RestartPolicy,
     TrainingPolicy,
 )
+
+
+@dataclass(slots=True)
+class Configuration:
+    """What is in force now. A reload replaces the contents."""
+
+    settings: Settings
+    policies: Policies
+    concerns: tuple[Concern, ...]
+    """Reasons why a restart would fail, as far as they are known before the first one."""
 
 
 def policies_from(settings: Settings, *, max_steps: int | None, save_interval: int | None = None) -> Policies:
@@ -83,3 +97,53 @@ def policies_from(settings: Settings, *, max_steps: int | None, save_interval: i
             ]
         ),
     )
+
+
+# -- reload ----------------------------------------------------------------------------------------------------------
+# Pure. config/loading.py lists the keys that a reload refuses.
+
+_LIVE = (
+    "mode",
+    "trainer.command",
+    "trainer.cwd",
+    "trainer.env",
+    "trainer.env_file",
+    "trainer.user",
+    "trainer.nofile",
+    "trainer.resume_args",
+    "trainer.max_steps",
+    "trainer.stop_grace",
+    "trainer.save_grace",
+    "trainer.resume_attempts",
+    "trainer.startup_patience",
+    "trainer.supervise",
+    "gpu.hold",
+    "gpu.floor",
+    "gpu.release_wait",
+    "gpu.release_margin",
+    "hang.*",
+    "disk.prune_above",
+    "disk.prune_to",
+    "disk.margin",
+    "disk.lead",
+    "disk.on_full",
+    "recovery.*",
+    "sync.max_lag",
+)
+"""Read at each turn or at each start of training. All other settings are read when podwatch starts."""
+
+
+def waits_for_restart(old: Settings, new: Settings) -> tuple[str, ...]:
+    """Changed keys that take effect only at the next start of podwatch."""
+    return tuple(key for key in known_keys() if not _live(key) and _value(old, key) != _value(new, key))
+
+
+def _live(key: str) -> bool:
+    return key in _LIVE or f"{key.partition('.')[0]}.*" in _LIVE
+
+
+def _value(settings: Settings, key: str) -> object:
+    value: object = settings
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value

@@ -1,4 +1,5 @@
-"""Reads the files that hold secrets of a run, so that the scrubber knows them before anything is shown."""
+"""What a run is given besides its settings: the environment of a start of training, the store's key, and the secrets in
+its files, which the scrubber must know before anything is shown."""
 
 import os
 from collections.abc import Iterator
@@ -7,10 +8,11 @@ from pathlib import Path
 
 from podwatch.checkpoints.layouts.command_line import toml_documents
 from podwatch.config.settings import Settings
+from podwatch.daemon.configuration import Configuration
 from podwatch.daemon.notifications import all_urls
 from podwatch.domain.errors import PodwatchError
 from podwatch.stores.credentials import Credentials, credentials_from_environment
-from podwatch.trainer.environment import read_env_file
+from podwatch.trainer.environment import build_environment, read_env_file
 
 
 def learn_secrets(settings: Settings) -> None:
@@ -39,3 +41,21 @@ def _unless_unreadable() -> Iterator[None]:
         yield
     except (PodwatchError, OSError):
         return
+
+
+class TrainingEnvironment:
+    """The environment of a start of training. ``heartbeat_url`` is the base of its progress pings: set while HTTP is
+    served, else empty."""
+
+    def __init__(self, config: Configuration, token: str) -> None:
+        self._config, self.token = config, token
+        self.heartbeat_url = ""
+
+    def build(self) -> dict[str, str]:
+        """Reads the env_file: blocks. The values can be secrets."""
+        trainer = self._config.settings.trainer
+        built = build_environment(os.environ, trainer.env, trainer.env_file, user=trainer.user)
+        if self.heartbeat_url:
+            built["PODWATCH_HEARTBEAT_URL"] = f"{self.heartbeat_url}/heartbeat/{self.token}/trainer"
+            built["PODWATCH_HEARTBEAT_ORCHESTRATOR_URL"] = f"{self.heartbeat_url}/heartbeat/{self.token}/orchestrator"
+        return built

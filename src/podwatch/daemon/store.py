@@ -1,0 +1,230 @@
+"""What the daemon gives the store and takes from it: who this pod is, the Syncer, and restores for recovery."""
+
+import asyncio
+import hashlib
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.layouts.base import Layout
+from podwatch.config.settings import Settings
+from podwatch.daemon.environment import credentials_for
+from podwatch.daemon.events import Events
+from podwatch.daemon.startup_checks import Exits
+from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Severity
+from podwatch.domain.lease import Pod
+from podwatch.domain.run import identity
+from podwatch.domain.secrets import scrub_argv
+from podwatch.journal import Journal
+from podwatch.policy.resume import RemoteSave
+from podwatch.recovery.state import RecordHolder
+from podwatch.stores.open import open_store, same_filesystem
+from podwatch.sync.restore.child_process import FetchProcess
+from podwatch.sync.restore.restore import FetchPace, Restorer
+from podwatch.sync.types import RunIdentity
+from podwatch.sync.upload.job import keys_for
+from podwatch.system.clock import Clock
+from podwatch.system.procfs import boot_id, machine_id
+from podwatch.system.workers import Worker
+from podwatch.system.workspace import Workspace
+
+TAKEN_OVER = "sync.taken-over"
+"""Journal key of the last executed `--take-over`."""
+LOOK_SECONDS = 4.0
+"""How long a restart waits for the store's newest checkpoint while this pod has a complete one: an unreachable store is
+retried for minutes, and idle GPUs cost money. B2 answers the four requests within one second."""
+ONLY_STORE_SECONDS = 180.0
+"""The same while this pod has no complete checkpoint: only the store can provide one."""
+WANDB_SECONDS = 30.0
+"""Interval; reads two links. The first checkpoint comes minutes after the trainer has its W&B run."""
+PATIENCE_SECONDS = 10.0
+
+
+# -- who this pod is -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who writes to the store: parts of each manifest and heartbeat."""
+
+    settings: Settings
+    layout: Layout
+    writer_id: str
+    record: RecordHolder
+    wandb: "WandbIds"
+
+    def now(self) -> RunIdentity:
+        """With the lineage that is trained now. Never blocks."""
+        current = self.record.current
+        return RunIdentity(
+            run_id=self.settings.run_id,
+            lineage=current.lineage.id if current is not None else "",
+            parent_step=current.lineage.parent_step if current is not None else None,
+            has_parent=current is not None and current.lineage.parent != "",
+            writer_id=self.writer_id,
+            host=socket.gethostname(),
+            train_command=scrub_argv(self.settings.trainer.command),
+            wandb=self.wandb.now(current.wandb if current is not None else {}),
+            layout=self.layout.name,
+            config_digest=_digest(current.last_start.config_digests) if current and current.last_start else "",
+        )
+
+
+class WandbIds:
+    """The trainer's W&B ids as they are on disk now, for manifests: the run record gets them at the next start only.
+
+    The constructor reads the disk and blocks. Call ``look`` periodically; ``now`` never blocks."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._found: Mapping[str, str] = {}
+        self._worker: Worker | None = None
+        self._look()
+
+    def now(self, known: Mapping[str, str]) -> dict[str, str]:
+        """The newest known ids. ``known``: those in the run record."""
+        return identity(known, self._found)
+
+    async def look(self) -> None:
+        self._worker = self._worker or Worker("wandb ids")
+        try:
+            await self._worker.call(self._look, timeout=PATIENCE_SECONDS)
+        except TimeoutError:
+            return  # the sensors report a hung disk
+
+    def _look(self) -> None:
+        try:
+            self._found = self._layout.wandb_identity()
+        except (PodwatchError, OSError):
+            return
+
+
+def this_pod(writer_id: str, output_dir: Path) -> Pod:
+    path = os.path.realpath(output_dir)
+    try:
+        found = Path(path).stat()
+        path += f"\0{found.st_dev}:{found.st_ino}"  # two containers of one host can have the same path on two mounts
+    except OSError:
+        pass  # does not exist yet: the path alone
+    place = hashlib.sha256(path.encode()).hexdigest()[:16]
+    return Pod(writer_id, machine_id(), boot_id(), place, socket.gethostname())
+
+
+def _digest(digests: Mapping[str, str] | tuple[tuple[str, str], ...]) -> str:
+    items = sorted(digests.items() if isinstance(digests, Mapping) else digests)
+    return ";".join(f"{Path(name).name}={value[:16]}" for name, value in items)
+
+
+# -- the store refuses -----------------------------------------------------------------------------------------------
+
+
+class Waiting(Protocol):
+    @property
+    def waits_for_store(self) -> bool:
+        """Whether a start of training waits only for the store to report who holds the run."""
+        ...
+
+
+class Refusals:
+    """What podwatch does when the store refuses this pod."""
+
+    def __init__(self, emit: Events, exits: Exits, run: Waiting, clock: Clock) -> None:
+        self._emit, self._exits, self._run, self._clock = emit, exits, run, clock
+
+    def held_elsewhere(self, why: str) -> None:
+        """Another pod holds the run: exit without training; the caller can retry later."""
+        self._say(f"{why}. podwatch exits; to take the run over: `podwatch run --take-over`")
+        self._exits.leave(ExitCode.TRY_AGAIN)
+
+    def locked_out(self, error: PodwatchError) -> None:
+        """The store refuses this pod permanently and no training runs here: exit, because waiting only costs money."""
+        if not self._run.waits_for_store:
+            return
+        self._say(
+            f"cannot start training: {error}. Without the store podwatch cannot know whether another pod trains this"
+            " run, so podwatch exits. To start training from the beginning anyway: `podwatch run --fresh`"
+        )
+        self._exits.leave(ExitCode.CONFIGURATION if isinstance(error, ConfigurationError) else ExitCode.PERMISSION)
+
+    def _say(self, text: str) -> None:
+        self._emit(Event(EventName.DAEMON_STOPPING, self._clock.wall(), text, Severity.CRITICAL))
+
+
+def no_backup(settings: Settings, same_disk_store: bool) -> str:
+    """Why the store is refused, else empty: a directory on the checkpoints' own filesystem is no backup."""
+    url, output = settings.sync.store, settings.trainer.output_dir
+    if not url.startswith("file://") or same_disk_store:
+        return ""
+    if not same_filesystem(url, output):
+        return ""
+    return f"{url} is on the same filesystem as {output}: it must be on another volume, or a b2:// bucket"
+
+
+def first_time(journal: Journal, word: str) -> bool:
+    """Whether this id is new: a daemon that init restarts must not take the run over again."""
+    if not word or journal.learned(TAKEN_OVER) == word:
+        return False
+    journal.learn(TAKEN_OVER, word)
+    return True
+
+
+# -- restores --------------------------------------------------------------------------------------------------------
+
+
+def make_restorer(
+    settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str
+) -> Restorer:
+    """The Restorer of this run; also used by ``podwatch restore`` without a daemon."""
+    return Restorer(
+        lambda: open_store(
+            settings.sync.store,
+            credentials_for(settings),
+            writer_id=writer_id,
+            connections=settings.sync.connections,
+        ),
+        keys_for(settings.sync.store, settings.run_id),
+        layout,
+        workspace,
+        journal,
+        store_url=settings.sync.store,
+        writer_id=writer_id,
+        fetcher=FetchProcess(lambda: credentials_for(settings)),
+        pace=FetchPace(settings.sync.connections, settings.sync.connections_max, float(settings.sync.max_rate or 0)),
+        user=settings.trainer.user,
+    )
+
+
+class StoreRestore:
+    """Implements recovery's RestoreDoor over a Restorer, which it runs in its own worker thread."""
+
+    def __init__(self, restorer: Restorer, worker: Worker, catalogue: Catalogue) -> None:
+        self._restorer, self._worker, self._catalogue = restorer, worker, catalogue
+
+    async def newest(self, exclude: frozenset[int]) -> RemoteSave | None:
+        patience = LOOK_SECONDS if newest_complete(self._catalogue.sets) is not None else ONLY_STORE_SECONDS
+        found = await self._worker.call(lambda: self._restorer.newest(exclude=exclude), timeout=patience)
+        if found is None:
+            return None
+        seq = found.pointer.seq if found.pointer is not None else 0
+        return RemoteSave(found.step, found.save_id, found.manifest.lineage, seq)
+
+    async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
+        loop = asyncio.get_running_loop()
+
+        def relay(done: int, total: int) -> None:
+            if progress is not None:
+                loop.call_soon_threadsafe(progress, done, total)
+
+        try:
+            report = await self._worker.call(lambda: self._restorer.fetch(step, progress=relay))
+        except asyncio.CancelledError:
+            self._restorer.kill()  # staged files stay: the next fetch continues from them
+            raise
+        return report.step
