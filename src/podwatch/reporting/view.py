@@ -4,7 +4,7 @@ Plain data with defaults, without imports of control, recovery and sync: their s
 below. Times are monotonic seconds like ``now``, or epoch seconds where the name has ``wall``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from podwatch.domain.checkpoint import CheckpointSet
@@ -177,3 +177,7 @@ class DaemonView:
     def wall_of(self, monotonic: float) -> float:
         """The epoch seconds of a monotonic time, by the current clocks; for display only."""
         return self.now_wall - (self.now - monotonic)
+
+
+ViewSource = Callable[[], DaemonView]
+"""Returns the view as of now."""
