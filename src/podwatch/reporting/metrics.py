@@ -133,7 +133,7 @@ def _gpus(view: DaemonView) -> Iterable[Metric]:
         for family, value in (
             (used, gpu.memory_used_bytes),
             (total, gpu.memory_total_bytes),
-            (base, view.learned.gpu_baseline_bytes.get(gpu.index)),
+            (base, view.learned.baseline(gpu.index)),
             (busy, busy_ratio),
             (heat, gpu.temperature_celsius),
             (ecc, gpu.ecc_uncorrected),
