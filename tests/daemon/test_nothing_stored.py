@@ -5,6 +5,9 @@ from dataclasses import replace
 import pytest
 
 from podwatch.daemon.backup_findings import kept_of
+from podwatch.domain.checkpoint import CheckpointSet, Completeness
+from podwatch.domain.finding import FindingKind
+from podwatch.policy.backup import safekeeping
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.sync.types import SyncState
 
@@ -28,3 +31,16 @@ EMPTY = SyncState(store_url="b2://bucket", ok=True, saves=0, standing=Decision(L
 )
 def test_nothing_is_stored_only_where_that_is_known(state: SyncState | None, nothing: bool) -> None:
     assert kept_of(state, (), lambda _found: True, 7).nothing_stored is nothing
+
+
+def test_what_is_not_of_this_run_does_not_count() -> None:
+    def rejected(*steps: int) -> bool:
+        sets = tuple(
+            CheckpointSet(step, "custom", Completeness.DAMAGED, (), 10, 1, float(step), reason="optimizer.bin is empty")
+            for step in steps
+        )
+        kept = kept_of(None, sets, lambda found: found.step != 10, None)
+        return [f.kind for f in safekeeping((), kept, at=9.0)] == [FindingKind.NOT_COMPLETE]
+
+    assert rejected(5, 10, 15)
+    assert not rejected(5, 10)

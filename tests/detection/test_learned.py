@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.daemon.status_view import learned_view
 from podwatch.detection.engine import initial
 from podwatch.detection.learned import SAVES_KEPT, STARTS_KEPT, STEPS_KEPT, Learned
+from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import Journal
+from podwatch.reporting.status import build_status
+from podwatch.reporting.view import DaemonView
 from tests.detection.looks import GIB, world
 
 ABOUT = ("run-a prime-rl", "[0] [1]")
@@ -117,12 +119,16 @@ def test_no_list_grows_without_end() -> None:
 
 
 def test_the_status_shows_each_figure_with_its_observations() -> None:
-    view = learned_view(FULL)
-    assert (view.median_step_seconds, view.startup_seconds, view.save_seconds) == (4.0, 600.0, 40.0)
-    assert view.save_interval_seconds == FULL.median_save_gap_seconds
-    assert view.observations["save interval"] == len(FULL.save_gaps)
-    assert dict(view.inference_share_bytes) == {0: 23 * GIB}
-    assert dict(view.observations) == {
+    shown = build_status(DaemonView("0.1", "r", Snapshot(9.0, 9.0), 9.0, 9.0, learned=FULL))["learned"]
+    assert shown["step_seconds"] == {"value": 4.0, "observations": 2}
+    assert shown["startup_seconds"] == {"value": 600.0, "observations": 2}
+    assert shown["save_seconds"] == {"value": 40.0, "observations": 1}
+    interval = {"value": FULL.median_save_gap_seconds, "observations": len(FULL.save_gaps)}
+    assert shown["save_interval_seconds"] == interval
+    (gpu,) = shown["gpus"]
+    assert (gpu["inference_share_bytes"], gpu["inference_share_observations"]) == (23 * GIB, 3)
+    assert gpu["baseline_observations"] == 12
+    assert dict(FULL.observations) == {
         "step": 2, "startup": 2, "save": 1, "save interval": len(FULL.save_gaps), "gpu0": 12, "gpu0 share": 3,
     }  # fmt: skip
 

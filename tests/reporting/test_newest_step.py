@@ -94,7 +94,7 @@ def test_every_outlet_shows_the_same_step(samples: list[ProgressSample]) -> None
 )
 def test_the_first_line_is_true_about_movement(age: float, median: float | None, saving: bool, says: str) -> None:
     view = seen(ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - age, 85))
-    learned = replace(view.learned, median_step_seconds=median)
+    learned = replace(view.learned, step_seconds=() if median is None else (median,))
     view = replace(view, learned=learned, snapshot=replace(view.snapshot, saving=saving))
     assert verdict(build_status(view)) == says
 

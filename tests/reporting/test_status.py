@@ -14,7 +14,7 @@ from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Desired, SensorState, observed, unobserved
 from podwatch.reporting.documents import event_document
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import RecoveryView, SensorView
+from podwatch.reporting.view import RecoveryView
 from tests.reporting import views
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -98,7 +98,7 @@ def test_blind_is_never_ok_even_without_a_sensor_entry():
 
 
 def test_a_blind_gpu_sensor_shows_while_training_runs():
-    sensors = {**views.healthy().sensors, "gpu": SensorView(SensorState.BLIND, "NVML hangs", 40.0)}
+    sensors = {**views.healthy().sensors, "gpu": unobserved(SensorState.BLIND, views.NOW - 40.0, "NVML hangs")}
     document = build_status(replace(views.healthy(), sensors=sensors))
     assert document["overall"] == "warning"
     assert "NVML hangs" in document["reasons"][0]["summary"]

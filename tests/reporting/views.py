@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.event import Incident
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
@@ -15,6 +16,7 @@ from podwatch.domain.snapshot import (
     InferenceSample,
     ProgressSample,
     ProgressSource,
+    Reading,
     SensorState,
     Snapshot,
     Supervision,
@@ -22,7 +24,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.reporting.view import Counters, DaemonView, LearnedView, RecoveryView, SensorView, SyncView
+from podwatch.reporting.view import Counters, DaemonView, RecoveryView, SyncView
 
 GB = 10**9
 GIB = 1 << 30
@@ -83,7 +85,7 @@ def healthy() -> DaemonView:
             NOW,
         ),
     )
-    seeing = SensorView(SensorState.OK, "", 1.2)
+    seeing = Reading(SensorState.OK, NOW - 1.2)
     return DaemonView(
         version="0.1.0",
         run_id="bs4-qwen3-8b",
@@ -105,7 +107,7 @@ def healthy() -> DaemonView:
             upload_rate=15e6,
             stored=frozenset({(80, "s80")}),
         ),
-        learned=LearnedView({0: 71 * GIB}, 240.0, 900.0),
+        learned=Learned(gpu_baseline_bytes=((0, 71 * GIB),), step_seconds=(240.0,), startups=(900.0,)),
         counters=Counters(
             turns=6000, restarts=1, published=16, incidents={"silent-death": 1}, events={"published": 16}
         ),
@@ -225,8 +227,8 @@ def blind() -> DaemonView:
     )
     sensors = {
         **view.sensors,
-        "gpu": SensorView(SensorState.BLIND, "NVML has not answered for 60 s", 60.0),
-        "trainer": SensorView(SensorState.BLIND, "/proc cannot be read", 60.0),
+        "gpu": unobserved(SensorState.BLIND, NOW - 60, "NVML has not answered for 60 s"),
+        "trainer": unobserved(SensorState.BLIND, NOW - 60, "/proc cannot be read"),
     }
     return replace(view, snapshot=snapshot, sensors=sensors)
 

@@ -169,13 +169,14 @@ def kept_of(
     owns: Callable[[CheckpointSet], bool],
     steps_at_risk: int | None,
 ) -> Kept:
-    """The input of the safekeeping rules. ``nothing_stored`` is False until the store has answered or failed, and where
-    another pod publishes for this run."""
+    """The input of the safekeeping rules; checkpoints that are not this run's are left out. ``nothing_stored`` is False
+    until the store has answered or failed, and where another pod publishes for this run."""
+    own = tuple(s for s in sets if owns(s))
     if sync is None or not sync.store_url or sync.standing.stop or lost_run(sync):
-        return Kept(sets, owns, steps_at_risk=steps_at_risk)
+        return Kept(own, steps_at_risk=steps_at_risk)
     known = sync.saves is not None or sync.ok is False
     none = sync.last_step is None and not sync.stored and not sync.saves
-    return Kept(sets, owns, known and none, sync.abandoned_in_a_row, steps_at_risk, sync.saves is not None)
+    return Kept(own, known and none, sync.abandoned_in_a_row, steps_at_risk, sync.saves is not None)
 
 
 def linked_findings(linked: Sequence[Path], *, since: float) -> tuple[Finding, ...]:

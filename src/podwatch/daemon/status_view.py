@@ -11,7 +11,6 @@ from podwatch.daemon.maintenance import described
 from podwatch.daemon.wiring import Components
 from podwatch.detection.corrected_snapshot import Watched, present
 from podwatch.detection.engine import DetectionState, second_signals
-from podwatch.detection.learned import Learned
 from podwatch.detection.operator_ends import trainer_gone_at
 from podwatch.detection.progress import target_reached
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
@@ -19,36 +18,14 @@ from podwatch.domain.event import EventName, Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.policy import Policies
 from podwatch.domain.run import Pause
-from podwatch.domain.snapshot import Desired, Reading, SensorState, Snapshot
+from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import Counters, DaemonView, LearnedView, RecoveryView, SensorView, SyncView
+from podwatch.reporting.view import Counters, DaemonView, RecoveryView, SyncView
 from podwatch.stores.base import TOTAL
 from podwatch.sync.types import SyncState
 
 _ACTIVE = (Phase.LOOKING, Phase.STARTING, Phase.CONFIRMING, Phase.STOPPING)
-
-
-def sensor_views(snapshot: Snapshot) -> dict[str, SensorView]:
-    readings: dict[str, Reading[object]] = {
-        "gpus": snapshot.gpus,
-        "trainer": snapshot.trainer,
-        "disk": snapshot.disk,
-        "inference": snapshot.inference,
-        "progress": snapshot.progress,
-        "host": snapshot.host,
-        "logs": snapshot.logs,
-        "training": snapshot.training,
-        "disks": snapshot.disks,
-    }
-    return {
-        name: SensorView(
-            reading.state,
-            reading.detail,
-            None if reading.state is SensorState.PENDING else max(0.0, snapshot.at - reading.at),
-        )
-        for name, reading in readings.items()
-    }
 
 
 def recovery_view(state: RecoveryState) -> RecoveryView:
@@ -91,26 +68,6 @@ def sync_view(state: SyncState | None) -> SyncView:
         saves=state.saves,
         stored=state.stored,
         calls=TOTAL.snapshot(),
-    )
-
-
-def learned_view(learned: Learned) -> LearnedView:
-    return LearnedView(
-        gpu_baseline_bytes=dict(learned.gpu_baseline_bytes),
-        median_step_seconds=learned.median_step_seconds,
-        startup_seconds=learned.startup_seconds,
-        save_seconds=learned.median_save_seconds,
-        save_interval_seconds=learned.median_save_gap_seconds,
-        longest_idle_seconds=learned.idle_seconds or None,
-        inference_share_bytes={index: share for index, _ in learned.gpu_shares if (share := learned.share(index))},
-        observations={
-            "step": len(learned.step_seconds),
-            "startup": len(learned.startups),
-            "save": len(learned.save_seconds),
-            "save interval": len(learned.save_gaps),
-            **{f"gpu{index}": count for index, count in learned.gpu_windows},
-            **{f"gpu{index} share": len(values) for index, values in learned.gpu_shares},
-        },
     )
 
 
@@ -194,11 +151,11 @@ def view_of(
         desired=record.desired if record is not None else snapshot.desired,
         opening=parts.recovery.opening,
         watchdog_ok=alive,
-        sensors=sensor_views(snapshot),
+        sensors=snapshot.readings,
         findings=findings,
         recovery=recovery,
         sync=sync,
-        learned=learned_view(sensing.state.learned),
+        learned=sensing.state.learned,
         counters=counters_of(bus, sensing.turns),
         checkpoints=parts.checkpoints.catalogue.sets,
         pins=pins,
@@ -314,9 +271,9 @@ def gpus_held(parts: Components, snapshot: Snapshot) -> str:
 def readiness(parts: Components, snapshot: Snapshot) -> tuple[bool, list[str]]:
     """Whether sensors and store are usable, and the reasons if they are not."""
     reasons = [
-        f"the {name} sensor is {view.state}" + (f": {view.detail}" if view.detail else "")
-        for name, view in sensor_views(snapshot).items()
-        if view.state in ("blind", "denied", "pending")
+        f"the {name} sensor is {reading.state}" + (f": {reading.detail}" if reading.detail else "")
+        for name, reading in snapshot.readings.items()
+        if reading.state in ("blind", "denied", "pending")
     ]
     if parts.syncer is not None and parts.syncer.state.ok is False:
         reasons.append(f"the store cannot be used: {parts.syncer.state.error}")

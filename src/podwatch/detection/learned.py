@@ -66,6 +66,29 @@ class Learned:
         return median(self.startups) if self.startups else None
 
     @property
+    def baselines(self) -> Mapping[int, int]:
+        """By NVML index: the baseline in bytes."""
+        return dict(self.gpu_baseline_bytes)
+
+    @property
+    def shares(self) -> Mapping[int, int]:
+        """By NVML index, on a shared GPU: the engine's own part in bytes, where it is known."""
+        return {index: share for index, _ in self.gpu_shares if (share := self.share(index))}
+
+    @property
+    def observations(self) -> Mapping[str, int]:
+        """The number of observations behind each value: ``step``, ``startup``, ``save``, ``save interval``, ``gpu0``,
+        ``gpu0 share``."""
+        return {
+            "step": len(self.step_seconds),
+            "startup": len(self.startups),
+            "save": len(self.save_seconds),
+            "save interval": len(self.save_gaps),
+            **{f"gpu{index}": count for index, count in self.gpu_windows},
+            **{f"gpu{index} share": len(values) for index, values in self.gpu_shares},
+        }
+
+    @property
     def servers(self) -> tuple[str, ...]:
         """Addresses of the inference servers that were healthy during the start ``start_id``."""
         return tuple(name.removeprefix("health:") for name in self.seen if name.startswith("health:"))

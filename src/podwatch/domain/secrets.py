@@ -401,7 +401,11 @@ def _hidden_in_text(name: str, value: str) -> bool:
     return strength > 0 and not _nothing(value) and (strength == 2 or _looks_random(value))
 
 
-def _without_values(text: str, before: re.Pattern[str], hidden: Callable[[str, str], bool]) -> str:
+_Hides = Callable[[str, str], bool]
+"""Whether the value of this name is masked."""
+
+
+def _without_values(text: str, before: re.Pattern[str], hidden: _Hides) -> str:
     """Mask each value after a match of ``before`` for which ``hidden(name, value)`` is true. A value that stays can
     itself contain a name and a value."""
     kept, done, at = [], 0, 0

@@ -424,6 +424,21 @@ class Snapshot:
     suspend from a jump of the wall clock."""
 
     @property
+    def readings(self) -> dict[str, Reading[object]]:
+        """By sensor name."""
+        return {
+            "gpus": self.gpus,
+            "trainer": self.trainer,
+            "disk": self.disk,
+            "inference": self.inference,
+            "progress": self.progress,
+            "host": self.host,
+            "logs": self.logs,
+            "training": self.training,
+            "disks": self.disks,
+        }
+
+    @property
     def progress_of_start(self) -> tuple[ProgressSample, ...]:
         """The progress samples since the trainer was started; all of them if its start is unknown."""
         trainer = self.trainer.value

@@ -52,6 +52,10 @@ KEPT_AT_ONCE: Final = frozenset({"recovery.memory", "pause"})
 """Learned values that a SIGKILL must not lose while the journal is in memory."""
 
 
+Wall = Callable[[], float]
+"""Returns epoch seconds."""
+
+
 def _keep_known(key: str, known: Any, ours: Any) -> Any:
     """Prefers the value in the database over one that was learned without knowing it."""
     return known
@@ -71,7 +75,7 @@ class Journal:
     _guards = False
     _merge: Merge = staticmethod(_keep_known)
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, wall: Callable[[], float], rebuilt: str) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, wall: Wall, rebuilt: str) -> None:
         self.path = path
         self.rebuilt = rebuilt
         self.dropped = 0
@@ -91,7 +95,7 @@ class Journal:
     # -- lifecycle ----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def open(cls, path: Path, *, wall: Callable[[], float] = time.time, read_only: bool = False) -> "Journal":
+    def open(cls, path: Path, *, wall: Wall = time.time, read_only: bool = False) -> "Journal":
         """Open or create the database at ``path``.
 
         A corrupt file is moved aside as ``<name>.corrupt-<n>`` and replaced by an empty one (``rebuilt``).
@@ -113,9 +117,7 @@ class Journal:
         return journal
 
     @classmethod
-    def open_for_guard(
-        cls, path: Path, *, wall: Callable[[], float] = time.time, merge: Merge | None = None
-    ) -> "Journal":
+    def open_for_guard(cls, path: Path, *, wall: Wall = time.time, merge: Merge | None = None) -> "Journal":
         """``open`` for the daemon, which must guard even without a database: never raises HostError.
 
         While the database cannot be written, at the start or later, the journal is in memory (journal/standby.py) and
@@ -141,7 +143,7 @@ class Journal:
         where: str,
         fix: str,
         *,
-        wall: Callable[[], float] = time.time,
+        wall: Wall = time.time,
         merge: Merge | None = None,
         read: bool = True,
     ) -> "Journal":
@@ -368,7 +370,7 @@ class Journal:
             "INSERT OR REPLACE INTO begun_parts (upload, number, sha1) VALUES (?, ?, ?)", (upload, number, sha1)
         )
 
-    def together(self, writes: Sequence[Callable[["Journal"], object]]) -> None:
+    def together(self, writes: Sequence["Write"]) -> None:
         """All of them durable when it returns, or none: one commit for what arrives faster than a disk can sync."""
         with self._transaction():
             self._together = True
@@ -615,3 +617,7 @@ def _intent(row: tuple[Any, ...]) -> Intent | None:
         return Intent(row[0], IntentKind(row[1]), row[2], json.loads(row[3]), IntentState(row[4]), row[5])
     except ValueError:
         return None
+
+
+Write = Callable[[Journal], object]
+"""One call of a method that writes."""

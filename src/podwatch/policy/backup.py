@@ -6,7 +6,7 @@ One finding per cause. Each source reports its own (``saves-nothing``, ``checkpo
 to critical if nothing of the run was ever stored.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
@@ -22,7 +22,7 @@ _LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The checkpoints of a run at this moment. ``sets``: all on this pod; ``owns``: whether one is this run's.
+    """The checkpoints of a run at this moment. ``sets``: this run's own on this pod.
 
     ``nothing_stored``: a store is configured, this pod publishes to it, and as far as podwatch knows nothing of this
     run was ever stored. ``voided``: consecutive uploads given up because their files changed. ``steps_at_risk``: steps
@@ -30,19 +30,18 @@ class Kept:
     """
 
     sets: tuple[CheckpointSet, ...] = ()
-    owns: Callable[[CheckpointSet], bool] = lambda _found: True
     nothing_stored: bool = False
     voided: int = 0
     steps_at_risk: int | None = None
     content_read: bool = True
 
 
-def rejected_in_a_row(sets: Sequence[CheckpointSet], owns: Callable[[CheckpointSet], bool]) -> list[CheckpointSet]:
-    """This run's checkpoints written since the last complete one, newest first. One that is still being written is left
+def rejected_in_a_row(sets: Sequence[CheckpointSet]) -> list[CheckpointSet]:
+    """The checkpoints written since the last complete one, newest first. One that is still being written is left
     out, unless a newer save has overtaken it."""
     found: list[CheckpointSet] = []
     for each in sorted(sets, key=lambda s: (s.changed_wall, s.step), reverse=True):
-        if (each.completeness is Completeness.WRITING and not each.overtaken) or not owns(each):
+        if each.completeness is Completeness.WRITING and not each.overtaken:
             continue
         if each.complete:
             break
@@ -54,7 +53,7 @@ def safekeeping(findings: Sequence[Finding], kept: Kept, *, at: float) -> tuple[
     """``findings`` with each cause once, raised to critical if it leaves the run without anything in the store. ``at``
     is monotonic. Pure."""
     found = list(findings)
-    rejected = rejected_in_a_row(kept.sets, kept.owns)
+    rejected = rejected_in_a_row(kept.sets)
     overdue = _first(found, FindingKind.CHECKPOINT_OVERDUE)
     cause = _not_complete(rejected, kept, at) if len(rejected) >= IN_A_ROW else None
     if cause is not None:
@@ -66,13 +65,13 @@ def safekeeping(findings: Sequence[Finding], kept: Kept, *, at: float) -> tuple[
         cause = _merge(found, replace(cause, summary=summary), cause, overdue)
     if not kept.nothing_stored:
         return tuple(found)
-    whole = [s for s in kept.sets if s.complete and kept.owns(s)]
+    whole = [s for s in kept.sets if s.complete]
     if whole:
         _waiting(found, [s for s in whole if not s.held], kept, at)
     elif cause is not None and (len(rejected) >= FEW_SAVES or overdue is not None):
         text = f"{cause.summary}; nothing of this run is in the store{_at_risk(kept)}"
         _merge(found, replace(cause, severity=Severity.CRITICAL, summary=text), cause)
-    elif cause is None and len(unclear := [s for s in kept.sets if s.unclear and kept.owns(s)]) >= FEW_SAVES:
+    elif cause is None and len(unclear := [s for s in kept.sets if s.unclear]) >= FEW_SAVES:
         newest = max(unclear, key=lambda s: s.step)
         why = f"podwatch cannot judge {len(unclear)} checkpoints; step {newest.step}: {newest.reason}"
         found.append(_nothing_stored(f"{why}{_at_risk(kept)}", "give podwatch permission to read them", at))
@@ -98,7 +97,7 @@ def _waiting(found: list[Finding], whole: Sequence[CheckpointSet], kept: Kept, a
 
 def _not_complete(rejected: Sequence[CheckpointSet], kept: Kept, at: float) -> Finding:
     oldest = rejected[-1]  # the newest one may still change
-    good = max((s.step for s in kept.sets if s.complete and not s.held and kept.owns(s)), default=None)
+    good = max((s.step for s in kept.sets if s.complete and not s.held), default=None)
     back = "" if good is None else f"; the newest complete one is step {good}{_at_risk(kept)}"
     own_rule = oldest.layout == "custom"
     where = (

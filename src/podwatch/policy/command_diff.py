@@ -3,6 +3,9 @@
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 
+Scrub = Callable[[str], str]
+"""Removes secrets from a text."""
+
 
 def grouped(argv: Sequence[str]) -> list[str]:
     """``argv`` with each flag and its value joined (``--max-steps 99``)."""
@@ -17,7 +20,7 @@ def grouped(argv: Sequence[str]) -> list[str]:
     return found
 
 
-def differences(running: Sequence[str], configured: Sequence[str], scrub: Callable[[str], str]) -> tuple[str, ...]:
+def differences(running: Sequence[str], configured: Sequence[str], scrub: Scrub) -> tuple[str, ...]:
     """``- argument`` is only in the running command, ``+ argument`` only in the configured one; in their order.
     ``scrub`` removes secrets from each argument with its flag, so two secrets are not compared."""
     ours = [scrub(group) for group in grouped(running)]

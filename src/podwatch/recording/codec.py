@@ -44,25 +44,25 @@ class _Part:
         return self.decode(data)
 
 
-class _Exact(_Part):
-    """A JSON value that needs no conversion."""
+class _Number(_Part):
+    """An int or a bool, which JSON has too."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
 
     def decode(self, data: Any) -> Any:
-        if type(data) is not self._kind:  # a bool is an int elsewhere, not here
-            raise CodecError(f"{_shown(data)} is no {self._kind.__name__}")
-        return data
+        return _exactly(self._kind, data)
 
 
-class _Text(_Exact):
+class _Text(_Part):
     def __init__(self, masked: bool) -> None:
-        super().__init__(str)
         self._masked = masked
 
     def encode(self, value: Any, mask: Mask) -> Any:
         return mask(value) if self._masked and value else value
+
+    def decode(self, data: Any) -> Any:
+        return _exactly(str, data)
 
 
 class _Float(_Part):
@@ -281,7 +281,7 @@ def _part(hint: Any, masked: bool, free_text: frozenset[str], known: dict[Any, _
     if hint is float:
         return _Float()
     if hint in (int, bool):
-        return _Exact(hint)
+        return _Number(hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _Enum(hint)
     if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
@@ -303,6 +303,12 @@ def _part(hint: Any, masked: bool, free_text: frozenset[str], known: dict[Any, _
 
 def _same(old: Any, new: Any) -> bool:
     return old is new or old == new
+
+
+def _exactly(kind: type, data: Any) -> Any:
+    if type(data) is not kind:  # a bool is an int elsewhere, not here
+        raise CodecError(f"{_shown(data)} is no {kind.__name__}")
+    return data
 
 
 def _list(data: Any) -> list[Any]:

@@ -35,18 +35,23 @@ CLOSE_SECONDS = 3.0
 _NAME = re.compile(r"(\d{8})-\d{8}T\d{6}Z" + re.escape(SUFFIX))
 
 
+MakeHeader = Callable[[], Header]
+"""Called at the start of a segment, in the recorder's thread."""
+Complain = Callable[[str | None], None]
+"""Called from the recorder's thread with one line when recording stops, and with ``None`` when it works again."""
+
+
 class Recorder:
-    """``header`` is called at the start of a segment, in the thread. ``complain`` is called from the thread with one
-    line when recording stops, and with ``None`` when it works again."""
+    """Writes each turn in a thread of its own."""
 
     def __init__(
         self,
         directory: Path,
-        header: Callable[[], Header],
+        header: MakeHeader,
         *,
         max_size: int,
         mask: Mask = str,
-        complain: Callable[[str | None], None] = lambda _: None,
+        complain: Complain = lambda _: None,
     ) -> None:
         self._directory, self._header, self._max_size = directory, header, max_size
         self._mask, self._complain = mask, complain

@@ -4,7 +4,7 @@ Step numbers are values, never labels. A value that cannot be observed is omitte
 shows the sensor as down.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Health, SensorState
 from podwatch.reporting.status import build_status, training_state
-from podwatch.reporting.view import DaemonView
+from podwatch.reporting.view import DaemonView, ViewSource
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 TRAINING_STATES = (
@@ -27,7 +27,7 @@ OVERALL = ("ok", "warning", "critical", "unknown")
 class ViewCollector(Collector):
     """Builds all metric families from the newest view at each scrape."""
 
-    def __init__(self, source: Callable[[], DaemonView]) -> None:
+    def __init__(self, source: ViewSource) -> None:
         self._source = source
 
     def describe(self) -> Iterable[Metric]:
@@ -47,7 +47,7 @@ class ViewCollector(Collector):
         yield from _counters(view)
 
 
-def make_registry(source: Callable[[], DaemonView]) -> CollectorRegistry:
+def make_registry(source: ViewSource) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ViewCollector(source))
     return registry
@@ -133,7 +133,7 @@ def _gpus(view: DaemonView) -> Iterable[Metric]:
         for family, value in (
             (used, gpu.memory_used_bytes),
             (total, gpu.memory_total_bytes),
-            (base, view.learned.gpu_baseline_bytes.get(gpu.index)),
+            (base, view.learned.baseline(gpu.index)),
             (busy, busy_ratio),
             (heat, gpu.temperature_celsius),
             (ecc, gpu.ecc_uncorrected),

@@ -134,12 +134,14 @@ class UrlChannel:
             raise NotSent(why, final=final)
 
 
+Sleep = Callable[[float], Coroutine[Any, Any, None]]
+"""``Clock.sleep`` outside tests."""
+
+
 class Outbox:
     """One channel with its queue."""
 
-    def __init__(
-        self, channel: Channel, sleep: Callable[[float], Coroutine[Any, Any, None]], *, first_pause: float = FIRST_PAUSE
-    ) -> None:
+    def __init__(self, channel: Channel, sleep: Sleep, *, first_pause: float = FIRST_PAUSE) -> None:
         self.channel, self._sleep, self._first = channel, sleep, first_pause
         self._waiting: deque[dict[str, Any]] = deque()
         self._wake, self._idle, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -212,10 +214,8 @@ class Outbox:
 class Notifier:
     """All configured channels. ``tell`` never blocks and never raises."""
 
-    def __init__(
-        self, channels: Sequence[Channel], sleep: Callable[[float], Coroutine[Any, Any, None]], **options: Any
-    ) -> None:
-        self.outboxes = [Outbox(channel, sleep, **options) for channel in channels]
+    def __init__(self, channels: Sequence[Channel], sleep: Sleep, *, first_pause: float = FIRST_PAUSE) -> None:
+        self.outboxes = [Outbox(channel, sleep, first_pause=first_pause) for channel in channels]
 
     def tell(self, document: dict[str, Any]) -> None:
         for outbox in self.outboxes:

@@ -7,6 +7,7 @@ from podwatch.client.format import rfc3339
 from podwatch.detection.one_failure import DEATHS, NOTHING
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.secrets import scrub_all
 from podwatch.domain.snapshot import Desired, DiskSample, HostSample, ProgressSample, SensorState, TrainerSample
@@ -17,7 +18,7 @@ from podwatch.reporting.documents import (
     incident_document,
     pause_document,
 )
-from podwatch.reporting.view import DaemonView, SensorView
+from podwatch.reporting.view import DaemonView
 
 # -- status document -------------------------------------------------------------------------------------------------
 
@@ -36,8 +37,8 @@ _SUGGESTIONS = {
 }
 
 
-STEP_LATE_K = 3.0
-"""Median steps without a step until the first line of the status shows it. Detectors use the same factor as a
+STEP_LATE_K = DetectionPolicy().no_step_confirm_k
+"""Median steps without a step until the first line of the status shows it: the factor that detectors use as a
 corroborating signal (detection/corroboration.py). It is no proof: an evaluation or a save takes as long."""
 STEP_LATE_SECONDS = 10.0
 """And at least this long: steps of a fraction of a second come in bursts."""
@@ -69,44 +70,12 @@ def _document(view: DaemonView) -> dict[str, Any]:
         "run_id": view.run_id,
         "overall": _overall(reasons, training["state"], patient=patient),
         "reasons": reasons,
-        "daemon": {
-            "version": view.version,
-            "pid": view.pid,
-            "mode": view.mode,
-            "desired": str(view.desired),
-            "pause": pause_document(view.pause),
-            "opening": view.opening,
-            "started_at": rfc3339(view.started_wall),
-            "armed": list(view.armed),
-            "second_signals": list(view.second_signals),
-            "http_url": view.http_url,
-            "config_path": view.config_path,
-            "output_dir": view.output_dir,
-            "state_dir": view.state_dir,
-            "layout": view.layout,
-            "layout_because": view.layout_because,
-            "capabilities": dict(view.capabilities) or None,
-        },
+        "daemon": _daemon(view),
         "training": training,
         "recovery": _recovery(view),
         "learned": _learned(view),
         "gpus": _gpus(view),
-        "inference": [
-            {
-                "url": s.url,
-                "health": str(s.health),
-                "http_status": s.http_status,
-                "requests_running": s.requests_running,
-                "requests_waiting": s.requests_waiting,
-                "generation_tokens_total": s.generation_tokens_total,
-                "liveness": None if s.liveness is None else str(s.liveness),
-                "asleep": s.asleep,
-                "server": str(s.kind),
-                "discovered": s.discovered,
-                "outdated": view.snapshot.inference.at < view.trainer_changed_at,
-            }
-            for s in view.snapshot.inference.value or ()
-        ],
+        "inference": _inference(view),
         "disk": _disk(view, view.snapshot.disk.value),
         "other_disks": [_room(d) | {"role": d.role} for d in view.snapshot.disks.value or ()],
         "host": host_document(view.snapshot.host.value),
@@ -115,25 +84,76 @@ def _document(view: DaemonView) -> dict[str, Any]:
         "checkpoints": _checkpoints(view),
         "sync": _sync(view),
         "incident": None if view.incident is None else incident_document(view.incident),
-        "sensors": [
-            {
-                "name": name,
-                "state": str(s.state),
-                "detail": s.detail,
-                "age_seconds": None if s.age_seconds is None else round(max(0.0, s.age_seconds), 1),
-            }
-            for name, s in sorted(view.sensors.items())
-        ],
-        "counters": {
-            "turns": view.counters.turns,
-            "restarts": view.counters.restarts,
-            "published": view.counters.published,
-            "uploaded_bytes": view.counters.uploaded_bytes,
-            "skipped": view.counters.skipped,
-            "abandoned": view.counters.abandoned,
-            "pruned": view.counters.pruned,
-            "incidents": dict(view.counters.incidents),
-        },
+        "sensors": _sensors(view),
+        "counters": _counters(view),
+    }
+
+
+def _daemon(view: DaemonView) -> dict[str, Any]:
+    return {
+        "version": view.version,
+        "pid": view.pid,
+        "mode": view.mode,
+        "desired": str(view.desired),
+        "pause": pause_document(view.pause),
+        "opening": view.opening,
+        "started_at": rfc3339(view.started_wall),
+        "armed": list(view.armed),
+        "second_signals": list(view.second_signals),
+        "http_url": view.http_url,
+        "config_path": view.config_path,
+        "output_dir": view.output_dir,
+        "state_dir": view.state_dir,
+        "layout": view.layout,
+        "layout_because": view.layout_because,
+        "capabilities": dict(view.capabilities) or None,
+    }
+
+
+def _inference(view: DaemonView) -> list[dict[str, Any]]:
+    return [
+        {
+            "url": s.url,
+            "health": str(s.health),
+            "http_status": s.http_status,
+            "requests_running": s.requests_running,
+            "requests_waiting": s.requests_waiting,
+            "generation_tokens_total": s.generation_tokens_total,
+            "liveness": None if s.liveness is None else str(s.liveness),
+            "asleep": s.asleep,
+            "server": str(s.kind),
+            "discovered": s.discovered,
+            "outdated": view.snapshot.inference.at < view.trainer_changed_at,
+        }
+        for s in view.snapshot.inference.value or ()
+    ]
+
+
+def _sensors(view: DaemonView) -> list[dict[str, Any]]:
+    """``age_seconds`` is null before the first reading."""
+    return [
+        {
+            "name": name,
+            "state": str(reading.state),
+            "detail": reading.detail,
+            "age_seconds": None
+            if reading.state is SensorState.PENDING
+            else round(max(0.0, view.snapshot.at - reading.at), 1),
+        }
+        for name, reading in sorted(view.sensors.items())
+    ]
+
+
+def _counters(view: DaemonView) -> dict[str, Any]:
+    return {
+        "turns": view.counters.turns,
+        "restarts": view.counters.restarts,
+        "published": view.counters.published,
+        "uploaded_bytes": view.counters.uploaded_bytes,
+        "skipped": view.counters.skipped,
+        "abandoned": view.counters.abandoned,
+        "pruned": view.counters.pruned,
+        "incidents": dict(view.counters.incidents),
     }
 
 
@@ -215,7 +235,7 @@ def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, 
         case "blocked":
             detail = view.recovery.detail or "something still holds the GPUs or ports"
             return [_own(view, FindingKind.BLOCKED, Severity.CRITICAL, detail)]
-        case "unknown" if not view.sensors.get("trainer", SensorView()).detail:
+        case "unknown" if "trainer" not in view.sensors or not view.sensors["trainer"].detail:
             detail = view.snapshot.trainer.detail or "the trainer has not been observed yet"
             return [_own(view, FindingKind.SENSOR_BLIND, Severity.WARNING, detail, subject="trainer")]
     return []
@@ -351,25 +371,25 @@ def _recovery(view: DaemonView) -> dict[str, Any]:
 def _learned(view: DaemonView) -> dict[str, Any]:
     """Each learned value with its number of observations; ``value`` is null before the first."""
     learned, seen = view.learned, view.learned.observations
-    indices = sorted({*learned.gpu_baseline_bytes, *learned.inference_share_bytes})
+    baselines, shares = learned.baselines, learned.shares
     return {
         "step_seconds": {"value": learned.median_step_seconds, "observations": seen.get("step", 0)},
         "startup_seconds": {"value": learned.startup_seconds, "observations": seen.get("startup", 0)},
-        "save_seconds": {"value": learned.save_seconds, "observations": seen.get("save", 0)},
+        "save_seconds": {"value": learned.median_save_seconds, "observations": seen.get("save", 0)},
         "save_interval_seconds": {
-            "value": learned.save_interval_seconds,
+            "value": learned.median_save_gap_seconds,
             "observations": seen.get("save interval", 0),
         },
-        "longest_idle_seconds": learned.longest_idle_seconds,
+        "longest_idle_seconds": learned.idle_seconds or None,
         "gpus": [
             {
                 "index": index,
-                "baseline_bytes": learned.gpu_baseline_bytes.get(index),
+                "baseline_bytes": baselines.get(index),
                 "baseline_observations": seen.get(f"gpu{index}", 0),
-                "inference_share_bytes": learned.inference_share_bytes.get(index),
+                "inference_share_bytes": shares.get(index),
                 "inference_share_observations": seen.get(f"gpu{index} share", 0),
             }
-            for index in indices
+            for index in sorted({*baselines, *shares})
         ],
     }
 
@@ -387,7 +407,7 @@ def _gpus(view: DaemonView) -> list[dict[str, Any]]:
             "role": roles.get(gpu.index, "none"),
             "memory_used_bytes": gpu.memory_used_bytes,
             "memory_total_bytes": gpu.memory_total_bytes,
-            "baseline_bytes": view.learned.gpu_baseline_bytes.get(gpu.index),
+            "baseline_bytes": view.learned.baseline(gpu.index),
             "utilization_percent": gpu.utilization_percent,
             "temperature_celsius": gpu.temperature_celsius,
             "mig": gpu.mig,

@@ -4,23 +4,15 @@ Plain data with defaults, without imports of control, recovery and sync: their s
 below. Times are monotonic seconds like ``now``, or epoch seconds where the name has ``wall``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.run import Pause
-from podwatch.domain.snapshot import Desired, SensorState, Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class SensorView:
-    """One sensor: its state, and the age of its reading (seconds; None before the first)."""
-
-    state: SensorState = SensorState.PENDING
-    detail: str = ""
-    age_seconds: float | None = None
+from podwatch.domain.snapshot import Desired, Reading, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +78,6 @@ class SyncView:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedView:
-    """Learned values of this run. ``gpu_baseline_bytes`` and ``inference_share_bytes`` by NVML index;
-    ``observations``: the number of observations of each (``step``, ``startup``, ``save``, ``save interval``, ``gpu0``,
-    ``gpu0 share``)."""
-
-    gpu_baseline_bytes: Mapping[int, int] = field(default_factory=dict)
-    median_step_seconds: float | None = None
-    startup_seconds: float | None = None
-    save_seconds: float | None = None
-    save_interval_seconds: float | None = None
-    longest_idle_seconds: float | None = None
-    inference_share_bytes: Mapping[int, int] = field(default_factory=dict)
-    observations: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Counters:
     """Counters since podwatch first guarded the run on this pod (kept in the journal); ``turns``: since this start."""
 
@@ -140,11 +116,11 @@ class DaemonView:
     desired: Desired = Desired.RUNNING
     opening: str = ""
     watchdog_ok: bool = True
-    sensors: Mapping[str, SensorView] = field(default_factory=dict)
+    sensors: Mapping[str, Reading[object]] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     recovery: RecoveryView = field(default_factory=RecoveryView)
     sync: SyncView = field(default_factory=SyncView)
-    learned: LearnedView = field(default_factory=LearnedView)
+    learned: Learned = field(default_factory=Learned)
     counters: Counters = field(default_factory=Counters)
     checkpoints: tuple[CheckpointSet, ...] = ()
     pins: Mapping[int, str] = field(default_factory=dict)
@@ -177,3 +153,7 @@ class DaemonView:
     def wall_of(self, monotonic: float) -> float:
         """The epoch seconds of a monotonic time, by the current clocks; for display only."""
         return self.now_wall - (self.now - monotonic)
+
+
+ViewSource = Callable[[], DaemonView]
+"""Returns the view as of now."""

@@ -214,7 +214,7 @@ def metrics_of(view: DaemonView, *, lost_steps: int) -> dict[str, float]:
     }
     for gpu in view.snapshot.gpus.value or ():
         found[f"gpu{gpu.index}_memory_bytes"] = gpu.memory_used_bytes
-    for index, baseline in view.learned.gpu_baseline_bytes.items():
+    for index, baseline in view.learned.baselines.items():
         found[f"gpu{index}_baseline_bytes"] = baseline
     return {f"podwatch/{name}": float(value) for name, value in found.items() if value is not None}
 
