@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.formats import dcp, files, safetensors, sandbox, torch_zip
-from podwatch.checkpoints.layouts import command_line, hf, prime_rl_command, shared_rules
+from podwatch.checkpoints.layouts import command_line, hf, prime_rl_run, shared_rules
 from podwatch.checkpoints.layouts.shared_rules import Inside
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.sync.upload import optional_parts
@@ -48,7 +48,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "trainer state of hf": ("trainer_state.json", lambda p: hf._pinned(p.parent.parent)),
     "a command's toml": ("run.toml", lambda p: command_line.toml_documents(["x", "@", str(p)], None)),
     "a command's script": ("train.sh", lambda p: command_line.program(["bash", str(p)])),
-    "a mention": ("train.sh", lambda p: prime_rl_command._mentions(p, "secret")),
+    "a mention": ("train.sh", lambda p: prime_rl_run._mentions(p, "secret")),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
-from podwatch.checkpoints.path_check import first_link
+from podwatch.checkpoints.scan import first_link
 from podwatch.daemon.backup_findings import linked_findings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import HostError

@@ -12,7 +12,7 @@ from typing import Protocol
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
-from podwatch.checkpoints.pinned_links import linked_steps
+from podwatch.checkpoints.scan import linked_steps
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event

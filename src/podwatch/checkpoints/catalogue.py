@@ -12,14 +12,12 @@ from pathlib import Path
 
 from podwatch.checkpoints import set_identity
 from podwatch.checkpoints.completeness import CUT_OFF_FACTOR, CompletenessChecker, Known, StoredSaves
-from podwatch.checkpoints.expected_files import Expected
+from podwatch.checkpoints.expected_files import Expected, Ledger
 from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.held_back import NOTHING_HELD, HeldBack
-from podwatch.checkpoints.known_files import Ledger
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartDir, PartFiles
-from podwatch.checkpoints.path_check import replaced, without_linked
 from podwatch.checkpoints.reboot_check import Memory, NoMemory, RebootCheck
-from podwatch.checkpoints.scan import scan_part
+from podwatch.checkpoints.scan import replaced, scan_part, without_linked
 from podwatch.checkpoints.set_identity import stamp
 from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
 from podwatch.checkpoints.structure_check import Inspection, inspect

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.checkpoints import set_identity
-from podwatch.checkpoints.expected_files import Expected
-from podwatch.checkpoints.known_files import Ledger
+from podwatch.checkpoints.expected_files import Expected, Ledger
 from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartDir, PartFiles
 from podwatch.checkpoints.reboot_check import RebootCheck
 from podwatch.checkpoints.scan import Scan, scan_part

@@ -1,4 +1,5 @@
-"""The files that a save of this run must have, learned from the last complete checkpoints.
+"""The files that a save of this run must have, learned from the last complete checkpoints; and those that each complete
+checkpoint had: one that is gone or smaller later is damage, in every layout (``Ledger``).
 
 For trainers without a marker for the end of a save, and for files whose truncation cannot be seen (the old torch
 format): a save is complete only when it has every file that the last two had, about as large. The rule is pure: data
@@ -9,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from podwatch.checkpoints.layouts.base import PartFiles
@@ -213,3 +215,82 @@ def _file_set(step: int, own: Own) -> FileSet:
 def command_digest(command: Sequence[str]) -> str:
     """A digest that identifies a trainer's command: another command can save other files."""
     return hashlib.sha256("\0".join(command).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+# -- files that complete checkpoints had -------------------------------------------------------------------------------
+
+LEDGER_KEY = "checkpoints.ledger"
+"""Journal key: {step: {"part/path": [size, mtime_ns]}} of the checkpoints that were complete."""
+LEDGER_KEPT = 32
+"""Number of checkpoints kept, the highest steps: those that a resume or a publication can still use."""
+
+Files = Mapping[str, tuple[int, int]]
+
+
+class Ledger:
+    """Loaded at the first use, written by ``save``."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._sets: dict[int, Files] | None = None
+        self._dirty = False
+
+    def lost(self, step: int, own: Own) -> str:
+        """What the complete checkpoint of this step had and lacks now, in words; empty where nothing is lost.
+
+        Another save of the same step is no loss: all its files differ.
+        """
+        before = self._load().get(step)
+        if not before:
+            return ""
+        now = _files(own)
+        if not any(now.get(name) == file for name, file in before.items()):
+            return ""
+        gone = sorted(name for name in before if name not in now)
+        smaller = sorted(name for name, (size, _) in before.items() if name in now and now[name][0] < size)
+        for names, what in ((gone, "is gone"), (smaller, "is smaller than it was")):
+            if names:
+                more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+                return f"was complete, but now {PurePosixPath(names[0]).name} {what}{more}"
+        return ""
+
+    def note(self, step: int, own: Own) -> None:
+        """Record that the checkpoint is complete as it is now."""
+        sets, files = self._load(), _files(own)
+        if sets.get(step) != files:
+            sets[step] = files
+            for old in sorted(sets)[:-LEDGER_KEPT]:
+                del sets[old]
+            self._dirty = True
+
+    def save(self, there: Sequence[int]) -> None:
+        """Save what is new, for the steps that are ``there``."""
+        sets = self._load()
+        for step in set(sets) - set(there):
+            del sets[step]
+            self._dirty = True
+        if self._dirty:
+            self._memory.learn(
+                LEDGER_KEY, {str(s): {n: list(f) for n, f in files.items()} for s, files in sets.items()}
+            )
+            self._dirty = False
+
+    def _load(self) -> dict[int, Files]:
+        if self._sets is None:
+            self._sets = _ledger_from_plain(self._memory.learned(LEDGER_KEY, {}))
+        return self._sets
+
+
+def _files(own: Own) -> Files:
+    return {f"{file.part}/{file.path}": (file.size, file.mtime_ns) for _, file in own}
+
+
+def _ledger_from_plain(kept: Any) -> dict[int, Files]:
+    """The inverse of the saved form. Invalid entries are dropped: then only the layout's rule judges."""
+    try:
+        return {
+            int(step): {str(name): (int(size), int(mtime)) for name, (size, mtime) in files.items()}
+            for step, files in kept.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        return {}

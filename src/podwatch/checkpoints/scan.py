@@ -1,16 +1,71 @@
-"""Scans one part directory: its files, its harmless symlinks, and when it last changed. Follows no symlink."""
+"""Reads checkpoint directories: the files of one part, its harmless symlinks, when it last changed. Follows no
+symlink.
+"""
 
 import os
 import posixpath
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.checkpoints.layouts.base import PartDir, PartFiles
-from podwatch.checkpoints.path_check import first_link
+from podwatch.checkpoints.layouts.base import Layout, PartDir, PartFiles
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
+from podwatch.system.pinned import PinnedTree, RootReplaced
+
+# -- the path to a checkpoint ------------------------------------------------------------------------------------------
+# From its configured root down, no segment may be a symbolic link (promise 9): the target of a link can belong to
+# another user or another run. To keep checkpoints on another volume, configure that volume as
+# ``trainer.checkpoint_dir`` instead of linking it.
+
+
+def first_link(path: Path, roots: Sequence[Path]) -> Path | None:
+    """The first symbolic link on the way from the innermost root to ``path``, including ``path``. None also where
+    ``path`` is in no root or does not exist."""
+    inside = [root for root in roots if root in path.parents]
+    if not inside:
+        return None
+    here = max(inside, key=lambda root: len(root.parts))
+    for name in path.relative_to(here).parts:
+        here = here / name
+        try:
+            if stat.S_ISLNK(os.lstat(here).st_mode):
+                return here
+        except OSError:
+            return None
+    return None
+
+
+def without_linked(
+    layout: Layout, roots: Sequence[Path], steps: Mapping[int, tuple[PartDir, ...]]
+) -> tuple[Mapping[int, tuple[PartDir, ...]], tuple[Path, ...], frozenset[int]]:
+    """``steps`` without those that have a required part behind a link; all links; and the steps left out."""
+    links = tuple(dict.fromkeys(x for x in (first_link(r, roots) for r in layout.watch_roots()) if x is not None))
+    if not links:
+        return steps, (), frozenset()
+    behind = frozenset(s for s in steps for p in steps[s] if p.required and any(_under(p.path, link) for link in links))
+    return {s: steps[s] for s in steps if s not in behind}, links, behind
+
+
+def _under(path: Path, link: Path) -> bool:
+    return path == link or link in path.parents
+
+
+def replaced(tree: PinnedTree | None) -> str:
+    """The reason why the configured directories are not the pinned ones; empty if they are, or do not exist yet."""
+    for root in tree.roots if tree is not None else ():
+        try:
+            with tree.directory(root):  # type: ignore[union-attr]
+                continue
+        except RootReplaced as error:
+            return str(error)
+        except OSError:
+            continue
+    return ""
+
+
+# -- the files of one part ---------------------------------------------------------------------------------------------
 
 _MAX_DEPTH = 32
 """Maximum depth. No trainer nests deeper; a scan that reaches it is incomplete."""
@@ -144,3 +199,31 @@ class _Walk:
                 self.error = self.error or f"{self.part}: directories are nested more than {_MAX_DEPTH} deep"
         elif stat.S_ISREG(status.st_mode):
             self._file(relative, status)
+
+
+# -- links beside the steps --------------------------------------------------------------------------------------------
+
+
+def linked_steps(layout: Layout) -> Mapping[int, str]:
+    """Step -> the link that names it. Links directly in the layout's roots and in the output directory count. Blocks;
+    links that vanish meanwhile, dangle or lead elsewhere are ignored."""
+    targets: dict[str, str] = {}
+    for root in dict.fromkeys((*layout.watch_roots(), layout.output_dir)):
+        try:
+            with os.scandir(root) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        targets[os.path.realpath(entry.path)] = entry.name
+        except OSError:
+            continue
+    if not targets:
+        return {}
+    found: dict[int, str] = {}
+    for step in layout.steps():
+        for path in layout.step_paths(step):
+            # the link can name the step, or something in it
+            real = Path(os.path.realpath(path))
+            for target, name in targets.items():
+                if Path(target) == real or real in Path(target).parents:
+                    found[step] = f"the symlink {name}"
+    return found

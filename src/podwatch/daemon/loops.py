@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.checkpoints.pinned_links import linked_steps
+from podwatch.checkpoints.scan import linked_steps
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop
 from podwatch.daemon.earlier_branches import kept_branch
 from podwatch.daemon.sensing_loop import SensingLoop

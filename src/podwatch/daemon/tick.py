@@ -1,7 +1,7 @@
 """Daemon: the work of each turn of the sensing loop, of events, and of a reload."""
 
+from podwatch.checkpoints.layouts import restart_concerns
 from podwatch.checkpoints.layouts.base import PATTERN, counts_saves
-from podwatch.checkpoints.layouts.resume_check import restart_concerns
 from podwatch.config.loading import changes_needing_restart
 from podwatch.daemon import status_view
 from podwatch.daemon.artifacts import TELLING

@@ -12,9 +12,8 @@ from podwatch.checkpoints.capabilities import Capabilities, probe
 from podwatch.checkpoints.catalogue import Catalogue, RunMemory
 from podwatch.checkpoints.expected_files import command_digest
 from podwatch.checkpoints.held_back import HeldBack
-from podwatch.checkpoints.layouts import Layout, make_layout, trainer_logs
+from podwatch.checkpoints.layouts import Layout, make_layout, restart_concerns, trainer_logs
 from podwatch.checkpoints.layouts.command_line import save_interval
-from podwatch.checkpoints.layouts.resume_check import restart_concerns
 from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
 from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings

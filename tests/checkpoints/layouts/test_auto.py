@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.layouts import KINDS, auto, make_layout, recognised
+from podwatch.checkpoints.layouts import KINDS, choose, make_layout, recognised
 from podwatch.checkpoints.layouts.base import Recognition, Site
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.config.settings import CheckpointSettings, CustomLayoutSettings, Settings, TrainerSettings
@@ -120,7 +120,7 @@ def test_a_directory_that_cannot_be_read_speaks_for_nothing(out: Path) -> None:
         raise PermissionError(13, "Permission denied", str(out))
 
     kinds = [replace(KINDS["hf"], recognise=refused), KINDS["prime-rl"]]
-    assert auto.choose(Site(out, command=("rl", "@", "x.toml")), kinds).layout == "prime-rl"
+    assert choose(Site(out, command=("rl", "@", "x.toml")), kinds).layout == "prime-rl"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.formats import sandbox
-from podwatch.checkpoints.layouts import KINDS, auto
+from podwatch.checkpoints.layouts import KINDS, choose, recognised
 from podwatch.checkpoints.layouts.base import Layout, Marker, Site
 from tests.support.layout_checks import age, verdict, whole_prefixes
 from tests.support.layout_makers import Operation, run
@@ -133,6 +133,6 @@ def test_recognised_by_its_files_and_by_nobody_else(name: str, tmp_path: Path) -
         layout, operations = made(name, tmp_path, step)
         run(operations)
     assert [s.step for s in layout.progress()] == [20]
-    found = auto.recognised(Site(tmp_path), KINDS.values())
+    found = recognised(Site(tmp_path), KINDS.values())
     assert [r.layout for r in found if r.certain] == [layout.name]
-    assert auto.choose(Site(tmp_path), KINDS.values()).layout == layout.name
+    assert choose(Site(tmp_path), KINDS.values()).layout == layout.name

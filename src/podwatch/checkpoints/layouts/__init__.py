@@ -3,11 +3,11 @@
 An installed package can add a layout by an entry point; the configuration must name it, "auto" does not choose it.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from podwatch.checkpoints.layouts import (
     accelerate,
-    auto,
     custom,
     dcp,
     deepspeed,
@@ -31,7 +31,7 @@ from podwatch.checkpoints.layouts.hf import HFLayout
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.config import plugins
 from podwatch.config.settings import Settings
-from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.trainer_log import TrainerLog
 
 __all__ = [
@@ -40,10 +40,12 @@ __all__ = [
     "HFLayout",
     "Layout",
     "PrimeRLLayout",
+    "choose",
     "concerns",
     "kind_of",
     "make_layout",
     "recognised",
+    "restart_concerns",
     "site_of",
     "trainer_logs",
 ]
@@ -100,7 +102,7 @@ def _kind(settings: Settings, site: Site) -> tuple[Kind, str]:
     name: str = settings.trainer.layout
     chosen_because = ""
     if name == "auto":
-        found = auto.choose(site, KINDS.values())
+        found = choose(site, KINDS.values())
         name, chosen_because = found.layout, found.why
     return kind_of(name), chosen_because
 
@@ -147,6 +149,86 @@ def _added(plugin: plugins.Plugin) -> Kind:
     return replace(kind, make=make, concerns=found)
 
 
-def recognised(site: Site) -> list[Recognition]:
-    """Every layout that recognizes the command or the directory; for commands that inspect a machine."""
-    return auto.recognised(site, KINDS.values())
+# -- layout = "auto" ---------------------------------------------------------------------------------------------------
+# The trainer, from its command and from the content of output_dir, with the reason. A certain layout, or the only one,
+# is chosen; several are an error that names them all; none is an error that shows what was examined.
+
+_NAMES_AT_MOST = 8
+
+
+def recognised(site: Site, kinds: Iterable[Kind] | None = None) -> list[Recognition]:
+    """Every layout with any evidence in the command or the directory. A directory that cannot be read is no
+    evidence."""
+    found = []
+    for kind in KINDS.values() if kinds is None else kinds:
+        try:
+            recognition = kind.recognise(site)
+        except OSError:
+            continue
+        if recognition is not None:
+            found.append(recognition)
+    return found
+
+
+def choose(site: Site, kinds: Iterable[Kind]) -> Recognition:
+    """The one layout that fits. ConfigurationError with the candidates, or with what was examined."""
+    found = recognised(site, kinds)
+    certain = [r for r in found if r.certain]
+    candidates = certain or found
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        listed = "; ".join(f"{r.layout}: {r.why}" for r in candidates)
+        raise ConfigurationError(
+            f"several layouts fit: {listed}",
+            where="trainer.layout",
+            fix=f'set it to the right one, for example layout = "{candidates[0].layout}"',
+        )
+    raise ConfigurationError(
+        f"no layout recognizes this trainer: {_looked_at(site)}",
+        where="trainer.layout",
+        fix=f"set it to one of {', '.join(k.name for k in kinds)} (docs/layouts.md describes each);"
+        ' "custom" takes its rules from [checkpoints.custom]',
+    )
+
+
+def _looked_at(site: Site) -> str:
+    command = f"the command runs {' '.join(site.command)[:120]!r}" if site.command else "there is no command"
+    try:
+        names = sorted(p.name for p in site.output_dir.iterdir())
+    except OSError:
+        return f"{command}, and {site.output_dir} does not exist or cannot be read"
+    shown = ", ".join(names[:_NAMES_AT_MOST]) + (", ..." if len(names) > _NAMES_AT_MOST else "")
+    return f"{command}, and {site.output_dir} holds {shown or 'nothing'}"
+
+
+# -- can a restart resume? ---------------------------------------------------------------------------------------------
+
+_OURS = ("trainer.resume_args", "trainer.command")
+"""An error about these settings holds for every step; other errors can disappear with the first checkpoint."""
+
+
+def restart_concerns(settings: Settings, layout: Layout) -> tuple[Concern, ...]:
+    """Problems that the layout finds in command and directory, and whether it knows how to pass a step. Reads small
+    files; can block. Empty where podwatch has no command to start."""
+    trainer = settings.trainer
+    if not trainer.command:
+        return ()
+    try:
+        found = concerns(settings)
+    except (PodwatchError, OSError, ValueError):
+        found = ()  # an unreadable or invalid path is no reason not to start
+    try:
+        made = layout.resume_command(trainer.command, 1, trainer.resume_args, {})
+    except ConfigurationError as error:
+        # sometimes only the first checkpoint shows prime-rl's version
+        if error.where in _OURS and (layout.variant or layout.name != "prime-rl"):
+            what = f"a restart cannot resume: {error.what}"
+            return (*found, Concern("resume", what, f"{error.where}: {error.fix}", certain=True))
+    except (PodwatchError, OSError, ValueError):
+        return found  # this needs a checkpoint
+    else:
+        if made.argv == trainer.command and trainer.resume_args not in ("auto", "none"):
+            what = "a restart cannot resume: trainer.resume_args adds nothing to the command"
+            return (*found, Concern("resume", what, 'set it to a list such as ["--resume", "{checkpoint}"]', True))
+    return found

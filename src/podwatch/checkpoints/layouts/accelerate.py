@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from podwatch.checkpoints.formats import torch_zip
-from podwatch.checkpoints.layouts import command_line, step_dirs, zero_shards
+from podwatch.checkpoints.layouts import command_line, deepspeed, step_dirs
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
 from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.resume_flags import Preset
@@ -30,7 +30,7 @@ SOURCES = (
     Source("huggingface/accelerate", "src/accelerate/accelerator.py", _COMMIT),
     Source("huggingface/accelerate", "src/accelerate/checkpointing.py", _COMMIT),
     Source("huggingface/accelerate", "src/accelerate/utils/fsdp_utils.py", _COMMIT),
-    zero_shards.SOURCE,
+    deepspeed.SOURCE,
 )
 _RANDOM = re.compile(r"random_states_(\d+)\.pkl")
 _CUSTOM = re.compile(r"custom_checkpoint_(\d+)\.pkl")
@@ -49,11 +49,11 @@ _OWN = re.compile(
 def check(inside: Inside) -> Judgement:
     """Complete as far as the files show: ``Marker.NONE``. ``Fault`` if not. The world size only where shards fix it."""
     ranks, token, leftovers = None, "", tuple[str, ...]()
-    tags = [f for f in inside.folders(_ZERO_TAG) if zero_shards.present(inside.below(f))]
+    tags = [f for f in inside.folders(_ZERO_TAG) if deepspeed.present(inside.below(f))]
     if tags:
         for tag in tags:
-            zero_shards.check(inside.below(tag))
-        ranks = zero_shards.closed(inside, tags).ranks
+            deepspeed.check(inside.below(tag))
+        ranks = deepspeed.closed(inside, tags).ranks
     else:
         token, leftovers = step_dirs.check(inside)
         _weights(inside)

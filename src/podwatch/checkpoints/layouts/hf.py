@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from podwatch.checkpoints.layouts import command_line, zero_shards
+from podwatch.checkpoints.layouts import command_line, deepspeed
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
 from podwatch.checkpoints.layouts.command_line import Program, program
 from podwatch.checkpoints.layouts.resume_flags import Preset
@@ -141,7 +141,7 @@ def judge_checkpoint(view: StepView) -> Judgement:
     )
 
 
-def _deepspeed(inside: Inside) -> zero_shards.Zero | None:
+def _deepspeed(inside: Inside) -> deepspeed.Zero | None:
     """``latest`` names a tag whose ZeRO shards must all be there; None if this is no DeepSpeed checkpoint."""
     tags = inside.folders(r"global_step\d+$")
     if not tags and "latest" not in inside.files:
@@ -149,7 +149,7 @@ def _deepspeed(inside: Inside) -> zero_shards.Zero | None:
     tag = inside.text("latest")
     if tag not in tags:
         raise inside.fault(f"latest names {tag[:60]!r}, which does not exist")
-    return zero_shards.check(inside.below(tag))
+    return deepspeed.check(inside.below(tag))
 
 
 # -- layout ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from podwatch.checkpoints.formats import sandbox, torch_zip
-from podwatch.checkpoints.layouts import command_line, shared_rules, step_dirs, zero_shards
+from podwatch.checkpoints.layouts import command_line, deepspeed, shared_rules, step_dirs
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site, Source, Tracker
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
@@ -52,8 +52,8 @@ def judge(view: StepView) -> Judgement:
 
 def _directory(inside: Inside) -> Judgement:
     tag = inside.below("checkpoint")
-    if zero_shards.present(tag) or "latest" in inside.files:
-        zero = zero_shards.closed(inside, ("checkpoint",))
+    if deepspeed.present(tag) or "latest" in inside.files:
+        zero = deepspeed.closed(inside, ("checkpoint",))
         inside.sound()
         return Judgement(True, marker=Marker.LAST_FILE if zero.ranks else Marker.NONE, world_size=zero.ranks)
     token, leftovers = step_dirs.check(inside)

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import shared_rules, zero_shards
+from podwatch.checkpoints.layouts import command_line, deepspeed, shared_rules
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site, Source, Tracker
 from podwatch.checkpoints.layouts.command_line import program
-from podwatch.checkpoints.layouts.deepspeed import STEP
-from podwatch.checkpoints.layouts.openrlhf_command import PPO_MODULES, load_preset, wants_critic
+from podwatch.checkpoints.layouts.deepspeed import STEP, load_preset
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import StepView
 from podwatch.checkpoints.layouts.step_dirs import Part, Rules, StepDirs, is_plain_dir, step_names
 
+PPO_MODULES = ("openrlhf.cli.train_ppo_ray",)
 _ROLES = {"actor": "_actor", "critic": "_critic"}
 _METRIC = r"metric\.json"
 """Written by rank 0 at the end of the save; the trainer's rotation reads it, a load does not."""
@@ -40,9 +40,9 @@ def judge(view: StepView, *, critic: bool | None) -> Judgement:
                 markers += () if critic is False else (Marker.NONE,)
                 continue
             raise inside.fault(f"the {role} has not saved this step")
-        zero = zero_shards.check(inside)
+        zero = deepspeed.check(inside)
         inside.sound(but=_METRIC)
-        markers.append(zero_shards.over(folder / "latest", view, inside, _TAG, later))
+        markers.append(deepspeed.over(folder / "latest", view, inside, _TAG, later))
         recorded = zero.number("global_step") if role == "actor" else None
         if recorded not in (None, view.step):
             raise inside.fault(f"its states contain step {recorded}, not {view.step}", damaged=True)
@@ -83,6 +83,14 @@ def _also_ahead(root: Path, step: int | None) -> tuple[Path, ...]:
     )
 
 
+def wants_critic(command: Sequence[str]) -> bool | None:
+    """Whether the command saves a critic; None if the command does not show it."""
+    estimator = command_line.flag_value(command, ("--algo.advantage.estimator", "--advantage_estimator"))
+    if estimator is not None:
+        return estimator == "gae"
+    return True if command_line.has_flag(command, ("--critic_pretrain",)) else None
+
+
 def _preset(_site: Site, command: Sequence[str]) -> Preset:
     return load_preset(command)
 
@@ -107,7 +115,7 @@ def rules(site: Site) -> Rules:
                 "3c3be6234e0cb353e76bb8019947db9dfe99fca7",
             ),
             Source("OpenRLHF/OpenRLHF", "openrlhf/trainer/ppo_trainer.py", "3c3be6234e0cb353e76bb8019947db9dfe99fca7"),
-            zero_shards.SOURCE,
+            deepspeed.SOURCE,
         ),
         reshards=False,
         parts=(Part("actor", beside="_actor"), Part("critic", beside="_critic", if_any=not critic)),

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.formats import dcp, safetensors, torch_zip
 from podwatch.checkpoints.formats.files import check_file
-from podwatch.checkpoints.layouts import prime_rl_command, prime_rl_disk, prime_rl_run
+from podwatch.checkpoints.layouts import prime_rl_run
 from podwatch.checkpoints.layouts.base import (
     Judgement,
     Kind,
@@ -30,7 +30,7 @@ from podwatch.checkpoints.layouts.base import (
     StepSeen,
     Tracker,
 )
-from podwatch.checkpoints.layouts.prime_rl_command import Hints
+from podwatch.checkpoints.layouts.prime_rl_run import Hints
 from podwatch.checkpoints.layouts.shared_rules import WEIGHT_INDEXES
 from podwatch.checkpoints.layouts.step_dirs import OnDemand, is_plain_dir, step_names
 from podwatch.checkpoints.scan import is_temporary
@@ -213,7 +213,7 @@ class PrimeRLLayout:
         return self._seen() or self._expected or self.hints().variant
 
     def hints(self) -> Hints:
-        return prime_rl_command.hints(self._command, self.cwd, self._seen())
+        return prime_rl_run.hints(self._command, self.cwd, self._seen())
 
     def expect_parts(self, parts: Collection[str]) -> None:
         """Set the variant: only checkpoints of layout A store a broadcast; those of SFT have no orchestrator's half."""
@@ -228,15 +228,15 @@ class PrimeRLLayout:
         """Whether the run is supervised fine-tuning: by the command, or without one by the files on disk."""
         if self._command_runs:
             return self._command_is_sft
-        return self._expects_sft or prime_rl_disk.holds_sft(self.output_dir, self._checkpoints)
+        return self._expects_sft or prime_rl_run.holds_sft(self.output_dir, self._checkpoints)
 
     @cached_property
     def _command_runs(self) -> str:
-        return prime_rl_disk.command_runs(self._command, self.cwd)
+        return prime_rl_run.command_runs(self._command, self.cwd)
 
     @cached_property
     def _command_is_sft(self) -> bool:
-        return prime_rl_disk.runs_sft(self._command, self.cwd)
+        return prime_rl_run.runs_sft(self._command, self.cwd)
 
     @property
     def finish_lines(self) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ class PrimeRLLayout:
             return "B"
         if is_plain_dir(self.output_dir / "run_default"):
             return "A"
-        return "B" if prime_rl_disk.has_attempts(self.output_dir) else ""
+        return "B" if prime_rl_run.has_attempts(self.output_dir) else ""
 
     # -- where things lie ---------------------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class PrimeRLLayout:
 
     @cached_property
     def _nccl(self) -> bool:
-        return prime_rl_command.broadcasts_by_nccl(self._command, self.cwd)
+        return prime_rl_run.broadcasts_by_nccl(self._command, self.cwd)
 
     def steps(self) -> Mapping[int, tuple[PartDir, ...]]:
         variant = self.variant
@@ -345,7 +345,7 @@ class PrimeRLLayout:
         Entire ``step_M`` directories. In A all rollouts are included; in B also the broadcast of N, because the trainer
         rewrites it in place at start-up while the orchestrator can already read it.
         """
-        return prime_rl_disk.ahead(
+        return prime_rl_run.ahead(
             self._step_roots(self.variant), step, newer=self.variant == "B", output_dir=self.output_dir
         )
 
@@ -361,8 +361,8 @@ class PrimeRLLayout:
     ) -> ResumeCommand:
         checkpoint = None if step is None else self._checkpoints / f"step_{step}"
         seen = self._seen() or self._expected
-        known = prime_rl_command.hints(command, self.cwd, seen)
-        return prime_rl_command.resume_command(
+        known = prime_rl_run.hints(command, self.cwd, seen)
+        return prime_rl_run.resume_command(
             command, step, override, wandb, known, checkpoint=checkpoint, output_dir=self.output_dir, cwd=self.cwd
         )
 
@@ -376,20 +376,20 @@ class PrimeRLLayout:
         return None
 
     def target_step(self, command: Sequence[str]) -> int | None:
-        return prime_rl_command.target_step(command, self.cwd)
+        return prime_rl_run.target_step(command, self.cwd)
 
     def wandb_variables(self) -> tuple[str, ...]:
-        return prime_rl_command.WANDB_VARIABLES
+        return prime_rl_run.WANDB_VARIABLES
 
     def wandb_identity(self) -> Mapping[str, str]:
-        return prime_rl_command.wandb_identity(self.output_dir, self.variant)
+        return prime_rl_run.wandb_identity(self.output_dir, self.variant)
 
     # -- progress -----------------------------------------------------------------------------------------------
 
     def progress(self) -> tuple[StepSeen, ...]:
         """Newest broadcast with STABLE (written every step), newest rollouts, newest trainer checkpoint."""
         own = self._own(self.variant)
-        return prime_rl_disk.progress(own / "broadcasts", own / "rollouts", self._checkpoints)
+        return prime_rl_run.progress(own / "broadcasts", own / "rollouts", self._checkpoints)
 
     def log_globs(self) -> tuple[str, ...]:
         """v0.2 to v0.5, v0.6 to v0.8, and HEAD with its attempts, in this order."""
@@ -417,4 +417,4 @@ LOG = TrainerLog(
     )
 )
 
-KIND = Kind("prime-rl", _make, prime_rl_disk.recognise, prime_rl_run.concerns, log=LOG)
+KIND = Kind("prime-rl", _make, prime_rl_run.recognise, prime_rl_run.concerns, log=LOG)

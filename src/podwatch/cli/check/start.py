@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from podwatch.checkpoints.layouts import command_line, concerns, make_layout, recognised, site_of
 from podwatch.checkpoints.layouts.base import Layout
-from podwatch.checkpoints.layouts.prime_rl_command import hints
+from podwatch.checkpoints.layouts.prime_rl_run import hints
 from podwatch.cli.check.report import Line, Sets, in_time
 from podwatch.client.format import span
 from podwatch.config.settings import Settings
