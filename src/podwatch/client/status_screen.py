@@ -5,6 +5,7 @@ Pure. Unknown and missing fields are ignored, because the document can come from
 characters are removed from every value: the trainer wrote some of them.
 """
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +15,11 @@ from podwatch.client.format import ago, from_rfc3339, gib, local, size, span
 GREEN, YELLOW, RED, BOLD, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _LABEL = 12
 _TONES = {"ok": GREEN, "warning": YELLOW, "critical": RED, "unknown": YELLOW}
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|(?:[kMGTP]?B|GiB|[kMGT]?B/s|s|min|h|d|C)(?!\w))")
+_NO_BREAK = "\u00a0"
+_DOWN = ("recovering", "down", "gave-up", "blocked")
+"""States in which training makes no progress and should."""
 
 Document = Mapping[str, Any]
 
@@ -125,7 +131,8 @@ def _verdict_of_restart(recovery: Document, document: Document) -> str:
         return f"TRAINING IS DOWN; podwatch restarts it in {span(-again)}"
     if recovery.get("phase") == "confirming" and _dict(document, "training").get("alive"):
         return f"TRAINING IS RESTARTING{_source(recovery)}; no step since the restart yet"
-    doing = _clean(recovery.get("phase") or "").replace("looking", "choosing the checkpoint")
+    phase = _clean(recovery.get("phase") or "")
+    doing = {"looking": "choosing the checkpoint", "stopping": "stopping processes"}.get(phase, phase)
     return f"TRAINING IS DOWN; podwatch is restarting it{_source(recovery)}" + (f" ({doing})" if doing else "")
 
 
@@ -213,35 +220,63 @@ def _rows(document: Document) -> Iterator[tuple[str, str, str]]:
 def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
     training = _dict(document, "training")
     if training.get("step") is not None:
-        text = f"{training['step']}"
-        if training.get("target_step") is not None:
-            text += f" of {training['target_step']}"
-        if training.get("median_step_seconds"):
-            text += f", one every {span(training['median_step_seconds'])}"
-        if training.get("steps_at_risk") is not None and training.get("trainer_ended_at"):
-            text += f"; {_steps(training['steps_at_risk'])} since the newest checkpoint"
-        elif training.get("steps_at_risk") is not None and training.get("state") in ("running", "starting"):
-            text += f"; if training dies now: {_steps(training['steps_at_risk'])} lost{_pod_lost(document)}"
-        elif training.get("step_source") == "checkpoint" and training.get("steps_at_risk") is None:
-            text += "; this is the newest checkpoint; podwatch finds no later step in training's logs"
-        yield "step", text, ""
+        yield "step", _step(document, training), ""
+    if outage := _outage(document, training):
+        yield "outage", outage, YELLOW
     if training.get("alive"):
-        parts = [_whose_pid(training)] if training.get("pid") else []
-        up = _age(document, training.get("started_at"))
-        parts += [f"up {span(up)}"] if up is not None else []
-        parts += [_counted(training["processes"], "process", "processes")] if training.get("processes") else []
-        how = {"keeper": "started by podwatch", "attach": "not started by podwatch"}
-        if any(r.get("kind") == "keeper-lost" for r in _list(document, "reasons")):
-            parts += ["started by podwatch, its keeper has ended"]
-        elif training.get("supervision") in how:
-            parts += [how[training["supervision"]]]
-        parts += ["saving now"] if training.get("saving") else []
-        yield "trainer", ", ".join(parts), ""
+        yield "trainer", _living_trainer(document, training), ""
     elif training.get("alive") is False:
         ended = training.get("exit") or {}
         when = _age(document, ended.get("at"))
         text = f"ended: {_clean(ended['text'])}" if ended.get("text") else "not running"
         yield "trainer", text + (f", {ago(when)}" if when is not None else ""), ""
+
+
+def _step(document: Document, training: Document) -> str:
+    text = f"{training['step']}"
+    if training.get("target_step") is not None:
+        text += f" of {training['target_step']}"
+    if training.get("median_step_seconds"):
+        text += f", one every {span(training['median_step_seconds'])}"
+    risk, state = training.get("steps_at_risk"), training.get("state")
+    if risk is not None and (training.get("trainer_ended_at") or state == "stopped"):
+        text += f"; {_steps(risk)} since the newest checkpoint"
+    elif risk is not None and state in ("running", "starting"):
+        text += f"; if training dies now: {_steps(risk)} lost{_pod_lost(document)}"
+    elif risk is not None and state in _DOWN:
+        text += f"; {_steps(risk)} lost"
+    elif training.get("step_source") == "checkpoint" and risk is None:
+        text += "; this is the newest checkpoint; podwatch finds no later step in training's logs"
+    return text
+
+
+def _outage(document: Document, training: Document) -> str:
+    """For how long training has made no progress while it is down; empty if unknown, if it is not down, or if the
+    finding about the restart in progress says it."""
+    told = any(r.get("verdict") == "restart" and r.get("confirmed") for r in _list(document, "reasons"))
+    if training.get("state") not in _DOWN or document.get("overall") == "warning" or told:
+        return ""
+    if training.get("step") is not None:
+        age = _age(document, training.get("step_at"))
+        return "" if age is None else f"no step for {span(age)}"
+    saved = _age(document, _dict(document, "checkpoints").get("newest_complete_at"))
+    return "the last start made no step" + ("" if saved is None else f"; no new checkpoint for {span(saved)}")
+
+
+def _living_trainer(document: Document, training: Document) -> str:
+    parts = [_whose_pid(training)] if training.get("pid") else []
+    up = _age(document, training.get("started_at"))
+    parts += [f"up {span(up)}"] if up is not None else []
+    parts += [_counted(training["processes"], "process", "processes")] if training.get("processes") else []
+    how = {"keeper": "started by podwatch", "attach": "not started by podwatch"}
+    if any(r.get("kind") == "keeper-lost" for r in _list(document, "reasons")):
+        parts += ["started by podwatch, its keeper has ended"]
+    elif training.get("supervision") in how:
+        parts += [how[training["supervision"]]]
+    parts += ["saving now"] if training.get("saving") else []
+    down = training.get("state") == "down" or _dict(document, "recovery").get("phase") == "stopping"
+    still = "no longer trains: " if down and training.get("state") in _DOWN else ""
+    return still + ", ".join(parts)
 
 
 def _pod_lost(document: Document) -> str:
@@ -277,7 +312,8 @@ def _gpu_row(gpu: Document, alive: object) -> tuple[str, str, str]:
         text += f"  {gpu['utilization_percent']:3.0f} % busy"
     if gpu.get("temperature_celsius") is not None:
         text += f"  {gpu['temperature_celsius']:.0f} C"
-    fallen = base is not None and used is not None and gpu.get("role") in ("inference", "shared") and used < base / 2
+    held = alive is not False and gpu.get("role") in ("inference", "shared")  # without a trainer, GPUs are empty
+    fallen = held and base is not None and used is not None and used < base / 2
     if fallen:
         text += f"  (was {gib(base)})"
     return label, text + (_outdated(gpu, alive) if alive or used else ""), RED if fallen else ""
@@ -300,7 +336,7 @@ def _inference_row(server: Document, alive: object) -> tuple[str, str, str]:
     return (
         "inference",
         text + (_outdated(server, alive) if alive or health == "ok" else ""),
-        "" if health == "ok" else RED,
+        "" if health == "ok" or alive is False else RED,
     )
 
 
@@ -403,8 +439,10 @@ def _incident_row(document: Document, incident: Document) -> tuple[str, str, str
         done = "still open" if not done else f"still open: {done}"
     if done:
         text += f" -> {done}"
+    closed = from_rfc3339(incident.get("closed_at"))
     if incident.get("lost_steps") is not None:
-        text += f" ({_steps(incident['lost_steps'])} lost)"
+        down = "" if opened is None or closed is None else f", no training for {span(closed - opened)}"
+        text += f" ({_steps(incident['lost_steps'])} lost{down})"
     return "last death", text, YELLOW if incident.get("open") else ""
 
 
@@ -413,7 +451,7 @@ def _podwatch_row(document: Document) -> tuple[str, str, str]:
     phase, detail = _clean(recovery.get("phase") or "watching"), _clean(recovery.get("detail") or "")
     phase = "watching" if phase == "running" else phase  # this row is about podwatch, not about training
     text = f"{phase}{f': {detail}' if detail else ''}"
-    if (recovery.get("attempts") or 0) > 1:
+    if (recovery.get("attempts") or 0) > 1 and not recovery.get("gave_up"):
         text += f" (attempt {recovery['attempts']})"
     if recovery.get("confirmed") is False:
         text += "; the resume is NOT CONFIRMED"
@@ -450,9 +488,15 @@ class _Paint:
 
 
 def _wrap(text: str, width: int, lead: str) -> list[str]:
-    return textwrap.wrap(
-        text, max(20, width), initial_indent=lead, subsequent_indent=" " * len(lead), break_on_hyphens=False
+    """Lines of ``text``; a number and its unit stay on one line."""
+    lines = textwrap.wrap(
+        _BEFORE_UNIT.sub(_NO_BREAK, text),
+        max(20, width),
+        initial_indent=lead,
+        subsequent_indent=" " * len(lead),
+        break_on_hyphens=False,
     )
+    return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
 def _steps(count: object) -> str:
