@@ -94,9 +94,12 @@ def test_events_and_incidents_from_the_daemon(guarded):
     line = json.loads(guarded.podwatch("events", "--json").stdout)
     assert (line["id"], line["name"]) == (7, "published")
     assert "step 80 is in the store" in guarded.podwatch("events").stdout
-    assert "silent-death: GPU 0 lost its memory -> restarted" in guarded.podwatch("incidents").stdout
+    assert (
+        "from 71.0 to 0.0 GiB (confirmed by CUDA context on gpu0, engine process, health) -> restarted"
+        in guarded.podwatch("incidents").stdout
+    )
     text = guarded.podwatch("incidents", "1").stdout
-    assert "evidence  health: refused (confirms it)" in text
+    assert "evidence  health: refused at http://127.0.0.1:8000 (confirms it)" in text
     assert guarded.podwatch("incidents", "2").returncode == 64
 
 

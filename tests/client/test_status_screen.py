@@ -126,3 +126,35 @@ def test_notes_alone_do_not_ask_for_attention():
     note = {"severity": "info", "summary": "the operator took training back", "suggestion": "nothing"}
     assert "NOTES (1)" in render({"running": True, "overall": "ok", "reasons": [note]})
     assert "NEEDS ATTENTION (2)" in render({"running": True, "reasons": [note, {**note, "severity": "warning"}]})
+
+
+@pytest.mark.parametrize("width", [*range(40, 60), 80, 120])
+def test_a_number_and_its_unit_stay_on_one_line(width):
+    for name in views.ALL:
+        lines = [line.strip() for line in render(build_status(views.ALL[name]()), width=width).splitlines()]
+        assert not [line for line in lines if re.match(r"(%|[kMG]B|GiB|s|min|h|C)(?!\w)", line)], name
+
+
+@pytest.mark.parametrize("name", ["dead-recovering", "waiting", "gave-up"])
+def test_a_screen_of_an_outage_says_what_it_costs(name):
+    """Steps and time, in the facts or in the finding."""
+    text = " ".join(render(build_status(views.ALL[name]()), width=120).split())
+    assert re.search(r"\d+ steps? lost|the last start made no step", text)
+    assert re.search(r"no training for \d+ s|no new checkpoint for 2 h 35 min", text)
+
+
+def test_the_time_without_a_step_is_shown_unless_the_finding_says_it():
+    document = build_status(views.gave_up())
+    document["training"].update(step=88, step_at=document["time"], steps_at_risk=3)
+    assert "no step for 0 s" in render(document)
+    assert "88 of 200, one every 4 min; 3 steps lost" in render(document)
+    assert "no step for" not in render(build_status(views.waiting()))
+    assert "no step for" not in render(build_status(views.healthy()))
+
+
+def test_an_ended_trainer_explains_empty_gpus_and_a_silent_server():
+    living, ended = (render(build_status(views.ALL[name]()), colour=True) for name in ("dead-recovering", "waiting"))
+    assert "(was 71.0 GiB)" in living
+    assert "(was 71.0 GiB)" not in ended
+    assert "\x1b[31mhttp://127.0.0.1:8000 refused" in living
+    assert "\x1b[31mhttp://127.0.0.1:8000 refused" not in ended

@@ -469,7 +469,13 @@ def test_a_lost_gpu_is_critical_and_never_a_restart() -> None:
 def test_blind_sensors_show() -> None:
     gone = unobserved(SensorState.DENIED, 60.0, "run as root")  # type: ignore[var-annotated]
     _, findings = run([replace(snap(60.0), trainer=gone)], healthy())
-    assert [(f.key, f.suggestion) for f in findings] == [("sensor-blind:trainer", "run as root")]
+    assert [(f.key, f.summary, f.suggestion) for f in findings] == [
+        (
+            "sensor-blind:trainer",
+            "the trainer sensor cannot observe: run as root",
+            "",
+        )  # not the same text as advice, too
+    ]
     state = healthy()
     for at in range(60, 130, 2):
         s = replace(snap(float(at)), gpus=unobserved(SensorState.BLIND, float(at), "hang"))

@@ -1,11 +1,19 @@
-"""Hand-built views of a daemon in the states a person may meet at 4 a.m."""
+"""Views of a daemon in the states an operator may meet at 4 a.m.
 
+Every finding in them is made by the code that makes it on a pod: no screen shows a text of an older podwatch."""
+
+import json
 from dataclasses import replace
+from functools import cache
 
+from podwatch.daemon.backup_findings import backup_findings
+from podwatch.detection.engine import advance, initial
 from podwatch.detection.learned import Learned
+from podwatch.detection.one_failure import Healing, fold
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.event import Incident
-from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
+from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.policy import DetectionPolicy, Policies, RestartPolicy
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
     Desired,
@@ -24,7 +32,11 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
+from podwatch.incidents.bundle import plain
+from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
+from podwatch.recovery.restart import given_up
 from podwatch.reporting.view import Counters, DaemonView, RecoveryView, SyncView
+from tests.detection.looks import world
 
 GB = 10**9
 GIB = 1 << 30
@@ -130,46 +142,76 @@ def healthy() -> DaemonView:
     )
 
 
+@cache
 def death() -> Finding:
-    return Finding(
-        kind=FindingKind.SILENT_DEATH,
-        severity=Severity.CRITICAL,
-        summary="GPU 0 held 71.0 GiB and holds 0.0 GiB",
-        since=NOW - 14,
-        suggestion="podwatch restarts training from the newest complete checkpoint",
-        verdict=Verdict.RESTART,
-        confirmed=True,
-        evidence=(
-            Evidence("gpu0 memory", "0.0 GiB", Agreement.AGREES, 8.0),
-            Evidence("health", "refused", Agreement.AGREES, 6.0),
-        ),
-        subject="gpu0",
-    )
+    """What the detector reports 14 s after the engine on GPU 0 was killed."""
+    pod = world(trainer_gpus=(1,))
+    pod.memory[0] = 71 * GIB
+    pod.quiet(60)
+    (url,) = pod.inference
+    pod.memory[0], pod.engines, pod.stepping, pod.generating = 0, [], False, False
+    pod.inference[url] = InferenceSample(url, Health.REFUSED)
+    return replace(pod.until_verdict(60)[0], since=NOW - 14)
 
 
-def incident(*, resolved: bool) -> Incident:
+@cache
+def crash(*, steps: bool = True) -> Finding:
+    """What the detector reports when the launcher ended with code 1, 42 s ago: at step 88, or before its first step."""
+    pod = world(trainer_gpus=(1,))
+    pod.step = 86
+    pod.readings = {} if steps else {"progress": observed((), 0.0)}
+    pod.quiet(60)
+    pod.stepping, pod.engines, pod.servers, pod.inference = False, [], [], {}
+    pod.trainer = {"alive": False, "exit": ExitStatus(code=1, at_wall=pod.now), "descendants": ()}
+    return replace(pod.until_verdict(60)[0], since=NOW - 42)
+
+
+def incident(*, resolved: bool, cause: Finding | None = None) -> Incident:
+    """The incident of ``cause`` (a silent death): 46 minutes old if it is resolved, else as old as the cause."""
+    cause = cause or death()
     return Incident(
         id=1,
-        kind="silent-death",
-        opened_wall=WALL - 2800,
-        summary="GPU 0 lost its memory",
-        evidence='[{"signal": "health", "value": "refused", "agreement": "agrees", "window_seconds": 6.0}]',
+        kind=str(cause.kind),
+        opened_wall=WALL - 2800 if resolved else WALL - (NOW - cause.since),
+        summary=cause.summary,
+        evidence=json.dumps(plain(cause.evidence)),
         closed_wall=WALL - 2400 if resolved else None,
-        resolution="restarted from step 80, confirmed at step 81" if resolved else "",
+        resolution="restarted from step 80" if resolved else "",
         resumed_step=80 if resolved else None,
         lost_steps=3 if resolved else None,
     )
 
 
-def dead_recovering() -> DaemonView:
-    """The engine died silently; podwatch is stopping the tree."""
+def down(*, ended: bool, made_steps: bool = True) -> DaemonView:
+    """Training is down, three steps after its newest checkpoint: its engine is dead, or (``ended``) all of it.
+    ``made_steps``: the last start made steps."""
     view = healthy()
-    gpus = observed((gpu(0, 0, busy=0.0), gpu(1, 64 * GIB, busy=0.0)), NOW)
-    inference = observed((InferenceSample("http://127.0.0.1:8000", Health.REFUSED),), NOW)
+    sample = trainer(alive=False, exit_code=1) if ended else trainer()
+    held = 0 if ended else 64 * GIB
+    progress = (ProgressSample(ProgressSource.STEP_LINE, "trainer", NOW - 130, 88),) if made_steps else ()
+    snapshot = replace(
+        view.snapshot,
+        trainer=observed(sample, NOW),
+        gpus=observed((gpu(0, 0, busy=0.0), gpu(1, held, busy=0.0)), NOW),
+        inference=observed((InferenceSample("http://127.0.0.1:8000", Health.REFUSED),), NOW),
+        progress=observed(progress, NOW),
+    )
     return replace(
         view,
-        snapshot=replace(view.snapshot, gpus=gpus, inference=inference),
-        findings=(death(),),
+        snapshot=snapshot,
+        checkpoints=(checkpoint(80, age=2060), checkpoint(85, age=860)),
+        steps_at_risk=3 if made_steps else None,
+    )
+
+
+def dead_recovering() -> DaemonView:
+    """The engine died silently; podwatch is stopping the tree."""
+    healing = Healing(
+        death(), step=85, lost_steps=3, lost_seconds=730.0, launcher="prime-rl", down_seconds=NOW - death().since
+    )
+    return replace(
+        down(ended=False),
+        findings=fold((death(),), healing),
         recovery=RecoveryView(
             phase="stopping", active=True, detail="SIGTERM sent 6 s ago", resumed_step=85, attempts=1
         ),
@@ -178,43 +220,73 @@ def dead_recovering() -> DaemonView:
 
 
 def after_recovery() -> DaemonView:
-    return replace(healthy(), incident=incident(resolved=True))
+    recovery = RecoveryView(
+        phase="running",
+        detail="the start is confirmed at step 81 (resumed from step 80)",
+        resumed_step=80,
+        confirmed=True,
+    )
+    return replace(healthy(), recovery=recovery, incident=incident(resolved=True))
+
+
+def failures(count: int, *, apart: float) -> Decision:
+    """What podwatch decides after so many crashes of a command that worked before."""
+    history = RestartHistory(ever_worked=True)
+    for number in range(count):
+        failure = Failure(FindingKind.TRAINER_EXITED, number * apart, loaded=False, made_step=False, resumed_from=85)
+        decision = after_failure(history, failure, RestartPolicy(), 0.5)
+        history = decision.history
+    return decision
 
 
 def waiting() -> DaemonView:
     """Down, backing off until the next try."""
-    view = healthy()
+    healing = Healing(crash(), step=85, lost_steps=3, retry_seconds=80, down_seconds=NOW - crash().since)
     return replace(
-        view,
-        snapshot=replace(view.snapshot, trainer=observed(trainer(alive=False, exit_code=1), NOW)),
-        recovery=RecoveryView(phase="backoff", waiting=True, attempts=3, next_try_wall=WALL + 80),
-        incident=incident(resolved=False),
+        down(ended=True),
+        findings=fold((), healing),
+        recovery=RecoveryView(
+            phase="backoff",
+            waiting=True,
+            attempts=3,
+            next_try_wall=WALL + 80,
+            detail=failures(3, apart=300).reason,
+        ),
+        incident=incident(resolved=False, cause=crash()),
     )
 
 
 def gave_up() -> DaemonView:
-    view = healthy()
+    """Five starts in a row crashed before their first step; the store has everything."""
+    view, cause = down(ended=True, made_steps=False), crash(steps=False)
+    decision = failures(5, apart=1950)
+    assert decision.history.gave_up
+    summary, fix = given_up(decision.reason, ())
+    finding = Finding(FindingKind.GAVE_UP, Severity.CRITICAL, summary, NOW - 42, fix)
+    stored = frozenset({(80, "s80"), (85, "s85")})
     return replace(
         view,
-        snapshot=replace(view.snapshot, trainer=observed(trainer(alive=False, exit_code=1), NOW)),
+        findings=fold((finding,), Healing(cause, step=85, gave_up=True, down_seconds=42.0)),
         recovery=RecoveryView(
-            phase="gave-up", gave_up=True, attempts=5, detail="5 restarts in 2 h 10 min without a step"
+            phase="gave-up",
+            gave_up=True,
+            attempts=decision.history.streak_count,
+            next_try_wall=WALL + decision.delay_seconds - 42,
+            detail=decision.reason,
         ),
-        incident=incident(resolved=False),
+        checkpoints=(checkpoint(80, age=10_500), checkpoint(85, age=9300)),
+        sync=SyncView(
+            store_url=view.sync.store_url, ok=True, last_step=85, last_published_wall=WALL - 6100, stored=stored
+        ),
+        incident=incident(resolved=False, cause=cause),
     )
 
 
 def not_backed_up() -> DaemonView:
-    finding = Finding(
-        FindingKind.NOT_BACKED_UP,
-        Severity.WARNING,
-        "no store is configured: checkpoints exist on this pod only",
-        NOW - 9000,
-        "set [sync] store to b2://bucket",
-    )
     view = healthy()
     checkpoints = (checkpoint(80, age=1260), checkpoint(85), checkpoint(83, complete=False))
-    return replace(view, sync=SyncView(), findings=(finding,), checkpoints=checkpoints)
+    findings = backup_findings(None, checkpoints, now=NOW, wall=WALL, max_lag=3600.0, since=NOW - 9000)
+    return replace(view, sync=SyncView(), findings=findings, checkpoints=checkpoints)
 
 
 def blind() -> DaemonView:
@@ -230,11 +302,13 @@ def blind() -> DaemonView:
         "gpu": unobserved(SensorState.BLIND, NOW - 60, "NVML has not answered for 60 s"),
         "trainer": unobserved(SensorState.BLIND, NOW - 60, "/proc cannot be read"),
     }
-    return replace(view, snapshot=snapshot, sensors=sensors)
+    policies = Policies(detection=DetectionPolicy(inference_gpus=(0,), trainer_gpus=(1,)))
+    _, findings = advance(initial(policies), snapshot, policies)
+    return replace(view, snapshot=snapshot, sensors=sensors, findings=findings)
 
 
 def stopped() -> DaemonView:
-    view = healthy()
+    view = down(ended=True)
     snapshot = replace(view.snapshot, trainer=observed(trainer(alive=False), NOW))
     return replace(view, snapshot=snapshot, desired=Desired.STOPPED)
 

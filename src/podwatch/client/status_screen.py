@@ -5,6 +5,7 @@ Pure. Unknown and missing fields are ignored, because the document can come from
 characters are removed from every value: the trainer wrote some of them.
 """
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +15,11 @@ from podwatch.client.format import ago, from_rfc3339, gib, local, size, span
 GREEN, YELLOW, RED, BOLD, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _LABEL = 12
 _TONES = {"ok": GREEN, "warning": YELLOW, "critical": RED, "unknown": YELLOW}
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|(?:[kMGTP]?B|GiB|[kMGT]?B/s|s|min|h|d|C)(?!\w))")
+_NO_BREAK = "\u00a0"
+_DOWN = ("recovering", "down", "gave-up", "blocked")
+"""States in which training makes no progress and should."""
 
 Document = Mapping[str, Any]
 
@@ -74,50 +80,81 @@ def _paused(document: Document) -> str:
 
 
 def _verdict(document: Document) -> str:
-    training, recovery = _dict(document, "training"), _dict(document, "recovery")
-    state = training.get("state")
-    age = _age(document, training.get("step_at"))
-    step = training.get("step")
-    at_step = "" if step is None else f" at step {step} ({ago(age)})"
-    again = _age(document, recovery.get("next_try_at"))
-    from_step = recovery.get("resumed_step")
-    source = "" if from_step is None else f" from step {from_step}"
-    ended = _age(document, training.get("trainer_ended_at"))
-    if ended is not None and state in ("running", "starting", "down"):
-        last = "" if step is None else f", last step {step}"
-        return f"TRAINER PROCESS ENDED {ago(ended)}, its launcher still runs{last}{_ending(recovery)}"
-    match state:
-        case "running":
-            if training.get("step_late") and age is not None:
-                return _late(training, age) + _ending(recovery)
-            return f"TRAINING IS RUNNING{at_step}{_ending(recovery)}"
-        case "starting":
-            up = _age(document, training.get("started_at"))
-            return f"TRAINING IS STARTING{source}" + (f" (for {span(up)}, no step yet)" if up is not None else "")
-        case "recovering" if recovery.get("waiting") and again is not None:
-            return f"TRAINING IS DOWN; podwatch restarts it in {span(-again)}"
-        case "recovering" if recovery.get("phase") == "confirming" and training.get("alive"):
-            return f"TRAINING IS RESTARTING{source}; no step since the restart yet"
+    match _dict(document, "training").get("state"):
+        case "running" | "starting" | "down" if _trainer_ended(document) is not None:
+            return _verdict_of_launcher(document)
+        case "running" | "starting" as state:
+            return _verdict_of_trainer(document, starting=state == "starting")
         case "recovering":
-            doing = _clean(recovery.get("phase") or "").replace("looking", "choosing the checkpoint")
-            return f"TRAINING IS DOWN; podwatch is restarting it{source}" + (f" ({doing})" if doing else "")
-        case "down":
-            why = next((r.get("summary") for r in _list(document, "reasons") if r.get("severity") == "critical"), "")
-            return "TRAINING IS DOWN" + (f": {_clean(why)}" if why else "")
-        case "gave-up":
-            later = f"; podwatch tries again in {span(-again)}" if again is not None and again < 0 else ""
-            return f"TRAINING IS DOWN and podwatch GAVE UP: fix the cause, then run `podwatch start`{later}"
-        case "blocked":
-            detail = _clean(recovery.get("detail") or "something still holds the GPUs")
-            if document.get("overall") == "warning":  # within the patience of a start
-                return f"TRAINING IS NOT STARTED YET: {detail}"
-            return f"TRAINING IS DOWN and BLOCKED: {detail}"
+            return _verdict_of_restart(_dict(document, "recovery"), document)
+        case "down" | "gave-up" | "blocked" as state:
+            return _verdict_of_outage(state, document)
         case "finished":
+            step = _dict(document, "training").get("step")
             return "TRAINING IS FINISHED" + ("" if step is None else f" (last step {step})")
         case "stopped":
-            why = _clean(recovery.get("detail") or "")
+            why = _clean(_dict(document, "recovery").get("detail") or "")
             return f"TRAINING IS STOPPED{f' ({why})' if why else ''}; to start it: `podwatch start`"
     return "STATE OF TRAINING UNKNOWN: podwatch runs but cannot observe the trainer"
+
+
+def _trainer_ended(document: Document) -> float | None:
+    """Seconds since the trainer process ended while its launcher still runs; None if it did not."""
+    return _age(document, _dict(document, "training").get("trainer_ended_at"))
+
+
+def _verdict_of_launcher(document: Document) -> str:
+    step = _dict(document, "training").get("step")
+    last = "" if step is None else f", last step {step}"
+    ended = ago(_trainer_ended(document))
+    return f"TRAINER PROCESS ENDED {ended}, its launcher still runs{last}{_ending(_dict(document, 'recovery'))}"
+
+
+def _verdict_of_trainer(document: Document, *, starting: bool) -> str:
+    """The verdict for a living trainer."""
+    training, recovery = _dict(document, "training"), _dict(document, "recovery")
+    if starting:
+        up = _age(document, training.get("started_at"))
+        return f"TRAINING IS STARTING{_source(recovery)}" + (
+            f" (for {span(up)}, no step yet)" if up is not None else ""
+        )
+    age, step = _age(document, training.get("step_at")), training.get("step")
+    if training.get("step_late") and age is not None:
+        return _late(training, age) + _ending(recovery)
+    at_step = "" if step is None else f" at step {step} ({ago(age)})"
+    return f"TRAINING IS RUNNING{at_step}{_ending(recovery)}"
+
+
+def _verdict_of_restart(recovery: Document, document: Document) -> str:
+    again = _age(document, recovery.get("next_try_at"))
+    if recovery.get("waiting") and again is not None:
+        return f"TRAINING IS DOWN; podwatch restarts it in {span(-again)}"
+    if recovery.get("phase") == "confirming" and _dict(document, "training").get("alive"):
+        return f"TRAINING IS RESTARTING{_source(recovery)}; no step since the restart yet"
+    phase = _clean(recovery.get("phase") or "")
+    doing = {"looking": "choosing the checkpoint", "stopping": "stopping processes"}.get(phase, phase)
+    return f"TRAINING IS DOWN; podwatch is restarting it{_source(recovery)}" + (f" ({doing})" if doing else "")
+
+
+def _verdict_of_outage(state: str, document: Document) -> str:
+    """The verdict for training that is down while podwatch does not restart it."""
+    recovery = _dict(document, "recovery")
+    if state == "gave-up":
+        again = _age(document, recovery.get("next_try_at"))
+        later = f"; podwatch tries again in {span(-again)}" if again is not None and again < 0 else ""
+        return f"TRAINING IS DOWN and podwatch GAVE UP: fix the cause, then run `podwatch start`{later}"
+    if state == "blocked":
+        detail = _clean(recovery.get("detail") or "something still holds the GPUs")
+        if document.get("overall") == "warning":  # within the patience of a start
+            return f"TRAINING IS NOT STARTED YET: {detail}"
+        return f"TRAINING IS DOWN and BLOCKED: {detail}"
+    why = next((r.get("summary") for r in _list(document, "reasons") if r.get("severity") == "critical"), "")
+    return "TRAINING IS DOWN" + (f": {_clean(why)}" if why else "")
+
+
+def _source(recovery: Document) -> str:
+    step = recovery.get("resumed_step")
+    return "" if step is None else f" from step {step}"
 
 
 def _late(training: Document, age: float) -> str:
@@ -170,7 +207,10 @@ def _rows(document: Document) -> Iterator[tuple[str, str, str]]:
         yield _inference_row(server, alive)
     if disk := _dict(document, "disk"):
         yield _disk_row(disk)
-    yield from _backup_rows(document)
+    if checkpoints := _dict(document, "checkpoints"):
+        yield _checkpoint_row(document, checkpoints)
+    if sync := _dict(document, "sync"):
+        yield _store_row(document, sync)
     if incident := _dict(document, "incident"):
         yield _incident_row(document, incident)
     if document.get("running"):
@@ -180,35 +220,63 @@ def _rows(document: Document) -> Iterator[tuple[str, str, str]]:
 def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
     training = _dict(document, "training")
     if training.get("step") is not None:
-        text = f"{training['step']}"
-        if training.get("target_step") is not None:
-            text += f" of {training['target_step']}"
-        if training.get("median_step_seconds"):
-            text += f", one every {span(training['median_step_seconds'])}"
-        if training.get("steps_at_risk") is not None and training.get("trainer_ended_at"):
-            text += f"; {_steps(training['steps_at_risk'])} since the newest checkpoint"
-        elif training.get("steps_at_risk") is not None and training.get("state") in ("running", "starting"):
-            text += f"; if training dies now: {_steps(training['steps_at_risk'])} lost{_pod_lost(document)}"
-        elif training.get("step_source") == "checkpoint" and training.get("steps_at_risk") is None:
-            text += "; this is the newest checkpoint; podwatch finds no later step in training's logs"
-        yield "step", text, ""
+        yield "step", _step(document, training), ""
+    if outage := _outage(document, training):
+        yield "outage", outage, YELLOW
     if training.get("alive"):
-        parts = [_whose_pid(training)] if training.get("pid") else []
-        up = _age(document, training.get("started_at"))
-        parts += [f"up {span(up)}"] if up is not None else []
-        parts += [_counted(training["processes"], "process", "processes")] if training.get("processes") else []
-        how = {"keeper": "started by podwatch", "attach": "not started by podwatch"}
-        if any(r.get("kind") == "keeper-lost" for r in _list(document, "reasons")):
-            parts += ["started by podwatch, its keeper has ended"]
-        elif training.get("supervision") in how:
-            parts += [how[training["supervision"]]]
-        parts += ["saving now"] if training.get("saving") else []
-        yield "trainer", ", ".join(parts), ""
+        yield "trainer", _living_trainer(document, training), ""
     elif training.get("alive") is False:
         ended = training.get("exit") or {}
         when = _age(document, ended.get("at"))
         text = f"ended: {_clean(ended['text'])}" if ended.get("text") else "not running"
         yield "trainer", text + (f", {ago(when)}" if when is not None else ""), ""
+
+
+def _step(document: Document, training: Document) -> str:
+    text = f"{training['step']}"
+    if training.get("target_step") is not None:
+        text += f" of {training['target_step']}"
+    if training.get("median_step_seconds"):
+        text += f", one every {span(training['median_step_seconds'])}"
+    risk, state = training.get("steps_at_risk"), training.get("state")
+    if risk is not None and (training.get("trainer_ended_at") or state == "stopped"):
+        text += f"; {_steps(risk)} since the newest checkpoint"
+    elif risk is not None and state in ("running", "starting"):
+        text += f"; if training dies now: {_steps(risk)} lost{_pod_lost(document)}"
+    elif risk is not None and state in _DOWN:
+        text += f"; {_steps(risk)} lost"
+    elif training.get("step_source") == "checkpoint" and risk is None:
+        text += "; this is the newest checkpoint; podwatch finds no later step in training's logs"
+    return text
+
+
+def _outage(document: Document, training: Document) -> str:
+    """For how long training has made no progress while it is down; empty if unknown, if it is not down, or if the
+    finding about the restart in progress says it."""
+    told = any(r.get("verdict") == "restart" and r.get("confirmed") for r in _list(document, "reasons"))
+    if training.get("state") not in _DOWN or document.get("overall") == "warning" or told:
+        return ""
+    if training.get("step") is not None:
+        age = _age(document, training.get("step_at"))
+        return "" if age is None else f"no step for {span(age)}"
+    saved = _age(document, _dict(document, "checkpoints").get("newest_complete_at"))
+    return "the last start made no step" + ("" if saved is None else f"; no new checkpoint for {span(saved)}")
+
+
+def _living_trainer(document: Document, training: Document) -> str:
+    parts = [_whose_pid(training)] if training.get("pid") else []
+    up = _age(document, training.get("started_at"))
+    parts += [f"up {span(up)}"] if up is not None else []
+    parts += [_counted(training["processes"], "process", "processes")] if training.get("processes") else []
+    how = {"keeper": "started by podwatch", "attach": "not started by podwatch"}
+    if any(r.get("kind") == "keeper-lost" for r in _list(document, "reasons")):
+        parts += ["started by podwatch, its keeper has ended"]
+    elif training.get("supervision") in how:
+        parts += [how[training["supervision"]]]
+    parts += ["saving now"] if training.get("saving") else []
+    down = training.get("state") == "down" or _dict(document, "recovery").get("phase") == "stopping"
+    still = "no longer trains: " if down and training.get("state") in _DOWN else ""
+    return still + ", ".join(parts)
 
 
 def _pod_lost(document: Document) -> str:
@@ -244,7 +312,8 @@ def _gpu_row(gpu: Document, alive: object) -> tuple[str, str, str]:
         text += f"  {gpu['utilization_percent']:3.0f} % busy"
     if gpu.get("temperature_celsius") is not None:
         text += f"  {gpu['temperature_celsius']:.0f} C"
-    fallen = base is not None and used is not None and gpu.get("role") in ("inference", "shared") and used < base / 2
+    held = alive is not False and gpu.get("role") in ("inference", "shared")  # without a trainer, GPUs are empty
+    fallen = held and base is not None and used is not None and used < base / 2
     if fallen:
         text += f"  (was {gib(base)})"
     return label, text + (_outdated(gpu, alive) if alive or used else ""), RED if fallen else ""
@@ -267,7 +336,7 @@ def _inference_row(server: Document, alive: object) -> tuple[str, str, str]:
     return (
         "inference",
         text + (_outdated(server, alive) if alive or health == "ok" else ""),
-        "" if health == "ok" else RED,
+        "" if health == "ok" or alive is False else RED,
     )
 
 
@@ -282,55 +351,53 @@ def _disk_row(disk: Document) -> tuple[str, str, str]:
     return "disk", text, tone
 
 
-def _backup_rows(document: Document) -> Iterator[tuple[str, str, str]]:
-    checkpoints, sync = _dict(document, "checkpoints"), _dict(document, "sync")
-    if checkpoints:
-        newest = checkpoints.get("newest_complete_step")
-        sets = _list(checkpoints, "sets")
-        whole = sum(1 for found in sets if found.get("completeness", "complete") == "complete")
-        count = f"{whole} complete" + (f", {len(sets) - whole} incomplete" if len(sets) > whole else "")
-        if newest is None:
-            yield "checkpoint", "none complete on this pod yet", ""
-        else:
-            age = ago(_age(document, checkpoints.get("newest_complete_at")))
-            yield "checkpoint", f"newest complete: step {newest} ({age}); {count} on this pod", ""
-    if not sync:
-        return
+def _checkpoint_row(document: Document, checkpoints: Document) -> tuple[str, str, str]:
+    newest = checkpoints.get("newest_complete_step")
+    if newest is None:
+        return "checkpoint", "none complete on this pod yet", ""
+    sets = _list(checkpoints, "sets")
+    whole = sum(1 for found in sets if found.get("completeness", "complete") == "complete")
+    count = f"{whole} complete" + (f", {len(sets) - whole} incomplete" if len(sets) > whole else "")
+    age = ago(_age(document, checkpoints.get("newest_complete_at")))
+    return "checkpoint", f"newest complete: step {newest} ({age}); {count} on this pod", ""
+
+
+def _store_row(document: Document, sync: Document) -> tuple[str, str, str]:
     if not sync.get("store_url"):
-        yield "store", "none configured", YELLOW
-        return
+        return "store", "none configured", YELLOW
+    facts = (
+        _newest_stored(document, sync),
+        _uploading(sync),
+        _not_sent(_dict(document, "counters")),
+        _holder(sync),
+        _store_trouble(document, sync),
+    )
+    text = "; ".join(fact for fact in facts if fact)
+    return "store", f"{_clean(sync['store_url'])}, {text}", RED if sync.get("ok") is False else ""
+
+
+def _newest_stored(document: Document, sync: Document) -> str:
     last = sync.get("last_step")
-    if last is None and sync.get("saves", 0) is None:
-        text = "podwatch has not read its content yet"
-    elif last is None:
-        text = "nothing stored yet"
-    else:
-        text = f"newest stored: step {last} ({ago(_age(document, sync.get('last_published_at')))})"
-    if sync.get("uploading_step") is not None:
-        sent, total = sync.get("uploaded_bytes") or 0, sync.get("total_bytes") or 0
-        share = f" ({100 * sent / total:.0f} %)" if total else ""
-        text += f"; uploading step {sync['uploading_step']}: {size(sent)} of {size(total)}{share}"
-        if sync.get("upload_bytes_per_second") is not None:
-            text += f", {size(sync['upload_bytes_per_second'])}/s"
-        if sync.get("upload_left_seconds") is not None:
-            text += f", {span(sync['upload_left_seconds'])} left"
-        if sync.get("upload_priority") not in (None, "lowest"):
-            text += f", at {_clean(sync['upload_priority'])} priority"
-    text += _not_sent(_dict(document, "counters"))
-    if sync.get("superseded"):
-        who = f" {_clean(sync['holder'])}" if sync.get("holder") else ""
-        text += f"; SUPERSEDED by pod{who}: this pod no longer uploads checkpoints"
-    elif sync.get("standing") == "aside":
-        text += "; control.json assigns this run to another pod: this pod does not train it"
-    elif sync.get("standing") == "watching":
-        text += f"; this pod does not train: pod {_clean(sync.get('holder') or 'unknown')} possibly still does"
-    if sync.get("ok") is False:
-        word = "REFUSED" if sync.get("refused") else "NOT REACHABLE"
-        text += f"; {word}: {_clean(sync.get('error') or 'unknown error')}"
-        left = _age(document, sync.get("next_attempt_at"))
-        if left is not None and left < 0:
-            text += f"; next attempt in {span(-left)}"
-    yield "store", f"{_clean(sync['store_url'])}, {text}", RED if sync.get("ok") is False else ""
+    if last is None:
+        unread = sync.get("saves", 0) is None
+        return "podwatch has not read its content yet" if unread else "nothing stored yet"
+    return f"newest stored: step {last} ({ago(_age(document, sync.get('last_published_at')))})"
+
+
+def _uploading(sync: Document) -> str:
+    """The upload in progress; empty if there is none."""
+    if sync.get("uploading_step") is None:
+        return ""
+    sent, total = sync.get("uploaded_bytes") or 0, sync.get("total_bytes") or 0
+    share = f" ({100 * sent / total:.0f} %)" if total else ""
+    text = f"uploading step {sync['uploading_step']}: {size(sent)} of {size(total)}{share}"
+    if sync.get("upload_bytes_per_second") is not None:
+        text += f", {size(sync['upload_bytes_per_second'])}/s"
+    if sync.get("upload_left_seconds") is not None:
+        text += f", {span(sync['upload_left_seconds'])} left"
+    if sync.get("upload_priority") not in (None, "lowest"):
+        text += f", at {_clean(sync['upload_priority'])} priority"
+    return text
 
 
 def _not_sent(counters: Document) -> str:
@@ -338,7 +405,29 @@ def _not_sent(counters: Document) -> str:
     skipped, abandoned = counters.get("skipped") or 0, counters.get("abandoned") or 0
     total = (counters.get("published") or 0) + skipped + abandoned
     counts = [f"{skipped} skipped for a newer one"] * bool(skipped) + [f"{abandoned} given up"] * bool(abandoned)
-    return f"; {skipped + abandoned} of {total} checkpoints never stored ({', '.join(counts)})" if counts else ""
+    return f"{skipped + abandoned} of {total} checkpoints never stored ({', '.join(counts)})" if counts else ""
+
+
+def _holder(sync: Document) -> str:
+    """Which other pod holds or may train the run; empty if this pod does."""
+    if sync.get("superseded"):
+        who = f" {_clean(sync['holder'])}" if sync.get("holder") else ""
+        return f"SUPERSEDED by pod{who}: this pod no longer uploads checkpoints"
+    if sync.get("standing") == "aside":
+        return "control.json assigns this run to another pod: this pod does not train it"
+    if sync.get("standing") == "watching":
+        return f"this pod does not train: pod {_clean(sync.get('holder') or 'unknown')} possibly still does"
+    return ""
+
+
+def _store_trouble(document: Document, sync: Document) -> str:
+    """Why the store cannot be used, and when podwatch tries again; empty if it can."""
+    if sync.get("ok") is not False:
+        return ""
+    word = "REFUSED" if sync.get("refused") else "NOT REACHABLE"
+    text = f"{word}: {_clean(sync.get('error') or 'unknown error')}"
+    left = _age(document, sync.get("next_attempt_at"))
+    return text + (f"; next attempt in {span(-left)}" if left is not None and left < 0 else "")
 
 
 def _incident_row(document: Document, incident: Document) -> tuple[str, str, str]:
@@ -350,8 +439,10 @@ def _incident_row(document: Document, incident: Document) -> tuple[str, str, str
         done = "still open" if not done else f"still open: {done}"
     if done:
         text += f" -> {done}"
+    closed = from_rfc3339(incident.get("closed_at"))
     if incident.get("lost_steps") is not None:
-        text += f" ({_steps(incident['lost_steps'])} lost)"
+        down = "" if opened is None or closed is None else f", no training for {span(closed - opened)}"
+        text += f" ({_steps(incident['lost_steps'])} lost{down})"
     return "last death", text, YELLOW if incident.get("open") else ""
 
 
@@ -360,7 +451,7 @@ def _podwatch_row(document: Document) -> tuple[str, str, str]:
     phase, detail = _clean(recovery.get("phase") or "watching"), _clean(recovery.get("detail") or "")
     phase = "watching" if phase == "running" else phase  # this row is about podwatch, not about training
     text = f"{phase}{f': {detail}' if detail else ''}"
-    if (recovery.get("attempts") or 0) > 1:
+    if (recovery.get("attempts") or 0) > 1 and not recovery.get("gave_up"):
         text += f" (attempt {recovery['attempts']})"
     if recovery.get("confirmed") is False:
         text += "; the resume is NOT CONFIRMED"
@@ -397,9 +488,15 @@ class _Paint:
 
 
 def _wrap(text: str, width: int, lead: str) -> list[str]:
-    return textwrap.wrap(
-        text, max(20, width), initial_indent=lead, subsequent_indent=" " * len(lead), break_on_hyphens=False
+    """Lines of ``text``; a number and its unit stay on one line."""
+    lines = textwrap.wrap(
+        _BEFORE_UNIT.sub(_NO_BREAK, text),
+        max(20, width),
+        initial_indent=lead,
+        subsequent_indent=" " * len(lead),
+        break_on_hyphens=False,
     )
+    return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
 def _steps(count: object) -> str:

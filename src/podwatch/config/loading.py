@@ -5,24 +5,16 @@ The file is the first of ``-c``, ``$PODWATCH_CONFIG``, ``./podwatch.toml``, ``/e
 """
 
 import json
-import os
 import re
 import tomllib
 from collections.abc import Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic_settings import EnvSettingsSource
 
 from podwatch.client.trusted import read_trusted
 from podwatch.config.directory import TYPED_IN, relative_to, resolved
@@ -95,14 +87,14 @@ def load_text(
     flags = _flags(overrides or {})
     variables, problems = _variables(environ)
     problems += find_secrets(data, lines, path)
-    inputs = _Inputs(flags=flags, variables=variables, data=data)
-    token = _INPUTS.set(inputs)
+    environment = _Environment(variables)()
+    settings = None
     try:
         with relative_to(environ):
-            loaded = _FromSources()
+            settings = Settings.model_validate(_merged(_merged(data, environment), flags))
     except ValidationError as error:
         where = Sources(
-            path=path, lines=lines, file=flatten(data), environment=inputs.environment, flags=flatten(flags)
+            path=path, lines=lines, file=flatten(data), environment=flatten(environment), flags=flatten(flags)
         )
         problems += explain_errors(error, where)
         if path is None and all(problem.missing for problem in problems):
@@ -111,14 +103,11 @@ def load_text(
                 where=", ".join(str(place) for place in search_path(environ, run)),
                 fix="write one with `podwatch config init`, or name one with -c FILE",
             ) from error
-    finally:
-        _INPUTS.reset(token)
-    if problems:
+    if problems or settings is None:
         raise ConfigurationProblems(problems)
-    settings = Settings.model_validate({name: getattr(loaded, name) for name in Settings.model_fields})
     sources: dict[str, Source] = dict.fromkeys(known_keys(), "default")
     sources |= dict.fromkeys(flatten(data), "file")
-    sources |= dict.fromkeys(inputs.environment, "environment")
+    sources |= dict.fromkeys(flatten(environment), "environment")
     sources |= dict.fromkeys(flatten(flags), "flag")
     _learn_secrets(settings, environ)
     return LoadedSettings(settings, path, sources, _warnings(settings, sources), text)
@@ -196,56 +185,25 @@ def changes_needing_restart(old: Settings, new: Settings) -> tuple[str, ...]:
     return tuple(key for key in fixed if _get(old, key) != _get(new, key))
 
 
-@dataclass(slots=True)
-class _Inputs:
-    flags: dict[str, Any]
-    variables: dict[str, str]
-    data: dict[str, Any]
-    environment: dict[str, Any] = field(default_factory=dict)
-
-
-_INPUTS: ContextVar[_Inputs] = ContextVar("podwatch_settings_inputs")
-
-
-class _FromSources(Settings, BaseSettings):
-    """Settings that pydantic-settings fills from the inputs of the current load."""
-
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__")
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        inputs = _INPUTS.get()
-        return (_Flags(settings_cls, inputs), _Environment(settings_cls, inputs), _File(settings_cls, inputs))
-
-
-class _Flags(PydanticBaseSettingsSource):
-    def __init__(self, settings_cls: type[BaseSettings], inputs: _Inputs) -> None:
-        super().__init__(settings_cls)
-        self._flags = inputs.flags
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        return self._flags.get(field_name), field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        return self._flags
+def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """Both nested mappings; where both have a value, that of ``high``."""
+    merged = dict(low)
+    for key, value in high.items():
+        below = merged.get(key)
+        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
 
 
 class _Environment(EnvSettingsSource):
-    """PODWATCH_* of the given mapping; lists as JSON or separated by commas."""
+    """PODWATCH_* of the given mapping, as a nested mapping; lists as JSON or separated by commas."""
 
-    def __init__(self, settings_cls: type[BaseSettings], inputs: _Inputs) -> None:
-        self._inputs = inputs
-        super().__init__(settings_cls)
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+        # pydantic-settings reads only the fields and the configuration of the model.
+        super().__init__(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter="__")  # type: ignore[arg-type]
 
     def _load_env_vars(self) -> Mapping[str, str | None]:
-        return dict(self._inputs.variables)
+        return dict(self._variables)
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
         text = str(value).strip()
@@ -257,20 +215,6 @@ class _Environment(EnvSettingsSource):
         if is_list:
             return [piece.strip() for piece in text.split(",") if piece.strip()]
         return value
-
-    def __call__(self) -> dict[str, Any]:
-        values = super().__call__()
-        self._inputs.environment = flatten(values)
-        return values
-
-
-class _File(TomlConfigSettingsSource):
-    """Already parsed data: the file was read from a descriptor whose owner was checked and is not opened again."""
-
-    def __init__(self, settings_cls: type[BaseSettings], inputs: _Inputs) -> None:
-        self._data = inputs.data
-        super().__init__(settings_cls, toml_file=Path(os.devnull))
-        self.init_kwargs = self._data
 
 
 def _variables(environ: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:

@@ -105,7 +105,6 @@ def _look_closer(
                 Severity.WARNING,
                 f"the {name} sensor cannot observe: {trouble}",
                 begun,
-                suggestion=reading.detail,
                 evidence=(Evidence(name, str(reading.state), Agreement.UNAVAILABLE, lasting),),
                 subject=name,
             )

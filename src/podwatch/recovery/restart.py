@@ -211,14 +211,7 @@ class Acts(Yielding):
                 step=step,
             )
         if decision.history.gave_up:
-            shown = "".join(f"\n  {line}" for line in lines[-LOG_LINES_KEPT:])
-            self.note(
-                FindingKind.GAVE_UP,
-                Severity.CRITICAL,
-                f"podwatch gave up: {decision.reason}",
-                f"{GIVEN_UP_FIX}; podwatch still guards the checkpoints"
-                + (f". The trainer's last lines:{shown}" if shown else ""),
-            )
+            self.note(FindingKind.GAVE_UP, Severity.CRITICAL, *given_up(decision.reason, lines))
             text = f"{cause}. podwatch gave up: {decision.reason}. To continue: {GIVEN_UP_FIX}"
             self.tools.say(EventName.GAVE_UP, text, Severity.CRITICAL)
 
@@ -528,3 +521,13 @@ def _cut(text: str) -> str:
     if 3 * len(sentence) >= len(text):
         return f"{sentence}. ..."
     return f"{text.rpartition(' ')[0] or text} ..."
+
+
+def given_up(reason: str, lines: Sequence[str]) -> tuple[str, str]:
+    """Summary and suggestion of the finding ``gave-up``. ``lines``: the trainer's last output."""
+    shown = "".join(f"\n  {line}" for line in lines[-LOG_LINES_KEPT:])
+    return (
+        f"podwatch gave up: {reason}",
+        f"{GIVEN_UP_FIX}; podwatch still guards the checkpoints"
+        + (f". The trainer's last lines:{shown}" if shown else ""),
+    )
