@@ -15,7 +15,23 @@ from podwatch.config import plugins
 from podwatch.config.directory import resolved
 from podwatch.config.units import Duration, Ratio, Size
 from podwatch.domain.manifest import DEFAULT_PART_SIZE, valid_run_id
-from podwatch.domain.policy import GIB
+from podwatch.domain.policy import (
+    GIB,
+    DetectionPolicy,
+    DiskPolicy,
+    LogRule,
+    NoticePolicy,
+    RemotePolicy,
+    ResourcePolicy,
+    RestartPolicy,
+    TrainingPolicy,
+)
+from podwatch.policy.lease import Timing
+
+# The default of a threshold stands once, in its policy, with the reason beside it.
+_DETECTION, _RESTART, _DISK = DetectionPolicy(), RestartPolicy(), DiskPolicy()
+_REMOTE, _RESOURCES, _TRAINING = RemotePolicy(), ResourcePolicy(), TrainingPolicy()
+_LEASE, _NOTICES, _LOG_RULE = Timing(), NoticePolicy(), LogRule("", "")
 
 LAYOUTS = (
     "auto",
@@ -100,10 +116,13 @@ class TrainerSettings(Section):
     save_grace: Duration = Field(600.0, description="time from SIGTERM to SIGKILL during a save: 47 GB take minutes")
     logs: tuple[str, ...] = Field((), description="globs of log files with step lines, under output_dir or absolute")
     resume_attempts: int = Field(
-        2, ge=1, description="proven failed loads of a checkpoint before podwatch tries the previous one"
+        _RESTART.resume_attempts,
+        ge=1,
+        description="proven failed loads of a checkpoint before podwatch tries the previous one",
     )
     startup_patience: Duration = Field(
-        70 * 60.0, description="time from start to first step; prime-rl sets vLLM's engine timeout to 4200 s"
+        _DETECTION.startup_patience_seconds,
+        description="time from start to first step; prime-rl sets vLLM's engine timeout to 4200 s",
     )
 
     @field_validator("layout")
@@ -133,9 +152,12 @@ class GpuSettings(Section):
     inference: tuple[int, ...] = Field((), description="NVML indices that hold the inference engine")
     trainer: tuple[int, ...] = Field((), description="NVML indices that hold the trainer")
     poll: Duration = Field(2.0, gt=0, description="time between two reads of GPU memory; four fit into hold")
-    hold: Duration = Field(8.0, gt=0, description="memory must stay gone this long to count as a silent death")
+    hold: Duration = Field(
+        _DETECTION.hold_seconds, gt=0, description="memory must stay gone this long to count as a silent death"
+    )
     floor: Size = Field(
-        GIB, description="a dedicated GPU with less than this in use counts as empty: a bare context uses 0.3-0.7 GiB"
+        _DETECTION.memory_floor_bytes,
+        description="a dedicated GPU with less than this in use counts as empty: a bare context uses 0.3-0.7 GiB",
     )
     deadline: Duration = Field(5.0, gt=0, description="an NVML call slower than this makes the GPU sensor blind")
     release_wait: Duration = Field(
@@ -169,17 +191,17 @@ class InferenceSettings(Section):
 
 class HangSettings(Section):
     floor: Duration = Field(
-        25 * 60.0,
+        _DETECTION.hang_floor_seconds,
         description="shortest time without a step that can be a hang; a weight update of prime-rl can take 2 x 720 s",
     )
     k: float = Field(
-        6.0,
+        _DETECTION.hang_k,
         ge=2,
         description="a hang needs this many learned median step times without a step; five times slower is slow, not"
         " hung",
     )
     agree: Duration = Field(
-        600.0,
+        _DETECTION.hang_agree_seconds,
         gt=0,
         description="idle GPUs or flat token counters corroborate a hang after this long; pauses of healthy steps are"
         " shorter",
@@ -298,11 +320,17 @@ class SyncSettings(Section):
         600.0,
         description="time between two searches for checkpoints that are not stored; new ones are uploaded immediately",
     )
-    max_lag: Duration = Field(2 * 3600.0, description="no new checkpoint in the store for this long is critical")
-    keep_last: int = Field(
-        3, ge=1, description="number of newest checkpoints kept in the store: one to resume from, two to step back to"
+    max_lag: Duration = Field(
+        _REMOTE.max_lag_seconds, description="no new checkpoint in the store for this long is critical"
     )
-    keep_every: int = Field(10, ge=0, description="every n-th checkpoint is a milestone and is kept; 0: none")
+    keep_last: int = Field(
+        _REMOTE.keep_last,
+        ge=1,
+        description="number of newest checkpoints kept in the store: one to resume from, two to step back to",
+    )
+    keep_every: int = Field(
+        _REMOTE.keep_every, ge=0, description="every n-th checkpoint is a milestone and is kept; 0: none"
+    )
     optional_parts: Literal["milestones", "all", "none"] = Field(
         "milestones",
         description="which checkpoints are uploaded with the parts that no resume needs (prime-rl's exported weights):"
@@ -338,15 +366,16 @@ class SyncSettings(Section):
         " missed ones",
     )
     holder_patience: Duration = Field(
-        300.0, description="podwatch takes over another pod's run after no heartbeat for this long (five missed ones)"
+        _LEASE.patience,
+        description="podwatch takes over another pod's run after no heartbeat for this long (five missed ones)",
     )
     claim_wait: Duration = Field(
-        100.0,
+        _LEASE.claim_wait,
         ge=0,
         description="time from a claim in B2 to its decision: 30 s of a confirmation, 60 s of a write, 10 s of margin",
     )
     refusal_wait: Duration = Field(
-        60.0,
+        _LEASE.refusal,
         ge=0,
         description="if the store refuses access (key, cap, bucket) and training cannot start, podwatch exits with"
         " code 77 after this long: by then all of B2's servers know a new key or bucket",
@@ -387,15 +416,19 @@ class SyncSettings(Section):
 
 class DiskSettings(Section):
     prune_above: Ratio = Field(
-        0.85,
+        _DISK.prune_above,
         description="podwatch starts to delete old checkpoints above this disk usage: prime-rl does not check free"
         " space, and a full disk kills the run",
     )
-    prune_to: Ratio = Field(0.75, description="podwatch stops deleting at this disk usage: ten points of hysteresis")
-    margin: float = Field(1.1, ge=1.0, description="space kept free for the next save = its predicted size x this")
+    prune_to: Ratio = Field(
+        _DISK.prune_to, description="podwatch stops deleting at this disk usage: ten points of hysteresis"
+    )
+    margin: float = Field(
+        _DISK.margin, ge=1.0, description="space kept free for the next save = its predicted size x this"
+    )
     capacity: Size | None = Field(None, description="real capacity, if an overlay shows the host's disk")
     lead: Duration = Field(
-        300.0,
+        _DISK.lead_seconds,
         ge=0,
         description="podwatch deletes a checkpoint that is not in the store at the earliest this long before the next"
         " save: its upload can still finish",
@@ -415,14 +448,23 @@ class DiskSettings(Section):
 
 class RecoverySettings(Section):
     budget_restarts: int = Field(
-        5, ge=1, description="podwatch gives up only when this number of restarts and budget_time are both used up"
+        _RESTART.budget_restarts,
+        ge=1,
+        description="podwatch gives up only when this number of restarts and budget_time are both used up",
     )
-    budget_time: Duration = Field(2 * 3600.0, description="see budget_restarts")
-    backoff_min: Duration = Field(10.0, description="first pause between restarts: some faults pass")
-    backoff_max: Duration = Field(600.0, description="longest pause between restarts: an idle pod costs money")
-    calm: Duration = Field(1800.0, description="the counters restart from zero after this long without a failure")
+    budget_time: Duration = Field(_RESTART.budget_seconds, description="see budget_restarts")
+    backoff_min: Duration = Field(
+        _RESTART.backoff_min_seconds, description="first pause between restarts: some faults pass"
+    )
+    backoff_max: Duration = Field(
+        _RESTART.backoff_max_seconds, description="longest pause between restarts: an idle pod costs money"
+    )
+    calm: Duration = Field(
+        _RESTART.calm_seconds, description="the counters restart from zero after this long without a failure"
+    )
     retry_after_give_up: Duration = Field(
-        3600.0, description="after giving up, podwatch makes one attempt this often; 0: never"
+        _RESTART.retry_after_give_up_seconds,
+        description="after giving up, podwatch makes one attempt this often; 0: never",
     )
     preempt_grace: Duration = Field(
         3.0,
@@ -438,16 +480,24 @@ class RecoverySettings(Section):
 
 class ResourceSettings(Section):
     files_above: Ratio = Field(
-        0.8, description="warn above this share of the open-file limit: vLLM's sockets grow with load"
+        _RESOURCES.files_above,
+        description="warn above this share of the open-file limit: vLLM's sockets grow with load",
     )
     memory_above: Ratio = Field(
-        0.95, description="warn above this share of host or container memory; the kernel kills near 100 %"
+        _RESOURCES.memory_above,
+        description="warn above this share of host or container memory; the kernel kills near 100 %",
     )
-    shm_above: Ratio = Field(0.9, description="warn above this share of /dev/shm: when it is full, NCCL and vLLM die")
+    shm_above: Ratio = Field(
+        _RESOURCES.shm_above, description="warn above this share of /dev/shm: when it is full, NCCL and vLLM die"
+    )
     overdue: float = Field(
-        3.0, ge=1, description="a checkpoint is overdue after this many save intervals (learned, else configured)"
+        _RESOURCES.checkpoint_overdue_k,
+        ge=1,
+        description="a checkpoint is overdue after this many save intervals (learned, else configured)",
     )
-    overdue_floor: Duration = Field(3600.0, description="a checkpoint is never overdue sooner than this")
+    overdue_floor: Duration = Field(
+        _RESOURCES.checkpoint_overdue_floor_seconds, description="a checkpoint is never overdue sooner than this"
+    )
 
 
 class LogRuleSettings(Section):
@@ -456,8 +506,8 @@ class LogRuleSettings(Section):
 
     name: str = Field(..., pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="lower-case name that findings show")
     pattern: str = Field(..., min_length=1, max_length=500, description="Python regular expression, matched per line")
-    count: int = Field(1, ge=1, description="number of matches ...")
-    within: Duration = Field(600.0, gt=0, description="... within this time that raise the finding")
+    count: int = Field(_LOG_RULE.count, ge=1, description="number of matches ...")
+    within: Duration = Field(_LOG_RULE.within_seconds, gt=0, description="... within this time that raise the finding")
     critical: bool = Field(False, description="raise a critical finding instead of a warning")
     says: str = Field("", description="what the finding means")
     fix: str = Field("", description="what the operator must do")
@@ -477,16 +527,24 @@ class LogRuleSettings(Section):
 
 class TrainingHealthSettings(Section):
     stop: bool = Field(False, description="stop training after the next save when a rule matches; else only warn")
-    plateau_steps: int = Field(200, ge=0, description="warn when the reward is flat for this many steps; 0: off")
+    plateau_steps: int = Field(
+        _TRAINING.plateau_steps or 0, ge=0, description="warn when the reward is flat for this many steps; 0: off"
+    )
     plateau_stop_steps: int = Field(
-        300, ge=0, description="with stop: end training after this many steps without improvement"
+        _TRAINING.plateau_stop_steps,
+        ge=0,
+        description="with stop: end training after this many steps without improvement",
     )
     entropy_below: float | None = Field(
-        0.05, description="warn below this entropy: a collapsed policy does not explore"
+        _TRAINING.entropy_below, description="warn below this entropy: a collapsed policy does not explore"
     )
-    kl_above: float | None = Field(0.5, description="warn above this KL divergence: the policy has left its reference")
-    grad_norm_above: float | None = Field(5.0, description="warn above this gradient norm: an exploding update")
-    steps: int = Field(5, ge=1, description="number of consecutive steps before a warning")
+    kl_above: float | None = Field(
+        _TRAINING.kl_above, description="warn above this KL divergence: the policy has left its reference"
+    )
+    grad_norm_above: float | None = Field(
+        _TRAINING.grad_norm_above, description="warn above this gradient norm: an exploding update"
+    )
+    steps: int = Field(_TRAINING.steps, ge=1, description="number of consecutive steps before a warning")
     metrics_file: str = Field("", description="JSON-lines file with the metrics; default: the layout's metrics.jsonl")
     metrics_url: str = Field("", description="the trainer's own /metrics, for example http://127.0.0.1:9090")
 
@@ -524,12 +582,14 @@ class NotifySettings(Section):
         "critical", description="lowest severity of a finding that is sent: a warning can wait until the morning"
     )
     remind: Duration = Field(
-        3600.0,
+        _NOTICES.remind_seconds,
         ge=0,
         description="podwatch repeats the notice of a critical finding that lasts after this time, then after twice as"
         " long; 0: never",
     )
-    per_hour: int = Field(20, ge=2, description="most notices per hour; half of them are reserved for critical ones")
+    per_hour: int = Field(
+        _NOTICES.per_hour, ge=2, description="most notices per hour; half of them are reserved for critical ones"
+    )
     timeout: Duration = Field(20.0, gt=0, le=300, description="time limit of one attempt; up to 8 attempts")
 
     @field_validator("urls")

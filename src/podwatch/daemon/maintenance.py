@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from podwatch.domain.errors import UsageError
-from podwatch.domain.event import Event, EventName
+from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Snapshot
@@ -32,7 +32,7 @@ class Maintenance:
         self,
         journal: AsyncJournal,
         clock: Clock,
-        emit: Callable[[Event], None],
+        emit: Emit,
         held: Callable[[Snapshot], str],
         tell: Callable[[bool], None],
     ) -> None:

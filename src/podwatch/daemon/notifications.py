@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from podwatch.checkpoints.layouts import command_line
 from podwatch.config.settings import NotifySettings, Settings
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.event import Event
+from podwatch.domain.event import Event, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.policy import NoticePolicy
 from podwatch.domain.secrets import register_address
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import AsyncJournal, Journal
@@ -24,7 +25,6 @@ from podwatch.trainer.environment import build_environment
 
 if TYPE_CHECKING:
     from podwatch.domain.event import Notice
-    from podwatch.policy.alerts import NoticePolicy
     from podwatch.reporting.notify import Channel
     from podwatch.reporting.wandb import WandbPlan, WandbRun
 
@@ -122,10 +122,7 @@ class Notifying:
         self._journal.post(Journal.learn, TOLD, document)
 
 
-def policy_from(settings: NotifySettings) -> "NoticePolicy":
-    from podwatch.domain.event import Topic
-    from podwatch.policy.alerts import NoticePolicy
-
+def policy_from(settings: NotifySettings) -> NoticePolicy:
     return NoticePolicy(
         topics=frozenset(Topic(name) for name in settings.events),
         min_severity=Severity(settings.min_severity),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from podwatch.detection.engine import DetectionState, advance, confirming
-from podwatch.domain.event import Event, EventName
+from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import (
@@ -106,7 +106,7 @@ class SensingLoop:
         saving: Callable[[], bool],
         desired: Callable[[], Desired],
         on_turn: Callable[[Snapshot, tuple[Finding, ...]], None],
-        emit: Callable[[Event], None],
+        emit: Emit,
         checkpoint: Callable[[], CheckpointMark] = CheckpointMark,
     ) -> None:
         self._checkpoint = checkpoint

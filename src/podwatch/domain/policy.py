@@ -5,6 +5,9 @@ All times are seconds, all sizes bytes, all ratios 0 to 1.
 
 from dataclasses import dataclass, field
 
+from podwatch.domain.event import Topic
+from podwatch.domain.finding import Severity
+
 GIB = 1 << 30
 
 
@@ -148,6 +151,22 @@ class RemotePolicy:
     superseded_grace_seconds: float = 6 * 3600.0
     """A restore from a save that was just superseded may be running."""
     max_lag_seconds: float = 2 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class NoticePolicy:
+    """Which notices are sent, and how often (``policy.alerts``). The reasons for the settings are in
+    config/settings.py. ``remind_seconds`` 0: no reminders."""
+
+    topics: frozenset[Topic] = frozenset(Topic)
+    min_severity: Severity = Severity.CRITICAL
+    remind_seconds: float = 3600.0
+    per_hour: int = 20
+    settle_seconds: float = 20.0
+    """A finding must be open this long before a notice is sent: podwatch may fix it at once."""
+    quiet_seconds: float = 60.0
+    """A finding must be gone this long before a notice reports its end."""
+    remind_at_most_seconds: float = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)

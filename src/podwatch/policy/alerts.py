@@ -11,6 +11,7 @@ from typing import Any
 
 from podwatch.domain.event import Change, Event, EventName, Notice, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.policy import NoticePolicy
 
 HOUR = 3600.0
 _TOPICS = {
@@ -27,21 +28,6 @@ _ALWAYS_FROM_WARNING = frozenset({FindingKind.NOT_COMPLETE})
 """These send a notice as warnings: all saves of a night can be lost before they become critical."""
 _RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
 _INCIDENT = "incident"
-
-
-@dataclass(frozen=True, slots=True)
-class NoticePolicy:
-    """``remind_seconds`` 0: no reminders. The reasons for the defaults are in config/settings.py."""
-
-    topics: frozenset[Topic] = frozenset(Topic)
-    min_severity: Severity = Severity.CRITICAL
-    remind_seconds: float = HOUR
-    per_hour: int = 20
-    settle_seconds: float = 20.0
-    """A finding must be open this long before a notice is sent: podwatch may fix it at once."""
-    quiet_seconds: float = 60.0
-    """A finding must be gone this long before a notice reports its end."""
-    remind_at_most_seconds: float = 24 * HOUR
 
 
 @dataclass(frozen=True, slots=True)

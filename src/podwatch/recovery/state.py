@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.event import Event, EventName
+from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.mutation_guard import MutationGuard
 from podwatch.domain.policy import Policies
@@ -225,7 +225,7 @@ class Tools:
     policies: Policies
     clock: Clock
     journal: AsyncJournal
-    emit: Callable[[Event], None]
+    emit: Emit
     launcher: Launcher
     run: RunFiles
     sensors: TrainerSensors

@@ -11,6 +11,7 @@ from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Incident
 from podwatch.domain.finding import Finding
+from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Reading, Snapshot
 
@@ -126,7 +127,7 @@ class DaemonView:
     pins: Mapping[int, str] = field(default_factory=dict)
     incident: Incident | None = None
     next_save_bytes: int | None = None
-    prune_above: float = 0.85
+    prune_above: float = DiskPolicy().prune_above
     steps_at_risk: int | None = None
     target_step: int | None = None
     trainer_ended_at: float | None = None
