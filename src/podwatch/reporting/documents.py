@@ -127,7 +127,7 @@ def remote_document(saved: PublishedSave, here: Collection[tuple[int, str]]) -> 
     }
 
 
-def finding_document(finding: Finding, *, since_wall: float, for_seconds: float) -> dict[str, Any]:
+def finding_document(finding: Finding, *, since_wall: float | None, for_seconds: float) -> dict[str, Any]:
     """One finding. ``confirmed`` matters for kinds that can lead to a restart."""
     return {
         "kind": str(finding.kind),

@@ -168,18 +168,18 @@ def _reasons(view: DaemonView) -> list[dict[str, Any]]:
         reasons.append(document)
     have = {f.kind for f in view.findings}
     if not view.sync.store_url and FindingKind.NOT_BACKED_UP not in have:
-        reasons.append(_own(view, FindingKind.NOT_BACKED_UP, Severity.WARNING, "checkpoints exist on this pod only"))
+        reasons.append(_own(FindingKind.NOT_BACKED_UP, Severity.WARNING, "checkpoints exist on this pod only"))
     if view.recovery.gave_up and FindingKind.GAVE_UP not in have:
         summary = view.recovery.detail or "podwatch has stopped restarting this run"
-        reasons.insert(0, _own(view, FindingKind.GAVE_UP, Severity.CRITICAL, summary))
+        reasons.insert(0, _own(FindingKind.GAVE_UP, Severity.CRITICAL, summary))
     if not view.watchdog_ok:
         summary = "the sensing loop missed its deadline: podwatch watches nothing"
-        reasons.insert(0, _own(view, FindingKind.SENSOR_BLIND, Severity.CRITICAL, summary))
+        reasons.insert(0, _own(FindingKind.SENSOR_BLIND, Severity.CRITICAL, summary))
     blind_named = any(f.kind is FindingKind.SENSOR_BLIND for f in view.findings)
     for name, sensor in sorted(view.sensors.items()):
         if sensor.state in (SensorState.BLIND, SensorState.DENIED) and not blind_named:
             summary = f"the {name} sensor cannot read its source: {sensor.detail or sensor.state}"
-            reasons.append(_own(view, FindingKind.SENSOR_BLIND, Severity.WARNING, summary, subject=name))
+            reasons.append(_own(FindingKind.SENSOR_BLIND, Severity.WARNING, summary, subject=name))
     return reasons
 
 
@@ -220,7 +220,7 @@ def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, 
     if training["trainer_ended_at"] and not any(f.kind in DEATHS for f in view.findings):
         ago = max(0.0, view.now - (view.trainer_ended_at or view.now))
         summary = f"the trainer process ended {ago:.0f} s ago, its launcher still runs: training makes no progress"
-        reason = _own(view, FindingKind.REQUIRED_CHILD_EXITED, Severity.WARNING, summary)
+        reason = _own(FindingKind.REQUIRED_CHILD_EXITED, Severity.WARNING, summary)
         fix = "nothing: podwatch confirms that training has ended, then restarts it"
         return [reason | {"suggestion": fix if view.mode == "act" and view.pause is None else ""}]
     ended = (training["exit"] or {}).get("text", "")
@@ -230,30 +230,21 @@ def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, 
                 summary = "podwatch restarted the trainer, which has not reported a step yet"
             else:
                 summary = f"the trainer is not running{f' ({ended})' if ended else ''}"
-            reason = _own(view, FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary)
+            reason = _own(FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary)
             return [reason | {"suggestion": NOTHING} if training["state"] == "recovering" else reason]
         case "blocked":
             detail = view.recovery.detail or "something still holds the GPUs or ports"
-            return [_own(view, FindingKind.BLOCKED, Severity.CRITICAL, detail)]
+            return [_own(FindingKind.BLOCKED, Severity.CRITICAL, detail)]
         case "unknown" if "trainer" not in view.sensors or not view.sensors["trainer"].detail:
             detail = view.snapshot.trainer.detail or "the trainer has not been observed yet"
-            return [_own(view, FindingKind.SENSOR_BLIND, Severity.WARNING, detail, subject="trainer")]
+            return [_own(FindingKind.SENSOR_BLIND, Severity.WARNING, detail, subject="trainer")]
     return []
 
 
-def _own(view: DaemonView, kind: FindingKind, severity: Severity, summary: str, *, subject: str = "") -> dict[str, Any]:
-    return {
-        "kind": str(kind),
-        "severity": str(severity),
-        "subject": subject,
-        "summary": summary,
-        "suggestion": _SUGGESTIONS.get(kind, ""),
-        "verdict": str(Verdict.NONE),
-        "confirmed": False,
-        "since": None,
-        "for_seconds": 0.0,
-        "evidence": [],
-    }
+def _own(kind: FindingKind, severity: Severity, summary: str, *, subject: str = "") -> dict[str, Any]:
+    """A reason that is no open finding, so nothing is known about its beginning."""
+    found = Finding(kind, severity, summary, 0.0, _SUGGESTIONS.get(kind, ""), subject=subject)
+    return finding_document(found, since_wall=None, for_seconds=0.0)
 
 
 def _overall(reasons: list[dict[str, Any]], state: str, *, patient: bool) -> str:
