@@ -18,7 +18,7 @@ from podwatch.domain.snapshot import LogMatch, SensorState
 from podwatch.incidents import scrub
 from podwatch.sensors import log_rules
 from podwatch.sensors.log_rules import LogRulesSensor, literals, prepare, risky, scan, texts
-from podwatch.sensors.log_tail import FileNews
+from podwatch.sensors.log_tail import FileNews, Sources
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
@@ -359,10 +359,9 @@ async def following(tmp_path: Path) -> AsyncIterator[tuple[ProgressSensor, LogRu
     progress = ProgressSensor(
         clock,
         tuple,
-        output_dir=tmp_path,
+        logs=Sources(tmp_path, ("logs/*.log",)),
         inbox=PingInbox(clock),
         steps=step_reader,
-        log_globs=("logs/*.log",),
         poll=0.02,
         taps=(rules,),
     )  # fmt: skip
@@ -399,7 +398,7 @@ async def test_a_tap_that_fails_does_not_blind_the_steps(tmp_path: Path) -> None
 
     clock = SystemClock()
     progress = ProgressSensor(
-        clock, tuple, output_dir=tmp_path, inbox=PingInbox(clock), steps=step_reader, log_globs=("*.log",), poll=0.02,
+        clock, tuple, logs=Sources(tmp_path, ("*.log",)), inbox=PingInbox(clock), steps=step_reader, poll=0.02,
         taps=(Broken(clock, SHIPPED),),
     )  # fmt: skip
     await progress.start()

@@ -1,10 +1,10 @@
 """The trainer's process tree, and which of its required processes ended."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Reading, RequiredExit, SensorState, TrainerSample, observed, unobserved
@@ -40,6 +40,25 @@ class TellsSockets(Protocol):
     """A handle that can read which sockets its processes hold."""
 
     async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]: ...
+
+
+class FinishLines(Protocol):
+    """What the logs of the present start say of its end (``sensors.progress``). The properties must not block."""
+
+    @property
+    def finish_line_seen(self) -> bool:
+        """Whether the trainer printed all its finish lines."""
+        ...
+
+    @property
+    def finished_roles(self) -> frozenset[ProcessRole]:
+        """Roles that printed one: at the end of a run prime-rl's orchestrator ends minutes before its trainer, and
+        that is no failure."""
+        ...
+
+    async def look_again(self) -> None:
+        """Read the logs to their present end."""
+        ...
 
 
 REQUIRED = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE, ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER})
@@ -177,22 +196,14 @@ class ProcessSensor:
         poll: float = 2.0,
         *,
         deadline: float = 5.0,
-        finish_line: Callable[[], bool] = lambda: False,
-        finished_roles: Callable[[], frozenset[ProcessRole]] = frozenset,
-        read_logs: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        logs: FinishLines | None = None,
         roles: RolePatterns | None = None,
     ) -> None:
-        """``finish_line`` returns whether the trainer printed its finish lines after this start, ``finished_roles``
-        which roles did: at the end of a run prime-rl's orchestrator ends minutes before its trainer, and that is no
-        failure. Neither must block. ``read_logs`` updates both: an end is shown only after it. ``roles`` are the
-        operator's own patterns.
-        """
+        """An end is shown only after ``logs`` have been read once more. ``roles`` are the operator's own patterns."""
         self._clock = clock
         self._poll = poll
         self._deadline = deadline
-        self._finish_line = finish_line
-        self._finished_roles = finished_roles
-        self._read_logs = read_logs
+        self._logs = logs
         self._roles = roles
         self._ends_read = 0
         self._handle: TrainerHandle | None = None
@@ -307,9 +318,9 @@ class ProcessSensor:
             if self._roles is not None and tree.value is not None:
                 tree = replace(tree, value=self._roles.applied(tree.value, handle.launcher))
             ends = self._ends_so_far(exit_status, tree, now)
-            if ends > self._ends_read and self._read_logs is not None:
+            if ends > self._ends_read and self._logs is not None:
                 self._ends_read = ends
-                await self._read_logs()
+                await self._logs.look_again()
                 if handle is not self._handle:
                     return
             self._reading = self._judge(handle, exit_status, tree, now)
@@ -345,7 +356,7 @@ class ProcessSensor:
         if exit_status is None and tree.value is None:
             return unobserved(tree.state, now, tree.detail or "the process tree cannot be read")
         descendants = tree.value or ()
-        finished = self._finished_roles()
+        finished = self._logs.finished_roles if self._logs is not None else frozenset[ProcessRole]()
         exits = tuple(gone for gone in self._exits.so_far if gone.role not in finished)
         sample = replace(
             self._base,
@@ -354,7 +365,7 @@ class ProcessSensor:
             exit=exit_status,
             descendants=descendants,
             required_exits=exits,
-            finish_line=self._finish_line(),
+            finish_line=self._logs is not None and self._logs.finish_line_seen,
             terminal_used_wall=self._terminal.terminal_used if self._terminal is not None else None,
             ends=self._seen_to_end.known,
         )
