@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from podwatch.detection.log_rules import SHIPPED, effective
 from podwatch.domain.policy import LogRule
 from podwatch.domain.snapshot import LogMatch, SensorState
-from podwatch.incidents import scrub
 from podwatch.sensors import log_rules
 from podwatch.sensors.log_rules import LogRulesSensor, literals, prepare, risky, scan, texts
 from podwatch.sensors.log_tail import FileNews, Sources
@@ -316,7 +315,7 @@ def test_memory_does_not_grow_with_a_storm() -> None:
 
 def test_secrets_are_not_shown() -> None:
     clock = ManualClock()
-    sensor = LogRulesSensor(clock, [STORM], scrub=scrub)
+    sensor = LogRulesSensor(clock, [STORM])
     feed(sensor, clock, "a.log", "ERROR lost HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345")
     assert "hf_" not in only(sensor).line
 

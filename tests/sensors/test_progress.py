@@ -232,7 +232,9 @@ async def test_a_hung_file_system_is_blind_even_if_pings_come(tmp_path: Path) ->
         gate.wait(30)
         return ()
 
-    sensor = ProgressSensor(clock, hung, logs=Sources(tmp_path), inbox=inbox, steps=step_reader, poll=0.01, deadline=0.1)
+    sensor = ProgressSensor(
+        clock, hung, logs=Sources(tmp_path), inbox=inbox, steps=step_reader, poll=0.01, deadline=0.1
+    )
     await sensor.start()
     inbox.ping("trainer")
     await until(lambda: sensor.latest().state is SensorState.BLIND)

@@ -15,8 +15,8 @@ import pytest
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import ProgressSource, Reading, SensorState, Supervision, observed
 from podwatch.sensors import log_tail, processes
-from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.log_tail import Sources
+from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import identify

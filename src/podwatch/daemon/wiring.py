@@ -45,7 +45,7 @@ from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError
 from podwatch.domain.mutation_guard import Mutation, MutationGuard
 from podwatch.domain.process import ProcessRole
-from podwatch.domain.secrets import register, scrub
+from podwatch.domain.secrets import register
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.other_trainers import Beside
@@ -339,7 +339,7 @@ def _sensing(
         known_bytes=lambda: sum(s.size_bytes for s in catalogue.sets) + aside.found.bytes,
     )
     disks = DisksSensor(partial(_places, settings, catalogue), clock)
-    log_rules = LogRulesSensor(clock, run.config.policies.log_rules, trusted=SHIPPED, scrub=scrub)
+    log_rules = LogRulesSensor(clock, run.config.policies.log_rules, trusted=SHIPPED)
     health = settings.training
     metrics = TrainingSensor(
         clock, settings.trainer.output_dir, metrics_file=health.metrics_file, metrics_url=health.metrics_url

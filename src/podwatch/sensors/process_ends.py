@@ -5,8 +5,9 @@ process."""
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import ProcessEnd
@@ -28,12 +29,18 @@ class _Followed:
     gone_at: float | None = None
 
 
-class Ends:
-    """Belongs to the event loop; never blocks. ``on_end`` is called with the role when a followed process ends, where
-    the kernel reports it (Linux 5.3)."""
+class Told(Protocol):
+    def on_end(self, role: ProcessRole) -> None:
+        """A followed process of this role has ended. Must not block."""
+        ...
 
-    def __init__(self, clock: Clock, on_end: Callable[[ProcessRole], None]) -> None:
-        self._clock, self._on_end = clock, on_end
+
+class Ends:
+    """Belongs to the event loop; never blocks. ``told`` hears of the end of a followed process at once, where the
+    kernel reports it (Linux 5.3)."""
+
+    def __init__(self, clock: Clock, told: Told) -> None:
+        self._clock, self._told = clock, told
         self._followed: dict[ProcessIdentity, _Followed] = {}
         self._known: deque[ProcessEnd] = deque(maxlen=KEPT)
 
@@ -82,7 +89,7 @@ class Ends:
             return
         asyncio.get_running_loop().remove_reader(found.fd)  # it stays readable forever
         found.gone_at = self._clock.monotonic()
-        self._on_end(found.role)
+        self._told.on_end(found.role)
 
     def _status(
         self, identity: ProcessIdentity, found: _Followed, ended: Mapping[tuple[int, int], ExitStatus]

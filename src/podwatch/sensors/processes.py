@@ -1,7 +1,7 @@
 """The trainer's process tree, and which of its required processes ended."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol, TypeVar, runtime_checkable
@@ -40,6 +40,14 @@ class TellsSockets(Protocol):
     """A handle that can read which sockets its processes hold."""
 
     async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]: ...
+
+
+class Hurried(Protocol):
+    """The sensing loop."""
+
+    def hurry(self) -> None:
+        """Judge soon. Must not block."""
+        ...
 
 
 class FinishLines(Protocol):
@@ -211,8 +219,8 @@ class ProcessSensor:
         self._terminal: TellsTerminal | None = None
         self._base = TrainerSample()
         self._exits = RequiredExits()
-        self._seen_to_end = Ends(clock, self._on_end)
-        self._on_engine_end: Callable[[], None] = lambda: None
+        self._seen_to_end = Ends(clock, self)
+        self._judging: Hurried | None = None
         self._reading: Reading[TrainerSample] = unobserved(SensorState.PENDING, clock.monotonic(), "not observed yet")
         self._turned_at = clock.monotonic()
         self._asked: asyncio.Task[tuple[ExitStatus | None, Reading[tuple[ProcessSample, ...]]]] | None = None
@@ -266,14 +274,15 @@ class ProcessSensor:
 
     wake = refresh
 
-    def tell_engine_end(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` at once when an engine process ends, not only at the next poll. It must not block."""
-        self._on_engine_end = tell
+    def hurry_at_engine_end(self, judging: Hurried) -> None:
+        """Hurry ``judging`` at once when an engine process ends, not only at the next poll."""
+        self._judging = judging
 
-    def _on_end(self, role: ProcessRole) -> None:
+    def on_end(self, role: ProcessRole) -> None:
         if role is ProcessRole.ENGINE:
             self._wake.set()
-            self._on_engine_end()
+            if self._judging is not None:
+                self._judging.hurry()
 
     def latest(self) -> Reading[TrainerSample]:
         now = self._clock.monotonic()

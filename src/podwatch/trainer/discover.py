@@ -285,7 +285,7 @@ def gather(run: Run, *, own_pid: int) -> list[Process]:
     own = {own_pid, *procfs.descendants(own_pid)}
     above = _ancestors(own_pid)
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    target = naming.Target(run.output_dir, naming.resolved)
+    target = naming.Target(run.output_dir, follow_links=True)
     result: list[Process] = []
     for pid in procfs.all_pids():
         found = read(pid)

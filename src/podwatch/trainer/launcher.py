@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
-from podwatch.domain.process import ProcessIdentity
 from podwatch.system.child import scrubbed_environment
 from podwatch.system.clock import Clock
 from podwatch.system.files import atomic_write, read_small
@@ -140,7 +139,7 @@ class KeeperLauncher:
         except TimeoutError:
             raise
         except OSError:  # a running trainer is found by its processes; only a start needs this directory
-            found = await self._look_at_all(kept_by, self._directory)
+            found = await patiently(self._worker, kept_by, self._directory, timeout=_CALL_DEADLINE)
             if found is not None:
                 return Look(candidates=(found,))
             record = None
@@ -148,7 +147,7 @@ class KeeperLauncher:
             handle = await self._adopt(record)
             if handle is not None:
                 return Look(handle=handle)
-        return await self._look_at_all(self._survey)
+        return await patiently(self._worker, self._survey, timeout=_CALL_DEADLINE)
 
     async def _adopt(self, record: KeeperRecord) -> KeptTrainer | None:
         """Return a handle for the trainer in the record; None if it never ran."""
@@ -164,7 +163,7 @@ class KeeperLauncher:
         if await self._call(read_exit, self._directory, record.start_id) is not None or is_alive(record.launcher):
             handle.keeper_lives()
             return handle
-        marked: list[ProcessIdentity] = await self._look_at_all(process_tree.marked, record.start_id)
+        marked = await patiently(self._worker, process_tree.marked, record.start_id, timeout=_CALL_DEADLINE)
         if record.executed or marked:
             handle.keeper_lives()
             return handle
@@ -332,9 +331,6 @@ class KeeperLauncher:
 
     async def _call(self, fn: Callable[..., T], *args: object) -> T:
         return await self._worker.call(fn, *args, timeout=_CALL_DEADLINE)
-
-    async def _look_at_all(self, fn: Callable[..., T], *args: object) -> T:
-        return await patiently(self._worker, fn, *args, timeout=_CALL_DEADLINE)
 
 
 def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError:
