@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.process import ExitStatus, ProcessRole, ProcessSample
-from podwatch.sensors.process_ends import STATUS_SECONDS, Ends
+from podwatch.sensors.processes import STATUS_SECONDS, Ends
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import exit_of, identify
 from tests.sensors.waiting import until

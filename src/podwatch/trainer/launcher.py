@@ -18,13 +18,12 @@ from podwatch.system.clock import Clock
 from podwatch.system.files import atomic_write, read_small
 from podwatch.system.procfs import from_here, is_alive, patiently
 from podwatch.system.workers import Worker
-from podwatch.trainer import discover, keeper_program, process_tree
+from podwatch.trainer import discover, keeper_client, process_tree
 from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
-from podwatch.trainer.discover import Run, users_of
+from podwatch.trainer.discover import Run, kept_by, users_of
 from podwatch.trainer.environment import for_training
 from podwatch.trainer.handle import AttachedTrainer, KeptTrainer, started_wall
 from podwatch.trainer.keeper_client import KeeperClient, KeeperRecord, KeeperSilent, read_exit, read_record, read_result
-from podwatch.trainer.unrecorded import kept_by
 
 T = TypeVar("T")
 
@@ -252,8 +251,8 @@ class KeeperLauncher:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._directory.chmod(0o700)
-            keeper_program.remove_unfinished(self._directory)
-            program, self._program_note = keeper_program.place(self._directory, compiled=self._compiled)
+            keeper_client.remove_unfinished(self._directory)
+            program, self._program_note = keeper_client.place(self._directory, compiled=self._compiled)
             for stale in self._directory.glob("spec-*.json"):
                 stale.unlink(missing_ok=True)  # of a start that an earlier podwatch requested
             atomic_write(self._directory / "wanted", plan.start_id)
