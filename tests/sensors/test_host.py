@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import HostSample, SensorState
+from podwatch.domain.snapshot import HostSample, Reading, SensorState, TrainerSample, observed
 from podwatch.sensors.host import HostSensor, meminfo
 from podwatch.sensors.xid import XidInbox
 from podwatch.system import procfs
@@ -40,6 +40,14 @@ def sample(pid: int, name: str) -> ProcessSample:
     return ProcessSample(ProcessIdentity(pid, ticks), 1, name, name, ProcessRole.OTHER)
 
 
+class Tree:
+    def __init__(self, *processes: ProcessSample) -> None:
+        self.processes = processes
+
+    def latest(self) -> Reading[TrainerSample]:
+        return observed(TrainerSample(descendants=self.processes), 0.0)
+
+
 async def look(sensor: HostSensor) -> HostSample:
     await sensor.start()
     try:
@@ -55,7 +63,7 @@ async def test_this_machine(hog: ProcessSample) -> None:
     clock = SystemClock()
     tree = (sample(os.getpid(), "python"), hog, sample(2**22 + 1, "gone"))
     inbox = XidInbox(clock)
-    seen = await look(HostSensor(clock, tree=lambda: tree, xids=inbox))
+    seen = await look(HostSensor(clock, trainer=Tree(*tree), xids=inbox))
     assert 0 < seen.memory_available_bytes < seen.memory_total_bytes
     assert seen.shm_total_bytes is None or 0 <= (seen.shm_used_bytes or 0) <= seen.shm_total_bytes
     assert [use.name for use in seen.files] == ["hog", "python"]
@@ -67,7 +75,7 @@ async def test_this_machine(hog: ProcessSample) -> None:
 async def test_xids_do_not_wait_for_the_next_look() -> None:
     clock = SystemClock()
     inbox = XidInbox(clock)
-    sensor = HostSensor(clock, tree=tuple, xids=inbox, poll=60.0)
+    sensor = HostSensor(clock, trainer=Tree(), xids=inbox, poll=60.0)
     await sensor.start()
     await until(lambda: sensor.latest().ok)
     inbox.add(0, 79)
@@ -85,10 +93,10 @@ import asyncio, os
 from podwatch.sensors.host import HostSensor
 from podwatch.sensors.xid import XidInbox
 from podwatch.system.clock import SystemClock
-from tests.sensors.test_host import look, sample
+from tests.sensors.test_host import Tree, look, sample
 clock = SystemClock()
 tree = (sample({hog.identity.pid}, "hog"),)
-sensor = HostSensor(clock, tree=lambda: tree, xids=XidInbox(clock))
+sensor = HostSensor(clock, trainer=Tree(*tree), xids=XidInbox(clock))
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)  # with everything imported: that user need not reach this Python
 seen = asyncio.run(look(sensor))
@@ -103,7 +111,7 @@ print([use.open_files for use in seen.files], seen.files_unreadable, sensor.late
 
 async def test_without_meminfo_the_sensor_is_blind(tmp_path: Path) -> None:
     clock = SystemClock()
-    sensor = HostSensor(clock, tree=tuple, xids=XidInbox(clock), proc=tmp_path)
+    sensor = HostSensor(clock, trainer=Tree(), xids=XidInbox(clock), proc=tmp_path)
     await sensor.start()
     await until(lambda: sensor.latest().state is SensorState.BLIND)
     assert "cannot read" in sensor.latest().detail

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from podwatch.detection.log_rules import SHIPPED, effective
 from podwatch.domain.policy import LogRule
 from podwatch.domain.snapshot import LogMatch, SensorState
-from podwatch.incidents import scrub
 from podwatch.sensors import log_rules
 from podwatch.sensors.log_rules import LogRulesSensor, literals, prepare, risky, scan, texts
-from podwatch.sensors.log_tail import FileNews
+from podwatch.sensors.log_tail import FileNews, Sources
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
@@ -316,7 +315,7 @@ def test_memory_does_not_grow_with_a_storm() -> None:
 
 def test_secrets_are_not_shown() -> None:
     clock = ManualClock()
-    sensor = LogRulesSensor(clock, [STORM], scrub=scrub)
+    sensor = LogRulesSensor(clock, [STORM])
     feed(sensor, clock, "a.log", "ERROR lost HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345")
     assert "hf_" not in only(sensor).line
 
@@ -359,10 +358,9 @@ async def following(tmp_path: Path) -> AsyncIterator[tuple[ProgressSensor, LogRu
     progress = ProgressSensor(
         clock,
         tuple,
-        output_dir=tmp_path,
+        logs=Sources(tmp_path, ("logs/*.log",)),
         inbox=PingInbox(clock),
         steps=step_reader,
-        log_globs=("logs/*.log",),
         poll=0.02,
         taps=(rules,),
     )  # fmt: skip
@@ -399,7 +397,7 @@ async def test_a_tap_that_fails_does_not_blind_the_steps(tmp_path: Path) -> None
 
     clock = SystemClock()
     progress = ProgressSensor(
-        clock, tuple, output_dir=tmp_path, inbox=PingInbox(clock), steps=step_reader, log_globs=("*.log",), poll=0.02,
+        clock, tuple, logs=Sources(tmp_path, ("*.log",)), inbox=PingInbox(clock), steps=step_reader, poll=0.02,
         taps=(Broken(clock, SHIPPED),),
     )  # fmt: skip
     await progress.start()

@@ -14,10 +14,14 @@ from tests.sensors.waiting import until
 def poller(look: Callable[[], int], *, poll: float = 0.01, deadline: float = 5.0) -> Poller[int, int]:
     clock = SystemClock()
 
-    def absorb(result: int) -> Reading[int]:
-        return observed(result, clock.monotonic())
+    class Looked:
+        def prepare(self) -> Callable[[], int]:
+            return look
 
-    return Poller("test", clock, poll=poll, deadline=deadline, prepare=lambda: look, absorb=absorb)
+        def absorb(self, result: int) -> Reading[int]:
+            return observed(result, clock.monotonic())
+
+    return Poller("test", clock, Looked(), poll=poll, deadline=deadline)
 
 
 async def test_an_exception_is_a_blind_reading_and_the_next_look_heals() -> None:

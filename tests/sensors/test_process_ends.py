@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.process import ExitStatus, ProcessRole, ProcessSample
-from podwatch.sensors.process_ends import STATUS_SECONDS, Ends
+from podwatch.sensors.processes import STATUS_SECONDS, Ends
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import exit_of, identify
 from tests.sensors.waiting import until
@@ -77,9 +77,17 @@ def tells_exits() -> bool:
         os.close(fd)
 
 
+class Told:
+    def __init__(self, roles: list[ProcessRole] | None = None) -> None:
+        self.roles = [] if roles is None else roles
+
+    def on_end(self, role: ProcessRole) -> None:
+        self.roles.append(role)
+
+
 async def test_an_end_is_told_at_once_and_before_any_look(engine: Grandchild) -> None:
     told: list[ProcessRole] = []
-    ends = Ends(SystemClock(), told.append)
+    ends = Ends(SystemClock(), Told(told))
     ends.look([engine.sample], {})
     await asyncio.sleep(0)
     assert told == []
@@ -95,7 +103,7 @@ async def test_an_end_is_told_at_once_and_before_any_look(engine: Grandchild) ->
 async def test_how_it_ended_is_known_once_its_parent_reaped_it(engine: Grandchild, number: signal.Signals) -> None:
     if not tells_exits():
         pytest.skip("this kernel is older than 6.15 and keeps exit statuses to the parents")
-    ends = Ends(SystemClock(), lambda role: None)
+    ends = Ends(SystemClock(), Told())
     ends.look([engine.sample], {})
     os.kill(engine.pid, number)
     ends.look([], {})
@@ -118,7 +126,7 @@ async def test_an_exit_code(tmp_path: Path) -> None:
     engine = Grandchild(
         f"import os, sys, time\nwhile not os.path.exists({str(order)!r}): time.sleep(0.01)\nsys.exit(3)"
     )
-    ends = Ends(SystemClock(), lambda role: None)
+    ends = Ends(SystemClock(), Told())
     try:
         ends.look([engine.sample], {})
         order.touch()
@@ -131,7 +139,7 @@ async def test_an_exit_code(tmp_path: Path) -> None:
 
 
 async def test_what_the_keeper_reaped_is_known_from_it(engine: Grandchild) -> None:
-    ends = Ends(SystemClock(), lambda role: None)
+    ends = Ends(SystemClock(), Told())
     ends.look([engine.sample], {})
     status = ExitStatus(signal=15)
     identity = engine.sample.identity
@@ -145,7 +153,7 @@ async def test_no_descriptor_stays_open(engine: Grandchild) -> None:
         return len(list(Path("/proc/self/fd").iterdir()))
 
     clock = ManualClock()
-    ends = Ends(clock, lambda role: None)
+    ends = Ends(clock, Told())
     before = open_now()
     ends.look([engine.sample], {})
     assert open_now() == before + 1
@@ -162,7 +170,7 @@ async def test_no_descriptor_stays_open(engine: Grandchild) -> None:
 async def test_other_processes_are_not_followed() -> None:
     identity = identify(os.getpid())
     assert identity is not None
-    ends = Ends(SystemClock(), lambda role: None)
+    ends = Ends(SystemClock(), Told())
     before = len(list(Path("/proc/self/fd").iterdir()))
     ends.look([ProcessSample(identity, 1, "x", "x", ProcessRole.OTHER)], {})
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -367,7 +367,18 @@ async def test_an_orchestrator_that_said_it_is_done_is_no_failure(monkeypatch: p
     monkeypatch.setattr("podwatch.sensors.processes.REPLACEMENT_WINDOW", 0.1)
     done: set[ProcessRole] = set()
     handle = RealHandle("start-1", ProcessRole.ORCHESTRATOR)
-    sensor = ProcessSensor(SystemClock(), 0.02, finish_line=lambda: True, finished_roles=lambda: frozenset(done))
+
+    class Logs:
+        finish_line_seen = True
+
+        @property
+        def finished_roles(self) -> frozenset[ProcessRole]:
+            return frozenset(done)
+
+        async def look_again(self) -> None:
+            """They are never read."""
+
+    sensor = ProcessSensor(SystemClock(), 0.02, logs=Logs())
     await sensor.start()
     try:
         sensor.watch(handle)

@@ -11,6 +11,7 @@ from pathlib import Path
 from podwatch.checkpoints.layouts.base import StepSeen
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, SensorState
+from podwatch.sensors.log_tail import Sources
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
@@ -67,9 +68,8 @@ class Pod:
         self.clock = clock
         self.inbox = PingInbox(clock)
         self.sensor = ProgressSensor(
-            clock, markers(output), output_dir=output, inbox=self.inbox, steps=step_reader,
-            log_globs=("logs/**/*.log",),
-            extra_logs=(self.keeper_log,), finish_lines=FINISH, poll=0.02,
+            clock, markers(output), logs=Sources(output, ("logs/**/*.log",), (self.keeper_log,)), inbox=self.inbox,
+            steps=step_reader, finish_lines=FINISH, poll=0.02,
         )  # fmt: skip
 
     def sample(self, source: ProgressSource, role: str = "trainer") -> ProgressSample | None:
@@ -232,7 +232,9 @@ async def test_a_hung_file_system_is_blind_even_if_pings_come(tmp_path: Path) ->
         gate.wait(30)
         return ()
 
-    sensor = ProgressSensor(clock, hung, output_dir=tmp_path, inbox=inbox, steps=step_reader, poll=0.01, deadline=0.1)
+    sensor = ProgressSensor(
+        clock, hung, logs=Sources(tmp_path), inbox=inbox, steps=step_reader, poll=0.01, deadline=0.1
+    )
     await sensor.start()
     inbox.ping("trainer")
     await until(lambda: sensor.latest().state is SensorState.BLIND)

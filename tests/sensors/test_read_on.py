@@ -15,6 +15,7 @@ import pytest
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import ProgressSource, Reading, SensorState, Supervision, observed
 from podwatch.sensors import log_tail, processes
+from podwatch.sensors.log_tail import Sources
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
@@ -31,9 +32,8 @@ class Podwatch:
     def __init__(self, root: Path, *, poll: float = 0.02, slow: threading.Event | None = None) -> None:
         self.log = root / "train.log"
         self.sensor = ProgressSensor(
-            SystemClock(), lambda: (slow.wait(5), ())[1] if slow is not None else (), output_dir=root,
-            inbox=PingInbox(SystemClock()), steps=step_reader,
-            log_globs=("logs/*.log",), extra_logs=(self.log,), finish_lines=FINISH,
+            SystemClock(), lambda: (slow.wait(5), ())[1] if slow is not None else (), steps=step_reader,
+            logs=Sources(root, ("logs/*.log",), (self.log,)), inbox=PingInbox(SystemClock()), finish_lines=FINISH,
             poll=poll,
         )  # fmt: skip
 
@@ -158,10 +158,7 @@ class Handle:
 async def test_an_end_is_shown_with_the_words_that_came_before_it(tmp_path: Path) -> None:
     """The logs are looked at once an hour here: without asking them again, a finished run would be started again."""
     podwatch = Podwatch(tmp_path, poll=3600.0)
-    sensor = ProcessSensor(
-        SystemClock(), poll=0.02, finish_line=lambda: podwatch.sensor.finish_line_seen,
-        read_logs=podwatch.sensor.look_again,
-    )  # fmt: skip
+    sensor = ProcessSensor(SystemClock(), poll=0.02, logs=podwatch.sensor)
     await podwatch.sensor.start()
     podwatch.sensor.begin_start(time.time(), "s1")
     await podwatch.sensor.look_again()
@@ -187,14 +184,19 @@ async def test_the_end_of_one_process_is_shown_with_the_words_that_came_before_i
     podwatch = Podwatch(tmp_path, poll=3600.0)
     read = 0
 
-    async def read_logs() -> None:
-        nonlocal read
-        read += 1
-        await podwatch.sensor.look_again()
+    class Logs:
+        finish_line_seen = False
 
-    sensor = ProcessSensor(
-        SystemClock(), poll=0.02, finished_roles=lambda: podwatch.sensor.finished_roles, read_logs=read_logs
-    )
+        @property
+        def finished_roles(self) -> frozenset[ProcessRole]:
+            return podwatch.sensor.finished_roles
+
+        async def look_again(self) -> None:
+            nonlocal read
+            read += 1
+            await podwatch.sensor.look_again()
+
+    sensor = ProcessSensor(SystemClock(), poll=0.02, logs=Logs())
     await podwatch.sensor.start()
     podwatch.sensor.begin_start(time.time(), "s1")
     await podwatch.sensor.look_again()

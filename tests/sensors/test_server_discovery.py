@@ -5,7 +5,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -70,16 +70,22 @@ def tree(*servers: ProcessSample, start_id: str = "s1") -> Reading[TrainerSample
     return observed(TrainerSample(start_id, alive=True, descendants=(LAUNCHER, *servers)), 1.0)
 
 
-async def real_sockets(pids: list[int]) -> Mapping[int, frozenset[int] | None]:
-    return _local_sockets(pids)
+@dataclass
+class Trainer:
+    """Its newest reading, and its real sockets unless they are ``denied``."""
+
+    reading: Reading[TrainerSample]
+    denied: bool = False
+
+    def latest(self) -> Reading[TrainerSample]:
+        return self.reading
+
+    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
+        return dict.fromkeys(pids) if self.denied else _local_sockets(pids)
 
 
-async def nobody_may_read(pids: list[int]) -> Mapping[int, frozenset[int] | None]:
-    return dict.fromkeys(pids)
-
-
-def finder(reading: Reading[TrainerSample], sockets: object = real_sockets) -> ServerFinder:
-    return ServerFinder(SystemClock(), lambda: reading, sockets, timeout=0.3)  # type: ignore[arg-type]
+def finder(reading: Reading[TrainerSample], *, denied: bool = False) -> ServerFinder:
+    return ServerFinder(SystemClock(), Trainer(reading, denied), timeout=0.3)
 
 
 async def look_until_found(found: ServerFinder) -> None:
@@ -98,14 +104,14 @@ async def test_by_the_sockets_it_listens_on(process: Process) -> None:
 
 async def test_a_port_on_the_command_line_needs_no_sockets_and_a_router_is_known(process: Process) -> None:
     command = f"/venv/bin/vllm-router --host 0.0.0.0 --port {process.port} --worker-urls http://127.0.0.1:8100"
-    found = finder(tree(process.seen(command)), nobody_may_read)
+    found = finder(tree(process.seen(command)), denied=True)
     await look_until_found(found)
     assert found.latest().servers == ((f"http://127.0.0.1:{process.port}", ServerKind.ROUTER),)
     await found.stop()
 
 
 async def test_what_nobody_may_read_is_said(process: Process) -> None:
-    found = finder(tree(process.seen("PRIME-RL::Inference")), nobody_may_read)
+    found = finder(tree(process.seen("PRIME-RL::Inference")), denied=True)
     await found.look()
     assert found.latest().servers == ()
     assert "cannot read the sockets" in found.latest().detail
@@ -125,8 +131,8 @@ async def test_any_address_is_asked_by_loopback() -> None:
 
 async def test_a_server_that_was_found_is_asked_until_the_next_start(process: Process) -> None:
     """That it is gone is what we want to hear."""
-    readings = [tree(process.seen("inference"))]
-    looking = ServerFinder(SystemClock(), lambda: readings[-1], real_sockets, poll=0.05, timeout=0.3)
+    trainer = Trainer(tree(process.seen("inference")))
+    looking = ServerFinder(SystemClock(), trainer, poll=0.05, timeout=0.3)
     sensor = InferenceSensor((), SystemClock(), 0.5, 0.05, liveness=False, finder=looking)
     assert sensor.latest().state is SensorState.ABSENT
     await sensor.start()
@@ -134,10 +140,10 @@ async def test_a_server_that_was_found_is_asked_until_the_next_start(process: Pr
         health = lambda: [(s.health, s.discovered) for s in sensor.latest().value or ()]  # noqa: E731
         await until(lambda: health() == [(Health.OK, True)])
         process.end()
-        readings.append(tree())
+        trainer.reading = tree()
         await until(lambda: health() == [(Health.REFUSED, True)])
         assert sensor.urls == (f"http://127.0.0.1:{process.port}",), "its port has to be free before the next start"
-        readings.append(tree(start_id="s2"))
+        trainer.reading = tree(start_id="s2")
         await until(lambda: sensor.latest().state is SensorState.ABSENT)
     finally:
         await sensor.stop()
@@ -149,7 +155,7 @@ async def test_one_that_died_while_podwatch_was_away_is_remembered_by_its_start(
     learned = Learned(start_id="s1").saw("health", "health:http://127.0.0.1:8123", "tokens:http://127.0.0.1:8123")
     kept = (learned.start_id, learned.servers)
     reading = tree(start_id="s1" if same else "s2")
-    found = ServerFinder(SystemClock(), lambda: reading, real_sockets, timeout=0.3, known=kept)
+    found = ServerFinder(SystemClock(), Trainer(reading), timeout=0.3, known=kept)
     await found.look()
     assert found.latest().servers == ((("http://127.0.0.1:8123", None),) if same else ())
     await found.stop()

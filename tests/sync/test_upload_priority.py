@@ -14,7 +14,7 @@ from podwatch.policy.upload_priority import Level, Standing, Timing
 from podwatch.sync.syncer import Syncer
 from podwatch.sync.upload.child_process import Children
 from podwatch.sync.upload.priority import RATES, Outlook, Priority
-from podwatch.system.priority import autogroup_of
+from podwatch.system.child import autogroup_of
 from tests.support.busy import busy_cores, without_nice_right
 from tests.support.clock import ManualClock
 from tests.support.hurry import hurrying

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.system.priority import autogroup_of, cpu_waits, give, waited_share
+from podwatch.system.child import autogroup_of, cpu_waits, give, waited_share
 from tests.support.busy import busy_cores, without_nice_right
 
 THREADS = "import threading, sys\nfor _ in range(3): threading.Thread(target=sys.stdin.read).start()\nprint(flush=True)"

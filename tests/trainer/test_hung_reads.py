@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from podwatch.system import procfs
 from podwatch.system.procfs import boot_id, patiently, pid_namespace
 from podwatch.system.workers import Worker
 from podwatch.trainer import discover, keeper
-from podwatch.trainer.process_tree import LocalTree, in_session, marked
+from podwatch.trainer.process_tree import AllOurs, LocalTree, Process, in_session, marked
 from tests.support.pod import eventually
 
 MARK = b"PODWATCH_START_ID=s1\0"
@@ -331,7 +331,12 @@ def test_a_launcher_that_is_stuck_is_not_taken_for_a_shell(proc: FakeProc, monke
     """All that is left to see of ``bash train.sh`` then is its name, as of an operator's shell."""
     proc.add(301, ticks=7)
     launcher = ProcessIdentity(301, 7, boot_id(), pid_namespace())
-    local = LocalTree(launcher, spare=lambda processes: frozenset(p.pid for p in processes))
+
+    class AllAnOperators(AllOurs):
+        def spared(self, processes: Collection[Process]) -> frozenset[int]:
+            return frozenset(p.pid for p in processes)
+
+    local = LocalTree(launcher, rules=AllAnOperators())
     monkeypatch.setattr(procfs, "hangs", lambda pid: pid == 301)
     assert [p.identity.pid for p in local.living(sweep=True)] == [301]
     assert not local.turned

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import HostError
-from podwatch.trainer import keeper_program
-from podwatch.trainer.keeper_program import SOURCE, is_whole, place, sealed
+from podwatch.trainer import keeper_client
+from podwatch.trainer.keeper_client import SOURCE, is_whole, place, sealed
 from tests.support.pod import Pod
 from tests.support.small_disk import small_mount
 
@@ -138,7 +138,7 @@ def test_in_the_middle_of_an_upgrade_the_copy_of_an_earlier_start_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual, _ = place(tmp_path, compiled=True)
-    monkeypatch.setattr(keeper_program, "SOURCE", tmp_path / "gone" / "keeper.py")
+    monkeypatch.setattr(keeper_client, "SOURCE", tmp_path / "gone" / "keeper.py")
     program, note = place(tmp_path, compiled=True)
     assert program == usual
     assert "gone/keeper.py" in note
@@ -156,7 +156,7 @@ def test_what_a_killed_start_left_unfinished_is_removed(tmp_path: Path) -> None:
     others = ["keeper.pyc", "record.json", ".exit-s1.tmp", ".executed-s1.tmp", ".record.json.12.tmp"]
     for name in ours + others:
         (tmp_path / name).touch()
-    keeper_program.remove_unfinished(tmp_path)
+    keeper_client.remove_unfinished(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(others)
 
 
@@ -191,7 +191,7 @@ async def test_a_compiled_keeper_that_does_not_run_is_not_tried_twice(
 ) -> None:
     """As when the interpreter behind our environment was upgraded beneath us: it refuses what we compile."""
     launcher = pod.launcher()
-    monkeypatch.setattr(keeper_program.importlib.util, "MAGIC_NUMBER", b"\0\0\r\n")
+    monkeypatch.setattr(keeper_client.importlib.util, "MAGIC_NUMBER", b"\0\0\r\n")
     with pytest.raises(HostError, match=r"ended without an answer: .*magic"):
         await launcher.start(pod.script("exec sleep 300"))
     handle = await launcher.start(pod.script("exec sleep 300", start_id="s2"))

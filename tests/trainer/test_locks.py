@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import Busy
-from podwatch.trainer import keeper, keeper_program
+from podwatch.trainer import keeper, keeper_client
 from podwatch.trainer.keeper import LockDirectory, LockHeldError, lock_directories
 from tests.support import strangers
 from tests.support.pod import Pod, eventually
@@ -368,7 +368,7 @@ def as_of_772aae4(tmp_path: Path) -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
     def in_use() -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(keeper_program, "SOURCE", source)
+            patched.setattr(keeper_client, "SOURCE", source)
             yield
 
     return in_use

@@ -232,7 +232,7 @@ def make_loops(
     )
     if parts.syncer is not None:
         parts.syncer.prospects = lambda: _prospects(parts, sensing.snapshot, pruner)
-    parts.sensing.processes.tell_engine_end(sensing.hurry)
+    parts.sensing.processes.hurry_at_engine_end(sensing)
     parts.deletion.forecast.save_seconds = lambda: sensing.state.learned.median_save_seconds
     return DaemonLoops(sensing, guarding, pruner)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import HostError
-from podwatch.system.private import own_directory
-from podwatch.system.workspace import Workspace
+from podwatch.system.workspace import Workspace, own_directory
 
 RECORDING = "recording"
 """Directory of the recording below a run's state."""

@@ -45,7 +45,7 @@ from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError
 from podwatch.domain.mutation_guard import Mutation, MutationGuard
 from podwatch.domain.process import ProcessRole
-from podwatch.domain.secrets import register, scrub
+from podwatch.domain.secrets import register
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.other_trainers import Beside
@@ -59,7 +59,7 @@ from podwatch.sensors.gpu import GpuReader, GpuSensor
 from podwatch.sensors.host import HostSensor
 from podwatch.sensors.inference import InferenceSensor
 from podwatch.sensors.log_rules import LogRulesSensor, risky
-from podwatch.sensors.log_tail import StepLines
+from podwatch.sensors.log_tail import Sources, StepLines
 from podwatch.sensors.nvml import NvmlReader
 from podwatch.sensors.nvml_probe import WAIT, TrialLoad
 from podwatch.sensors.processes import ProcessSensor
@@ -339,21 +339,14 @@ def _sensing(
         known_bytes=lambda: sum(s.size_bytes for s in catalogue.sets) + aside.found.bytes,
     )
     disks = DisksSensor(partial(_places, settings, catalogue), clock)
-    log_rules = LogRulesSensor(clock, run.config.policies.log_rules, trusted=SHIPPED, scrub=scrub)
+    log_rules = LogRulesSensor(clock, run.config.policies.log_rules, trusted=SHIPPED)
     health = settings.training
     metrics = TrainingSensor(
         clock, settings.trainer.output_dir, metrics_file=health.metrics_file, metrics_url=health.metrics_url
     )
     inbox = PingInbox(clock)
     progress = _progress(settings, run, catalogue, inbox, log_path, (log_rules, metrics))
-    processes = ProcessSensor(
-        clock,
-        poll=poll,
-        finish_line=lambda: progress.finish_line_seen,
-        finished_roles=lambda: progress.finished_roles,
-        read_logs=progress.look_again,
-        roles=_roles(settings),
-    )
+    processes = ProcessSensor(clock, poll=poll, logs=progress, roles=_roles(settings))
     servers, addresses = _inference(settings, run, processes)
     return Sensing(
         sensors=Sensors(
@@ -362,7 +355,7 @@ def _sensing(
             disk=disk,
             inference=servers,
             progress=progress,
-            host=HostSensor(clock, tree=lambda: getattr(processes.latest().value, "descendants", ()), xids=xids),
+            host=HostSensor(clock, trainer=processes, xids=xids),
             logs=log_rules,
             training=metrics,
             disks=disks,
@@ -392,10 +385,8 @@ def _progress(
     progress = ProgressSensor(
         run.clock,
         lambda: believed_progress(layout.progress(), catalogue.sets),
-        output_dir=trainer.output_dir,
+        logs=Sources(trainer.output_dir, trainer.logs or layout.log_globs(), (log_path,)),
         inbox=inbox,
-        log_globs=trainer.logs or layout.log_globs(),
-        extra_logs=(log_path,),
         finish_lines=layout.finish_lines,
         poll=max(poll, min(2 * poll, PROGRESS_POLL)),
         taps=taps,
@@ -410,7 +401,7 @@ def _inference(settings: Settings, run: Run, processes: ProcessSensor) -> tuple[
     finder = None
     if inference.discover:
         known = (before.start_id, before.servers)
-        finder = ServerFinder(run.clock, processes.latest, processes.sockets, timeout=inference.timeout, known=known)
+        finder = ServerFinder(run.clock, processes, timeout=inference.timeout, known=known)
     sensor = InferenceSensor(
         inference.urls,
         run.clock,

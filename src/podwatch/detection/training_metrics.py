@@ -3,7 +3,8 @@ with ``[training] stop`` podwatch stops training cleanly after the next save.
 """
 
 import math
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean, pvariance
 
@@ -74,31 +75,44 @@ class TrainingHealthDetector:
 DETECTOR = TrainingHealthDetector()
 
 
-def _rules(policy: TrainingPolicy) -> dict[str, tuple[str, Callable[[float], bool], str, str]]:
-    """Rule -> (figure, predicate for an unhealthy value, meaning, fix)."""
-    rules: dict[str, tuple[str, Callable[[float], bool], str, str]] = {
-        "loss": (
-            "loss", lambda v: not math.isfinite(v), "the loss is not a finite number, so training learns nothing",
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """The figure is unhealthy outside of ``lowest`` to ``highest``, or if it is not a number."""
+
+    figure: str
+    means: str
+    fix: str
+    lowest: float = -math.inf
+    highest: float = math.inf
+
+    def broken_by(self, value: float) -> bool:
+        return math.isnan(value) or not self.lowest <= value <= self.highest
+
+
+def _rules(policy: TrainingPolicy) -> dict[str, _Rule]:
+    rules = {
+        "loss": _Rule(
+            "loss", "the loss is not a finite number, so training learns nothing",
             "restart from an earlier checkpoint with a lower learning rate",
+            lowest=-sys.float_info.max, highest=sys.float_info.max,
         ),
     }  # fmt: skip
     low, kl, norm = policy.entropy_below, policy.kl_above, policy.grad_norm_above
     if low is not None:
-        rules["entropy"] = (
-            "entropy", lambda v: v < low or math.isnan(v),
-            f"the entropy is below {low:g}: the policy no longer explores",
-            "restart from a checkpoint before the fall with a higher temperature or an entropy bonus",
+        rules["entropy"] = _Rule(
+            "entropy", f"the entropy is below {low:g}: the policy no longer explores",
+            "restart from a checkpoint before the fall with a higher temperature or an entropy bonus", lowest=low,
         )  # fmt: skip
     if kl is not None:
-        rules["kl"] = (
-            "kl", lambda v: v > kl or math.isnan(v),
-            f"KL is above {kl:g}: the policy is far from the policy that generates its data",
+        rules["kl"] = _Rule(
+            "kl", f"KL is above {kl:g}: the policy is far from the policy that generates its data",
             "lower the learning rate or the number of off-policy steps; with prime-rl, compare trainer and engine",
+            highest=kl,
         )  # fmt: skip
     if norm is not None:
-        rules["grad-norm"] = (
-            "grad_norm", lambda v: v > norm or math.isnan(v), f"the gradient norm is above {norm:g}",
-            "lower the learning rate or clip the gradient more strictly",
+        rules["grad-norm"] = _Rule(
+            "grad_norm", f"the gradient norm is above {norm:g}",
+            "lower the learning rate or clip the gradient more strictly", highest=norm,
         )  # fmt: skip
     return rules
 
@@ -111,15 +125,15 @@ def _take(state: TrainingHealthState, metrics: TrainingMetrics, policy: Training
     if not fresh:
         return state
     steps.update(dict.fromkeys(fresh, metrics.step))
-    for rule, (figure, sick, _, _) in _rules(policy).items():
-        if figure not in fresh:
+    for name, rule in _rules(policy).items():
+        if rule.figure not in fresh:
             continue
-        value, old = fresh[figure], streaks.get(rule, Streak())
-        if not sick(value):
-            streaks.pop(rule, None)
+        value, old = fresh[rule.figure], streaks.get(name, Streak())
+        if not rule.broken_by(value):
+            streaks.pop(name, None)
             continue
         since = old.since if old.count else metrics.at
-        streaks[rule] = Streak(old.count + 1, since, value, old.told or old.count + 1 >= policy.steps)
+        streaks[name] = Streak(old.count + 1, since, value, old.told or old.count + 1 >= policy.steps)
     rewards, flat, flat_steps = state.rewards, state.flat_since, state.flat_steps
     if "reward" in fresh and math.isfinite(fresh["reward"]):
         rewards = (*rewards, fresh["reward"])[-min(policy.plateau_steps or 0, REWARDS_KEPT) :]
@@ -157,11 +171,11 @@ def _flat(rewards: tuple[float, ...], change: float) -> bool:
 
 def _findings(state: TrainingHealthState, policy: TrainingPolicy, at: float, stop: bool) -> Iterator[Finding]:
     streaks = dict(state.streaks)
-    for rule, (figure, _, means, fix) in _rules(policy).items():
-        streak = streaks.get(rule)
+    for name, rule in _rules(policy).items():
+        streak = streaks.get(name)
         if streak is not None and streak.told:
-            summary = f"{means}; {figure} = {streak.value:.4g}, {streak.count} steps in a row"
-            yield _finding(rule, summary, fix, streak.since, at, f"{streak.value:.4g}", stop)
+            summary = f"{rule.means}; {rule.figure} = {streak.value:.4g}, {streak.count} steps in a row"
+            yield _finding(name, summary, rule.fix, streak.since, at, f"{streak.value:.4g}", stop)
     if state.flat_since is not None and state.rewards:
         mean = sum(state.rewards) / len(state.rewards)
         summary = f"the reward has not changed for {state.flat_steps} steps (mean {mean:.4g})"

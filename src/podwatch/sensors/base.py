@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from podwatch.domain.snapshot import Reading, SensorState, unobserved
 from podwatch.system.clock import Clock, until_beat
@@ -43,6 +43,8 @@ class Wakeable(Protocol):
 
 R = TypeVar("R")
 T = TypeVar("T")
+Read: TypeAlias = Callable[[], R]
+"""One blocking read: runs in the thread, which can be abandoned, so it must not change any state."""
 
 SLOTS = ("gpu", "processes", "progress", "host", "training")
 MAX_STUCK = 4
@@ -68,32 +70,39 @@ def slot(name: str) -> float:
     return 0.006 * (SLOTS.index(name) if name in SLOTS else len(SLOTS))
 
 
-class Poller(Generic[R, T]):
-    """Repeats one blocking read in a daemon thread and keeps the newest reading.
+class Polled(Protocol[R, T_co]):
+    """What a Poller reads. Both methods run on the event loop, to which all state belongs: an abandoned thread does no
+    harm."""
 
-    ``prepare`` runs on the event loop and returns the function for the thread; ``absorb`` runs on the event loop with
-    its result. So all state belongs to the loop and an abandoned thread does no harm. An exception in the thread is a
-    BLIND reading. ``close``, if given, runs in the thread at the end, if the thread still answers.
-    """
+    def prepare(self) -> Read[R]:
+        """Return the read for the thread."""
+        ...
+
+    def absorb(self, result: R) -> Reading[T_co]:
+        """Return the reading for the result of the thread."""
+        ...
+
+
+class Poller(Generic[R, T]):
+    """Repeats one blocking read in a daemon thread and keeps the newest reading. An exception in the thread is a BLIND
+    reading. ``close``, if given, runs in the thread at the end, if the thread still answers."""
 
     def __init__(
         self,
         name: str,
         clock: Clock,
+        polled: Polled[R, T],
         *,
         poll: float,
         deadline: float,
-        prepare: Callable[[], Callable[[], R]],
-        absorb: Callable[[R], Reading[T]],
-        close: Callable[[], None] | None = None,
+        close: Read[None] | None = None,
         max_stuck: int = MAX_STUCK,
     ) -> None:
         self._name = name
         self._clock = clock
         self._poll = poll
         self._deadline = deadline
-        self._prepare = prepare
-        self._absorb = absorb
+        self._polled = polled
         self._close = close
         self._max_stuck = max_stuck
         self._turned_at = clock.monotonic()
@@ -147,10 +156,10 @@ class Poller(Generic[R, T]):
             if self._worker is None:
                 self._worker = Worker(self._name)
             self._wake.clear()
-            look = self._prepare()
+            look = self._polled.prepare()
             try:
                 result = await self._worker.call(look, timeout=self._deadline)
-                reading = self._absorb(result)
+                reading = self._polled.absorb(result)
             except Exception as error:  # also a bug: it must show as a blind sensor, not end the sensing
                 if self._worker.stuck:
                     self._leave_behind(began)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.domain.snapshot import DiskSample, Reading, SensorState, observed, unobserved
-from podwatch.sensors.base import Poller
+from podwatch.sensors.base import Poller, Read
 from podwatch.system.clock import Clock
 
 POLL = 10.0
@@ -79,9 +79,7 @@ class DiskSensor:
         self._clock = clock
         self._capacity = capacity_bytes
         self._known = known_bytes
-        self._poller: Poller[_Seen, DiskSample] = Poller(
-            self.name, clock, poll=poll, deadline=deadline, prepare=lambda: self._look, absorb=self._absorb
-        )
+        self._poller: Poller[_Seen, DiskSample] = Poller(self.name, clock, self, poll=poll, deadline=deadline)
 
     async def start(self) -> None:
         self._poller.start()
@@ -96,10 +94,10 @@ class DiskSensor:
     def latest(self) -> Reading[DiskSample]:
         return self._poller.latest()
 
-    def _look(self) -> _Seen:
-        return look(self._path)
+    def prepare(self) -> Read[_Seen]:
+        return lambda: look(self._path)
 
-    def _absorb(self, seen: _Seen) -> Reading[DiskSample]:
+    def absorb(self, seen: _Seen) -> Reading[DiskSample]:
         now = self._clock.monotonic()
         if seen.error is not None:
             state = SensorState.DENIED if isinstance(seen.error, PermissionError) else SensorState.BLIND
@@ -132,14 +130,12 @@ class _Place:
 
     def __init__(self, role: str, path: Path, clock: Clock, poll: float) -> None:
         self.role, self.path, self._clock = role, path, clock
-        self.poller: Poller[_Seen, DiskSample] = Poller(
-            f"disk {role}", clock, poll=poll, deadline=DEADLINE, prepare=lambda: self._look, absorb=self._absorb
-        )
+        self.poller: Poller[_Seen, DiskSample] = Poller(f"disk {role}", clock, self, poll=poll, deadline=DEADLINE)
 
-    def _look(self) -> _Seen:
-        return look(self.path)
+    def prepare(self) -> Read[_Seen]:
+        return lambda: look(self.path)
 
-    def _absorb(self, seen: _Seen) -> Reading[DiskSample]:
+    def absorb(self, seen: _Seen) -> Reading[DiskSample]:
         now = self._clock.monotonic()
         if seen.error is not None or seen.total <= 0:
             return unobserved(SensorState.BLIND, now, f"cannot read the free space of {seen.path}: {seen.error}")

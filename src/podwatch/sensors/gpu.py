@@ -1,10 +1,9 @@
 """GPU memory, utilization and temperature by device, through a reader that can hang."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 from podwatch.domain.snapshot import GpuSample, Reading, SensorState, observed, unobserved
-from podwatch.sensors.base import Poller
+from podwatch.sensors.base import Poller, Read
 from podwatch.system.clock import Clock
 
 REOPEN_MIN = 2.0
@@ -71,9 +70,8 @@ class GpuSensor:
         self._reopen_delay = REOPEN_MIN
         self._failure: Reading[tuple[GpuSample, ...]] | None = None
         self._poller: Poller[tuple[GpuSample, ...] | ReaderUnavailable | None, tuple[GpuSample, ...]] = Poller(
-            self.name, clock, poll=poll, deadline=deadline, prepare=self._prepare, absorb=self._absorb,
-            close=self._close,
-        )  # fmt: skip
+            self.name, clock, self, poll=poll, deadline=deadline, close=self._close
+        )
 
     async def start(self) -> None:
         self._poller.start()
@@ -87,12 +85,12 @@ class GpuSensor:
     def wake(self) -> None:
         self._poller.wake()
 
-    def _prepare(self) -> "Callable[[], tuple[GpuSample, ...] | ReaderUnavailable | None]":
+    def prepare(self) -> Read["tuple[GpuSample, ...] | ReaderUnavailable | None"]:
         if self._failure is not None and self._clock.monotonic() < self._reopen_at:
             return lambda: None  # too early to open again; the thread still runs
         return _Look(self._reader, self._opened)
 
-    def _absorb(self, result: "tuple[GpuSample, ...] | ReaderUnavailable | None") -> Reading[tuple[GpuSample, ...]]:
+    def absorb(self, result: "tuple[GpuSample, ...] | ReaderUnavailable | None") -> Reading[tuple[GpuSample, ...]]:
         now = self._clock.monotonic()
         if isinstance(result, ReaderUnavailable):
             self._opened = False

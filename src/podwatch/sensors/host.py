@@ -3,13 +3,13 @@
 import contextlib
 import os
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from podwatch.domain.process import ProcessIdentity, ProcessSample
-from podwatch.domain.snapshot import FileUse, HostSample, Reading, SensorState, observed, unobserved
-from podwatch.sensors.base import Poller
+from podwatch.domain.snapshot import FileUse, HostSample, Reading, SensorState, TrainerSample, observed, unobserved
+from podwatch.sensors.base import Poller, Read
 from podwatch.sensors.xid import KernelLog, XidInbox
 from podwatch.system.clock import Clock
 
@@ -43,9 +43,14 @@ def meminfo(text: str) -> dict[str, int]:
     return found
 
 
+class TreeReadings(Protocol):
+    """The trainer's processes as last seen (``sensors.processes``)."""
+
+    def latest(self) -> Reading[TrainerSample]: ...
+
+
 class HostSensor:
-    """Reads the host. ``tree`` returns the trainer's processes as last seen and must not block: it runs on the event
-    loop.
+    """Reads the host, and the files and memory group of the trainer's processes.
 
     Open files are counted from the size of ``/proc/PID/fd``, which Linux 6.2 and later show to every user, else by
     listing it, which needs permission to trace the process. A process without that permission is counted in
@@ -58,7 +63,7 @@ class HostSensor:
         self,
         clock: Clock,
         *,
-        tree: Callable[[], Sequence[ProcessSample]],
+        trainer: TreeReadings,
         xids: XidInbox,
         kernel: KernelLog | None = None,
         poll: float = POLL,
@@ -66,14 +71,13 @@ class HostSensor:
         proc: Path = Path("/proc"),
         shm: Path = Path("/dev/shm"),
     ) -> None:
-        self._clock, self._tree, self._xids, self._proc, self._shm = clock, tree, xids, proc, shm
+        self._clock, self._trainer, self._xids, self._proc, self._shm = clock, trainer, xids, proc, shm
         self._kernel = kernel if kernel is not None else KernelLog(xids)
         self._limits: dict[ProcessIdentity, int] = {}
         self._looks = 0
         self._poller: Poller[_Seen, HostSample] = Poller(
-            self.name, clock, poll=poll, deadline=deadline, prepare=self._prepare, absorb=self._absorb,
-            close=self._kernel.close, max_stuck=1,
-        )  # fmt: skip
+            self.name, clock, self, poll=poll, deadline=deadline, close=self._kernel.close, max_stuck=1
+        )
 
     async def start(self) -> None:
         self._poller.start()
@@ -89,13 +93,14 @@ class HostSensor:
             return reading
         return replace(reading, value=replace(reading.value, xids=xids))
 
-    def _prepare(self) -> Callable[[], _Seen]:
-        tree = tuple(self._tree())
+    def prepare(self) -> Read[_Seen]:
+        trainer = self._trainer.latest().value
+        tree = trainer.descendants if trainer is not None else ()
         self._looks += 1
         limits = dict(self._limits) if self._looks % LIMITS_KEPT else {}
         return lambda: self._look(tree, limits)
 
-    def _absorb(self, seen: _Seen) -> Reading[HostSample]:
+    def absorb(self, seen: _Seen) -> Reading[HostSample]:
         now = self._clock.monotonic()
         self._limits = seen.limits
         if seen.sample is None:

@@ -7,7 +7,6 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
@@ -22,7 +21,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.sensors.base import Poller, end_task
+from podwatch.sensors.base import Poller, Read, end_task
 from podwatch.system.clock import Clock
 
 MAX_BODY = 4 << 20
@@ -152,7 +151,7 @@ class Inside:
     asleep: bool | None = None
 
 
-def ask_inside(url: str, *, liveness: bool, sleeping: bool, now: Callable[[], float]) -> tuple[Inside, frozenset[str]]:
+def ask_inside(url: str, *, liveness: bool, sleeping: bool, clock: Clock) -> tuple[Inside, frozenset[str]]:
     """Query both slow routes; also returns the routes the server does not have. Blocks for LIVENESS_TIMEOUT or
     longer."""
     parts = _address(url)
@@ -177,7 +176,7 @@ def ask_inside(url: str, *, liveness: bool, sleeping: bool, now: Callable[[], fl
             asleep = answer if isinstance(answer, bool) else None
         except (OSError, ValueError, AttributeError, http.client.HTTPException):
             asleep = None
-    return Inside(now(), alive, asleep), frozenset(missing)
+    return Inside(clock.monotonic(), alive, asleep), frozenset(missing)
 
 
 def _address(url: str) -> SplitResult:
@@ -197,20 +196,18 @@ class Server:
         self._timeout = timeout
         self._kind = kind
         self._discovered = discovered
-        self._missing: dict[str, float] = {}  # route -> when to request it again
         # Three requests, each a connect and an answer within the timeout; beyond that, name resolution hangs.
         self.quick: Poller[tuple[_Answer, ServerKind | None], InferenceSample] = Poller(
-            f"inference {url}", clock, poll=poll, deadline=6 * timeout + 1.0, prepare=self._ask, absorb=self._absorb
+            f"inference {url}", clock, self, poll=poll, deadline=6 * timeout + 1.0
         )
         self.slow: Poller[tuple[Inside, frozenset[str]], Inside] | None = None
         if liveness:
             self.slow = Poller(
                 f"inside {url}",
                 clock,
+                _SlowRoutes(self, clock),
                 poll=LIVENESS_POLL,
                 deadline=2 * (LIVENESS_TIMEOUT + SLEEPING_TIMEOUT) + 5.0,
-                prepare=self._ask_inside,
-                absorb=self._absorb_inside,
             )
 
     def start(self) -> None:
@@ -244,7 +241,7 @@ class Server:
             return None
         return inside
 
-    def _ask(self) -> Callable[[], tuple[_Answer, ServerKind | None]]:
+    def prepare(self) -> Read[tuple[_Answer, ServerKind | None]]:
         url, timeout, known = self.url, self._timeout, self._kind
 
         def look() -> tuple[_Answer, ServerKind | None]:
@@ -259,24 +256,36 @@ class Server:
 
         return look
 
-    def _absorb(self, result: tuple[_Answer, ServerKind | None]) -> Reading[InferenceSample]:
+    def absorb(self, result: tuple[_Answer, ServerKind | None]) -> Reading[InferenceSample]:
         answer, self._kind = result
         now = self._clock.monotonic()
         if answer.sample is None:
             return unobserved(SensorState.BLIND, now, answer.problem)
         return observed(answer.sample, now)
 
-    def _ask_inside(self) -> Callable[[], tuple[Inside, frozenset[str]]]:
-        now = self._clock.monotonic()
+    @property
+    def engine_answers(self) -> bool:
+        """Whether it is no router and answered its last request, even if too late."""
         quick = self.quick.latest().value
-        up = quick is not None and quick.health in (Health.OK, Health.TIMEOUT) and self._kind is not ServerKind.ROUTER
+        up = quick is not None and quick.health in (Health.OK, Health.TIMEOUT)
+        return up and self._kind is not ServerKind.ROUTER
+
+
+class _SlowRoutes:
+    """The routes that go through the engine, as far as the server has them."""
+
+    def __init__(self, server: Server, clock: Clock) -> None:
+        self._server, self._clock = server, clock
+        self._missing: dict[str, float] = {}  # route -> when to request it again
+
+    def prepare(self) -> Read[tuple[Inside, frozenset[str]]]:
+        now, up = self._clock.monotonic(), self._server.engine_answers
         wanted = {r for r in ("/liveness", "/is_sleeping") if up and self._missing.get(r, 0.0) <= now}
-        url, clock = self.url, self._clock
         return lambda: ask_inside(
-            url, liveness="/liveness" in wanted, sleeping="/is_sleeping" in wanted, now=clock.monotonic
+            self._server.url, liveness="/liveness" in wanted, sleeping="/is_sleeping" in wanted, clock=self._clock
         )
 
-    def _absorb_inside(self, result: tuple[Inside, frozenset[str]]) -> Reading[Inside]:
+    def absorb(self, result: tuple[Inside, frozenset[str]]) -> Reading[Inside]:
         inside, missing = result
         for route in missing:
             self._missing[route] = inside.at + ROUTE_RETRY

@@ -13,11 +13,12 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from podwatch.domain.policy import LogRule
+from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import LogMatch, Reading, SensorState, observed, unobserved
 from podwatch.sensors.log_tail import FileNews, LogLine, clean
 from podwatch.system.clock import Clock
@@ -352,7 +353,7 @@ class _Seen:
 
 class LogRulesSensor:
     """Receives lines from the sensor that follows the logs (``look`` in its thread, ``take`` on the loop), so that
-    every line is read once. ``scrub`` removes secrets from the line that is shown."""
+    every line is read once. The line that is shown has no secrets."""
 
     name = "logs"
 
@@ -362,11 +363,10 @@ class LogRulesSensor:
         rules: Sequence[LogRule],
         *,
         trusted: Sequence[LogRule] = (),
-        scrub: Callable[[str], str] = lambda text: text,
         followed: bool = True,
     ) -> None:
         """``trusted`` are rules whose patterns are known to be fast. ``followed``: there is a log to follow."""
-        self._clock, self._trusted, self._scrub, self._followed = clock, trusted, scrub, followed
+        self._clock, self._trusted, self._followed = clock, trusted, followed
         self._seen: dict[str, _Seen] = {}
         self._off: dict[str, str] = {}
         self._skipped = 0
@@ -399,7 +399,7 @@ class LogRulesSensor:
             if rule is None:
                 continue  # the configuration was changed meanwhile
             seen = self._seen.setdefault(hit.rule, _Seen(now, now))
-            seen.last_at, seen.line = now, self._scrub(hit.line)[:LINE_SHOWN]
+            seen.last_at, seen.line = now, scrub(hit.line)[:LINE_SHOWN]
             hits = seen.files.setdefault(hit.path, deque())
             seen.roles[hit.path] = hit.role
             if hits and now - hits[-1][0] < rule.within_seconds / BUCKETS:

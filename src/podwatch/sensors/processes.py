@@ -1,18 +1,116 @@
-"""The trainer's process tree, and which of its required processes ended."""
+"""The trainer's process tree, which of its required processes ended, and how."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import Reading, RequiredExit, SensorState, TrainerSample, observed, unobserved
+from podwatch.domain.snapshot import ProcessEnd, Reading, RequiredExit, SensorState, TrainerSample, observed, unobserved
 from podwatch.sensors.base import end_task, slot
-from podwatch.sensors.process_ends import Ends
 from podwatch.system.clock import Clock, until_beat
+from podwatch.system.procfs import exit_of, open_pidfd
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.roles import RolePatterns
+
+# -- ends that are seen at once --------------------------------------------------------------------------------------
+# A descriptor of each process of the run (pidfd) becomes readable when it ends, which costs an idle daemon nothing. The
+# exit status is known where the kernel provides it (Linux 6.15) or the keeper reaped the process.
+
+FOLLOWED = 64
+"""Maximum number of descriptors: engine workers, servers, orchestrator and trainer ranks of one machine."""
+KEPT = 16
+STATUS_SECONDS = 10.0
+"""Seconds after an end during which the exit status is requested: the parent can take a moment to reap the process."""
+_DEAD = frozenset("ZXx")
+
+
+@dataclass(slots=True)
+class _Followed:
+    role: ProcessRole
+    fd: int | None
+    gone_at: float | None = None
+
+
+class Told(Protocol):
+    def on_end(self, role: ProcessRole) -> None:
+        """A followed process of this role has ended. Must not block."""
+        ...
+
+
+class Ends:
+    """Belongs to the event loop; never blocks. ``told`` hears of the end of a followed process at once, where the
+    kernel reports it (Linux 5.3)."""
+
+    def __init__(self, clock: Clock, told: Told) -> None:
+        self._clock, self._told = clock, told
+        self._followed: dict[ProcessIdentity, _Followed] = {}
+        self._known: deque[ProcessEnd] = deque(maxlen=KEPT)
+
+    @property
+    def known(self) -> tuple[ProcessEnd, ...]:
+        """The newest ends whose exit status is known, oldest first."""
+        return tuple(self._known)
+
+    def look(self, tree: Iterable[ProcessSample], ended: Mapping[tuple[int, int], ExitStatus]) -> None:
+        """Process one reading of the tree. ``ended`` has the exit status of processes that the keeper reaped, by (pid,
+        ticks)."""
+        now = self._clock.monotonic()
+        living = set()
+        for sample in tree:
+            if sample.role is ProcessRole.OTHER or sample.state in _DEAD:
+                continue
+            living.add(sample.identity)
+            if sample.identity not in self._followed and len(self._followed) < FOLLOWED:
+                self._follow(sample)
+        for identity, found in list(self._followed.items()):
+            if identity in living:
+                continue
+            if found.gone_at is None:
+                found.gone_at = now
+            status = self._status(identity, found, ended)
+            if status is not None:
+                self._known.append(ProcessEnd(identity, found.role, status, found.gone_at))
+            if status is not None or now - found.gone_at > STATUS_SECONDS:
+                self._leave(identity)
+
+    def clear(self) -> None:
+        """Forget everything, at another start or when there is none."""
+        for identity in list(self._followed):
+            self._leave(identity)
+        self._known.clear()
+
+    def _follow(self, sample: ProcessSample) -> None:
+        fd = open_pidfd(sample.identity)
+        self._followed[sample.identity] = _Followed(sample.role, fd)
+        if fd is not None:
+            asyncio.get_running_loop().add_reader(fd, self._ended, sample.identity)
+
+    def _ended(self, identity: ProcessIdentity) -> None:
+        found = self._followed.get(identity)
+        if found is None or found.fd is None or found.gone_at is not None:
+            return
+        asyncio.get_running_loop().remove_reader(found.fd)  # it stays readable forever
+        found.gone_at = self._clock.monotonic()
+        self._told.on_end(found.role)
+
+    def _status(
+        self, identity: ProcessIdentity, found: _Followed, ended: Mapping[tuple[int, int], ExitStatus]
+    ) -> ExitStatus | None:
+        if (reaped := ended.get((identity.pid, identity.start_ticks))) is not None:
+            return reaped
+        how = exit_of(found.fd) if found.fd is not None else None
+        return ExitStatus(how[0], how[1], self._clock.wall()) if how is not None else None
+
+    def _leave(self, identity: ProcessIdentity) -> None:
+        found = self._followed.pop(identity)
+        if found.fd is not None:
+            asyncio.get_running_loop().remove_reader(found.fd)
+            os.close(found.fd)
+
 
 T = TypeVar("T")
 _DEAD = frozenset("ZXx")
@@ -40,6 +138,33 @@ class TellsSockets(Protocol):
     """A handle that can read which sockets its processes hold."""
 
     async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]: ...
+
+
+class Hurried(Protocol):
+    """The sensing loop."""
+
+    def hurry(self) -> None:
+        """Judge soon. Must not block."""
+        ...
+
+
+class FinishLines(Protocol):
+    """What the logs of the present start say of its end (``sensors.progress``). The properties must not block."""
+
+    @property
+    def finish_line_seen(self) -> bool:
+        """Whether the trainer printed all its finish lines."""
+        ...
+
+    @property
+    def finished_roles(self) -> frozenset[ProcessRole]:
+        """Roles that printed one: at the end of a run prime-rl's orchestrator ends minutes before its trainer, and
+        that is no failure."""
+        ...
+
+    async def look_again(self) -> None:
+        """Read the logs to their present end."""
+        ...
 
 
 REQUIRED = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE, ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER})
@@ -177,22 +302,14 @@ class ProcessSensor:
         poll: float = 2.0,
         *,
         deadline: float = 5.0,
-        finish_line: Callable[[], bool] = lambda: False,
-        finished_roles: Callable[[], frozenset[ProcessRole]] = frozenset,
-        read_logs: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        logs: FinishLines | None = None,
         roles: RolePatterns | None = None,
     ) -> None:
-        """``finish_line`` returns whether the trainer printed its finish lines after this start, ``finished_roles``
-        which roles did: at the end of a run prime-rl's orchestrator ends minutes before its trainer, and that is no
-        failure. Neither must block. ``read_logs`` updates both: an end is shown only after it. ``roles`` are the
-        operator's own patterns.
-        """
+        """An end is shown only after ``logs`` have been read once more. ``roles`` are the operator's own patterns."""
         self._clock = clock
         self._poll = poll
         self._deadline = deadline
-        self._finish_line = finish_line
-        self._finished_roles = finished_roles
-        self._read_logs = read_logs
+        self._logs = logs
         self._roles = roles
         self._ends_read = 0
         self._handle: TrainerHandle | None = None
@@ -200,8 +317,8 @@ class ProcessSensor:
         self._terminal: TellsTerminal | None = None
         self._base = TrainerSample()
         self._exits = RequiredExits()
-        self._seen_to_end = Ends(clock, self._on_end)
-        self._on_engine_end: Callable[[], None] = lambda: None
+        self._seen_to_end = Ends(clock, self)
+        self._judging: Hurried | None = None
         self._reading: Reading[TrainerSample] = unobserved(SensorState.PENDING, clock.monotonic(), "not observed yet")
         self._turned_at = clock.monotonic()
         self._asked: asyncio.Task[tuple[ExitStatus | None, Reading[tuple[ProcessSample, ...]]]] | None = None
@@ -255,14 +372,15 @@ class ProcessSensor:
 
     wake = refresh
 
-    def tell_engine_end(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` at once when an engine process ends, not only at the next poll. It must not block."""
-        self._on_engine_end = tell
+    def hurry_at_engine_end(self, judging: Hurried) -> None:
+        """Hurry ``judging`` at once when an engine process ends, not only at the next poll."""
+        self._judging = judging
 
-    def _on_end(self, role: ProcessRole) -> None:
+    def on_end(self, role: ProcessRole) -> None:
         if role is ProcessRole.ENGINE:
             self._wake.set()
-            self._on_engine_end()
+            if self._judging is not None:
+                self._judging.hurry()
 
     def latest(self) -> Reading[TrainerSample]:
         now = self._clock.monotonic()
@@ -307,9 +425,9 @@ class ProcessSensor:
             if self._roles is not None and tree.value is not None:
                 tree = replace(tree, value=self._roles.applied(tree.value, handle.launcher))
             ends = self._ends_so_far(exit_status, tree, now)
-            if ends > self._ends_read and self._read_logs is not None:
+            if ends > self._ends_read and self._logs is not None:
                 self._ends_read = ends
-                await self._read_logs()
+                await self._logs.look_again()
                 if handle is not self._handle:
                     return
             self._reading = self._judge(handle, exit_status, tree, now)
@@ -345,7 +463,7 @@ class ProcessSensor:
         if exit_status is None and tree.value is None:
             return unobserved(tree.state, now, tree.detail or "the process tree cannot be read")
         descendants = tree.value or ()
-        finished = self._finished_roles()
+        finished = self._logs.finished_roles if self._logs is not None else frozenset[ProcessRole]()
         exits = tuple(gone for gone in self._exits.so_far if gone.role not in finished)
         sample = replace(
             self._base,
@@ -354,7 +472,7 @@ class ProcessSensor:
             exit=exit_status,
             descendants=descendants,
             required_exits=exits,
-            finish_line=self._finish_line(),
+            finish_line=self._logs is not None and self._logs.finish_line_seen,
             terminal_used_wall=self._terminal.terminal_used if self._terminal is not None else None,
             ends=self._seen_to_end.known,
         )

@@ -7,14 +7,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from podwatch.checkpoints.layouts.base import StepSeen
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Reading, SensorState, observed, unobserved
 from podwatch.sensors import log_tail
-from podwatch.sensors.base import Poller
+from podwatch.sensors.base import Poller, Read
 from podwatch.sensors.log_tail import LogLine, clean, has_finish_line, role_of_file
 from podwatch.sensors.progress_bars import StepReader
 from podwatch.system.clock import Clock
@@ -128,22 +127,19 @@ class ProgressSensor:
         files: Callable[[], tuple[StepSeen, ...]],
         *,
         steps: Callable[[], StepReader],
-        output_dir: Path,
+        logs: log_tail.Sources,
         inbox: PingInbox,
-        log_globs: tuple[str, ...] = (),
-        extra_logs: tuple[Path, ...] = (),
         finish_lines: tuple[str, ...] = (),
         poll: float = POLL,
         deadline: float = DEADLINE,
         taps: tuple[Tap, ...] = (),
     ) -> None:
-        """``files`` is a layout's progress(): it can block. ``extra_logs`` come first for last_lines(): pass the
-        keeper's log there. ``log_globs`` are relative to ``output_dir`` or absolute. ``steps`` creates the reader of
-        one file's step lines."""
+        """``files`` is a layout's progress(): it can block. The single paths of ``logs`` come first for last_lines():
+        pass the keeper's log there. ``steps`` creates the reader of one file's step lines."""
         self._clock = clock
         self._files = files
-        self._sources = log_tail.Sources(output_dir, log_globs, extra_logs)
-        self._extra = frozenset(str(path) for path in extra_logs)
+        self._sources = logs
+        self._extra = frozenset(str(path) for path in logs.paths)
         self._inbox = inbox
         self._finish_lines = finish_lines
         self._taps = taps
@@ -161,7 +157,7 @@ class ProgressSensor:
         self._settled = asyncio.Event()
         self._absorbed = asyncio.Event()
         self._poller: Poller[_Look, tuple[ProgressSample, ...]] = Poller(
-            self.name, clock, poll=poll, deadline=deadline, prepare=self._prepare, absorb=self._absorb
+            self.name, clock, self, poll=poll, deadline=deadline
         )
         self._deadline = deadline
         self._reset(clock.wall())
@@ -289,7 +285,7 @@ class ProgressSensor:
             tap.reset()
         self._settled.clear()
 
-    def _prepare(self) -> Callable[[], _Look]:
+    def prepare(self) -> Read[_Look]:
         boundary, first, began = self._boundary, self._first, self._clock.monotonic()
         positions, wall = dict(self._positions), self._boundary_wall if self._scanned else None
         taps, go_on = self._taps, self._going_on
@@ -302,7 +298,7 @@ class ProgressSensor:
 
         return look
 
-    def _absorb(self, look: _Look) -> Reading[tuple[ProgressSample, ...]]:
+    def absorb(self, look: _Look) -> Reading[tuple[ProgressSample, ...]]:
         now, wall = self._clock.monotonic(), self._clock.wall()
         present = look.boundary == self._boundary
         self._scanned = True

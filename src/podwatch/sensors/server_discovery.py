@@ -6,8 +6,9 @@ never taken for a dead server. Sockets that podwatch cannot read are reported.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from podwatch.domain.process import ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Health, Reading, ServerKind, TrainerSample
@@ -68,14 +69,23 @@ def _tables() -> dict[int, tuple[str, int]]:
     return found
 
 
+class WatchedTree(Protocol):
+    """The trainer's process tree (``sensors.processes``)."""
+
+    def latest(self) -> Reading[TrainerSample]: ...
+
+    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
+        """Inodes of the sockets that these processes hold; None, or no entry, where unknown."""
+        ...
+
+
 class ServerFinder:
     """Searches every ``poll`` seconds; ``latest`` never blocks. Found servers are kept until the start ends."""
 
     def __init__(
         self,
         clock: Clock,
-        tree: Callable[[], Reading[TrainerSample]],
-        sockets: Callable[[list[int]], Awaitable[Mapping[int, frozenset[int] | None]]],
+        trainer: WatchedTree,
         *,
         poll: float = 10.0,
         timeout: float = 2.0,
@@ -83,7 +93,7 @@ class ServerFinder:
     ) -> None:
         """``known``: addresses that an earlier podwatch found, and the start of training they belong to. A server that
         has died since would never be found again."""
-        self._clock, self._tree, self._sockets, self._poll, self._timeout = clock, tree, sockets, poll, timeout
+        self._clock, self._trainer, self._poll, self._timeout = clock, trainer, poll, timeout
         self._worker = Worker("find servers")
         self._task: asyncio.Task[None] | None = None
         self._known = known
@@ -115,7 +125,7 @@ class ServerFinder:
 
     async def look(self) -> None:
         """Search the newest tree once."""
-        sample = self._tree().value
+        sample = self._trainer.latest().value
         if sample is None or not sample.alive:
             return
         if sample.start_id != self._start_id:
@@ -130,7 +140,7 @@ class ServerFinder:
             return
         told = {p.identity.pid: port for p in servers if (port := port_of(p.command)) is not None}
         unknown = [p.identity.pid for p in servers if p.identity.pid not in told]
-        held = await self._sockets(unknown) if unknown else {}
+        held = await self._trainer.sockets(unknown) if unknown else {}
         table = await self._worker.call(_tables, timeout=self._timeout + 5.0) if any(held.values()) else {}
         denied = [pid for pid in unknown if held.get(pid) is None]
         for process in servers:

@@ -9,14 +9,14 @@ page for GRPO, PPO and SFT.
 import http.client
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from podwatch.domain.snapshot import Reading, SensorState, TrainingMetrics, observed, unobserved
 from podwatch.sensors import log_tail
-from podwatch.sensors.base import Poller
+from podwatch.sensors.base import Poller, Read
 from podwatch.sensors.log_tail import LogLine, clean
 from podwatch.system.clock import Clock
 
@@ -248,9 +248,7 @@ class TrainingSensor:
         self._url = metrics_url
         self._positions: dict[str, log_tail.Position] = {}
         self._scanned = False
-        self._poller: Poller[_Look, None] = Poller(
-            self.name, clock, poll=poll, deadline=deadline, prepare=self._prepare, absorb=self._absorb
-        )
+        self._poller: Poller[_Look, None] = Poller(self.name, clock, self, poll=poll, deadline=deadline)
         self._boundary = 0
         self._problem = ""
         self.reset()
@@ -310,7 +308,7 @@ class TrainingSensor:
             return unobserved(state, now, self._poller.latest().detail)
         return unobserved(SensorState.ABSENT, now, self._problem or "no training metrics seen since this start")
 
-    def _prepare(self) -> Callable[[], _Look]:
+    def prepare(self) -> Read[_Look]:
         boundary, first, positions = self._boundary, self._first, dict(self._positions)
         since = self._began_wall if self._scanned else None
 
@@ -322,7 +320,7 @@ class TrainingSensor:
 
         return look
 
-    def _absorb(self, look: _Look) -> Reading[None]:
+    def absorb(self, look: _Look) -> Reading[None]:
         now = self._clock.monotonic()
         self._positions, self._scanned = log_tail.known(look.news), True
         self._problem = look.problem

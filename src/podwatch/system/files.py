@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from podwatch.domain.errors import Busy, PermissionDenied
 from podwatch.domain.secrets import scrub_argv
@@ -196,14 +197,15 @@ class Removed:
     problems: list[str] = field(default_factory=list)
 
 
-def remove_entry(
-    parent_fd: int, name: str, shown: str, device: int, done: Removed, tick: Callable[[Removed], None]
-) -> None:
+Tick: TypeAlias = Callable[[Removed], None]
+"""Called after every removed entry: sleeps to yield, or raises to stop."""
+
+
+def remove_entry(parent_fd: int, name: str, shown: str, device: int, done: Removed, tick: Tick) -> None:
     """Remove a file or a tree, an entry of a directory that is open; ``shown`` is its name in a problem.
 
     Never follows a symlink (links are removed, not their targets), never crosses into another mount (``device``).
-    ``tick`` is called after every removed entry: the caller sleeps there to yield, or raises to stop. Continues after
-    an entry that cannot be removed and reports it. An entry that is already gone is no problem.
+    Continues after an entry that cannot be removed and reports it. An entry that is already gone is no problem.
     """
     try:
         status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
@@ -228,9 +230,7 @@ def remove_entry(
     tick(done)
 
 
-def _empty_directory(
-    parent_fd: int, name: str, shown: str, device: int, done: Removed, tick: Callable[[Removed], None]
-) -> None:
+def _empty_directory(parent_fd: int, name: str, shown: str, device: int, done: Removed, tick: Tick) -> None:
     fd = os.open(name, DIRECTORY_FLAGS, dir_fd=parent_fd)
     try:
         with os.scandir(fd) as entries:

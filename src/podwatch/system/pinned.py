@@ -25,7 +25,7 @@ import os
 import secrets
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from podwatch.domain.errors import HostError
 from podwatch.system.files import (
     DIRECTORY_FLAGS,
     Removed,
+    Tick,
     read_descriptor,
     remove_entry,
     rename_at,
@@ -424,7 +425,7 @@ class PinnedTree:
         with self.parent(source) as (source_fd, name), self.parent(target) as (target_fd, new_name):
             os.rename(name, new_name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
 
-    def remove_tree(self, path: Path, *, tick: Callable[[Removed], None] | None = None) -> Removed:
+    def remove_tree(self, path: Path, *, tick: Tick | None = None) -> Removed:
         """Remove a file or a tree, links themselves, never across a mount. As ``files.remove_entry``."""
         done = Removed()
         try:

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 # -- memory ----------------------------------------------------------------------------------------------------------
 # With glibc's defaults each thread keeps an arena, and memory that only the start needed is never returned.
@@ -52,12 +52,14 @@ class WorkerStuck(TimeoutError):  # noqa: N818
     """An earlier call has not returned; nothing new is queued behind it."""
 
 
+_Done: TypeAlias = Callable[[Any, BaseException | None], None]
+"""Gets the result of a call, or its exception. Runs in the thread."""
+
+
 class _Job:
     __slots__ = ("args", "cancelled", "done", "dropped", "fn")  # dropped: its caller no longer waits
 
-    def __init__(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], done: _Done) -> None:
         self.fn, self.args, self.done = fn, args, done
         self.dropped = self.cancelled = False
 

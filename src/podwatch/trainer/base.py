@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
@@ -61,6 +61,10 @@ def attached_id(launcher: ProcessIdentity) -> str:
     return f"{ATTACHED_ID}{launcher.pid}-{launcher.start_ticks}"
 
 
+Saving: TypeAlias = Callable[[], bool]
+"""Whether the trainer writes a checkpoint now."""
+
+
 @dataclass(frozen=True, slots=True)
 class StopReport:
     """The result of a stop. ``survivors`` are processes that even SIGKILL did not end (D state), as text."""
@@ -89,9 +93,7 @@ class TrainerHandle(Protocol):
         """Return every living descendant ever seen, the launcher first, re-parented orphans included."""
         ...
 
-    async def stop(
-        self, *, grace: float, save_grace: float, saving: Callable[[], bool], max_kill_wait: float = 30.0
-    ) -> StopReport:
+    async def stop(self, *, grace: float, save_grace: float, saving: Saving, max_kill_wait: float = 30.0) -> StopReport:
         """SIGTERM the whole tree, wait ``grace`` seconds (``save_grace`` while ``saving()``), SIGKILL what is left.
 
         Idempotent. Returns when nothing of the tree is left, or the rest is stuck in the kernel.

@@ -4,7 +4,7 @@ import os
 import signal
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from podwatch.domain.errors import Busy
@@ -14,7 +14,7 @@ from podwatch.system import procfs
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import is_alive, patiently
 from podwatch.system.workers import Worker
-from podwatch.trainer.base import StopReport, attached_id
+from podwatch.trainer.base import Saving, StopReport, attached_id
 from podwatch.trainer.keeper_client import (
     KeeperClient,
     KeeperRecord,
@@ -24,8 +24,8 @@ from podwatch.trainer.keeper_client import (
     read_record,
     retire_record,
 )
-from podwatch.trainer.operator_shells import is_server_name, served, spared
-from podwatch.trainer.process_tree import LocalTree, leads_session, read
+from podwatch.trainer.operator_shells import ProcessKey, is_server_name, served, spared
+from podwatch.trainer.process_tree import LocalTree, Process, leads_session, read
 
 # -- terminal of an operator -----------------------------------------------------------------------------------------
 # The terminal in which an operator started a trainer, and when a key was last typed there (docs/detection.md, "An end
@@ -147,9 +147,7 @@ class _Trainer(ABC):
         """Return the inodes of the sockets that these processes hold; None where they cannot be read."""
         return await self._worker.call(_local_sockets, pids, timeout=_PROC_DEADLINE)
 
-    async def stop(
-        self, *, grace: float, save_grace: float, saving: Callable[[], bool], max_kill_wait: float = 30.0
-    ) -> StopReport:
+    async def stop(self, *, grace: float, save_grace: float, saving: Saving, max_kill_wait: float = 30.0) -> StopReport:
         """Send SIGTERM to every process of the tree, new ones included unless a save is in flight (they may belong to
         it); after the grace send SIGKILL, repeatedly. Not SIGINT: it makes prime-rl's orchestrator write an orphan
         checkpoint.
@@ -189,6 +187,17 @@ class _Trainer(ABC):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _KeptTree:
+    record: KeeperRecord
+
+    def launcher_ended(self) -> float | None:
+        return read_end(self.record.directory, self.record.start_id)
+
+    def spared(self, processes: Collection[Process]) -> frozenset[int]:
+        return served(processes)
+
+
 class KeptTrainer(_Trainer):
     """A trainer under a keeper. It continues as an attached one if its keeper is killed."""
 
@@ -203,8 +212,7 @@ class KeptTrainer(_Trainer):
                 start_id=record.start_id,
                 keeper=record.keeper,
                 own_session=True,
-                ended=lambda: read_end(record.directory, record.start_id),
-                spare=served,
+                rules=_KeptTree(record),
             ),
             worker=worker,
             clock=clock,
@@ -304,6 +312,20 @@ class KeptTrainer(_Trainer):
             retire_record(self.record.directory)
 
 
+@dataclass(frozen=True, slots=True)
+class _AttachedTree:
+    """``known`` is the top of the tree when podwatch attached."""
+
+    users: frozenset[int] | None
+    known: ProcessKey
+
+    def launcher_ended(self) -> float | None:
+        return None
+
+    def spared(self, processes: Collection[Process]) -> frozenset[int]:
+        return spared(processes, self.users, known=self.known)
+
+
 class AttachedTrainer(_Trainer):
     """A trainer that podwatch did not start: its exit status stays unknown. Only processes of
     ``users`` are signalled (None: any)."""
@@ -317,7 +339,6 @@ class AttachedTrainer(_Trainer):
         clock: Clock,
         users: frozenset[int] | None = None,
     ) -> None:
-        known = (launcher, procfs.command(launcher.pid))
         super().__init__(
             start_id=attached_id(launcher),
             supervision=Supervision.ATTACH,
@@ -326,7 +347,7 @@ class AttachedTrainer(_Trainer):
             local=LocalTree(
                 launcher,
                 own_session=leads_session(launcher),
-                spare=lambda processes: spared(processes, users, known=known),
+                rules=_AttachedTree(users, (launcher, procfs.command(launcher.pid))),
             ),
             worker=worker,
             clock=clock,

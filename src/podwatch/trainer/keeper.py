@@ -86,6 +86,9 @@ if TYPE_CHECKING:  # the real typing module would cost memory for as long as tra
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any, NoReturn, Protocol
 
+    Look = Callable[[int], Any]
+    """A read of one process, which can hang."""
+
     class Answers(Protocol):
         def answer(self, request: dict[str, Any]) -> dict[str, Any]: ...
 
@@ -258,7 +261,7 @@ class Reader:
     def __init__(self) -> None:
         self.hung: set[tuple[int, int]] = set()  # (pid, start ticks)
 
-    def each(self, processes: list[tuple[int, int]], look: Callable[[int], Any]) -> dict[int, Any]:
+    def each(self, processes: list[tuple[int, int]], look: Look) -> dict[int, Any]:
         """Return pid -> look(pid) for those (pid, start ticks) that answer in time."""
         found: dict[int, Any] = {}
         until = time.monotonic() + READ_DEADLINE
@@ -277,7 +280,7 @@ class Reader:
 class Round:
     """One thread that reads one process after the other, until it is done or abandoned."""
 
-    def __init__(self, reader: Reader, processes: list[tuple[int, int]], look: Callable[[int], Any]) -> None:
+    def __init__(self, reader: Reader, processes: list[tuple[int, int]], look: Look) -> None:
         self.reader, self.processes, self.look = reader, processes, look
         self.found: dict[int, Any] = {}
         self.at: tuple[int, int] | None = None

@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
-from podwatch.domain.process import ProcessIdentity
 from podwatch.system.child import scrubbed_environment
 from podwatch.system.clock import Clock
 from podwatch.system.files import atomic_write, read_small
 from podwatch.system.procfs import from_here, is_alive, patiently
 from podwatch.system.workers import Worker
-from podwatch.trainer import discover, keeper_program, process_tree
+from podwatch.trainer import discover, keeper_client, process_tree
 from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
-from podwatch.trainer.discover import Run, users_of
+from podwatch.trainer.discover import Run, kept_by, users_of
 from podwatch.trainer.environment import for_training
 from podwatch.trainer.handle import AttachedTrainer, KeptTrainer, started_wall
 from podwatch.trainer.keeper_client import KeeperClient, KeeperRecord, KeeperSilent, read_exit, read_record, read_result
-from podwatch.trainer.unrecorded import kept_by
 
 T = TypeVar("T")
 
@@ -140,7 +138,7 @@ class KeeperLauncher:
         except TimeoutError:
             raise
         except OSError:  # a running trainer is found by its processes; only a start needs this directory
-            found = await self._look_at_all(kept_by, self._directory)
+            found = await patiently(self._worker, kept_by, self._directory, timeout=_CALL_DEADLINE)
             if found is not None:
                 return Look(candidates=(found,))
             record = None
@@ -148,7 +146,7 @@ class KeeperLauncher:
             handle = await self._adopt(record)
             if handle is not None:
                 return Look(handle=handle)
-        return await self._look_at_all(self._survey)
+        return await patiently(self._worker, self._survey, timeout=_CALL_DEADLINE)
 
     async def _adopt(self, record: KeeperRecord) -> KeptTrainer | None:
         """Return a handle for the trainer in the record; None if it never ran."""
@@ -164,7 +162,7 @@ class KeeperLauncher:
         if await self._call(read_exit, self._directory, record.start_id) is not None or is_alive(record.launcher):
             handle.keeper_lives()
             return handle
-        marked: list[ProcessIdentity] = await self._look_at_all(process_tree.marked, record.start_id)
+        marked = await patiently(self._worker, process_tree.marked, record.start_id, timeout=_CALL_DEADLINE)
         if record.executed or marked:
             handle.keeper_lives()
             return handle
@@ -253,8 +251,8 @@ class KeeperLauncher:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._directory.chmod(0o700)
-            keeper_program.remove_unfinished(self._directory)
-            program, self._program_note = keeper_program.place(self._directory, compiled=self._compiled)
+            keeper_client.remove_unfinished(self._directory)
+            program, self._program_note = keeper_client.place(self._directory, compiled=self._compiled)
             for stale in self._directory.glob("spec-*.json"):
                 stale.unlink(missing_ok=True)  # of a start that an earlier podwatch requested
             atomic_write(self._directory / "wanted", plan.start_id)
@@ -332,9 +330,6 @@ class KeeperLauncher:
 
     async def _call(self, fn: Callable[..., T], *args: object) -> T:
         return await self._worker.call(fn, *args, timeout=_CALL_DEADLINE)
-
-    async def _look_at_all(self, fn: Callable[..., T], *args: object) -> T:
-        return await patiently(self._worker, fn, *args, timeout=_CALL_DEADLINE)
 
 
 def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError:

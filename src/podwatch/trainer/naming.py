@@ -37,11 +37,11 @@ _KEY: Final = re.compile(r"""^\s*["']?([A-Za-z0-9_.\-]+)["']?\s*[:=]\s*["']?([^"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The directory to find, as a real path. ``resolve`` removes symbolic links from a path; by default paths are
-    compared as written."""
+    """The directory to find, as a real path. ``follow_links``: symbolic links in other paths are followed, which reads
+    the disk; else paths are compared as written."""
 
     output_dir: str
-    resolve: Callable[[str], str] = os.path.normpath
+    follow_links: bool = False
 
     def named_by(self, value: str, cwd: str) -> bool:
         """Return whether a process in ``cwd`` means this directory by ``value``."""
@@ -55,7 +55,7 @@ class Target:
         if not cwd and not value.startswith(("/", "~")):  # its directory cannot be read: in doubt it matches
             return () if self.output_dir.endswith("/" + os.path.normpath(value)) else None
         written = os.path.normpath(os.path.join(cwd or "/", os.path.expanduser(value)))  # noqa: PTH111, PTH118
-        for path in (written, self.resolve(written)):
+        for path in (written, resolved(written) if self.follow_links else written):
             if path == self.output_dir:
                 return ()
             if path != "/" and self.output_dir.startswith(path + "/"):

@@ -5,8 +5,9 @@ answer.
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from podwatch.domain.errors import PermissionDenied
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
@@ -168,14 +169,37 @@ def in_session(
     return found if ours else []
 
 
+class TreeRules(Protocol):
+    """What depends on who started the trainer."""
+
+    def launcher_ended(self) -> float | None:
+        """Return when the launcher ended (seconds since boot), if that was recorded."""
+        ...
+
+    def spared(self, processes: Collection[Process]) -> frozenset[int]:
+        """Return the pids among ``processes`` that are below the trainer and not part of it: an operator's terminal.
+        They are neither listed nor signalled."""
+        ...
+
+
+class AllOurs:
+    """No end was recorded, and everything below the trainer is part of it."""
+
+    def launcher_ended(self) -> float | None:
+        return None
+
+    def spared(self, processes: Collection[Process]) -> frozenset[int]:
+        return frozenset()
+
+
+_ALL_OURS = AllOurs()
+
+
 class LocalTree:
     """A tree in which every descendant ever seen stays ours until it ends. Blocks: use a worker.
 
     ``keeper`` is a living keeper: its descendants are ours, it is not. ``start_id`` adds the processes with that
     marker, ``own_session`` those in the session that the launcher opened: orphans of a keeper that was killed.
-    ``ended`` returns when the launcher ended (seconds since boot), if that was recorded. ``spare`` returns the pids
-    among processes that are below the trainer and not part of it: an operator's terminal. They are neither listed nor
-    signalled.
     """
 
     def __init__(
@@ -185,13 +209,11 @@ class LocalTree:
         start_id: str = "",
         keeper: ProcessIdentity | None = None,
         own_session: bool = False,
-        ended: Callable[[], float | None] = lambda: None,
-        spare: Callable[[Collection[Process]], frozenset[int]] = lambda _: frozenset(),
+        rules: TreeRules = _ALL_OURS,
     ) -> None:
         self._launcher = launcher
         self._own_session = own_session
-        self._recorded_end = ended
-        self._spare = spare
+        self._rules = rules
         self._seen: frozenset[tuple[ProcessIdentity, int, str]] = frozenset()
         self._spares: frozenset[int] = frozenset()
         self._missed_at: float | None = None
@@ -206,7 +228,7 @@ class LocalTree:
     def _ended(self) -> float | None:
         """Return when the launcher ended: as recorded, or as first missed here. None at that first look: all processes
         in its session then count as its own."""
-        if (at := self._recorded_end()) is not None:
+        if (at := self._rules.launcher_ended()) is not None:
             return at
         before = self._missed_at
         if before is None and not is_alive(self._launcher):
@@ -252,7 +274,7 @@ class LocalTree:
         """Judge who is spared. A process that is stuck in the kernel keeps its last judgement."""
         facts = {identity.pid: read(identity.pid) for identity in identities}
         stuck = frozenset(pid for pid in facts if procfs.hangs(pid))
-        judged = self._spare([found for pid, found in facts.items() if found is not None and pid not in stuck])
+        judged = self._rules.spared([found for pid, found in facts.items() if found is not None and pid not in stuck])
         return judged | (self._spares & stuck)
 
     @property

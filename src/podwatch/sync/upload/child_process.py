@@ -21,9 +21,8 @@ from podwatch.stores.open import parse_store_url
 from podwatch.sync.child_protocol import parse_line
 from podwatch.sync.upload.job import UploadJob
 from podwatch.system import procfs
-from podwatch.system.child import run_child, scrubbed_environment
+from podwatch.system.child import Given, give, run_child, scrubbed_environment
 from podwatch.system.pinned import RootReplaced
-from podwatch.system.priority import Given, give
 
 # -- systemd unit of the child ---------------------------------------------------------------------------------------
 # With a cgroup for each service, nice and autogroup no longer count between services: a child in podwatch's own

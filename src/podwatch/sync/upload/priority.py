@@ -20,8 +20,8 @@ from podwatch.policy import upload_priority as policy
 from podwatch.policy.upload_priority import Change, Level, Look, Standing, Timing
 from podwatch.sync.types import UploadPace
 from podwatch.sync.upload.child_process import Children
+from podwatch.system.child import cpu_waits, waited_share
 from podwatch.system.clock import Clock
-from podwatch.system.priority import cpu_waits, waited_share
 
 RATES = "sync.rates"
 """Journal key: the best rate of each of the last uploads, bytes per second."""
