@@ -1,6 +1,9 @@
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ByteSize, TypeAdapter
 
 from podwatch.config.units import (
     exact_size,
@@ -50,6 +53,19 @@ def test_no_durations(text: object) -> None:
 )
 def test_sizes(text: object, size: int) -> None:
     assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["5 kbit", True, "9007199254740993B", "1e9"])
+def test_pydantics_own_sizes_are_others(text: object) -> None:
+    """So podwatch keeps its parser: a change of what a configuration means is none of a library's."""
+
+    def read(parse: Callable[[object], object]) -> object:
+        try:
+            return parse(text)
+        except ValueError:
+            return None
+
+    assert read(parse_size) != read(TypeAdapter(ByteSize).validate_python)
 
 
 @pytest.mark.parametrize("text", ["47 gigs", "GB", "", -1, True, "nan", "1h"])

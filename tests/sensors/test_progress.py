@@ -61,6 +61,13 @@ def step_line(step: int, what: str = "Loss 0.1") -> str:
     return f"\x1b[1m12:00:00 SUCCESS\x1b[0m Step {step} | {what} |"
 
 
+async def mark_start(sensor: ProgressSensor, wall: float, within: float = 15.0) -> bool:
+    """Returns once the end of each log is known, so that not even the first line after it is lost."""
+    sensor.begin_start(wall)
+    await sensor.look_again(within)
+    return sensor.latest().ok
+
+
 class Pod:
     def __init__(self, output: Path, clock: SystemClock) -> None:
         self.output = output
@@ -100,7 +107,7 @@ async def pod(tmp_path: Path, clock: SystemClock | None = None) -> AsyncIterator
 
 async def test_every_source_is_heard(tmp_path: Path) -> None:
     async with pod(tmp_path) as p:
-        assert await p.sensor.mark_start(p.clock.wall())
+        assert await mark_start(p.sensor, p.clock.wall())
         before = p.clock.monotonic()
         mark(p.output, 5)
         log(p.output / "logs" / "trainer" / "rank_0.log", step_line(6))
@@ -123,7 +130,7 @@ async def test_only_what_is_newer_than_the_start_counts(tmp_path: Path) -> None:
     log(tmp_path / "keeper.log", step_line(80))
     async with pod(tmp_path) as p:
         p.inbox.ping("trainer")
-        assert await p.sensor.mark_start(p.clock.wall())
+        assert await mark_start(p.sensor, p.clock.wall())
         await p.looks()
         assert p.sensor.latest().value == ()
         assert not p.sensor.finish_line_seen
@@ -134,12 +141,12 @@ async def test_only_what_is_newer_than_the_start_counts(tmp_path: Path) -> None:
 
 async def test_a_second_start_wipes_the_first(tmp_path: Path) -> None:
     async with pod(tmp_path) as p:
-        await p.sensor.mark_start(p.clock.wall())
+        await mark_start(p.sensor, p.clock.wall())
         log(p.keeper_log, step_line(15))
         mark(p.output, 15)
         await until(lambda: p.step(ProgressSource.STEP_LINE) == 15 and p.step(ProgressSource.MARKER) == 15)
         log(p.keeper_log, step_line(16))  # the last words of the first start, perhaps not read yet
-        await p.sensor.mark_start(p.clock.wall() + 0.1)
+        await mark_start(p.sensor, p.clock.wall() + 0.1)
         await p.looks()
         assert p.step(ProgressSource.STEP_LINE) is None
         assert p.step(ProgressSource.MARKER) is None
@@ -152,7 +159,7 @@ async def test_a_second_start_wipes_the_first(tmp_path: Path) -> None:
 
 async def test_setting_steps_aside_is_no_progress(tmp_path: Path) -> None:
     async with pod(tmp_path) as p:
-        await p.sensor.mark_start(p.clock.wall())
+        await mark_start(p.sensor, p.clock.wall())
         mark(p.output, 10)
         await until(lambda: p.step(ProgressSource.MARKER) == 10)
         mark(p.output, 15)
@@ -174,7 +181,7 @@ async def test_a_trainer_taken_over_shows_when_its_last_marker_came(tmp_path: Pa
 async def test_the_wall_clock_set_back_hides_no_progress(tmp_path: Path) -> None:
     clock = Jumping()
     async with pod(tmp_path, clock) as p:
-        await p.sensor.mark_start(clock.wall())
+        await mark_start(p.sensor, clock.wall())
         mark(p.output, 1)
         await until(lambda: p.step(ProgressSource.MARKER) == 1)
         clock.offset = -3600.0
@@ -189,7 +196,7 @@ async def test_the_wall_clock_set_back_hides_no_progress(tmp_path: Path) -> None
 
 async def test_a_log_that_lags_does_not_take_a_step_back(tmp_path: Path) -> None:
     async with pod(tmp_path) as p:
-        await p.sensor.mark_start(p.clock.wall())
+        await mark_start(p.sensor, p.clock.wall())
         log(p.keeper_log, step_line(20), step_line(21))
         await until(lambda: p.step(ProgressSource.STEP_LINE) == 21)
         log(p.output / "logs" / "trainer.log", step_line(20))
@@ -201,13 +208,13 @@ async def test_a_log_that_lags_does_not_take_a_step_back(tmp_path: Path) -> None
 
 async def test_finish_lines(tmp_path: Path) -> None:
     async with pod(tmp_path) as p:
-        await p.sensor.mark_start(p.clock.wall())
+        await mark_start(p.sensor, p.clock.wall())
         log(p.output / "logs" / "orchestrator.log", f"12:00:00 SUCCESS {FINISH[1]}")
         await until(lambda: p.sensor.finished_roles == {ProcessRole.ORCHESTRATOR})
         assert not p.sensor.finish_line_seen
         log(p.keeper_log, f"\x1b[2m12:00:00\x1b[0m SUCCESS {FINISH[0]}")
         await until(lambda: p.sensor.finish_line_seen)
-        await p.sensor.mark_start(p.clock.wall())
+        await mark_start(p.sensor, p.clock.wall())
         assert not p.sensor.finish_line_seen
 
 
@@ -219,7 +226,7 @@ async def test_last_lines_come_from_the_keepers_log_first(tmp_path: Path) -> Non
         await until(lambda: len(p.sensor.last_lines(3)) == 3)
         await until(lambda: p.sensor.last_lines(2) == ("line 99", "[trainer0] error: unknown argument"))
         assert len(p.sensor.last_lines()) == 30
-        await p.sensor.mark_start(p.clock.wall())
+        await mark_start(p.sensor, p.clock.wall())
         assert len(p.sensor.last_lines()) == 30  # still there to be shown after the failed start
 
 
@@ -238,7 +245,7 @@ async def test_a_hung_file_system_is_blind_even_if_pings_come(tmp_path: Path) ->
     await sensor.start()
     inbox.ping("trainer")
     await until(lambda: sensor.latest().state is SensorState.BLIND)
-    assert not await sensor.mark_start(clock.wall())
+    assert not await mark_start(sensor, clock.wall(), within=0.1)
     gate.set()
     await until(lambda: sensor.latest().ok)
     await sensor.stop()

@@ -61,7 +61,7 @@ def test_rename_at(tmp_path: Path, native: bool, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(files, "_libc", OldLibc())
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    fd = files.open_root(tmp_path)
+    fd = os.open(tmp_path, files.DIRECTORY_FLAGS)
     try:
         with pytest.raises(FileExistsError):
             files.rename_at(fd, "a", fd, "b")
@@ -111,7 +111,7 @@ def test_open_below_does_not_follow_links(tmp_path: Path) -> None:
     (root / "d" / "f").write_text("fine")
     (root / "link").symlink_to(outside)
     (root / "d" / "filelink").symlink_to(outside / "secret")
-    fd = files.open_root(root)
+    fd = os.open(root, files.DIRECTORY_FLAGS)
     try:
         opened = files.open_below(fd, "d/f")
         assert os.read(opened, 10) == b"fine"

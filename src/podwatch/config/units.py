@@ -35,7 +35,8 @@ def parse_duration(value: Any) -> float:
 
 
 def parse_size(value: Any) -> int:
-    """Bytes from ``"47GB"``, ``"1GiB"`` or a bare number. ValueError with an example."""
+    """Bytes from ``"47GB"``, ``"1GiB"`` or a bare number. ValueError with an example. Not by pydantic's ByteSize: it
+    takes ``"5 kbit"`` and true for sizes, rounds above 2**53 bytes, and does not read ``1e9``."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     number = _bare(value)

@@ -20,19 +20,11 @@ from typing import Any, Literal, Protocol, TextIO
 from podwatch.domain.event import Event
 from podwatch.domain.finding import Severity
 from podwatch.domain.secrets import scrub_all
+from podwatch.system.workers import importing_without
 
-# structlog without rich: its ``dev`` module imports rich for tracebacks, which podwatch formats itself. The 50 modules
-# take 4 MiB of the daemon's 70.
-_modules: dict[str, Any] = sys.modules
-_hidden = "rich" not in _modules
-if _hidden:
-    _modules["rich"] = None  # makes importing it fail as if it were not installed
-try:
+with importing_without("rich"):  # for tracebacks, which podwatch formats itself
     import structlog
     from structlog.typing import EventDict, WrappedLogger
-finally:
-    if _hidden:
-        del _modules["rich"]
 
 # -- writing of log lines --------------------------------------------------------------------------------------------
 # A terminal stopped with Ctrl-S or a full pipe must not block the sensing loop. The queue is bounded; dropped lines

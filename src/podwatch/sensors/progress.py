@@ -154,12 +154,10 @@ class ProgressSensor:
         self._recalled: dict[str, Any] = {}
         self._going_on = False
         self._remembered: dict[str, object] = {}
-        self._settled = asyncio.Event()
         self._absorbed = asyncio.Event()
         self._poller: Poller[_Look, tuple[ProgressSample, ...]] = Poller(
             self.name, clock, self, poll=poll, deadline=deadline
         )
-        self._deadline = deadline
         self._reset(clock.wall())
 
     async def start(self) -> None:
@@ -214,16 +212,6 @@ class ProgressSensor:
                     self._absorbed.clear()
                     self._poller.wake()
                     await self._absorbed.wait()
-
-    async def mark_start(self, wall: float) -> bool:
-        """Call begin_start() and wait until the end of each log is known, so that not even the first line of a very
-        fast trainer is lost. False if the files do not answer in time."""
-        self.begin_start(wall)
-        try:
-            await asyncio.wait_for(self._settled.wait(), self._deadline)
-        except TimeoutError:
-            return False
-        return True
 
     def refresh(self) -> None:
         """Look again now instead of at the next turn."""
@@ -283,7 +271,6 @@ class ProgressSensor:
         self._finished: set[str] = set()
         for tap in self._taps:
             tap.reset()
-        self._settled.clear()
 
     def prepare(self) -> Read[_Look]:
         boundary, first, began = self._boundary, self._first, self._clock.monotonic()
@@ -316,7 +303,6 @@ class ProgressSensor:
                 self._take_file(seen, now, wall, first=look.first)
             self._first = self._going_on = False
             self._looked_at = look.began
-            self._settled.set()
         self._absorbed.set()
         faults = [self._give(tap, found, now, present) for tap, found in zip(self._taps, look.tapped, strict=True)]
         errors = "; ".join([*(item.error for item in look.news if item.error), *filter(None, faults)])

@@ -5,6 +5,8 @@ when such a store is opened. Its URL belongs to the package: podwatch puts no pr
 """
 
 import re
+import threading
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -15,7 +17,9 @@ from podwatch.domain.manifest import check_relative_path
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import KEY, KEY_ID, Credentials
 from podwatch.stores.local import LocalStore
+from podwatch.system.workers import importing_without
 
+_LOADING = threading.Lock()
 _BUCKET = re.compile(r"^[A-Za-z0-9-]{6,63}$")
 
 
@@ -67,7 +71,12 @@ def parse_store_url(url: str) -> StoreLocation:
 def load(kind: str) -> None:
     """Import what a store of this kind (``b2``, ``file``) needs before it is opened, because that takes a moment."""
     if kind == "b2":
-        from podwatch.stores import slim_sdk_import  # noqa: F401 - before b2sdk is imported
+        # A store's answers are JSON or bytes, whose encodings nothing has to guess; and b2sdk checks its own types only
+        # where pydantic is installed (b2sdk/_internal/types.py supports its absence).
+        needless = importing_without("chardet", "charset_normalizer", "pydantic")
+        with _LOADING, needless, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # requests warns that it finds no guesser
+            import b2sdk.v3  # noqa: F401
         from podwatch.stores.b2 import B2Store  # noqa: F401
 
 

@@ -151,11 +151,6 @@ def split_relative(relative: str) -> tuple[str, ...]:
     return parts
 
 
-def open_root(path: Path) -> int:
-    """A descriptor of a trusted directory (configured or made by us). Its own last segment must not be a symlink."""
-    return os.open(path, DIRECTORY_FLAGS)
-
-
 def open_dir_below(root_fd: int, relative: str, *, create: bool = False, mode: int = 0o755) -> int:
     """Open the directory ``relative`` below ``root_fd`` without following a symlink in any segment.
 
