@@ -153,7 +153,7 @@ def test_the_resume_command_is_tried_before_the_night(tmp_path: Path) -> None:
     assert "--ckpt.resume-step 1" in level(start.layout(given, sets_of(given)), "resume")["ok"]
     assert "set in the configuration" in level(start.layout(settings, sets_of(settings)), "layout")["ok"]
     unknown = made(tmp_path, trainer={"layout": "auto", "command": ["./mine"], "output_dir": tmp_path / "nothing"})
-    texts = [x.text for x in examine.examine(unknown) if x.level == "fail" and "recognizes" in x.text]
+    texts = [x.text for x in examine(unknown) if x.level == "fail" and "recognizes" in x.text]
     assert len(texts) == 1, "said once, though several checks need the layout"
 
 

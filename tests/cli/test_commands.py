@@ -273,7 +273,7 @@ def test_no_traceback_unless_asked(machine):
 
 
 def test_a_restart_that_is_not_possible_says_why():
-    from podwatch.cli.restart import describe
+    from podwatch.cli.training import describe
 
     lines = describe({"possible": False, "reason": "no command", "changed_since_last_start": ["config.toml"]})
     assert lines == ["not possible: no command", "changed since the last start: config.toml"]

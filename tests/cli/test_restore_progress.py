@@ -4,25 +4,18 @@ import sys
 
 import pytest
 
-from podwatch.cli.restore_progress import Showing
+from podwatch.cli.restore import Showing
 from podwatch.domain.errors import RemoteError
+from tests.support.clock import ManualClock
 
 GB = 10**9
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def play(showing: Showing, clock: Clock) -> None:
+def play(showing: Showing, clock: ManualClock) -> None:
     """47 GB at 1 GB/s, reported ten times a second."""
     with showing:
         for tenth in range(471):
-            clock.now = 100.0 + tenth / 10
+            clock.now = 1_000.0 + tenth / 10
             showing.told(tenth * GB // 10, 47 * GB)
             if tenth == 200:
                 showing.waiting(RemoteError("the store does not answer"), 5.0)
@@ -32,8 +25,8 @@ def test_a_terminal_has_one_line_that_is_rewritten(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    clock = Clock()
-    play(Showing(quiet=False, monotonic=clock), clock)
+    clock = ManualClock()
+    play(Showing(clock, quiet=False), clock)
     said = capsys.readouterr()
     assert said.out == ""
     first, waiting, last, end = said.err.split("\n")
@@ -46,13 +39,13 @@ def test_a_terminal_has_one_line_that_is_rewritten(
 
 
 def test_a_log_has_a_line_every_half_minute(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    play(Showing(quiet=False, monotonic=clock), clock)
+    clock = ManualClock()
+    play(Showing(clock, quiet=False), clock)
     lines = capsys.readouterr().err.splitlines()
     assert lines[1:] == ["30 GB of 47 GB (63 %), 1 GB/s, about 17 s left"]
 
 
 def test_json_output_has_nothing_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    play(Showing(quiet=True, monotonic=clock), clock)
+    clock = ManualClock()
+    play(Showing(clock, quiet=True), clock)
     assert capsys.readouterr() == ("", "")

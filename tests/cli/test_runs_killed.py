@@ -26,8 +26,7 @@ LATER = f"""
 import sys, time
 real = time.time
 time.time = lambda: real() + {SUPERSEDED_SECONDS + 3600}
-from podwatch.cli.errors import run
-from podwatch.cli.root import cli
+from podwatch.cli.root import cli, run
 run(cli)
 """
 """The command, two days after the run ended."""

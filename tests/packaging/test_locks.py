@@ -141,7 +141,7 @@ def test_nothing_but_the_demo_imports_rich() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.partition(".")[0] == "rich" for name in names):
                 importing.add(path.relative_to(ROOT / "src/podwatch").as_posix())
-    assert importing == {"simulation/screen.py"}
+    assert importing == {"simulation/verify.py"}
     assert not [text for text in PROJECT["project"]["dependencies"] if text.startswith("rich")]
     assert not [entry for entry in locked("requirements.lock") if entry.requirement.name == "rich"]
 
@@ -150,7 +150,7 @@ SCREEN = """
 import sys
 if sys.argv[1] == "without":
     sys.modules["rich"] = None
-from podwatch.simulation.screen import Screen
+from podwatch.simulation.verify import Screen
 Screen().say("demo", "a fault", "fault")
 """
 

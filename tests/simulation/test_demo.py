@@ -13,7 +13,7 @@ import pytest
 
 from podwatch.simulation.demo import SCENARIOS, Result, run
 from podwatch.simulation.pod import MARKER
-from podwatch.simulation.screen import Screen
+from podwatch.simulation.verify import Screen
 
 
 def left_behind() -> list[str]:

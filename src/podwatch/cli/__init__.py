@@ -9,8 +9,7 @@ import sys
 def main() -> None:
     """Entry point of the console script."""
     leave_out_current_directory()
-    from podwatch.cli.errors import run
-    from podwatch.cli.root import cli
+    from podwatch.cli.root import cli, run
 
     run(cli)
 

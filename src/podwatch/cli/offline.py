@@ -1,13 +1,13 @@
-"""Read a run without its daemon: settings, journal (read-only) and checkpoints on disk."""
+"""A run without its daemon: settings, journal, checkpoints on disk, and the runs in the store."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from podwatch.cli.common import Where
-from podwatch.domain.errors import ConfigurationError, HostError
+from podwatch.domain.errors import Busy, ConfigurationError, HostError, UsageError
 
 if TYPE_CHECKING:
     from podwatch.checkpoints.catalogue import Catalogue
@@ -162,3 +162,67 @@ def credentials(settings: "Settings") -> "Credentials | None":
 
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     return credentials_from_environment(os.environ, settings.trainer.env_file, Path(directory) if directory else None)
+
+
+# -- runs in the store -----------------------------------------------------------------------------------------------
+
+
+class Here:
+    """This pod's state of a run: its pins, and its record of the checkpoints in the store."""
+
+    def __init__(self, journal: Any) -> None:
+        self._journal = journal
+        self.pins = frozenset(journal.pins()) if journal is not None else frozenset[int]()
+
+    def forget(self, step: int, save_id: str) -> None:
+        if self._journal is not None:
+            self._journal.forget_save(step, save_id)
+
+
+@contextmanager
+def state_here(settings: "Settings", run: str) -> Iterator[Here]:
+    """The run's state on this pod, if any, under the run's lock. Busy if a podwatch guards the run here."""
+    from podwatch.journal.journal import Journal
+    from podwatch.system.files import FileLock
+
+    state = settings.state_dir / run
+    if not state.is_dir():
+        yield Here(None)
+        return
+    with FileLock(state / "lock") as lock:
+        assert lock.held
+        journal = Journal.open(state / "journal.sqlite") if (state / "journal.sqlite").exists() else None
+        try:
+            yield Here(journal)
+        finally:
+            if journal is not None:
+                journal.close()
+
+
+def guarded_here(settings: "Settings", run: str) -> bool:
+    try:
+        with state_here(settings, run):
+            return False
+    except Busy:
+        return True
+
+
+@contextmanager
+def store_and_prefix(settings: "Settings") -> "Iterator[tuple[ObjectStore, str]]":
+    """The configured store, and the prefix of all runs in it."""
+    from podwatch.stores.open import parse_store_url
+
+    prefix = parse_store_url(require_store(settings)).prefix
+    store = open_configured_store(settings)
+    try:
+        yield store, prefix
+    finally:
+        store.close()
+
+
+def checked_run_id(text: str) -> str:
+    from podwatch.domain.manifest import valid_run_id
+
+    if not valid_run_id(text):
+        raise UsageError("not a valid run id", where=repr(text)[:120], fix="`podwatch runs list` shows the runs")
+    return text

@@ -1,5 +1,5 @@
-"""``podwatch pause``: maintenance. podwatch keeps watching, uploading and pruning, but does not stop or start training
-on its own."""
+"""``podwatch pause`` and ``unpause``: maintenance. podwatch keeps watching, uploading and pruning, but does not stop or
+start training on its own."""
 
 import getpass
 
@@ -14,7 +14,7 @@ from podwatch.domain.errors import UsageError
 @click.option("--for", "duration", metavar="TIME", default="", help='Duration, for example "2h"; else until `unpause`.')
 @click.option("--reason", metavar="TEXT", default="", help="Reason, shown in the status.")
 @json_option
-def command(where: Where, duration: str, reason: str, as_json: bool) -> None:
+def pause(where: Where, duration: str, reason: str, as_json: bool) -> None:
     """Pause: podwatch reports problems but does not restart training. Uploads and pruning continue.
 
     A pause survives a restart of podwatch. The commands start, restart and stop-training still work. If other processes
@@ -45,3 +45,11 @@ def who() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, for example in a container
         return ""
+
+
+@click.command("unpause", short_help="End a pause: podwatch restarts training again when needed.")
+@common
+@json_option
+def unpause(where: Where, as_json: bool) -> None:
+    """End the pause. podwatch reacts immediately to problems that it found meanwhile and that still exist."""
+    say(ask(where, "unpause", purpose="end the pause"), as_json=as_json)

@@ -1,21 +1,25 @@
 """``podwatch restore``: download and verify a checkpoint from the store. Works without a daemon, on a fresh pod."""
 
+import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
-from podwatch.cli.restore_progress import Showing
-from podwatch.client.format import size
-from podwatch.domain.errors import Busy, ConfigurationError, HostError
+from podwatch.client.format import size, span
+from podwatch.domain.errors import Busy, ConfigurationError, HostError, RemoteError
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
     from podwatch.journal.journal import Journal
     from podwatch.sync.restore.restore import Restorer, RestoreReport
+    from podwatch.system.clock import Clock
     from podwatch.system.workspace import Workspace
+
 
 PATIENCE_SECONDS = 600.0
 """Seconds of a store outage that a restore waits for: longer than short outages."""
@@ -39,6 +43,7 @@ def command(where: Where, step: int | None, to: Path | None, all_parts: bool, as
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.cli.offline import journal_path, load, require_store
     from podwatch.journal.journal import Journal
+    from podwatch.system.clock import SystemClock
 
     settings, to = load(where), to and to.absolute()  # the download process works in /
     require_store(settings)
@@ -48,8 +53,8 @@ def command(where: Where, step: int | None, to: Path | None, all_parts: bool, as
     alone = not make_layout(settings).steps()
     journal = Journal.open(journal_path(settings))
     try:
-        with Showing(quiet=as_json) as showing:
-            restorer = _restorer(settings, journal, showing, in_place=to is None)
+        with Showing(SystemClock(), quiet=as_json) as showing:
+            restorer = make_restorer(settings, journal, showing, in_place=to is None)
             report = restorer.fetch(step, to=to, progress=showing.told, all_parts=all_parts)
     finally:
         journal.close()
@@ -109,7 +114,7 @@ def _refuse_beside_a_daemon(where: Where) -> None:
         )
 
 
-def _restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, in_place: bool) -> "Restorer":
+def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, in_place: bool) -> "Restorer":
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.cli.offline import credentials, open_configured_store
     from podwatch.daemon.paths import workspace_of
@@ -182,3 +187,60 @@ def _record_run(settings: "Settings", lineage: str, *, alone: bool) -> bool:
     if alone:
         save_run_record(workspace, RunRecord(settings.run_id, Lineage(lineage), first_seen_wall=time.time()))
     return alone
+
+
+# -- progress --------------------------------------------------------------------------------------------------------
+
+
+LINE_SECONDS = 30.0
+"""Between two lines in a log: about a dozen for a 47 GB restore."""
+DRAW_SECONDS = 0.2
+"""Between two drawings on a terminal."""
+_REWRITE = "\r\x1b[K"
+"""Go to the start of the line and erase it."""
+
+
+class Showing(AbstractContextManager["Showing"]):
+    """Callbacks of a restore: ``told`` shows progress, ``waiting`` a store that does not answer."""
+
+    def __init__(self, clock: "Clock", *, quiet: bool) -> None:
+        self._quiet, self._clock = quiet, clock
+        self._began: tuple[float, int] | None = None
+        self._last = 0.0
+        self._drawn = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end_line()
+
+    def told(self, done: int, total: int) -> None:
+        if self._quiet:
+            return
+        now = self._clock.monotonic()
+        if self._began is None:
+            self._began, self._last = (now, done), now
+        if sys.stderr.isatty():
+            if now - self._last >= DRAW_SECONDS or not self._drawn or done >= total:
+                self._last, self._drawn = now, True
+                click.echo(f"{_REWRITE}{self._text(now, done, total)}", err=True, nl=False)
+        elif now - self._last >= LINE_SECONDS and done < total:
+            self._last = now
+            click.echo(self._text(now, done, total), err=True)
+
+    def waiting(self, error: RemoteError, seconds: float) -> None:
+        if not self._quiet:
+            self._end_line()
+            click.echo(f"{error.what}; podwatch retries in {span(seconds)}", err=True)
+
+    def _text(self, now: float, done: int, total: int) -> str:
+        assert self._began is not None
+        seconds = now - self._began[0]
+        speed = (done - self._began[1]) / seconds if seconds > 0 else 0.0
+        left = f", about {span((total - done) / speed)} left" if speed > 0 and done < total else ""
+        return f"{size(done)} of {size(total)} ({100 * done // max(1, total)} %), {size(speed)}/s{left}"
+
+    def _end_line(self) -> None:
+        if self._drawn:
+            self._drawn = False
+            click.echo(err=True)

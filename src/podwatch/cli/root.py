@@ -1,20 +1,25 @@
-"""The ``podwatch`` command group. A command's module is imported only for that command (or for ``--help``)."""
+"""The ``podwatch`` command group, and how a command ends. A command's module is imported only for that command (or for
+``--help``)."""
 
 import importlib
 import importlib.util
+import os
+import sys
+from typing import NoReturn
 
 import click
 
 from podwatch import __version__
 from podwatch.cli.common import Where
+from podwatch.domain.errors import ExitCode, PodwatchError
 
 COMMANDS = {
     "run": "podwatch.cli.run",
-    "start": "podwatch.cli.start",
-    "restart": "podwatch.cli.restart",
-    "stop-training": "podwatch.cli.stop_training",
+    "start": "podwatch.cli.training",
+    "restart": "podwatch.cli.training",
+    "stop-training": "podwatch.cli.training",
     "pause": "podwatch.cli.pause",
-    "unpause": "podwatch.cli.unpause",
+    "unpause": "podwatch.cli.pause",
     "preempt": "podwatch.cli.preempt",
     "status": "podwatch.cli.status",
     "check": "podwatch.cli.check",
@@ -68,3 +73,50 @@ class LazyGroup(click.Group):
 def cli(ctx: click.Context, config: str, run_name: str) -> None:
     """Keep an unattended RL training run alive on a rented GPU pod, and its checkpoints safe."""
     ctx.obj = Where(config, run_name)
+
+
+# -- how a command ends ----------------------------------------------------------------------------------------------
+
+
+INTERRUPTED = 130
+
+
+def run(command: click.Command) -> NoReturn:
+    """Run ``command`` with the process's arguments and exit. ``PODWATCH_DEBUG=1`` shows tracebacks."""
+    try:
+        code = command.main(prog_name="podwatch", standalone_mode=False)
+        sys.stdout.flush()
+    except click.UsageError as error:
+        error.show()
+        _exit(ExitCode.USAGE)
+    except click.ClickException as error:
+        error.show()
+        _exit(ExitCode.FAILED)
+    except (click.Abort, KeyboardInterrupt):
+        _exit(INTERRUPTED)
+    except BrokenPipeError:
+        # `podwatch events | head`: the reader is gone. Redirect stdout so that the interpreter's flush at exit works.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _exit(ExitCode.OK)
+    except PodwatchError as error:
+        _debug()
+        click.echo(f"podwatch: {error}", err=True)
+        _exit(error.exit_code)
+    except Exception as error:
+        _debug()
+        click.echo(
+            f"podwatch: internal error ({type(error).__name__}: {error}): report it with the output of"
+            " PODWATCH_DEBUG=1",
+            err=True,
+        )
+        _exit(ExitCode.FAILED)
+    _exit(code if isinstance(code, int) else ExitCode.OK)
+
+
+def _debug() -> None:
+    if os.environ.get("PODWATCH_DEBUG"):
+        raise  # noqa: PLE0704 - only called while an exception is handled
+
+
+def _exit(code: int) -> NoReturn:
+    raise SystemExit(int(code))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, clean, colours, common, json_option, print_json
-from podwatch.cli.runs_common import checked_run_id
+from podwatch.cli.common import Where, clean, colours, common, fit, json_option, print_json
+from podwatch.cli.offline import checked_run_id
 
 if TYPE_CHECKING:
     from podwatch.policy.run_check import Evidence, Judgement, Limits
@@ -117,8 +117,6 @@ def watch(where: Where, store: str, every: float) -> None:
 
 def _paint(lines: list[str]) -> None:
     if sys.stdout.isatty():
-        from podwatch.client.live_view import fit
-
         size = os.get_terminal_size(sys.stdout.fileno())
         click.echo(_HOME_AND_CLEAR + fit("\n".join(lines) + "\n", size.columns, size.lines), nl=False)
     else:
@@ -137,21 +135,19 @@ def _limits(limits: "Limits", dead: float | None, step: float | None, upload: fl
 @contextmanager
 def _opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
     """The store, its prefix, and the configured run ("" with ``url``, which needs no configuration)."""
-    from podwatch.cli.offline import load
-    from podwatch.cli.runs_common import open_store
+    from podwatch.cli.offline import load, store_and_prefix
     from podwatch.stores.credentials import credentials_from_environment
-    from podwatch.stores.open import open_store as open_url
-    from podwatch.stores.open import parse_store_url
+    from podwatch.stores.open import open_store, parse_store_url
 
     if not url:
         settings = load(where)
-        with open_store(settings) as (store, prefix):
+        with store_and_prefix(settings) as (store, prefix):
             yield store, prefix, settings.run_id
         return
     prefix = parse_store_url(url).prefix
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     key = credentials_from_environment(os.environ, None, Path(directory) if directory else None)
-    opened = open_url(url, key, writer_id="by-hand")
+    opened = open_store(url, key, writer_id="by-hand")
     try:
         yield opened, prefix, where.run
     finally:

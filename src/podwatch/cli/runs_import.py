@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
-from podwatch.cli.runs_common import checked_run_id, guarded_here, open_store
+from podwatch.cli.offline import checked_run_id, guarded_here, store_and_prefix
 from podwatch.client.format import size
 from podwatch.domain.errors import ExitCode, IntegrityError, UsageError
 
@@ -50,7 +50,7 @@ def import_command(
     from podwatch.sync.runs.import_backups import Importer, find_backups
 
     settings = load(where)
-    with open_store(settings) as (store, prefix):
+    with store_and_prefix(settings) as (store, prefix):
         place, run = _source(source, target, prefix)
         keys = Keys(run, prefix)
         backups = [b for b in find_backups(store, place, ignore_times=ignore_times) if not steps or b.step in steps]

@@ -5,9 +5,8 @@ import time
 
 import click
 
-from podwatch.cli.common import Where, colours, common, json_option, print_json
+from podwatch.cli.common import Where, colours, common, fit, json_option, print_json
 from podwatch.client.api import ask_status, exit_code
-from podwatch.client.live_view import fit
 from podwatch.client.status_screen import plugin_line, render
 
 WATCH_SECONDS = 2.0

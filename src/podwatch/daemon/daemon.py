@@ -10,8 +10,7 @@ import signal
 from collections.abc import Callable
 
 from podwatch import __version__
-from podwatch.config.last_good import save_last_good
-from podwatch.config.loading import LoadedSettings
+from podwatch.config.loading import LoadedSettings, save_last_good
 from podwatch.daemon import preempt, status_view
 from podwatch.daemon.artifacts import make_artifacts
 from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced, Rescans

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
 from podwatch.config.directory import move_to_root
-from podwatch.config.last_good import load_or_last_good
-from podwatch.config.loading import LoadedSettings, load_settings, named_file
+from podwatch.config.loading import LoadedSettings, load_or_last_good, load_settings, named_file
 from podwatch.daemon.paths import RunPaths, guard_paths
 from podwatch.system.workers import few_arenas
 

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from podwatch.config.last_good import load_or_last_good
+from podwatch.config.loading import load_or_last_good
 from podwatch.daemon.daemon import serve
 from podwatch.domain.errors import PodwatchError
 from podwatch.simulation.gpus import SimulatedGpus

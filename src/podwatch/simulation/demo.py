@@ -19,8 +19,7 @@ from podwatch.config.loading import load_settings
 from podwatch.domain.event import EventName
 from podwatch.domain.manifest import Keys
 from podwatch.simulation.pod import Pod, Shape, require_linux
-from podwatch.simulation.screen import Screen
-from podwatch.simulation.verify import DemoFailed, Watching, prove_local, prove_store
+from podwatch.simulation.verify import DemoFailed, Screen, Watching, prove_local, prove_store
 
 PATIENCE = 4.0
 """Factor by which a phase can exceed its usual duration: the machine can be busy."""

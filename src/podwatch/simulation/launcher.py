@@ -14,10 +14,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from podwatch.simulation.run_files import RunConfig, say
+from podwatch.simulation.run_files import RunConfig, load_run, say
 
 
-def main(config: RunConfig, argv: Sequence[str], bin_dir: Path) -> int:
+def launch(config: RunConfig, argv: Sequence[str], bin_dir: Path) -> int:
     """0 when orchestrator and trainer both ended with 0, else 1."""
     _clean(config)
     commands = {
@@ -93,3 +93,52 @@ def _clean(config: RunConfig) -> None:
             shutil.rmtree(path, ignore_errors=True)
     elif config.resume_step is None and config.output_dir.is_dir() and any(config.output_dir.iterdir()):
         raise SystemExit(f"FileExistsError: {config.output_dir} is not empty; pass --clean or --resume")
+
+
+# -- entry points of all simulated processes -------------------------------------------------------------------------
+
+
+# Their scripts have prime-rl's names, because a console script's name is its process name. Standard library only.
+
+PROGRAMS = ("rl", "inference", "orchestrator", "torchrun")
+_SCRIPT = """\
+import sys
+sys.path.insert(0, {source!r})
+from podwatch.simulation.launcher import main
+raise SystemExit(main({program!r}, sys.argv[1:]))
+"""
+
+
+def write_programs(bin_dir: Path) -> None:
+    """Write ``bin/rl`` and the others; they need no installed package and no site directory."""
+    bin_dir.mkdir(parents=True, exist_ok=True)
+    source = str(Path(__file__).parents[2])
+    for program in PROGRAMS:
+        (bin_dir / program).write_text(_SCRIPT.format(source=source, program=program))
+
+
+def launch_command(bin_dir: Path) -> list[str]:
+    """The start of the command; flags of the run follow."""
+    return [sys.executable, "-S", str(bin_dir / "rl")]
+
+
+def main(program: str, argv: list[str]) -> int:
+    """Run one role."""
+    with open("/proc/self/comm", "w") as file:  # noqa: PTH123 - set the name as a console script has it
+        file.write(program[:15])
+    if argv[:1] == ["-m"]:
+        argv = argv[2:]
+    config = load_run(argv)
+    if program == "rl":
+        return launch(config, argv, Path(sys.argv[0]).absolute().parent)
+    if program == "inference":
+        from podwatch.simulation import inference
+
+        return inference.serve(config)
+    if program == "orchestrator":
+        from podwatch.simulation import orchestrator
+
+        return orchestrator.main(config)
+    from podwatch.simulation import trainer
+
+    return trainer.main(config)

@@ -21,7 +21,7 @@ from podwatch.client.discover import read_endpoint
 from podwatch.config.explain import to_toml
 from podwatch.domain.errors import HostError
 from podwatch.simulation.gpus import held
-from podwatch.simulation.processes import launch_command, write_programs
+from podwatch.simulation.launcher import launch_command, write_programs
 
 # -- pod -------------------------------------------------------------------------------------------------------------
 

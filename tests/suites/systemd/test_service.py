@@ -67,7 +67,7 @@ def test_install_shows_then_writes_then_changes_nothing(pod: Pod) -> None:
 def test_without_root_it_is_refused_with_77(pod: Pod) -> None:
     # Everything is imported before the privileges go: the interpreter may lie where nobody else can read.
     program = (
-        "import os, sys, podwatch.cli, podwatch.cli.errors, podwatch.cli.root, podwatch.cli.install;"
+        "import os, sys, podwatch.cli, podwatch.cli.root, podwatch.cli.install;"
         "os.setuid(65534); sys.argv[1:] = ['install']; podwatch.cli.main()"
     )
     python = str(Path(PODWATCH).with_name("python"))

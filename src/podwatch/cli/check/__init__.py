@@ -1,16 +1,23 @@
-"""``podwatch check``: check the pod before training runs unattended."""
+"""``podwatch check``: check the pod before training runs unattended.
+
+The files of this folder hold the checks: each examines one thing and yields ok, warn or fail, with the fix. They change
+nothing, except for probe files beside output_dir, probe objects in the store (with ``throughput``), which are deleted
+again, and a test notice (with ``send_notice``).
+"""
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from podwatch.cli.common import Where, clean, colours, common, json_option, print_json
-from podwatch.domain.errors import ConfigurationError, ExitCode
+from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
 
 if TYPE_CHECKING:
-    from podwatch.cli.check.examine import Line
+    from podwatch.cli.check.report import Line
+    from podwatch.config.settings import Settings
 
 _TONE = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -23,7 +30,7 @@ _TONE = {"ok": "green", "warn": "yellow", "fail": "red"}
 @json_option
 def command(where: Where, throughput: bool, notify: bool, verbose: bool, as_json: bool) -> None:
     """Check this pod before training runs unattended. Exit: 0 ok or warnings, 1 a check failed, 78 configuration."""
-    from podwatch.cli.check.examine import Line, examine
+    from podwatch.cli.check.report import Line
     from podwatch.config.loading import load_settings
     from podwatch.config.problems import ConfigurationProblems
 
@@ -54,6 +61,58 @@ def command(where: Where, throughput: bool, notify: bool, verbose: bool, as_json
         checks = [{"name": x.name, "level": x.level, "text": x.text, "fix": x.fix} for x in lines]
         print_json({"schema_version": 1, "ok": code == 0, "checks": checks})
     raise click.exceptions.Exit(code)
+
+
+def examine(
+    settings: "Settings", *, throughput: bool = False, verbose: bool = False, send_notice: bool = False
+) -> "Iterator[Line]":
+    """The results of every check, in the order in which an operator fixes things. A check that fails to run yields a
+    result, too, and does not stop the others."""
+    from podwatch.cli.check import disk, leftovers, machine, notify, start
+    from podwatch.cli.check.report import Line, sets_of
+    from podwatch.cli.check.store import store
+
+    present, sets = leftovers.running(settings), sets_of(settings)
+    now = present.text
+    checks: dict[str, Callable[[], Iterator[Line]]] = {
+        "output_dir": lambda: disk.output_dir(settings),
+        "directories": lambda: disk.own_directory(settings),
+        "state_dir": lambda: disk.state_dir(settings),
+        "layout": lambda: start.layout(settings, sets),
+        "command": lambda: start.command(settings),
+        "wandb": lambda: start.keys(settings),
+        "vllm": lambda: start.vllm(settings),
+        "packages": lambda: start.packages(settings),
+        "gpu": lambda: machine.gpus(settings, now),
+        "supervise": lambda: leftovers.supervise(settings, present),
+        "leftovers": lambda: leftovers.leftovers(settings, now),
+        "other tools": lambda: leftovers.other_tools(settings),
+        "steps": lambda: leftovers.ahead(settings, now, sets),
+        "ports": lambda: machine.ports(settings, now),
+        "signals": lambda: machine.signals(settings),
+        "disk": lambda: disk.disk(settings, sets),
+        "files": lambda: disk.files(settings),
+        "store": lambda: store(settings, throughput, sets),
+        "nofile": lambda: machine.limits(settings),
+        "http": lambda: machine.http(settings),
+        "notify": lambda: notify.notify(settings, send=send_notice),
+        "wandb run": lambda: notify.own_wandb(settings, send=send_notice),
+        "host": lambda: machine.host(settings),
+        "pause": lambda: leftovers.remembered(settings, verbose),
+    }
+    told: set[str] = set()
+    for name, check in checks.items():
+        try:
+            yield from check()
+        except PodwatchError as error:
+            if str(error) in told:
+                continue  # several checks need the layout
+            told.add(str(error))
+            yield Line(name, "fail", f"{error.what}{f' ({error.where})' if error.where else ''}", error.fix)
+        except TimeoutError:
+            yield Line(name, "fail", "the file system does not answer", "check its mount (NFS, FUSE) and dmesg")
+        except OSError as error:
+            yield Line(name, "fail", f"cannot run this check: {error}", "check the path and its permissions")
 
 
 def _print(line: "Line") -> None:

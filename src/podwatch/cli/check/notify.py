@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from podwatch.cli.check.report import Line
@@ -15,6 +15,7 @@ from podwatch.config.settings import Settings
 
 if TYPE_CHECKING:
     from podwatch.reporting.notify import Channel
+    from podwatch.reporting.wandb import WandbRun
 
 _WEB = ("http", "https")
 
@@ -75,7 +76,7 @@ def own_wandb(settings: Settings, *, send: bool) -> Iterator[Line]:
     yield Line("wandb run", "ok", f"podwatch's own run: wandb {found}, {mode}, {where}")
     if send and settings.wandb.alerts:
         run = WandbRun(plan, SystemClock())
-        yield _sent(run, settings.run_id, run.close)
+        yield _sent(run, settings.run_id, run)
 
 
 def _wandb_version(python: str) -> str:
@@ -88,7 +89,8 @@ def _wandb_version(python: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _sent(channel: "Channel", run_id: str, close: Callable[[], Awaitable[None]] | None = None) -> Line:
+def _sent(channel: "Channel", run_id: str, own: "WandbRun | None" = None) -> Line:
+    """The result of one test notice. ``own``: the same channel, if it is podwatch's W&B run, which is then closed."""
     from podwatch.domain.event import Change, Notice, Topic
     from podwatch.domain.finding import Severity
     from podwatch.reporting.notify import NotSent, document_of
@@ -100,8 +102,8 @@ def _sent(channel: "Channel", run_id: str, close: Callable[[], Awaitable[None]] 
         try:
             await channel.send(document_of(notice, run_id=run_id, host=socket.gethostname()))
         finally:
-            if close is not None:
-                await close()
+            if own is not None:
+                await own.close()
 
     try:
         asyncio.run(send())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.client.live_view import fit
+from podwatch.cli.common import fit
 from podwatch.client.status_screen import render
 from podwatch.reporting.status import build_status
 from tests.reporting import views

@@ -1,0 +1,146 @@
+"""``podwatch start``, ``podwatch restart`` and ``podwatch stop-training``."""
+
+import sys
+from typing import Any
+
+import click
+
+from podwatch.cli.common import Where, ask, clean, common, json_option, print_json, say
+from podwatch.domain.errors import ExitCode
+
+COMMAND_SHOWN = 60
+
+
+@click.command("start", short_help="Start training and keep it running.")
+@common
+@click.option("--step", type=click.IntRange(min=0), help="Resume from this step instead of the newest complete one.")
+@click.option("--fresh", is_flag=True, help="Start from the beginning, in a new lineage.")
+@click.option("--attach", metavar="PID", type=click.IntRange(min=1), help="Guard this trainer, which you started.")
+@click.option(
+    "--beside",
+    metavar="PID",
+    type=click.IntRange(min=1),
+    help="This process is not the run's training: start training although it runs.",
+)
+@json_option
+def start(where: Where, step: int | None, fresh: bool, attach: int | None, beside: int | None, as_json: bool) -> None:
+    """Start training and keep it running, also after a restart of podwatch.
+
+    If you already started a trainer yourself, podwatch guards it and starts no second one. If several processes could
+    be this run's trainer, podwatch lists them and asks. If a process could become this run's training, podwatch starts
+    nothing: decide with --attach or --beside.
+    """
+    if fresh and step is not None:
+        raise click.UsageError("--step and --fresh cannot be used together")
+    if attach is not None and (fresh or step is not None):
+        raise click.UsageError("--attach cannot be used with --step or --fresh: the trainer already runs")
+    if attach is not None and beside is not None:
+        raise click.UsageError("--attach and --beside cannot be used together")
+    params: dict[str, Any] = {"step": step, "fresh": fresh, "attach": attach, "beside": beside}
+    answer = ask(where, "start", params, purpose="start training")
+    if answer.get("needs_choice"):
+        if as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            if as_json:
+                print_json(answer)
+            else:
+                click.echo("\n".join(choices(answer)), err=True)
+                click.echo("choose one: podwatch start --attach PID", err=True)
+            raise click.exceptions.Exit(int(ExitCode.USAGE))
+        click.echo("\n".join(choices(answer)))
+        known = click.Choice([str(found["pid"]) for found in answer["candidates"]])
+        params["attach"] = int(click.prompt("pid of the trainer to guard", type=known, show_choices=False))
+        answer = ask(where, "start", params, purpose="start training")
+    say(answer, as_json=as_json)
+
+
+def choices(answer: dict[str, Any]) -> list[str]:
+    """The candidates, two lines each."""
+    lines = ["several trainers that podwatch did not start could be this run's:"]
+    for found in answer.get("candidates") or []:
+        lines.append(f"{found['pid']:>9}  {clean(found['command'])[:COMMAND_SHOWN]}")
+        lines.append(f"{'':>9}  {clean(found['reason'])}")
+    return lines
+
+
+# -- restart ---------------------------------------------------------------------------------------------------------
+
+
+SHOWN = 12
+"""Number of paths that fit on a screen with the rest of the plan."""
+
+
+@click.command("restart")
+@common
+@click.option("--step", type=click.IntRange(min=0), help="Resume from this step instead of the newest complete one.")
+@click.option("--dry-run", is_flag=True, help="Only show the step, the files to quarantine, and the command.")
+@json_option
+def restart(where: Where, step: int | None, dry_run: bool, as_json: bool) -> None:
+    """Restart training from a checkpoint.
+
+    It is the newest complete one, or --step."""
+    if not dry_run:
+        say(ask(where, "restart", {"step": step}, purpose="restart training"), as_json=as_json)
+        return
+    plan = ask(where, "restart_plan", {"step": step}, purpose="plan a restart")
+    if as_json:
+        print_json(plan)
+    else:
+        click.echo("\n".join(describe(plan)))
+    if plan.get("possible") is False:
+        raise click.exceptions.Exit(int(ExitCode.FAILED))
+
+
+def describe(plan: dict[str, Any]) -> list[str]:
+    """The plan as lines; names of environment variables only, never values."""
+    import shlex
+
+    changed = [f"changed since the last start: {clean(name)}" for name in plan.get("changed_since_last_start") or []]
+    differs = [f"  {clean(line)}" for line in plan.get("command_difference") or []]
+    if differs:
+        differs = [
+            "the running command (-) differs from the configured one (+), which a restart uses; `podwatch config adopt`"
+            " writes the running one into the configuration:",
+            *differs,
+        ]
+    if plan.get("possible") is False:
+        return [*differs, f"not possible: {clean(plan.get('reason') or 'unknown reason')}", *changed]
+    step = plan.get("step")
+    lines = [*differs, *changed]
+    lines += [f"from      {'the beginning' if step is None else f'step {step}'}"]
+    if plan.get("reason"):
+        lines.append(f"because   {clean(plan['reason'])}")
+    lines += [f"stop also {clean(command)}" for command in plan.get("stop_also") or []]
+    lines += [f"prepares  {clean(command)}" for command in plan.get("start_before") or []]
+    lines.append(f"command   {clean(shlex.join(str(a) for a in plan.get('argv') or []))}")
+    lines.append(f"in        {clean(plan.get('cwd') or '?')}")
+    if plan.get("user"):
+        lines.append(f"as        {clean(plan['user'])}")
+    if plan.get("environment_names"):
+        lines.append(f"with      {clean(', '.join(map(str, plan['environment_names'])))}")
+    aside = plan.get("set_aside") or []
+    lines.append("moves     " + ("nothing" if not aside else f"{len(aside)} to quarantine (nothing is deleted)"))
+    lines += [f"          {clean(path)}" for path in aside[:SHOWN]]
+    if len(aside) > SHOWN:
+        lines.append(f"          ... and {len(aside) - SHOWN} more (--json lists all)")
+    if plan.get("trackers_set_right"):
+        names = ", ".join(str(path).rpartition("/")[2] for path in plan["trackers_set_right"])
+        lines.append(f'corrects  {clean(names)} (the trainer\'s own "latest")')
+    if plan.get("removed_flags"):
+        lines.append(f"removes   {clean(' '.join(map(str, plan['removed_flags'])))} (resume flags in the command)")
+    return lines
+
+
+# -- stop ------------------------------------------------------------------------------------------------------------
+
+
+@click.command("stop-training", short_help="Stop training and keep it stopped.")
+@common
+@click.option("--after-save", is_flag=True, help="Wait for the next complete checkpoint first.")
+@json_option
+def stop_training(where: Where, after_save: bool, as_json: bool) -> None:
+    """Stop training until `podwatch start`, also after a restart of podwatch. podwatch keeps guarding the checkpoints.
+
+    With --after-save, training continues until its next checkpoint is complete; if it dies or hangs before, podwatch
+    stops it then. `podwatch stop-training` stops it immediately; `podwatch start` cancels the request.
+    """
+    say(ask(where, "stop_training", {"after_save": after_save}, purpose="stop training"), as_json=as_json)
