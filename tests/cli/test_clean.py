@@ -119,14 +119,14 @@ async def test_a_step_refused_in_the_old_line_is_not_refused_in_the_new_one(worl
     world.start_error = "no"
     await first.recovery.begin()
     await first.until(Phase.GAVE_UP)
-    first.recovery.memory.refused = {15: "resumed wrong from step 15"}
+    first.recovery.context.memory.refused = {15: "resumed wrong from step 15"}
     world.save(15)
     world.start_error = ""
     await request_clean(first.recovery)
     await first.until(Phase.CONFIRMING)
     assert world.plans[-1].step is None
     assert not (world.output / "checkpoints/step_15").exists()
-    assert first.recovery.memory.refused == {}
+    assert first.recovery.context.memory.refused == {}
     await first.leave()
 
 
@@ -137,11 +137,11 @@ async def test_a_fresh_start_forgets_what_was_refused_in_the_line_it_leaves(worl
     world.start_error = "no"
     await first.recovery.begin()
     await first.until(Phase.GAVE_UP)
-    first.recovery.memory.refused = {15: "resumed wrong from step 15"}
+    first.recovery.context.memory.refused = {15: "resumed wrong from step 15"}
     world.start_error = ""
-    await first.recovery.request_start(fresh=True)
+    await first.recovery.requests.start(fresh=True)
     await first.until(Phase.CONFIRMING)
-    assert first.recovery.memory.refused == {}
+    assert first.recovery.context.memory.refused == {}
     await first.leave()
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from podwatch.journal import opening
-from podwatch.recovery import stale_files
+from podwatch.recovery import Phase, stale_files
+from podwatch.recovery.context import RecoveryContext
+from podwatch.recovery.state import may_follow
 from tests.support.recovery_world import World
 from tests.support.rig import end_all, naming
 
@@ -39,3 +41,19 @@ def world(quick_dir: Path) -> Iterator[World]:
     (made.output.parent / "cfg.toml").write_text("x = 1")
     yield made
     made.close()
+
+
+@pytest.fixture(autouse=True)
+def phases_as_in_the_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each change of phase is one that ``may_follow`` allows."""
+    wrong: list[str] = []
+    show = RecoveryContext.show
+
+    def checked(self: RecoveryContext, phase: Phase, detail: str = "") -> None:
+        if not may_follow(self.phase, phase):
+            wrong.append(f"{self.phase} -> {phase}: {detail}")
+        show(self, phase, detail)
+
+    monkeypatch.setattr(RecoveryContext, "show", checked)
+    yield
+    assert not wrong

@@ -83,9 +83,9 @@ async def test_several_candidates_are_not_joined_while_nobody_sees_the_gpus(
     """GPU memory at its base means that none of them trains; memory that cannot be seen means nothing."""
     podwatch = await running(world)
     world.gpu_used = None
-    podwatch.recovery.memory.gpu_base = {0: 0}
+    podwatch.recovery.context.memory.gpu_base = {0: 0}
     blind = unobserved(SensorState.BLIND, 0.0, "the call hangs")
-    monkeypatch.setattr(podwatch.recovery.tools.gpus, "latest", lambda: blind)
+    monkeypatch.setattr(podwatch.recovery.context.tools.gpus, "latest", lambda: blind)
     for _ in range(2):
         world.person_starts()
     podwatch.see(18, finding=death())
@@ -94,7 +94,7 @@ async def test_several_candidates_are_not_joined_while_nobody_sees_the_gpus(
     assert [f.kind for f in podwatch.recovery.findings()] == [FindingKind.AMBIGUOUS_TRAINERS]
     assert len(world.plans) == 1
     seen = observed((GpuSample(0, "u", "n", memory_used_bytes=0, memory_total_bytes=80 << 30),), 1e12)
-    monkeypatch.setattr(podwatch.recovery.tools.gpus, "latest", lambda: seen)
+    monkeypatch.setattr(podwatch.recovery.context.tools.gpus, "latest", lambda: seen)
     world.candidates[0] = replace(world.candidates[0], holds_gpu=True)
     await asyncio.sleep(0.1)
     assert len(world.plans) == 1, "one of them has a CUDA context and may be loading"
@@ -104,7 +104,7 @@ async def test_several_candidates_are_not_joined_while_nobody_sees_the_gpus(
 async def test_a_person_who_starts_meanwhile_is_joined_by_nobody(world: World) -> None:
     podwatch = await running(world)
     world.gpu_used = 70 << 30
-    podwatch.recovery.memory.gpu_base = {0: 0}
+    podwatch.recovery.context.memory.gpu_base = {0: 0}
     podwatch.see(18, finding=death())
     await podwatch.until_phase(Phase.BLOCKED)
     world.person_starts()
@@ -182,8 +182,8 @@ async def test_an_unreachable_store_does_not_stop_a_local_restart(world: World) 
 async def test_stop_and_start_are_durable(world: World) -> None:
     podwatch = await running(world)
     with pytest.raises(Busy, match="running already"):
-        await podwatch.recovery.request_start()
-    await podwatch.recovery.request_stop()
+        await podwatch.recovery.requests.start()
+    await podwatch.recovery.requests.stop()
     await podwatch.until(Phase.STOPPED)
     assert world.alive() == []
     await podwatch.leave()
@@ -191,7 +191,7 @@ async def test_stop_and_start_are_durable(world: World) -> None:
     await heir.recovery.begin()
     await heir.until(Phase.STOPPED)
     assert world.alive() == []
-    await heir.recovery.request_start()
+    await heir.recovery.requests.start()
     await heir.until(Phase.CONFIRMING)
     assert world.plans[-1].step == 15
     assert heir.recovery.state.attempts == 0, "what a person wanted is no failure"
@@ -201,7 +201,7 @@ async def test_stop_and_start_are_durable(world: World) -> None:
 async def test_stop_after_the_next_save(world: World) -> None:
     podwatch = await running(world)
     podwatch.catalogue.rescan()
-    await podwatch.recovery.request_stop(after_save=True)
+    await podwatch.recovery.requests.stop(after_save=True)
     await asyncio.sleep(0.05)
     assert len(world.alive()) == 1
     world.save(20)
@@ -214,24 +214,24 @@ async def test_restart_from_an_older_step_opens_a_new_line(world: World) -> None
     podwatch = await running(world)
     old = podwatch.record.current.lineage  # type: ignore[union-attr]
     with pytest.raises(UsageError, match="step 99"):
-        await podwatch.recovery.request_restart(99)
+        await podwatch.recovery.requests.restart(99)
     assert len(world.alive()) == 1, "a mistake must not cost the running trainer"
-    await podwatch.recovery.request_restart(10)
+    await podwatch.recovery.requests.restart(10)
     await podwatch.until(Phase.CONFIRMING)
     assert world.plans[-1].step == 10
     record = podwatch.record.current
     assert record is not None
     assert (record.lineage.parent, record.lineage.parent_step) == (old.id, 10)
-    assert podwatch.recovery.memory.wanted is None
+    assert podwatch.recovery.context.memory.wanted is None
     await podwatch.leave()
 
 
 async def test_a_fresh_start_sets_everything_aside(world: World) -> None:
     podwatch = await running(world)
     before = world.contents()
-    await podwatch.recovery.request_stop()
+    await podwatch.recovery.requests.stop()
     await podwatch.until(Phase.STOPPED)
-    await podwatch.recovery.request_start(fresh=True)
+    await podwatch.recovery.requests.start(fresh=True)
     await podwatch.until(Phase.CONFIRMING)
     assert world.plans[-1].step is None
     assert podwatch.catalogue.layout.numbers("checkpoints") == []
@@ -244,13 +244,13 @@ async def test_dry_run_explains_and_changes_nothing(world: World) -> None:
     podwatch = await running(world)
     world.save(20, whole=False)
     (world.root / "cfg.toml").write_text("x = 2")
-    answer = await podwatch.recovery.dry_run()
+    answer = await podwatch.recovery.requests.dry_run()
     assert (answer["possible"], answer["step"], answer["source"]) == (True, 15, "local")
     assert [Path(p).name for p in answer["set_aside"]] == ["step_20", "step_20"]  # type: ignore[union-attr]
     assert [Path(p).name for p in answer["changed_since_last_start"]] == ["cfg.toml"]  # type: ignore[union-attr]
     assert "HF_TOKEN" in answer["environment_names"]  # type: ignore[operator]
     assert "secretsecret" not in str(answer)
-    assert (await podwatch.recovery.dry_run(99))["possible"] is False
+    assert (await podwatch.recovery.requests.dry_run(99))["possible"] is False
     assert podwatch.catalogue.layout.numbers("checkpoints") == [5, 10, 15, 20]
     await podwatch.leave()
 
@@ -262,11 +262,11 @@ async def test_no_command_attaches_but_never_kills(world: World) -> None:
     await podwatch.recovery.begin()
     await podwatch.until(Phase.ATTACHED)
     podwatch.see(1, finding=death(FindingKind.HANG))
-    assert not podwatch.recovery.acting
+    assert not podwatch.recovery.runner.acting
     assert len(world.alive()) == 1
     assert any(f.kind is FindingKind.UNGUARDED for f in podwatch.recovery.findings())
     with pytest.raises(ConfigurationError, match="no command"):
-        await podwatch.recovery.request_restart()
+        await podwatch.recovery.requests.restart()
     await podwatch.leave()
 
 
@@ -282,7 +282,7 @@ async def test_what_could_not_be_restarted_needs_no_command_once_it_has_ended_as
     podwatch.see(1, finding=death(FindingKind.HANG))
     assert any(f.kind is FindingKind.UNGUARDED for f in podwatch.recovery.findings())
     if end == "stopped":
-        await podwatch.recovery.request_stop()
+        await podwatch.recovery.requests.stop()
         await podwatch.until(Phase.STOPPED)
     else:
         podwatch.see(2, finding=finished())
@@ -351,7 +351,7 @@ async def test_waiting_is_not_acting(world: World) -> None:
     podwatch = Podwatch(world)
     await podwatch.recovery.begin()
     await podwatch.until_phase(Phase.BLOCKED)
-    assert podwatch.recovery.acting
+    assert podwatch.recovery.runner.acting
     assert not podwatch.recovery.state.acting
     await podwatch.leave()
 

@@ -75,7 +75,7 @@ async def one_kill(root: Path, target: int, monkeypatch: pytest.MonkeyPatch) -> 
         assert heir.journal.sync.open_intents() == [], where
         heir.see(16)
         assert heir.recovery.state.phase is Phase.RUNNING, where
-        assert heir.recovery.memory.history.streak_count <= 1, where
+        assert heir.recovery.context.memory.history.streak_count <= 1, where
         await heir.leave()
         assert len(world.alive()) == 1
     finally:
@@ -105,7 +105,7 @@ async def test_a_stop_that_was_asked_for_is_carried_out_after_a_crash(quick_dir:
         killer.target = killer.count + target
         asked = True
         try:
-            await victim.recovery.request_stop()
+            await victim.recovery.requests.stop()
             await victim.until(Phase.STOPPED)
         except Killed:
             asked = victim.record.load().desired.value == "stopped"  # type: ignore[union-attr]

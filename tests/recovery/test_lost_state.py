@@ -17,7 +17,7 @@ async def set_aside(world: World, *, first: bool) -> Podwatch:
     if not first:  # the same file names with other contents: a step that was saved again
         (world.output / "checkpoints" / "step_20" / "a.bin").write_bytes(b"second life")
     podwatch.see(21)
-    await podwatch.recovery.request_restart(15)
+    await podwatch.recovery.requests.restart(15)
     await podwatch.until(Phase.CONFIRMING)
     podwatch.see(16)
     return podwatch

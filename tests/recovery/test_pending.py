@@ -110,13 +110,13 @@ async def test_the_operator_decides(world: World) -> None:
     podwatch, candidate = await waiting(world)
     pid = candidate.launcher.pid
     with pytest.raises(UsageError, match="does not wait for process 1"):
-        await podwatch.recovery.request_start(beside=1)
-    started = await podwatch.recovery.request_start()
+        await podwatch.recovery.requests.start(beside=1)
+    started = await podwatch.recovery.requests.start()
     assert f"does not start training beside pid {pid}" in started.message
     await podwatch.until_phase(Phase.BLOCKED)
     await looks(world)
     assert world.plans == []
-    await podwatch.recovery.request_start(attach=pid)
+    await podwatch.recovery.requests.start(attach=pid)
     await podwatch.until(Phase.ATTACHED)
     assert podwatch.recovery.handle is not None
     assert podwatch.recovery.handle.launcher == candidate.launcher
@@ -126,7 +126,7 @@ async def test_the_operator_decides(world: World) -> None:
 async def test_an_operator_may_say_that_it_is_no_training_and_it_stays_said(world: World) -> None:
     podwatch, candidate = await waiting(world)
     world.processes.remove(world.foreign[candidate.launcher.pid])  # it is no trainer: two may live
-    await podwatch.recovery.request_start(beside=candidate.launcher.pid)
+    await podwatch.recovery.requests.start(beside=candidate.launcher.pid)
     await podwatch.until(Phase.CONFIRMING)
     assert len(world.plans) == 1
     await podwatch.leave()
@@ -145,13 +145,13 @@ async def test_a_terminal_is_never_attached_to(world: World) -> None:
     podwatch, candidate = await waiting(world)
     world.pending[:] = [replace(candidate, attachable=False)]
     with pytest.raises(UsageError, match="is not a trainer of this run"):
-        await podwatch.recovery.request_start(attach=candidate.launcher.pid)
+        await podwatch.recovery.requests.start(attach=candidate.launcher.pid)
     await podwatch.leave()
 
 
 async def test_stop_training_ends_the_wait(world: World) -> None:
     podwatch, candidate = await waiting(world)
-    await podwatch.recovery.request_stop()
+    await podwatch.recovery.requests.stop()
     await podwatch.until(Phase.STOPPED)
     assert podwatch.recovery.desired is Desired.STOPPED
     assert world.foreign[candidate.launcher.pid].poll() is None, "it is left alone"

@@ -24,7 +24,7 @@ async def turns(podwatch: Podwatch, seconds: float = 40.0) -> None:
     end = podwatch.world.clock.now + seconds
     while podwatch.world.clock.now < end:
         podwatch.see()
-        while podwatch.recovery.acting:
+        while podwatch.recovery.runner.acting:
             await asyncio.sleep(0.001)
 
 
@@ -43,7 +43,7 @@ async def idle(world: World, what: str) -> Podwatch:
     else:
         podwatch = await running(world)
     if what == "stopped":
-        await podwatch.recovery.request_stop()
+        await podwatch.recovery.requests.stop()
         await podwatch.until(Phase.STOPPED)
     elif what == "finished":
         podwatch.see(18, finding=finished())
@@ -105,12 +105,12 @@ async def test_several_are_told_and_one_is_taken_at_a_persons_word(world: World)
     first, second = world.person_starts(), world.person_starts()
     await turns(podwatch)
     assert notes(podwatch) == [(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL)]
-    started = await podwatch.recovery.request_start()
+    started = await podwatch.recovery.requests.start()
     assert [c.launcher.pid for c in started.choose_from] == [first.launcher.pid, second.launcher.pid]
-    assert (podwatch.recovery.desired, podwatch.recovery.acting) == (Desired.STOPPED, False)
+    assert (podwatch.recovery.desired, podwatch.recovery.runner.acting) == (Desired.STOPPED, False)
     with pytest.raises(UsageError, match="process 1 is not a trainer"):
-        await podwatch.recovery.request_start(attach=1)
-    started = await podwatch.recovery.request_start(attach=second.launcher.pid)
+        await podwatch.recovery.requests.start(attach=1)
+    started = await podwatch.recovery.requests.start(attach=second.launcher.pid)
     assert f"pid {second.launcher.pid}: python train.py" in started.message
     await podwatch.until(Phase.ATTACHED)
     assert podwatch.recovery.handle is not None
@@ -125,12 +125,12 @@ async def test_start_names_what_it_takes_over_and_joins_nothing(world: World) ->
     await podwatch.recovery.begin()
     await asyncio.sleep(0.02)
     with pytest.raises(ConfigurationError):
-        await podwatch.recovery.request_start()
+        await podwatch.recovery.requests.start()
     candidate = world.person_starts()
     for impossible in ({"step": 5}, {"fresh": True}):
         with pytest.raises(Busy, match="two would train at once"):
-            await podwatch.recovery.request_start(**impossible)
-    started = await podwatch.recovery.request_start()
+            await podwatch.recovery.requests.start(**impossible)
+    started = await podwatch.recovery.requests.start()
     assert str(candidate.launcher.pid) in started.message
     await podwatch.until(Phase.ATTACHED)
     assert world.plans == []
@@ -173,7 +173,7 @@ async def test_what_is_left_of_the_old_tree_is_no_new_trainer(world: World) -> N
     world.clock.advance(20)
     object.__setattr__(ended, "at", world.clock.now)
     podwatch.recovery.consider(ended, ())
-    while podwatch.recovery.acting:
+    while podwatch.recovery.runner.acting:
         await asyncio.sleep(0.001)
     assert podwatch.recovery.handle is not None
     assert podwatch.recovery.handle.launcher == first.launcher
@@ -204,7 +204,7 @@ async def test_what_ran_beside_it_all_the_time_is_no_restart_by_hand(
         world.clock.advance(20)
         object.__setattr__(snapshot, "at", world.clock.now)
         podwatch.recovery.consider(snapshot, ())
-        while podwatch.recovery.acting:
+        while podwatch.recovery.runner.acting:
             await asyncio.sleep(0.001)
         assert podwatch.recovery.handle is not None
         assert podwatch.recovery.handle.launcher == (second if taken else first).launcher
@@ -218,7 +218,7 @@ async def test_a_lookout_that_cannot_look_says_so(world: World, monkeypatch: pyt
         raise TimeoutError("/proc hangs")
 
     with monkeypatch.context() as patch:
-        patch.setattr(podwatch.recovery.tools.launcher, "look", blind)
+        patch.setattr(podwatch.recovery.context.tools.launcher, "look", blind)
         await turns(podwatch)
         assert notes(podwatch) == [(FindingKind.SENSOR_BLIND, Severity.WARNING)]
     await turns(podwatch)
@@ -232,7 +232,7 @@ async def test_a_lookout_that_cannot_look_says_so(world: World, monkeypatch: pyt
 async def ending(world: World) -> Podwatch:
     podwatch = await running(world)
     podwatch.catalogue.rescan()
-    await podwatch.recovery.request_stop(after_save=True)
+    await podwatch.recovery.requests.stop(after_save=True)
     await podwatch.until_phase(Phase.ENDING)
     return podwatch
 
@@ -270,11 +270,11 @@ async def test_a_save_made_while_no_podwatch_ran_counts(world: World) -> None:
 
 async def test_a_dead_engine_ends_the_wait(world: World) -> None:
     podwatch = await ending(world)
-    assert str(podwatch.recovery.judged) == "running", "else nobody would look whether it still lives"
+    assert str(podwatch.recovery.context.judged) == "running", "else nobody would look whether it still lives"
     podwatch.see(16, finding=death(FindingKind.SILENT_DEATH))
     await podwatch.until(Phase.STOPPED)
     assert (world.alive(), len(world.plans)) == ([], 1)
-    assert str(podwatch.recovery.judged) == "stopped"
+    assert str(podwatch.recovery.context.judged) == "stopped"
     (said,) = [e.message for e in world.events if "no further save will come" in e.message]
     assert "silent-death happened; the newest checkpoint is step 15" in said
     assert podwatch.journal.sync.incidents() == []
@@ -284,8 +284,8 @@ async def test_a_dead_engine_ends_the_wait(world: World) -> None:
 async def test_a_stop_now_or_a_start_takes_the_wait_back(world: World) -> None:
     podwatch = await ending(world)
     with pytest.raises(Busy):
-        await podwatch.recovery.request_start()
-    await podwatch.recovery.request_stop()
+        await podwatch.recovery.requests.start()
+    await podwatch.recovery.requests.stop()
     await podwatch.until(Phase.STOPPED)
     assert world.alive() == []
     await podwatch.leave()
@@ -296,7 +296,7 @@ async def test_the_same_for_a_trainer_that_a_person_started(world: World) -> Non
     podwatch = Podwatch(world)
     await podwatch.recovery.begin()
     await podwatch.until(Phase.ATTACHED)
-    await podwatch.recovery.request_stop(after_save=True)
+    await podwatch.recovery.requests.stop(after_save=True)
     await podwatch.until_phase(Phase.ENDING)
     await podwatch.die()
     world.candidates = [candidate]
@@ -317,15 +317,15 @@ async def test_who_holds_the_gpu_and_the_port_is_named(world: World, monkeypatch
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         podwatch = Podwatch(world, ports=(port,))
-        look = podwatch.recovery.tools.launcher.look
+        look = podwatch.recovery.context.tools.launcher.look
 
         async def held() -> Look:
             found = await look()
             return Look(found.handle, found.candidates, ("pid 99 (VLLM::EngineCor) has a context on /dev/nvidia0",))
 
-        monkeypatch.setattr(podwatch.recovery.tools.launcher, "look", held)
+        monkeypatch.setattr(podwatch.recovery.context.tools.launcher, "look", held)
         world.gpu_used = 60 << 30
-        podwatch.recovery.memory.gpu_base = {0: 0}
+        podwatch.recovery.context.memory.gpu_base = {0: 0}
         await podwatch.recovery.begin()
         await podwatch.until_phase(Phase.BLOCKED)
         text = podwatch.recovery.state.detail

@@ -31,7 +31,7 @@ async def running(world: World) -> Podwatch:
 
 def slow_look(podwatch: Podwatch, during: Callable[[], Any]) -> None:
     """The next look takes a moment, and ``during`` happens in it."""
-    launcher = podwatch.recovery.tools.launcher
+    launcher = podwatch.recovery.context.tools.launcher
     original = launcher.look
 
     async def look() -> Look:
@@ -47,7 +47,7 @@ def slow_look(podwatch: Podwatch, during: Callable[[], Any]) -> None:
 async def test_a_verdict_during_a_stop_request_starts_nothing(world: World) -> None:
     podwatch = await running(world)
     slow_look(podwatch, lambda: podwatch.see(8, finding=death(FindingKind.SILENT_DEATH)))
-    await podwatch.recovery.request_stop()
+    await podwatch.recovery.requests.stop()
     await podwatch.until(Phase.STOPPED)
     await asyncio.sleep(0.1)
     assert (world.alive(), len(world.plans)) == ([], 1)
@@ -58,7 +58,7 @@ async def test_a_verdict_during_a_stop_request_starts_nothing(world: World) -> N
 async def test_a_verdict_during_a_restart_request_makes_no_second_act(world: World) -> None:
     podwatch = await running(world)
     slow_look(podwatch, lambda: podwatch.see(8, finding=death(FindingKind.SILENT_DEATH)))
-    await podwatch.recovery.request_restart()
+    await podwatch.recovery.requests.restart()
     await podwatch.until(Phase.CONFIRMING)
     await asyncio.sleep(0.1)
     assert (len(world.alive()), len(world.plans)) == (1, 2)
@@ -81,7 +81,7 @@ async def test_a_request_that_fails_gives_the_interrupted_act_back(
             async def look() -> Look:
                 raise TimeoutError("/proc hangs")
 
-            patch.setattr(podwatch.recovery.tools.launcher, "look", look)
+            patch.setattr(podwatch.recovery.context.tools.launcher, "look", look)
         else:
 
             def save(record: object) -> None:
@@ -89,7 +89,7 @@ async def test_a_request_that_fails_gives_the_interrupted_act_back(
 
             patch.setattr(podwatch.record, "save", save)
         with pytest.raises((TimeoutError, HostError)):
-            await podwatch.recovery.request_stop()
+            await podwatch.recovery.requests.stop()
     world.gpu_used = 0
     await podwatch.until(Phase.CONFIRMING)
     assert (len(world.alive()), podwatch.recovery.desired) == (1, Desired.RUNNING)
@@ -103,7 +103,7 @@ async def test_a_request_that_is_cancelled_gives_the_interrupted_act_back(world:
     podwatch.see(8, finding=death())
     await podwatch.until_phase(Phase.BLOCKED)
     slow_look(podwatch, lambda: None)
-    request = asyncio.create_task(podwatch.recovery.request_restart())
+    request = asyncio.create_task(podwatch.recovery.requests.restart())
     await asyncio.sleep(0.02)
     request.cancel()
     await asyncio.wait([request])
@@ -116,12 +116,12 @@ async def test_a_request_that_is_cancelled_gives_the_interrupted_act_back(world:
 async def test_nothing_begins_once_podwatch_leaves(world: World) -> None:
     podwatch = await running(world)
     slow_look(podwatch, lambda: None)
-    request = asyncio.create_task(podwatch.recovery.request_restart())
+    request = asyncio.create_task(podwatch.recovery.requests.restart())
     await asyncio.sleep(0.02)
     await podwatch.recovery.close()
     await asyncio.wait([request])
     await asyncio.sleep(0.05)
-    assert not podwatch.recovery.acting
+    assert not podwatch.recovery.runner.acting
     assert (len(world.alive()), len(world.plans)) == (1, 1)
     await podwatch.journal.close()
 
@@ -129,11 +129,13 @@ async def test_nothing_begins_once_podwatch_leaves(world: World) -> None:
 async def test_a_reload_is_in_force_at_the_next_verdict(world: World) -> None:
     podwatch = await running(world)
     recovery = podwatch.recovery
-    recovery.reconfigure(recovery.tools.settings.model_copy(update={"mode": "observe"}), recovery.tools.policies)
+    recovery.reconfigure(
+        recovery.context.tools.settings.model_copy(update={"mode": "observe"}), recovery.context.tools.policies
+    )
     podwatch.see(8, finding=death(FindingKind.SILENT_DEATH))
-    assert not recovery.acting
+    assert not recovery.runner.acting
     assert "mode observe: would restart" in world.events[-1].message
-    assert recovery.procedure.tools is recovery.tools
+    assert recovery.starter.context.tools.settings.mode == "observe"
     await podwatch.leave()
 
 
@@ -155,28 +157,28 @@ async def test_a_set_that_is_removed_while_it_is_chosen_is_not_started_from(
         return reasons
 
     monkeypatch.setattr(podwatch.catalogue, "verify", prune_then_verify)
-    start = podwatch.recovery.procedure.start
+    start = podwatch.recovery.starter.start
 
     async def watched(choice: Choice) -> tuple[TrainerHandle, Attempt]:
         protected.append(podwatch.recovery.state.protect)
         return await start(choice)
 
-    monkeypatch.setattr(podwatch.recovery.procedure, "start", watched)
+    monkeypatch.setattr(podwatch.recovery.starter, "start", watched)
     podwatch.see(17, finding=death())
     await podwatch.until(Phase.CONFIRMING)
     assert world.plans[-1].step == 5
     assert protected == [frozenset({5})], "also in the moment before the start is recorded"
-    assert podwatch.recovery.chosen is None
+    assert podwatch.recovery.context.chosen is None
     await podwatch.leave()
 
 
 async def test_a_person_who_starts_during_the_pause_after_giving_up_is_guarded(world: World) -> None:
     podwatch = await running(world)
     world.kill()
-    podwatch.recovery.memory.next_try_wall = world.clock.wall() + 3600.0
-    history = podwatch.recovery.memory.history
-    podwatch.recovery.memory.history = replace(history, gave_up_at=world.clock.now)
-    podwatch.recovery.memory.counted = world.plans[-1].start_id
+    podwatch.recovery.context.memory.next_try_wall = world.clock.wall() + 3600.0
+    history = podwatch.recovery.context.memory.history
+    podwatch.recovery.context.memory.history = replace(history, gave_up_at=world.clock.now)
+    podwatch.recovery.context.memory.counted = world.plans[-1].start_id
     release = asyncio.Event()
     sleep = world.clock.sleep
 
@@ -201,7 +203,7 @@ async def test_a_person_who_starts_during_the_pause_after_giving_up_is_guarded(w
 async def test_a_completion_that_was_recorded_and_not_carried_out_is_carried_out(world: World) -> None:
     """Else the processes that linger are billed for ever: nothing is judged any more once a run is finished."""
     podwatch = await running(world)
-    await podwatch.recovery.set_desired(Desired.FINISHED)
+    await podwatch.recovery.stops.set_desired(Desired.FINISHED)
     await podwatch.leave()
     again = Podwatch(world)
     await again.recovery.begin()
@@ -214,7 +216,7 @@ async def test_a_stop_during_a_long_start_is_durable_at_once(world: World) -> No
     """``trainer.start_before`` takes minutes, and the pod may end in them. The first of two stops comes between the
     making of the start's record and its writing."""
     podwatch = Podwatch(world)
-    recovery, launcher = podwatch.recovery, podwatch.recovery.tools.launcher
+    recovery, launcher = podwatch.recovery, podwatch.recovery.context.tools.launcher
     original, go, begun = launcher.start, asyncio.Event(), asyncio.Event()
 
     async def start(plan: Any) -> TrainerHandle:
@@ -223,11 +225,11 @@ async def test_a_stop_during_a_long_start_is_durable_at_once(world: World) -> No
         return await original(plan)
 
     async def repair(*_: object) -> None:
-        await recovery.set_desired(Desired.STOPPED)
+        await recovery.stops.set_desired(Desired.STOPPED)
 
     object.__setattr__(launcher, "start", start)
     await recovery.begin()
-    object.__setattr__(recovery.procedure, "_repair", repair)
+    object.__setattr__(recovery.starter, "_repair", repair)
     await begun.wait()
 
     def durable() -> Desired:
@@ -236,8 +238,8 @@ async def test_a_stop_during_a_long_start_is_durable_at_once(world: World) -> No
         return record.desired
 
     assert durable() is Desired.STOPPED, "the record of the start does not take it back"
-    await recovery.set_desired(Desired.RUNNING)
-    stop = asyncio.create_task(recovery.request_stop())
+    await recovery.stops.set_desired(Desired.RUNNING)
+    stop = asyncio.create_task(recovery.requests.stop())
     end = asyncio.get_running_loop().time() + 5
     while durable() is not Desired.STOPPED:
         assert asyncio.get_running_loop().time() < end, "only once the start has been made"

@@ -58,7 +58,7 @@ class Pod:
             options=KeeperOptions(lock_dir=world.root / "locks", grace=1.0, linger=5.0),
         )  # fmt: skip
         self.podwatch = Podwatch(world, policies=policies)
-        object.__setattr__(self.podwatch.recovery.tools, "launcher", self.launcher)
+        object.__setattr__(self.podwatch.recovery.context.tools, "launcher", self.launcher)
         self.podwatch.pod.variables = {"PATH": "/usr/bin:/bin"}
 
     def mode(self, what: str) -> None:
@@ -100,7 +100,7 @@ class Pod:
         await self.podwatch.until(*phases, seconds=60)
 
     async def end(self) -> None:
-        await self.podwatch.recovery.request_stop()
+        await self.podwatch.recovery.requests.stop()
         await self.podwatch.until(Phase.STOPPED, seconds=60)
         assert running_trainers(self.script) == []
         assert not (self.world.root / "double").exists()
@@ -153,7 +153,7 @@ async def test_a_poison_checkpoint_is_left_after_two_proven_failures(steady: Wor
     pod = await begun(steady)
     pod.mode("poison")
     steady.gpu_used = 20 * GIB  # it was read into the GPU
-    pod.podwatch.recovery.memory.gpu_base = {0: 0}
+    pod.podwatch.recovery.context.memory.gpu_base = {0: 0}
     steady.lines = ["RuntimeError: cannot load checkpoints/step_15: file is truncated"]
     pod.podwatch.see(18, finding=death(FindingKind.HANG))
     steady.gpu_used = 0
@@ -172,11 +172,11 @@ async def test_a_stubborn_tree_is_gone_before_the_next_one_starts(steady: World)
     """A child that ignores SIGTERM, a daemon that left the session; and GPU memory that falls late."""
     pod = await begun(steady)
     pod.mode("stubborn")
-    await pod.podwatch.recovery.request_restart()
+    await pod.podwatch.recovery.requests.restart()
     await pod.podwatch.until(Phase.CONFIRMING, seconds=60)
     await pod.up(2)
     steady.gpu_used = 60 * GIB
-    pod.podwatch.recovery.memory.gpu_base = {0: 0}
+    pod.podwatch.recovery.context.memory.gpu_base = {0: 0}
     pod.podwatch.see(18, finding=death(FindingKind.SILENT_DEATH))
     await pod.podwatch.until_phase(Phase.BLOCKED, seconds=60)
     assert len(pod.starts) == 2, "not beside memory that is still held"

@@ -37,7 +37,7 @@ async def test_nothing_starts_before_it_is_repaired(world: World) -> None:
     (finding,) = (f for f in podwatch.recovery.findings() if f.kind is FindingKind.BLOCKED)
     assert f"belongs to user {E}" in finding.summary
     with pytest.raises(HostError, match="belongs to user"):
-        await podwatch.recovery.request_stop()
+        await podwatch.recovery.requests.stop()
     assert world.plans == []
     repaired(world)
     await podwatch.until(Phase.CONFIRMING)

@@ -16,6 +16,7 @@ from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, TrainerSample, observed
 from podwatch.journal import Journal
 from podwatch.recovery import Phase, quarantine
+from podwatch.recovery.reconcile import adopt
 from podwatch.trainer.base import CannotExecute
 from tests.support.recovery_world import GIB, Killer, Podwatch, World, death, finished, index_of
 
@@ -215,7 +216,7 @@ async def test_memory_still_held_blocks_and_is_not_counted(world: World) -> None
     assert len(world.plans) == 2
     assert podwatch.recovery.findings() == ()
     assert podwatch.recovery.state.attempts == 1
-    assert podwatch.recovery.memory.gpu_base == {0: GIB}, "the base never rises"
+    assert podwatch.recovery.context.memory.gpu_base == {0: GIB}, "the base never rises"
     await podwatch.leave()
 
 
@@ -225,7 +226,7 @@ async def test_a_leftover_engine_blocks_even_the_first_start(world: World) -> No
     await podwatch.recovery.begin()
     await podwatch.until_phase(Phase.BLOCKED)
     assert world.plans == []
-    await podwatch.recovery.request_stop()
+    await podwatch.recovery.requests.stop()
     await podwatch.until(Phase.STOPPED)
     await podwatch.leave()
 
@@ -249,7 +250,7 @@ async def test_findings_of_another_start_or_unconfirmed_ones_kill_nothing(world:
     other = replace(stale, trainer=observed(TrainerSample(start_id="other", alive=True), 0.0))
     podwatch.recovery.consider(other, (death(),))
     podwatch.recovery.consider(podwatch.snapshot(19), (replace(death(), confirmed=False),))
-    assert not podwatch.recovery.acting
+    assert not podwatch.recovery.runner.acting
     await podwatch.leave()
 
 
@@ -260,10 +261,10 @@ async def test_observe_only_reports(world: World) -> None:
     await podwatch.until(Phase.OBSERVING)
     assert world.plans == []
     world.launch("earlier")
-    await podwatch.recovery.adopt(world.kept)  # type: ignore[arg-type]
+    await adopt(podwatch.recovery.context, world.kept)  # type: ignore[arg-type]
     for _ in range(3):
         podwatch.see(3, finding=death())
-    assert not podwatch.recovery.acting
+    assert not podwatch.recovery.runner.acting
     assert len(world.alive()) == 1
     told = [e for e in world.events if e.name is EventName.FINDING_RAISED]
     assert len(told) == 1
@@ -279,7 +280,7 @@ async def test_backoff_then_gave_up_then_one_try_an_hour(world: World) -> None:
         await podwatch.until(Phase.CONFIRMING)
         podwatch.see(18)
     assert max(world.clock.slept) >= 10.0, "the pause grows"
-    assert not podwatch.recovery.memory.history.gave_up
+    assert not podwatch.recovery.context.memory.history.gave_up
     before = len(world.plans)
     world.clock.advance(20)
     world.clock.slept.clear()
@@ -303,8 +304,8 @@ async def test_a_command_that_never_worked_gets_two_tries_and_exit_86(world: Wor
     await podwatch.until(Phase.CONFIRMING)
     podwatch.see(finding=death())
     await podwatch.until(Phase.GAVE_UP)
-    assert podwatch.recovery.exit_requested.is_set()
-    assert podwatch.recovery.exit_code == 86
+    assert podwatch.recovery.context.exit_requested.is_set()
+    assert podwatch.recovery.context.exit_code == 86
     assert len(world.plans) == 2
     assert world.alive() == []
     await podwatch.leave()
@@ -316,13 +317,13 @@ async def test_a_command_that_does_not_exist_is_tried_once(world: World) -> None
     podwatch = Podwatch(world)
     await podwatch.recovery.begin()
     await podwatch.until(Phase.GAVE_UP)
-    assert podwatch.recovery.exit_code == 86
+    assert podwatch.recovery.context.exit_code == 86
     assert any("gave up: the command /bin/train does not exist" in f.summary for f in podwatch.recovery.findings())
     assert len(podwatch.journal.sync.incidents()) == 1
     world.start_error = ""
-    await podwatch.recovery.request_start()
+    await podwatch.recovery.requests.start()
     await podwatch.until(Phase.CONFIRMING)
-    assert podwatch.recovery.exit_code is None
+    assert podwatch.recovery.context.exit_code is None
     await podwatch.leave()
 
 
@@ -379,7 +380,7 @@ async def test_a_run_that_ends_just_after_podwatch_was_restarted_has_worked(worl
     await again.recovery.begin()
     again.see(finding=death())
     await again.until(Phase.CONFIRMING)
-    memory = again.recovery.memory
+    memory = again.recovery.context.memory
     assert (memory.history.gave_up, memory.history.failed_loads, memory.below) == (False, (), None)
     await again.leave()
 
@@ -434,7 +435,7 @@ async def test_numbers_that_count_saves_are_no_steps(world: World) -> None:
     podwatch.see(1540, finding=death())
     await podwatch.until(Phase.CONFIRMING)
     assert world.plans[-1].step == 15
-    told = told_of(podwatch.recovery.healing())
+    told = told_of(podwatch.recovery.context.healing())
     assert told is not None
     assert "1525 steps" not in told.summary
     podwatch.see(2)
@@ -450,7 +451,7 @@ async def test_resumed_wrong_is_stopped_and_never_chosen_again(world: World) -> 
     podwatch.see(18, finding=death())
     await podwatch.until(Phase.CONFIRMING)
     podwatch.see(2)
-    assert not podwatch.recovery.acting, "one sighting is not enough"
+    assert not podwatch.recovery.runner.acting, "one sighting is not enough"
     podwatch.see(3)
     await podwatch.until(Phase.CONFIRMING)
     assert world.plans[-1].step == 10
@@ -506,13 +507,13 @@ async def test_the_trainers_own_trackers_are_set_right_before_it_starts(world: W
     (root / "latest").chmod(0o640)
     (root / "newest").symlink_to("step_20")
     world.save(20, whole=False)
-    plan = await podwatch.recovery.dry_run()
+    plan = await podwatch.recovery.requests.dry_run()
     assert plan["trackers_set_right"] == [str(root / "latest"), str(root / "newest")]
     assert (root / "latest").read_text() == "20", "a dry run changes nothing"
     podwatch.see(18, finding=death())
     await podwatch.until(Phase.CONFIRMING)
     assert (root / "latest").read_text() == "15"
-    assert (await podwatch.recovery.dry_run())["trackers_set_right"] == []
+    assert (await podwatch.recovery.requests.dry_run())["trackers_set_right"] == []
     assert (root / "latest").stat().st_mode & 0o777 == 0o640
     assert (root / "newest").readlink() == Path("step_15")
     assert not [p for p in root.iterdir() if p.name.startswith(".")]
@@ -538,8 +539,8 @@ async def test_a_set_of_another_world_size_is_not_started_from_where_the_trainer
         (note,) = [f for f in podwatch.recovery.findings() if f.kind is FindingKind.BLOCKED]
         assert f"step 15 cannot be resumed from: {saved} processes saved it" in note.summary
         assert f"the command starts {started} processes" in note.summary
-        assert (await podwatch.recovery.dry_run())["possible"] is False
-        await podwatch.recovery.request_start(step=15)  # a person knows better
+        assert (await podwatch.recovery.requests.dry_run())["possible"] is False
+        await podwatch.recovery.requests.start(step=15)  # a person knows better
         await podwatch.until(Phase.CONFIRMING)
         assert world.plans[-1].step == 15
     await podwatch.leave()
@@ -551,23 +552,23 @@ async def test_what_ends_while_podwatch_stops_it_is_judged_as_an_end(world: Worl
     class Watching(Killer):
         def point(self, name: str) -> None:
             if "podwatch" in known:
-                seen[name] = known["podwatch"].recovery.judged
+                seen[name] = known["podwatch"].recovery.context.judged
 
     known: dict[str, Podwatch] = {}
     known["podwatch"] = podwatch = await running(world, killer=Watching())
-    assert podwatch.recovery.judged is Desired.RUNNING
-    await podwatch.recovery.request_restart()
+    assert podwatch.recovery.context.judged is Desired.RUNNING
+    await podwatch.recovery.requests.restart()
     await podwatch.until(Phase.CONFIRMING)
     assert seen["stop"] is seen["stopped"] is Desired.STOPPED
-    assert podwatch.recovery.judged is Desired.RUNNING
+    assert podwatch.recovery.context.judged is Desired.RUNNING
     await podwatch.leave()
 
 
 async def test_a_run_that_was_given_up_and_is_stopped_is_not_critical(world: World) -> None:
     podwatch = await running(world)
-    podwatch.recovery.note(FindingKind.GAVE_UP, Severity.CRITICAL, "gave up: five restarts failed")
-    podwatch.recovery.note(FindingKind.BLOCKED, Severity.CRITICAL, "port 8000 is held")
-    await podwatch.recovery.request_stop()
+    podwatch.recovery.context.notes.add(FindingKind.GAVE_UP, Severity.CRITICAL, "gave up: five restarts failed")
+    podwatch.recovery.context.notes.add(FindingKind.BLOCKED, Severity.CRITICAL, "port 8000 is held")
+    await podwatch.recovery.requests.stop()
     await podwatch.until(Phase.STOPPED)
     assert podwatch.recovery.findings() == ()
     await podwatch.leave()
@@ -579,59 +580,59 @@ async def test_one_failure_is_one_finding_until_a_step_confirms_the_restart(worl
 
     class Watching(Killer):
         def point(self, name: str) -> None:
-            told = told_of(recovery.healing())
+            told = told_of(recovery.context.healing())
             seen[name] = (told.summary if told is not None else "", recovery.state.step)
 
     assert world.kept is not None
-    podwatch.recovery.tools.launcher.killer = Watching()  # type: ignore[attr-defined]
+    podwatch.recovery.context.tools.launcher.killer = Watching()  # type: ignore[attr-defined]
     world.kept.point = Watching().point
-    podwatch.recovery.tools.catalogue.rescan()
-    assert recovery.healing() is None
+    podwatch.recovery.context.tools.catalogue.rescan()
+    assert recovery.context.healing() is None
     podwatch.see(17, finding=death(FindingKind.HANG))
     await podwatch.until(Phase.CONFIRMING)
     text, step = seen["stop"]
     assert "Restarting from step 15 (2 steps" in text
     assert step == 15, "while it stops, the step shown is the one it resumes from"
-    told = told_of(recovery.healing())
+    told = told_of(recovery.context.healing())
     assert told is not None
     assert "Restarted from step 15 (2 steps" in told.summary
     assert told.suggestion == "nothing, podwatch restarts training"
     opened = next(e for e in world.events if e.name is EventName.INCIDENT_OPENED)
     assert "Restarting from step 15 (2 steps" in opened.message
     podwatch.see(16)
-    assert recovery.healing() is None
+    assert recovery.context.healing() is None
     await podwatch.leave()
 
 
 @pytest.mark.parametrize("end", ["stop", "start", "restart"])
 async def test_an_operator_who_decides_ends_the_story(world: World, end: str) -> None:
     podwatch = await running(world, policies=Policies(restart=RestartPolicy(backoff_min_seconds=1e6)))
-    podwatch.recovery.failed(death(), podwatch.recovery.attempt)
-    assert podwatch.recovery.healing() is not None
+    podwatch.recovery.context.failed(death(), podwatch.recovery.context.attempt)
+    assert podwatch.recovery.context.healing() is not None
     if end == "stop":
-        await podwatch.recovery.request_stop()
+        await podwatch.recovery.requests.stop()
         await podwatch.until(Phase.STOPPED)
     else:
-        await podwatch.recovery.request_restart()
+        await podwatch.recovery.requests.restart()
         await podwatch.until(Phase.CONFIRMING)
-    assert podwatch.recovery.healing() is None
+    assert podwatch.recovery.context.healing() is None
     await podwatch.leave()
 
 
 async def test_steps_lost_are_told_only_where_they_are_known(world: World) -> None:
     podwatch = await running(world)
-    attempt = podwatch.recovery.attempt
+    attempt = podwatch.recovery.context.attempt
     assert attempt is not None
     attempt.last_step = 17
-    podwatch.recovery.failed(death(), attempt)
-    told = told_of(podwatch.recovery.healing())
+    podwatch.recovery.context.failed(death(), attempt)
+    told = told_of(podwatch.recovery.context.healing())
     assert told is not None
     assert told.summary.endswith("Restarting training"), "no checkpoint was seen yet: the store may have one"
-    podwatch.recovery.tools.catalogue.rescan()
+    podwatch.recovery.context.tools.catalogue.rescan()
     for last, text in ((15, "(no step lost)"), (16, "(1 step lost, "), (None, "lost)"), (12, "lost)")):
         attempt.last_step = last
-        podwatch.recovery.failed(death(), attempt)
-        told = told_of(podwatch.recovery.healing())
+        podwatch.recovery.context.failed(death(), attempt)
+        told = told_of(podwatch.recovery.context.healing())
         assert told is not None
         assert text in told.summary
         assert ("step lost" in told.summary or "step, " in told.summary) is (last in (15, 16)), told.summary
@@ -641,9 +642,11 @@ async def test_steps_lost_are_told_only_where_they_are_known(world: World) -> No
 async def test_a_run_that_an_operator_types_does_not_wait_out_a_backoff(world: World) -> None:
     """Once: the init that restarts podwatch was not typed."""
     podwatch = await running(world)
-    podwatch.recovery.memory.next_try_wall = world.clock.wall() + 3000.0
-    podwatch.recovery.memory.history = replace(podwatch.recovery.memory.history, gave_up_at=world.clock.now)
-    await podwatch.recovery.procedure.remember()
+    podwatch.recovery.context.memory.next_try_wall = world.clock.wall() + 3000.0
+    podwatch.recovery.context.memory.history = replace(
+        podwatch.recovery.context.memory.history, gave_up_at=world.clock.now
+    )
+    await podwatch.recovery.context.remember()
     await podwatch.leave()
     world.kill()
     for word, waits in (("typed", False), ("typed", True), ("typed again", False)):
@@ -653,8 +656,8 @@ async def test_a_run_that_an_operator_types_does_not_wait_out_a_backoff(world: W
         await podwatch.recovery.begin(by_hand=word)
         await podwatch.until(Phase.CONFIRMING)
         assert (sum(s for s in world.clock.slept if s > 1) > 1000.0) is waits, word
-        podwatch.recovery.memory.next_try_wall = world.clock.wall() + 3000.0
-        await podwatch.recovery.procedure.remember()
+        podwatch.recovery.context.memory.next_try_wall = world.clock.wall() + 3000.0
+        await podwatch.recovery.context.remember()
         await podwatch.leave()
         world.kill()
 
@@ -681,7 +684,7 @@ async def test_what_is_given_up_at_once_is_never_said_to_be_restarted_and_its_in
     assert (incident.resolution, incident.closed_wall is not None, incident.resumed_step) == (reason, True, None)
     assert line in incident.summary
     assert podwatch.recovery.state.detail == reason.removeprefix("podwatch gave up: ")
-    (told,) = fold(podwatch.recovery.findings(), podwatch.recovery.healing())
+    (told,) = fold(podwatch.recovery.findings(), podwatch.recovery.context.healing())
     assert told.summary == f"Trainer-exited happened ({line}). {reason}"
     await podwatch.leave()
 

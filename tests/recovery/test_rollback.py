@@ -24,7 +24,7 @@ async def stopped(world: World, **kw: object) -> Podwatch:
     for step in range(95, 121, 5):
         save(world, step)
     podwatch.see(124)
-    await podwatch.recovery.request_stop()
+    await podwatch.recovery.requests.stop()
     await podwatch.until(Phase.STOPPED)
     world.clock.advance(60)
     return podwatch
@@ -47,7 +47,7 @@ async def look(podwatch: Podwatch) -> None:
     """A rescan, a turn of the sensing loop, and what follows from both."""
     podwatch.catalogue.rescan()
     podwatch.see()
-    task = podwatch.recovery._descending
+    task = podwatch.recovery.lineages.check
     if task is not None:
         await task
 
@@ -193,7 +193,7 @@ async def test_the_operator_can_return_to_the_old_line(world: World) -> None:
     save(world, 108)
     await look(podwatch)
     left = lineage(podwatch).id
-    await podwatch.recovery.request_restart(120)
+    await podwatch.recovery.requests.restart(120)
     await podwatch.until(Phase.CONFIRMING)
     assert podwatch.world.plans[-1].step == 120
     assert (lineage(podwatch).parent, lineage(podwatch).parent_step) == (old, 120)

@@ -37,7 +37,7 @@ async def test_it_is_stopped_after_the_next_save_once_and_for_good(world: World)
     await heir.recovery.begin()
     await heir.until(Phase.STOPPED)
     assert len(world.plans) == 1
-    await heir.recovery.request_start()
+    await heir.recovery.requests.start()
     await heir.until(Phase.CONFIRMING)
     assert world.plans[-1].step == 20
     await heir.leave()

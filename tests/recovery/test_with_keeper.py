@@ -52,7 +52,7 @@ def life(world: World, root: Path) -> Podwatch:
         options=KeeperOptions(lock_dir=root / "locks", grace=1.0, linger=60.0),
     )
     podwatch = Podwatch(world)
-    object.__setattr__(podwatch.recovery.tools, "launcher", launcher)
+    object.__setattr__(podwatch.recovery.context.tools, "launcher", launcher)
     podwatch.pod.variables = dict(os.environ)
     return podwatch
 
@@ -142,7 +142,7 @@ async def test_death_crash_and_stop(world: World, script: Path, monkeypatch: pyt
     assert time.monotonic() - began < 30.0, "it waited for what was recorded already"
     await one_trainer(script, second.recovery.handle.launcher.pid)  # type: ignore[union-attr]
     await starts(world, "0", "6")
-    await second.recovery.request_stop()
+    await second.recovery.requests.stop()
     await second.until(Phase.STOPPED, seconds=30)
     assert running_trainers(script) == []
     await second.leave()

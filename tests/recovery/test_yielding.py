@@ -33,21 +33,21 @@ async def training(world: World, standing: Standing) -> Podwatch:
 
 async def settled(podwatch: Podwatch) -> None:
     podwatch.see()
-    while podwatch.recovery.acting:
+    while podwatch.recovery.runner.acting:
         await asyncio.sleep(0.001)
 
 
 async def test_it_gives_way_while_a_stop_waits_for_the_next_save(world: World) -> None:
     standing = Standing()
     podwatch = await training(world, standing)
-    await podwatch.recovery.request_stop(after_save=True)
+    await podwatch.recovery.requests.stop(after_save=True)
     await podwatch.until_phase(Phase.ENDING)
     standing.now = LOST
     await podwatch.until(Phase.STOPPED)
     assert world.alive() == []
     assert "pod b holds this run" in podwatch.recovery.state.detail
     assert podwatch.recovery.desired is Desired.STOPPED, "what the person asked for stands"
-    assert podwatch.recovery.memory.yielded
+    assert podwatch.recovery.context.memory.yielded
     await podwatch.leave()
 
 
@@ -68,7 +68,7 @@ async def test_what_a_person_starts_after_that_is_left_alone_by_the_next_podwatc
     assert world.alive() == [candidate.launcher.pid]
     standing.now = HOLD
     await settled(heir)
-    assert not heir.recovery.memory.yielded
+    assert not heir.recovery.context.memory.yielded
     standing.now = LOST  # and the run it held is taken from it once more
     await settled(heir)
     assert world.alive() == []
@@ -81,7 +81,7 @@ async def test_what_podwatch_starts_itself_is_always_its_own_to_end(world: World
     standing.now = LOST
     await settled(podwatch)
     standing.now = Decision(LeaseAction.CLAIM, at_once=True)  # taken over by hand: training does not wait for the claim
-    await podwatch.recovery.request_start()
+    await podwatch.recovery.requests.start()
     await podwatch.until(Phase.CONFIRMING)
     assert len(world.alive()) == 1
     assert podwatch.recovery.handle is not None
@@ -102,7 +102,7 @@ async def test_a_pod_that_waits_says_when_it_takes_over_and_nothing_else(world: 
     assert finding.suggestion.startswith("nothing: podwatch takes the run over at ")
     assert "take-over" not in finding.suggestion
 
-    started = await podwatch.recovery.request_start()
+    started = await podwatch.recovery.requests.start()
     assert (
         started.message == "the request is recorded; training does not start yet: pod b possibly still trains this run"
     )

@@ -34,7 +34,7 @@ from podwatch.domain.snapshot import (
 )
 from podwatch.incidents.bundle import plain
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
-from podwatch.recovery.restart import given_up
+from podwatch.recovery.failure import given_up
 from podwatch.reporting.view import Counters, DaemonView, RecoveryView, SyncView
 from tests.detection.looks import world
 

@@ -499,7 +499,7 @@ class Podwatch:
         while time.monotonic() < deadline:
             if self.killer.dead:
                 raise Killed(self.killer.where)
-            if self.recovery.state.phase in phases and not self.recovery.acting:
+            if self.recovery.state.phase in phases and not self.recovery.runner.acting:
                 return
             await asyncio.sleep(0.002)
         raise AssertionError(f"still {self.recovery.state.phase}: {self.recovery.state.detail}")
@@ -536,15 +536,15 @@ class Podwatch:
     async def die(self) -> None:
         """As SIGKILL would: nothing is written any more, the world goes on."""
         self.killer.dead = True
-        task = self.recovery._act
+        task = self.recovery.runner.task
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
             if not task.cancelled():
                 task.exception()
         await self.journal.close()
-        self.recovery.tools.files.close()
-        self.recovery.tools.evidence.close()
+        self.recovery.context.tools.files.close()
+        self.recovery.context.tools.evidence.close()
 
     async def leave(self) -> None:
         await self.recovery.close()

@@ -83,7 +83,7 @@ def a_life(root: Path, killer: Killer | None = None) -> Podwatch:
         run_id(root), world.output, root / "state", SystemClock(), use_systemd=False, options=options
     )
     life = Podwatch(world, killer=killer)
-    object.__setattr__(life.recovery.tools, "launcher", launcher)
+    object.__setattr__(life.recovery.context.tools, "launcher", launcher)
     life.pod.variables = dict(os.environ)
     if killer is not None:
         real = PinnedTree.rename
@@ -143,8 +143,10 @@ async def heir(root: Path) -> None:
     assert life.journal.sync.open_intents() == []
     life.see(SAVED + 1)
     assert recovery.state.phase is Phase.RUNNING, recovery.state
-    assert recovery.memory.history.streak_count <= 2, "one death, and at most one trainer that died with its keeper"
-    await recovery.request_stop()
+    assert recovery.context.memory.history.streak_count <= 2, (
+        "one death, and at most one trainer that died with its keeper"
+    )
+    await recovery.requests.stop()
     await life.until(Phase.STOPPED, seconds=PATIENCE)
     await life.leave()
 

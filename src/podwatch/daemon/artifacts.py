@@ -45,7 +45,7 @@ def make_artifacts(parts: Components) -> Artifacts | None:
     def secrets() -> frozenset[str]:
         key = credentials_for(parts.settings)
         own = frozenset({key.key, key.key_id}) if key is not None else frozenset[str]()
-        return own | secret_values({**os.environ, **parts.recovery.tools.pod.environment()})
+        return own | secret_values({**os.environ, **parts.recovery.context.tools.pod.environment()})
 
     sources = ArtefactSources(
         logs=logs,

@@ -60,22 +60,22 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
     async def start(params: dict[str, Any]) -> dict[str, Any]:
         step, fresh = _step(params), bool(params.get("fresh"))
         attach, beside = _pid(params, "attach"), _pid(params, "beside")
-        started = await parts.recovery.request_start(step=step, fresh=fresh, attach=attach, beside=beside)
+        started = await parts.recovery.requests.start(step=step, fresh=fresh, attach=attach, beside=beside)
         found = [{"pid": c.launcher.pid, "command": c.command, "reason": c.reason} for c in started.choose_from]
         if found:
             return {"message": started.message, "needs_choice": True, "candidates": found}
         return _told(started.message)
 
     async def restart(params: dict[str, Any]) -> dict[str, Any]:
-        await parts.recovery.request_restart(step=_step(params))
+        await parts.recovery.requests.restart(step=_step(params))
         return _told("restarting training")
 
     async def restart_plan(params: dict[str, Any]) -> dict[str, Any]:
-        return dict(await parts.recovery.dry_run(_step(params)))
+        return dict(await parts.recovery.requests.dry_run(_step(params)))
 
     async def stop_training(params: dict[str, Any]) -> dict[str, Any]:
         after_save = bool(params.get("after_save"))
-        await parts.recovery.request_stop(after_save=after_save)
+        await parts.recovery.requests.stop(after_save=after_save)
         if parts.recovery.handle is None:
             return {"message": "no training is running, and podwatch starts none until `podwatch start`"}
         if after_save:

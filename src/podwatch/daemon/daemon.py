@@ -39,7 +39,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.recovery.preemption import tell_to_end
+from podwatch.recovery.stop import tell_to_end
 from podwatch.reporting import logging as log
 from podwatch.sensors.gpu import GpuReader
 from podwatch.sync.upload.artifacts import LAST_SECONDS
@@ -190,7 +190,7 @@ class Daemon(Turning):
             self._clock,
             parts.run.emit,
             lambda look: status_view.gpus_held(parts, look),
-            parts.recovery.pause,
+            parts.recovery.context.pause,
         )
         await self.pausing.load()
         self._recorder = make_recorder(self.parts, lambda: self.rounds.sensing.state.learned)
@@ -274,7 +274,7 @@ class Daemon(Turning):
     async def _start_fresh(self) -> None:
         """Execute `run --fresh` as `podwatch start --fresh`. A running trainer is kept, which is reported."""
         try:
-            await self.parts.recovery.request_start(fresh=True)
+            await self.parts.recovery.requests.start(fresh=True)
         except PodwatchError as error:
             self._say(
                 EventName.START_WARNING,
@@ -380,7 +380,7 @@ class Daemon(Turning):
             state=None if syncer is None else lambda: syncer.state,
             beat=lambda: self.backing.say(HolderState.PREEMPTED),
             end_sync=syncer.stop if syncer is not None else preempt.nothing,
-            tell=lambda: tell_to_end(recovery.tools, recovery.handle, self._preempted),
+            tell=lambda: tell_to_end(recovery.context.tools, recovery.handle, self._preempted),
         )
 
     def _keep_last_good(self) -> None:

@@ -225,7 +225,7 @@ def make_loops(
         policies=parts.run.config.policies,
         state=initial(parts.run.config.policies, learned.for_run(*about_run(parts))),
         saving=lambda: parts.checkpoints.catalogue.saving,
-        desired=lambda: parts.recovery.judged,
+        desired=lambda: parts.recovery.context.judged,
         on_turn=turn,
         emit=parts.run.emit,
         checkpoint=checkpoint,

@@ -265,7 +265,7 @@ def gpus_held(parts: Components, snapshot: Snapshot) -> str:
     trainer = snapshot.trainer.value
     if trainer is not None and trainer.descendants:
         return ""
-    return "; ".join(parts.recovery.procedure.free(0.0).gpus)
+    return "; ".join(parts.recovery.starter.free(0.0).gpus)
 
 
 def readiness(parts: Components, snapshot: Snapshot) -> tuple[bool, list[str]]:

@@ -100,7 +100,7 @@ class Turning(Core):
             parts.checkpoints.catalogue.sets,
             step_seconds=sensing.state.learned.median_step_seconds,
             record=parts.training.record.current,
-            fetched=parts.recovery.fetched,
+            fetched=parts.recovery.context.fetched,
         )
         parts.recovery.consider(snapshot, (*findings, *self.rounds.pruner.findings()))
         self.backing.turn(snapshot)
@@ -112,8 +112,8 @@ class Turning(Core):
         self.bulletin.update(everything, snapshot.wall)
         if self._notifying is not None:
             self._notifying.turn(everything, snapshot)
-        if parts.recovery.exit_code is not None:
-            self.leave(parts.recovery.exit_code)
+        if parts.recovery.context.exit_code is not None:
+            self.leave(parts.recovery.context.exit_code)
         known = (sensing.state.armed, sensing.state.learned.seen)
         if sensing.turns % REMEMBER_TURNS == 0 or known != self._known:
             # Written at once for the next podwatch: the engine can die while none runs.
@@ -134,7 +134,7 @@ class Turning(Core):
         )
         telling = self._notifying.findings() if self._notifying is not None else ()
         kept = safekeeping((*findings, *parts.recovery.findings(), *ours), self._kept(snapshot), at=snapshot.at)
-        return fold((*kept, *telling), parts.recovery.healing())
+        return fold((*kept, *telling), parts.recovery.context.healing())
 
     def _findings_now(self) -> tuple[Finding, ...]:
         """The findings of the last turn, updated with what recovery has done since: otherwise the status would show a
@@ -158,7 +158,7 @@ class Turning(Core):
         )
         step, counted = parts.recovery.state.step, counts_saves(parts.run.layout)
         at_risk = steps_at_risk(snapshot, sets, step, sync_view(sync), saves_counted=counted)
-        return kept_of(sync, sets, parts.recovery.owns, at_risk)
+        return kept_of(sync, sets, parts.recovery.context.owns, at_risk)
 
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
         parts = self.parts

@@ -142,7 +142,7 @@ class Run:
     @property
     def trained(self) -> bool:
         """Whether a trainer of this run was seen on this pod."""
-        return self._recovery is not None and self._recovery.seen_here
+        return self._recovery is not None and self._recovery.context.seen_here
 
     @property
     def finished(self) -> bool:
@@ -150,10 +150,10 @@ class Run:
 
     @property
     def waits_for_store(self) -> bool:
-        return self._recovery is not None and self._recovery.waits_for_store
+        return self._recovery is not None and self._recovery.checks.waits_for_store
 
     def owns(self, found: CheckpointSet) -> bool:
-        return self._recovery is not None and self._recovery.owns(found)
+        return self._recovery is not None and self._recovery.context.owns(found)
 
 
 @dataclass(frozen=True, slots=True)

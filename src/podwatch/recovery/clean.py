@@ -15,7 +15,7 @@ from podwatch.recovery import quarantine
 from podwatch.recovery import remembered as memory_module
 from podwatch.recovery.controller import Recovery
 from podwatch.recovery.lineages import opened
-from podwatch.recovery.start import Procedure
+from podwatch.recovery.reconcile import read_record, reconcile
 from podwatch.trainer.base import Look
 
 WHY = "everything, for a fresh start"
@@ -34,31 +34,30 @@ class Cleaned:
 async def request_clean(recovery: Recovery) -> Cleaned:
     """Clean in a running daemon, on an operator's request. Raises Busy, and changes nothing, while training runs."""
     await _refuse_while_running(recovery, None)
-    async with recovery.by_hand():
-        await recovery.interrupt()
-        await _refuse_while_running(recovery, await recovery.tools.launcher.look())
+    async with recovery.runner.by_hand():
+        await recovery.runner.interrupt()
+        await _refuse_while_running(recovery, await recovery.context.tools.launcher.look())
         cleaned = await _clean(recovery)
-        recovery._wish = False  # the next act is podwatch's own: it respects a pause
-        recovery.spawn(recovery.carry_on)
+        recovery.context.request_pending = False  # the next act is podwatch's own: it respects a pause
+        recovery.runner.spawn(recovery.operations.carry_on)
         return cleaned
 
 
 async def clean_alone(recovery: Recovery) -> Cleaned:
     """Clean without a daemon; the caller holds the daemon's lock. Replaces the record of another run, of which nothing
     is left here."""
-    tools = recovery.tools
+    tools = recovery.context.tools
     look = await tools.launcher.look()
     await _refuse_while_running(recovery, look)
-    recovery.memory = await memory_module.load(tools.journal, tools.clock)
-    recovery.procedure = Procedure(tools, recovery.memory, recovery.procedure.show)
-    await recovery._record(adopt_existing=True)
-    await recovery.reconcile(look)
-    recovery.handle = look.handle
+    recovery.context.memory = await memory_module.load(tools.journal, tools.clock)
+    await read_record(recovery.context, adopt_existing=True)
+    await reconcile(recovery.context, look)
+    recovery.context.handle = look.handle
     return await _clean(recovery)
 
 
 async def _refuse_while_running(recovery: Recovery, look: Look | None) -> None:
-    handle = recovery.handle or (look.handle if look is not None else None)
+    handle = recovery.context.handle or (look.handle if look is not None else None)
     if handle is not None and await handle.exit_status() is None:
         raise Busy(
             f"training is running (pid {handle.launcher.pid})", where="clean", fix="`podwatch stop-training` first"
@@ -73,24 +72,26 @@ async def _refuse_while_running(recovery: Recovery, look: Look | None) -> None:
 
 
 async def _clean(recovery: Recovery) -> Cleaned:
-    tools, memory = recovery.tools, recovery.memory
-    if recovery.handle is not None:  # it has ended and is not released yet
-        await recovery.procedure.stop_tree(recovery.handle, "cleaning up after a trainer that has ended")
-        recovery.forget()
+    tools, memory = recovery.context.tools, recovery.context.memory
+    if recovery.context.handle is not None:  # it has ended and is not released yet
+        await recovery.stops.stop_tree(recovery.context.handle, "cleaning up after a trainer that has ended")
+        recovery.context.forget()
     for _ in range(2):  # two scans make a checkpoint complete, which protects it in quarantine
         await tools.blocking(tools.catalogue.rescan)
     paths = await tools.blocking(tools.layout.ahead_of, None)
     number = await tools.blocking(quarantine.free_number, tools.workspace) if paths else None
     # Files first: if podwatch is killed in between, the next one finishes the move, and at worst fetches the checkpoint
     # that the store still names.
-    await recovery.procedure.set_aside(None, paths, WHY)
+    await recovery.starter.set_aside(None, paths, WHY)
     record = tools.record.current
     if record is not None and (paths or record.last_start is not None):
-        await recovery.procedure.save_record(opened(record, memory, None))
+        await recovery.context.save_record(opened(record, memory, None))
     memory.refused, memory.ancestry = {}, {}
     memory.wanted = memory.below = memory.next_try_wall = None
     memory.history = RestartHistory(ever_worked=memory.history.ever_worked)
     memory.adopted = False
-    recovery.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED, FindingKind.FOREIGN_CHECKPOINTS)
-    await recovery.procedure.remember()
+    recovery.context.notes.clear(
+        FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED, FindingKind.FOREIGN_CHECKPOINTS
+    )
+    await recovery.context.remember()
     return Cleaned(number, paths, recovery.desired is Desired.RUNNING)

@@ -4,20 +4,27 @@ For an attached trainer its command line in /proc counts; for one that podwatch 
 start. Files that the command names are compared by their digests. Blocks: reads /proc and small files.
 """
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
+from podwatch.domain.errors import PodwatchError
+from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.run import StartRecord
 from podwatch.domain.secrets import MASK, scrub
 from podwatch.domain.snapshot import Supervision
 from podwatch.policy.command_diff import differences
 from podwatch.recovery import start_plan
+from podwatch.recovery.context import RecoveryContext
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.roles import program
 
+COMMAND_POLL: Final = 60.0
+"""Seconds between two comparisons of the running command with the configured one; each hashes a few small files."""
 SHOWN = 8
 """Lines of a difference that a finding shows; `podwatch restart --dry-run` shows all."""
 
@@ -82,6 +89,55 @@ class RunningCommand:
         if self._digests[0] != handle.start_id:
             self._digests = (handle.start_id, start_plan.config_digests(argv, Path(cwd or "/")))
         return Difference(arguments, directory, start_plan.changed_files(self._digests[1]))
+
+
+class CommandWatch:
+    """Compares the watched trainer's command from time to time."""
+
+    def __init__(self, context: RecoveryContext) -> None:
+        self.context = context
+        self._running = RunningCommand()
+        self._comparing: asyncio.Task[None] | None = None
+
+    async def difference(self) -> Difference:
+        """Return how the watched trainer differs from the configured command; empty if none is watched."""
+        tools, handle, record = self.context.tools, self.context.handle, self.context.tools.record.current
+        if handle is None:
+            return Difference()
+        start = record.last_start if record is not None else None
+        try:
+            return await tools.blocking(self._running.difference, handle, start, tools.settings, tools.layout)
+        except (OSError, PodwatchError):  # nothing is known, so nothing differs
+            return Difference()
+
+    async def compare_command(self) -> None:
+        """Raise, update or clear the finding about a changed command."""
+        handle, found = self.context.handle, await self.difference()
+        if handle is not self.context.handle:
+            return None
+        if handle is None or not found:
+            return self.context.notes.clear(FindingKind.COMMAND_CHANGED)
+        self.context.notes.add(
+            FindingKind.COMMAND_CHANGED,
+            Severity.WARNING,
+            f"a restart would not start the trainer that runs now (pid {handle.launcher.pid}): {found.summary()}",
+            "`podwatch config adopt` writes the running command into the configuration; `podwatch restart --dry-run`"
+            " shows what a restart would run",
+        )
+        return None
+
+    def compare_soon(self, now: float) -> None:
+        """Start a comparison if one is due. Called at each tick of the sensing loop; never blocks."""
+        if now - self.context.command_looked_at < COMMAND_POLL:
+            return
+        if self._comparing is None or self._comparing.done():
+            self.context.command_looked_at = now
+            self._comparing = asyncio.create_task(self.compare_command(), name="podwatch-command")
+
+    async def close(self) -> None:
+        if self._comparing is not None:
+            self._comparing.cancel()
+            await asyncio.gather(self._comparing, return_exceptions=True)
 
 
 def _shown(group: str) -> str:

@@ -1,5 +1,4 @@
-"""Check before a start whether this run trains already, here or on another pod; hand over when this pod lost the run
-(docs/two-pods.md)."""
+"""Check before a start whether this run trains already, here or on another pod (docs/two-pods.md)."""
 
 import time
 from dataclasses import replace
@@ -7,8 +6,11 @@ from typing import Final
 
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.policy.lease import Decision, LeaseAction
+from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.manual_start import ManualStarts
+from podwatch.recovery.reconcile import adopt
 from podwatch.recovery.state import Phase
+from podwatch.recovery.stop import Stops
 from podwatch.trainer.base import Look
 
 POLL: Final = 0.5
@@ -22,49 +24,35 @@ FIX: Final = (
 )
 
 
-class Yielding(ManualStarts):
-    """Checks that an act makes before it starts anything, and the hand-over itself."""
+class StartChecks:
+    """Checks that an operation makes before it starts anything."""
 
-    async def yield_act(self) -> None:
-        """Stop training because another pod owns the run. The desired state stays: training can continue here once the
-        other pod is gone."""
-        standing = self.tools.standing
-        if self.held() or not standing.stop:
-            return
-        if self.handle is not None:
-            await self.procedure.stop_tree(self.handle, standing.why_not)
-        self.forget()
-        await self.gave_way()
-        await self.close_open_incident(standing.why_not)
-        self._show(Phase.STOPPED, standing.why_not)
-        if standing.act is not LeaseAction.SUPERSEDED:
-            await self.carry_on()  # waits until this pod can train again
-
-    _decided = False
-    """An operator decided to start while the store did not answer; holds for restarts, too, until the store answers."""
-
-    _awaits_store = False
+    def __init__(self, context: RecoveryContext, stops: Stops, manual: ManualStarts) -> None:
+        self.context, self.stops, self.manual = context, stops, manual
+        self._decided = False
+        """An operator decided to start while the store did not answer; holds for restarts, too, until it answers."""
+        self._awaits_store = False
 
     def not_here(self) -> str:
         """Return why this pod must not start training; empty if it can. While the store does not answer, an operator's
         start request decides."""
-        standing = self.tools.standing
+        standing = self.context.tools.standing
         if standing.act is not LeaseAction.ASK:
             self._decided = False
             return standing.why_not
-        self._decided = self._decided or self._asked_for
+        self._decided = self._decided or self.context.by_request
         return "" if self._decided else standing.why_not
 
     @property
     def waits_for_store(self) -> bool:
         """Whether a start waits only for the store to report who holds the run."""
-        return self._awaits_store and not self.held()
+        return self._awaits_store and not self.context.held()
 
     def _who_acts(self, standing: Decision) -> str:
         """Return the operator's instruction while another pod may train this run."""
         if standing.trains_in is None:
             return f"stop training on the other pod, or {FIX}"
-        at = time.strftime("%H:%M:%S", time.gmtime(self.tools.clock.wall() + standing.trains_in))
+        at = time.strftime("%H:%M:%S", time.gmtime(self.context.tools.clock.wall() + standing.trains_in))
         return f"nothing: podwatch takes the run over at {at} UTC, unless the other pod turns out to be alive"
 
     async def elsewhere(self) -> bool:
@@ -76,38 +64,39 @@ class Yielding(ManualStarts):
             self._awaits_store = False
 
     async def _elsewhere(self) -> bool:
-        tools = self.tools
+        tools = self.context.tools
         began = looked = tools.clock.monotonic()
         while why := self.not_here():
             standing, now = tools.standing, tools.clock.monotonic()
             self._awaits_store = standing.act is LeaseAction.ASK
             if standing.act is LeaseAction.SUPERSEDED:
-                self._show(Phase.STOPPED, why)
-                await self.gave_way()
+                self.context.show(Phase.STOPPED, why)
+                await self.stops.handed_over()
                 return True
-            self._show(Phase.BLOCKED, why)
+            self.context.show(Phase.BLOCKED, why)
             if standing.stop:
-                self.clear(FindingKind.BLOCKED)  # the finding `superseded` reports it, with its own instruction
+                # The finding `superseded` reports it, with its own instruction.
+                self.context.notes.clear(FindingKind.BLOCKED)
             elif standing.act is not LeaseAction.ASK:
-                self.note(FindingKind.BLOCKED, Severity.WARNING, why, self._who_acts(standing))
+                self.context.notes.add(FindingKind.BLOCKED, Severity.WARNING, why, self._who_acts(standing))
             elif now - began > ANSWER_SECONDS:
-                self.note(FindingKind.BLOCKED, Severity.CRITICAL, why, FIX_STORE)
+                self.context.notes.add(FindingKind.BLOCKED, Severity.CRITICAL, why, FIX_STORE)
             await tools.clock.sleep(POLL)
             if now - looked > LOOK_POLL:
                 looked = now
                 if await self.someone_there(await tools.launcher.look()):
                     return True
-        self.clear(FindingKind.BLOCKED)
+        self.context.notes.clear(FindingKind.BLOCKED)
         return False
 
     async def someone_there(self, look: Look) -> bool:
         """Return True if a trainer runs already (podwatch then watches it) or the operator has to decide first."""
         if look.handle is not None:
             if await look.handle.exit_status() is None:
-                await self.adopt(look.handle)
+                await adopt(self.context, look.handle)
                 return True
-            if self.held():
-                await self.adopt(look.handle)  # its end is judged once podwatch can act again
+            if self.context.held():
+                await adopt(self.context, look.handle)  # its end is judged once podwatch can act again
                 return True
-            await self.procedure.stop_tree(look.handle, "cleaning up after a trainer that has ended")
-        return await self.take_over(replace(look, handle=None))
+            await self.stops.stop_tree(look.handle, "cleaning up after a trainer that has ended")
+        return await self.manual.take_over(replace(look, handle=None))

@@ -2,34 +2,44 @@
 (docs/attaching.md)."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
-from podwatch.domain.errors import Busy, InternalError, PodwatchError
+from podwatch.domain.errors import Busy, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.incidents import scrub
 from podwatch.policy.other_trainers import Sifted, sift
 from podwatch.recovery.attempt import Attempt
-from podwatch.recovery.context import BLOCKED_POLL
+from podwatch.recovery.context import BLOCKED_POLL, RecoveryContext
+from podwatch.recovery.lineages import Lineages
+from podwatch.recovery.reconcile import adopt
+from podwatch.recovery.runner import OperationRunner
 from podwatch.recovery.state import Phase
-from podwatch.recovery.stop import Stopping
+from podwatch.recovery.stop import Stops
 from podwatch.trainer.base import Candidate, Look, TrainerHandle
 
 PERSON_POLL: Final = 15.0
 """Seconds between two checks for an operator's own start while podwatch runs no trainer; each reads all of /proc."""
 
 
-class ManualStarts(Stopping):
-    """Taking over an operator's trainer, and the lookout for one while no act and no trainer of podwatch runs."""
+class ManualStarts:
+    """Finds, judges and takes over an operator's trainer."""
+
+    def __init__(self, context: RecoveryContext, stops: Stops) -> None:
+        self.context, self.stops = context, stops
+
+    @property
+    def lineages(self) -> Lineages:
+        return self.stops.lineages
 
     async def take_over(self, look: Look) -> bool:
         """Attach to the one trainer that an operator started. Wait while it is unclear which one it is, or whether a
         process is about to train. Return False if there is none: only then is a start safe (never two trainers)."""
-        tools = self.tools
+        tools = self.context.tools
         while True:
             if look.handle is not None:
-                await self.adopt(look.handle)
+                await adopt(self.context, look.handle)
                 return True
             there = self.sift(look)
             if len(there.successors) == 1 and tools.settings.trainer.supervise != "keeper":
@@ -38,14 +48,14 @@ class ManualStarts(Stopping):
                 look = await tools.launcher.look()
                 continue
             if not self._must_wait(there):
-                self.clear(FindingKind.AMBIGUOUS_TRAINERS)
+                self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)
                 return False
             await tools.clock.sleep(BLOCKED_POLL)
             look = await tools.launcher.look()
 
     def sift(self, look: Look) -> Sifted[Candidate]:
         """Return which of the processes seen can be our next trainer; the tree of the watched trainer cannot."""
-        memory, wall = self.memory, self.tools.clock.wall()
+        memory, wall = self.context.memory, self.context.tools.clock.wall()
         return sift(look.candidates, look.pending, ended=memory.ended_wall, wall=wall, ignored=memory.ignored)
 
     def _must_wait(self, there: Sifted[Candidate]) -> bool:
@@ -65,11 +75,11 @@ class ManualStarts(Stopping):
                 "run `podwatch start --attach PID` to guard one; stop the others, or run `podwatch start --beside PID`"
                 " for each that is not this run's training"
             )
-            self._show(Phase.BLOCKED, text)
-            self.clear(FindingKind.AMBIGUOUS_TRAINERS)
-            self.note(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL, text, fix)
+            self.context.show(Phase.BLOCKED, text)
+            self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)
+            self.context.notes.add(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL, text, fix)
             return True
-        if not there.pending or self.tools.settings.mode == "observe":
+        if not there.pending or self.context.tools.settings.mode == "observe":
             return False
         self._await(there.pending)
         return True
@@ -77,7 +87,7 @@ class ManualStarts(Stopping):
     def _await(self, pending: Sequence[Candidate]) -> None:
         """Report the pending processes: a warning during the start-up patience, then critical, with a question to
         answer."""
-        patience = self.tools.settings.trainer.startup_patience
+        patience = self.context.tools.settings.trainer.startup_patience
         names = listed(pending)
         late = all(c.age >= patience for c in pending)
         if late:
@@ -99,23 +109,25 @@ class ManualStarts(Stopping):
             f"if this is the run's training: `podwatch start --attach {pids[0]}`; if not: stop it, or run `podwatch"
             f" start --beside {pids[0]}` to start training beside it; to start nothing: `podwatch stop-training`"
         )
-        self._show(Phase.BLOCKED, text)
-        self.clear(FindingKind.AMBIGUOUS_TRAINERS)
-        self.note(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL if late else Severity.WARNING, text, fix)
+        self.context.show(Phase.BLOCKED, text)
+        self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)
+        self.context.notes.add(
+            FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL if late else Severity.WARNING, text, fix
+        )
 
     async def guard(self, candidate: Candidate) -> bool:
         """Attach to ``candidate``; return False if it has ended meanwhile."""
-        tools = self.tools
-        self.clear(FindingKind.AMBIGUOUS_TRAINERS, FindingKind.BLOCKED)
+        tools = self.context.tools
+        self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS, FindingKind.BLOCKED)
         try:
             handle = await tools.launcher.attach(candidate)
         except Busy:
             return False
         now = tools.clock.monotonic()
-        self.watch(handle, Attempt(handle.start_id, now, known=False))
+        self.context.watch(handle, Attempt(handle.start_id, now, known=False))
         tools.begin_start(now, handle.start_id)
-        await self.procedure.descend(handle)
-        self._show(Phase.ATTACHED, f"watching pid {handle.launcher.pid}, which podwatch did not start")
+        await self.lineages.descend(handle)
+        self.context.show(Phase.ATTACHED, f"watching pid {handle.launcher.pid}, which podwatch did not start")
         tools.say(
             EventName.TRAINER_ATTACHED,
             f"attached to pid {handle.launcher.pid}: {candidate.reason}",
@@ -123,7 +135,7 @@ class ManualStarts(Stopping):
             pid=handle.launcher.pid,
         )
         if not tools.settings.trainer.command:
-            self.note(
+            self.context.notes.add(
                 FindingKind.UNGUARDED,
                 Severity.WARNING,
                 "podwatch cannot restart this trainer: [trainer] command is not configured",
@@ -131,119 +143,133 @@ class ManualStarts(Stopping):
             )
         return True
 
-    async def notice(self, look: Look) -> None:
+    async def notice(self, look: Look) -> bool:
         """Handle the trainers here while training is not wanted (stopped, finished). Only a trainer of this very run,
         seen at work in output_dir and started since, shows that its operator wants training again: podwatch guards it.
         It only reports anything else on the GPUs (a notebook, an evaluation, leftovers of the old run): a guarded
-        process would be "restarted" as training one day."""
-        record, clock = self.tools.record.current, self.tools.clock
+        process would be "restarted" as training one day. Return True if podwatch now watches a trainer whose recorded
+        stop is still to be carried out."""
+        record, clock = self.context.tools.record.current, self.context.tools.clock
         there = self.sift(look)
         candidates = (*there.successors, *there.rivals)
         since = record.desired_wall if record is not None else 0.0
         mine = [c for c in there.successors if c.of_run and clock.wall() - c.age > since]
-        self.clear(FindingKind.AMBIGUOUS_TRAINERS)
-        self.drop("beside")
+        self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)
+        self.context.notes.drop("beside")
         pending = [c for c in look.candidates if record is not None and c.start_id == record.stop_of]
         if pending:  # podwatch ended while it waited for the save, or before it started to stop it
-            if await self.guard(pending[0]):
-                await self.as_recorded()
-        elif len(mine) == 1 and self.tools.settings.trainer.supervise != "keeper":
-            before = self.desired
+            return await self.guard(pending[0])
+        if len(mine) == 1 and self.context.tools.settings.trainer.supervise != "keeper":
+            before = self.context.desired
             if await self.guard(mine[0]):
-                self.tools.say(
+                self.context.tools.say(
                     EventName.DESIRED_CHANGED,
                     f"an operator started {before} training again (pid {mine[0].launcher.pid}); podwatch guards it",
                     desired=str(Desired.RUNNING),
                 )
-                await self.set_desired(Desired.RUNNING)
+                await self.stops.set_desired(Desired.RUNNING)
         elif len(mine) > 1:
-            self._ask(mine)
+            self.ask(mine)
         elif candidates:
-            self.note(
+            self.context.notes.add(
                 FindingKind.UNGUARDED,
                 Severity.WARNING if mine else Severity.INFO,
-                f"podwatch does not guard these processes, because training is {self.desired}: {listed(candidates)}",
+                f"podwatch does not guard these processes, because training is {self.context.desired}:"
+                f" {listed(candidates)}",
                 "if one of them is this run's training: `podwatch start --attach PID`",
                 subject="beside",
             )
+        return False
 
-    def _ask(self, candidates: Sequence[Candidate]) -> None:
-        self.note(
+    def ask(self, candidates: Sequence[Candidate]) -> None:
+        self.context.notes.add(
             FindingKind.AMBIGUOUS_TRAINERS,
             Severity.CRITICAL,
             f"several running trainers could be this run's: {listed(candidates)}",
             "run `podwatch start --attach PID` to guard one, and stop the others",
         )
 
-    async def as_recorded(self) -> None:
-        """Carry out the recorded stop or completion; implemented by ``Acts``."""
-        raise InternalError("no acts here", fix="use Recovery")
 
-    # -- the lookout --------------------------------------------------------------------------------------------------
+class Continues(Protocol):
+    async def carry_on(self) -> None: ...
+
+    async def as_recorded(self) -> None: ...
+
+
+class Lookout:
+    """Looks for an operator's trainer while no operation and no trainer of podwatch runs."""
+
+    def __init__(
+        self, context: RecoveryContext, manual: ManualStarts, runner: OperationRunner, operations: Continues
+    ) -> None:
+        self.context, self.manual, self.runner, self.operations = context, manual, runner, operations
+        self.looking = False
+        """The current operation only checks whether an operator started a trainer."""
 
     def look_out(self, snapshot: Snapshot) -> None:
-        """Start a lookout act if one is due. Called at each tick of the sensing loop; never blocks."""
-        if not self.ready or snapshot.at - self.looked_out_at < PERSON_POLL:
+        """Start a lookout if one is due. Called at each tick of the sensing loop; never blocks."""
+        if not self.runner.ready or snapshot.at - self.context.looked_out_at < PERSON_POLL:
             return
-        handle, sample = self.handle, snapshot.trainer.value
+        handle, sample = self.context.handle, snapshot.trainer.value
         if handle is not None:
             # An attached trainer that ended: its operator has time to start it again, which is no failure. The end of
-            # any
-            # other trainer is handled at once, by ``consider``.
+            # any other trainer is handled at once, by ``consider``.
             ended = sample is not None and sample.start_id == handle.start_id and not sample.alive
             if not (ended and handle.supervision is Supervision.ATTACH):
                 return
-        self.looked_out_at = snapshot.at
-        self.spawn(self._look_out)
+        self.context.looked_out_at = snapshot.at
+        self.runner.spawn(self._look_out)
 
     async def _look_out(self) -> None:
-        self.looking_out = True
+        self.looking = True
         try:
             try:
-                look = await self.tools.launcher.look()
+                look = await self.context.tools.launcher.look()
             except (OSError, PodwatchError) as error:  # a timeout is an OSError; the next look is in seconds
                 text = f"podwatch cannot see whether an operator starts a trainer: {error}"
-                return self.note(FindingKind.SENSOR_BLIND, Severity.WARNING, text, subject="lookout")
-            self.drop("lookout")
-            old = self.handle
+                return self.context.notes.add(FindingKind.SENSOR_BLIND, Severity.WARNING, text, subject="lookout")
+            self.context.notes.drop("lookout")
+            old = self.context.handle
             if look.handle is not None and (old is None or look.handle.start_id != old.start_id):
-                return await self.carry_on()
+                return await self.operations.carry_on()
             if old is not None:
                 return await self._again_by_hand(old, look)
-            if self.desired is not Desired.RUNNING:
-                return await self.notice(look)
-            self.clear(FindingKind.AMBIGUOUS_TRAINERS)
-            there = self.sift(look)
-            if len(there.successors) == 1 and self.tools.settings.trainer.supervise != "keeper":
-                if await self.take_over(look):
-                    self.memory.next_try_wall = None
-                    self.clear(FindingKind.GAVE_UP, FindingKind.FOREIGN_CHECKPOINTS)
+            if self.context.desired is not Desired.RUNNING:
+                if await self.manual.notice(look):
+                    await self.operations.as_recorded()
+                return None
+            self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)
+            there = self.manual.sift(look)
+            if len(there.successors) == 1 and self.context.tools.settings.trainer.supervise != "keeper":
+                if await self.manual.take_over(look):
+                    self.context.memory.next_try_wall = None
+                    self.context.notes.clear(FindingKind.GAVE_UP, FindingKind.FOREIGN_CHECKPOINTS)
             elif there.successors:
-                self._ask(there.successors)
+                self.manual.ask(there.successors)
         finally:
-            self.looking_out = False
+            self.looking = False
         return None
 
     async def _again_by_hand(self, old: TrainerHandle, look: Look) -> None:
         """Take over the trainer that an operator started after the attached one ended. Leftovers of the old tree, and
         processes that ran beside it all the time, do not count."""
-        status, wall = await old.exit_status(), self.tools.clock.wall()
+        status, wall = await old.exit_status(), self.context.tools.clock.wall()
         ended = status.at_wall if status is not None else wall
         left = {process.identity for process in (await old.tree()).value or ()} | {old.launcher}
-        there = sift(look.candidates, look.pending, ended=ended, wall=wall, ignored=self.memory.ignored)
+        there = sift(look.candidates, look.pending, ended=ended, wall=wall, ignored=self.context.memory.ignored)
         fresh = [c for c in there.successors or there.pending if c.launcher not in left]
-        if len(fresh) != 1 or self.tools.settings.trainer.supervise == "keeper":
+        if len(fresh) != 1 or self.context.tools.settings.trainer.supervise == "keeper":
             return
-        self.tools.say(
+        self.context.tools.say(
             EventName.TRAINER_STOPPED,
             f"an operator started the ended trainer (pid {old.launcher.pid}) again: not a failure",
             start_id=old.start_id,
         )
-        self.memory.ended_wall = ended
-        await self.procedure.descend(old)
-        self.forget()
-        if fresh[0].awaits or not await self.guard(fresh[0]):
-            await self.carry_on()  # carry_on waits for one that is still loading
+        self.context.memory.ended_wall = ended
+        await self.manual.lineages.descend(old)
+        self.context.forget()
+        if fresh[0].awaits or not await self.manual.guard(fresh[0]):
+            await self.operations.carry_on()  # carry_on waits for one that is still loading
 
 
 def listed(candidates: Sequence[Candidate]) -> str:

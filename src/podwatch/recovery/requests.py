@@ -12,9 +12,12 @@ from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.policy.lease import LeaseAction
 from podwatch.policy.restart import RestartHistory
 from podwatch.recovery import handover, start_plan
+from podwatch.recovery.command import CommandWatch
+from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.manual_start import listed
-from podwatch.recovery.restart import Acts
+from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import NothingToResume
+from podwatch.recovery.runner import OperationRunner
 from podwatch.trainer.base import Candidate, Look
 
 
@@ -26,10 +29,17 @@ class Started:
     choose_from: tuple[Candidate, ...] = ()
 
 
-class Requests(Acts):
+class Requests:
     """Implements `podwatch start`, `restart`, `stop-training` and `restart --dry-run`."""
 
-    async def request_start(
+    def __init__(
+        self, context: RecoveryContext, runner: OperationRunner, operations: Operations, command: CommandWatch
+    ) -> None:
+        self.context, self.runner, self.operations, self.command = context, runner, operations, command
+        self.stops, self.manual = operations.stops, operations.manual
+        self.chooser, self.starter = operations.chooser, operations.starter
+
+    async def start(
         self, step: int | None = None, fresh: bool = False, attach: int | None = None, beside: int | None = None
     ) -> Started:
         """Record that training is wanted, then return. If an operator's trainer runs here, podwatch takes it over,
@@ -37,23 +47,23 @@ class Requests(Acts):
         pid of a process that is not this run's training, whatever it looks like: podwatch ignores it from now on.
         Raises Busy while a trainer is watched already, UsageError when the step or the pid does not exist,
         ConfigurationError without a command."""
-        async with self.by_hand():
-            if self.handle is not None and await self.handle.exit_status() is None:
+        async with self.runner.by_hand():
+            if self.context.handle is not None and await self.context.handle.exit_status() is None:
                 raise Busy(
-                    f"training is running already (pid {self.handle.launcher.pid})",
+                    f"training is running already (pid {self.context.handle.launcher.pid})",
                     fix="`podwatch restart` starts it again, `podwatch stop-training` stops it",
                 )
             look = await self._of_persons()
             if beside is not None:
                 look = await self._ignore(look, beside)
-            there = self.sift(look)
+            there = self.manual.sift(look)
             if there.successors or attach is not None:
                 return await self._start_with(look, step, fresh, attach)
             await self._want(step, fresh)
-            self.spawn(lambda: self.restart_act("start requested"))
+            self.runner.spawn(lambda: self.operations.restart("start requested"))
             if waits := (*there.rivals, *there.pending):
                 return Started(f"the request is recorded; podwatch does not start training beside {listed(waits)}")
-            if (standing := self.tools.standing).why_not and standing.act is not LeaseAction.ASK:
+            if (standing := self.context.tools.standing).why_not and standing.act is not LeaseAction.ASK:
                 return Started(f"the request is recorded; training does not start yet: {standing.why_not}")
             return Started("podwatch starts training")
 
@@ -64,16 +74,16 @@ class Requests(Acts):
         if not meant:
             known = f"seen: {listed(seen)}" if seen else "podwatch waits for no process"
             raise UsageError(f"podwatch does not wait for process {pid}", fix=known)
-        self.memory.ignored = (*self.memory.ignored[-15:], meant[0].start_id)
-        await self.procedure.remember()
+        self.context.memory.ignored = (*self.context.memory.ignored[-15:], meant[0].start_id)
+        await self.context.remember()
         return look
 
     async def _of_persons(self) -> Look:
         """Return the trainers here that podwatch does not watch; leftovers of the watched one do not count."""
-        look = await self.tools.launcher.look()
+        look = await self.context.tools.launcher.look()
         if look.handle is not None:
             return Look()
-        old = self.handle
+        old = self.context.handle
         left = {p.identity for p in (await old.tree()).value or ()} | {old.launcher} if old is not None else set()
         return Look(
             candidates=tuple(c for c in look.candidates if c.launcher not in left),
@@ -81,7 +91,7 @@ class Requests(Acts):
         )
 
     async def _start_with(self, look: Look, step: int | None, fresh: bool, attach: int | None) -> Started:
-        there = self.sift(look).successors
+        there = self.manual.sift(look).successors
         if attach is not None:  # an operator's decision needs no proof, but a terminal is never a trainer
             there = (*look.candidates, *(c for c in look.pending if c.attachable))
         chosen = there if attach is None else tuple(c for c in there if c.launcher.pid == attach)
@@ -96,50 +106,50 @@ class Requests(Acts):
         said = f"a trainer that podwatch did not start is running (pid {one.launcher.pid}: {one.command[:80]})"
         if step is not None or fresh:
             raise Busy(said, where="start", fix="stop it first: two would train at once")
-        if self.tools.settings.trainer.supervise == "keeper":
+        if self.context.tools.settings.trainer.supervise == "keeper":
             raise Busy(said, where='[trainer] supervise = "keeper"', fix='stop it, or set supervise = "auto"')
-        await self.interrupt()
+        await self.runner.interrupt()
         self._forgive(None, False)
-        self.memory.ignored = tuple(name for name in self.memory.ignored if name != one.start_id)
-        await self.procedure.remember()
-        await self.set_desired(Desired.RUNNING)
-        self.spawn(lambda: self._attach_act(one))
+        self.context.memory.ignored = tuple(name for name in self.context.memory.ignored if name != one.start_id)
+        await self.context.remember()
+        await self.stops.set_desired(Desired.RUNNING)
+        self.runner.spawn(lambda: self._attach_act(one))
         return Started(f"{said}: podwatch watches it from now on and starts no second one ({one.reason})")
 
     async def _attach_act(self, one: Candidate) -> None:
-        if self.handle is not None:
-            self.forget()
-        if not await self.guard(one):
-            await self.start_act()
+        if self.context.handle is not None:
+            self.context.forget()
+        if not await self.manual.guard(one):
+            await self.operations.start()
 
-    async def request_restart(self, step: int | None = None) -> None:
+    async def restart(self, step: int | None = None) -> None:
         """Stop the trainer and start from ``step`` (None: the usual choice). Not counted as a failure."""
-        async with self.by_hand():
+        async with self.runner.by_hand():
             await self._want(step, False)
-            self.spawn(lambda: self.restart_act("restart requested"))
+            self.runner.spawn(lambda: self.operations.restart("restart requested"))
 
-    async def request_stop(self, after_save: bool = False) -> None:
+    async def stop(self, after_save: bool = False) -> None:
         """Stop training until the next `podwatch start`. The request survives restarts of podwatch and of the pod."""
-        async with self.by_hand():
-            await self._stop_soon(self.newest() if after_save else None)
+        async with self.runner.by_hand():
+            await self._stop_soon(self.stops.newest() if after_save else None)
             if after_save:
-                await self.tools.blocking(self.tools.catalogue.rescan)
-            above = self.newest() if after_save else None
-            await self.set_desired(Desired.STOPPED, above=above, of=self.watched)
-            self.memory.next_try_wall = None
-            await self.procedure.remember()
-            self.spawn(lambda: self.stop_act("stop requested", above=above))
+                await self.context.tools.blocking(self.context.tools.catalogue.rescan)
+            above = self.stops.newest() if after_save else None
+            await self.stops.set_desired(Desired.STOPPED, above=above, of=self.context.watched)
+            self.context.memory.next_try_wall = None
+            await self.context.remember()
+            self.runner.spawn(lambda: self.stops.stop("stop requested", above=above))
 
     async def _stop_soon(self, above: int | None) -> None:
         """Record the stop, then interrupt the current act: a start in progress (``trainer.start_before``) can take
         minutes, in which podwatch or the pod may end. If the interruption fails, the record is undone and the operator
         gets the error; if it is cancelled, the record stays."""
-        before = self.tools.record.current
-        await self.set_desired(Desired.STOPPED, above=above, of=self.watched)
+        before = self.context.tools.record.current
+        await self.stops.set_desired(Desired.STOPPED, above=above, of=self.context.watched)
         try:
-            await self.interrupt()
+            await self.runner.interrupt()
         except Exception:
-            now = self.tools.record.current
+            now = self.context.tools.record.current
             if before is not None and now is not None and before.desired is not Desired.STOPPED:
                 old = replace(
                     now,
@@ -148,58 +158,58 @@ class Requests(Acts):
                     stop_above=before.stop_above,
                     stop_of=before.stop_of,
                 )
-                await self.procedure.save_record(old)
+                await self.context.save_record(old)
                 text = (
                     f"podwatch could not carry out the stop request: training stays {before.desired}; request it again"
                 )
-                self.tools.say(EventName.DESIRED_CHANGED, text, desired=str(before.desired))
+                self.context.tools.say(EventName.DESIRED_CHANGED, text, desired=str(before.desired))
             raise
 
     async def _want(self, step: int | None, fresh: bool) -> None:
         if step is not None and fresh:
             raise UsageError("a step and a fresh start exclude each other", fix="give one of --step and --fresh")
-        standing = self.tools.standing
+        standing = self.context.tools.standing
         if standing.stop:
             raise Busy(standing.why_not, fix=handover.FIX)
-        await self.tools.blocking(self.procedure.prepare, None)
+        await self.context.tools.blocking(self.starter.prepare, None)
         if step is not None:
             try:
-                await self.procedure.choose(wanted=step)
+                await self.chooser.choose(wanted=step)
             except NothingToResume as error:
                 raise UsageError(error.what, fix="choose a step from `podwatch checkpoints`") from error
-        await self.interrupt()
+        await self.runner.interrupt()
         self._forgive(step, fresh)
-        await self.procedure.remember()
-        await self.set_desired(Desired.RUNNING)
+        await self.context.remember()
+        await self.stops.set_desired(Desired.RUNNING)
 
     def _forgive(self, step: int | None, fresh: bool) -> None:
         """Reset the failure history for an operator's start."""
-        memory = self.memory
-        self.cause = None
+        memory = self.context.memory
+        self.context.failure = None
         memory.wanted, memory.fresh, memory.below, memory.next_try_wall = step, fresh, None, None
         memory.history = RestartHistory(ever_worked=memory.history.ever_worked)
         if fresh:
             memory.refused = {}  # steps of the lineage that is left; the new one reaches these numbers again
         if step is not None:
             memory.refused = {n: why for n, why in memory.refused.items() if n != step}
-        self.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
-        self.exit_code = None
+        self.context.notes.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
+        self.context.exit_code = None
 
     async def dry_run(self, step: int | None = None) -> dict[str, object]:
         """Return what a restart would do now, JSON-safe and without secrets. Changes nothing."""
-        tools, record = self.tools, self.tools.record.current
+        tools, record = self.context.tools, self.context.tools.record.current
         changed = await tools.blocking(start_plan.changed_configs, record.last_start if record is not None else None)
-        difference = await self.difference()
+        difference = await self.command.difference()
         answer: dict[str, object] = {
             "command_difference": list(difference.lines),
             "changed_since_last_start": sorted({*changed, *difference.files}),
         }
         try:
-            below = None if step is not None else self.memory.below
-            choice = await self.procedure.choose(wanted=step, below=below, wait=False)
+            below = None if step is not None else self.context.memory.below
+            choice = await self.chooser.choose(wanted=step, below=below, wait=False)
         except PodwatchError as error:
             return {**answer, "possible": False, "reason": str(error)}
-        prepared = await tools.blocking(self.procedure.prepare, choice.step)
+        prepared = await tools.blocking(self.starter.prepare, choice.step)
         ahead = await tools.blocking(tools.layout.ahead_of, choice.step)
         trackers = await tools.blocking(tools.layout.trackers, choice.step)
         wrong = await tools.blocking(shared_rules.wrong, trackers)
@@ -219,6 +229,8 @@ class Requests(Acts):
             "cwd": prepared.plan.cwd,
             "user": prepared.plan.user,
             "environment_names": list(prepared.record.environment_names),
-            "running": self.handle is not None,
-            "supervision": str(self.handle.supervision if self.handle is not None else Supervision.NONE),
+            "running": self.context.handle is not None,
+            "supervision": str(
+                self.context.handle.supervision if self.context.handle is not None else Supervision.NONE
+            ),
         }

@@ -1,59 +1,63 @@
-"""Recovery's acts, one at a time: recover, start, stop, finish.
+"""The operations, one at a time: carry on, recover, start, restart, hand over."""
 
-Each act is a task that can be cancelled at any point. A cancelled act leaves the same open intents in the journal as a
-killed podwatch, and the same code continues after both.
-"""
-
-import asyncio
 import json
-from collections.abc import Mapping, Sequence
 from typing import Final
 
 from podwatch.detection.one_failure import reported
-from podwatch.domain.errors import Busy, PodwatchError
+from podwatch.domain.errors import Busy
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.process import ProcessSample
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.incidents import capture, decisive, plain, scrub, secret_values, since
+from podwatch.incidents import plain
 from podwatch.journal import Journal
-from podwatch.policy.restart import LOG_LINES_KEPT, Decision, Failure, after_failure
+from podwatch.policy.lease import LeaseAction
+from podwatch.policy.restart import LOG_LINES_KEPT
 from podwatch.policy.resume import Choice
 from podwatch.recovery import resources
-from podwatch.recovery.attempt import Attempt
-from podwatch.recovery.context import BLOCKED_POLL, meant_by
-from podwatch.recovery.handover import Yielding
-from podwatch.recovery.manual_start import PERSON_POLL
-from podwatch.recovery.resume_point import NothingToResume, unfit
-from podwatch.recovery.start import StartFailed
+from podwatch.recovery.context import BLOCKED_POLL, RecoveryContext
+from podwatch.recovery.failure import GIVEN_UP_FIX, Failures
+from podwatch.recovery.handover import StartChecks
+from podwatch.recovery.manual_start import PERSON_POLL, ManualStarts
+from podwatch.recovery.reconcile import adopt, meant_by, recall, reconcile
+from podwatch.recovery.resume_point import NothingToResume, ResumeChooser, unfit
+from podwatch.recovery.start import Starter, StartFailed
 from podwatch.recovery.state import Phase
+from podwatch.recovery.stop import Stops
 from podwatch.sensors.base import Wakeable
-from podwatch.trainer.base import Look, TrainerHandle
+from podwatch.trainer.base import Look
 
-EVIDENCE_SECONDS: Final = 10.0
-"""Limit for the incident bundle. The restart does not wait longer: idle GPUs cost money."""
-LOGS_SECONDS: Final = 5.0
-"""Share of EVIDENCE_SECONDS for reading the ends of the logs."""
 FREE_POLL: Final = 0.5
-SAYS_WHY: Final = frozenset({FindingKind.TRAINER_EXITED, FindingKind.REQUIRED_CHILD_EXITED, FindingKind.SILENT_DEATH})
-"""Kinds where a process ended: the last error in its logs is the reason. A hang logs none."""
-LINE_SHOWN: Final = 150
-GIVEN_UP_FIX: Final = "fix the cause, then run `podwatch start`"
 
 
-class Acts(Yielding):
-    """The acts. Only one runs at a time, and only it calls the methods here."""
+class Operations:
+    """Only one runs at a time (see ``OperationRunner``), and only it calls the methods here."""
+
+    def __init__(
+        self,
+        context: RecoveryContext,
+        *,
+        stops: Stops,
+        manual: ManualStarts,
+        checks: StartChecks,
+        chooser: ResumeChooser,
+        starter: Starter,
+        failures: Failures,
+    ) -> None:
+        self.context = context
+        self.stops, self.manual, self.checks = stops, manual, checks
+        self.chooser, self.starter, self.failures = chooser, starter, failures
 
     async def carry_on(self) -> None:
         """Finish interrupted work, then bring the pod to the desired state."""
-        launcher = self.tools.launcher
-        await self.recall()
-        look = await launcher.look()
-        stop = await self.reconcile(look)
-        if stop is not None and self.waits:
-            await self.cleared("the interrupted stop")
-            return await self.carry_on()  # time has passed: look again
-        if stop is not None and not self.held():
+        while True:
+            launcher = self.context.tools.launcher
+            await recall(self.context)
+            look = await launcher.look()
+            stop = await reconcile(self.context, look)
+            if stop is None or not self.context.waits:
+                break
+            await self.context.cleared("the interrupted stop")  # time has passed: look again
+        if stop is not None and not self.context.held():
             handle = look.handle
             if handle is None:  # an attached trainer, found again by its process
                 meant = meant_by(stop, look)
@@ -62,82 +66,82 @@ class Acts(Yielding):
                         "the trainer that podwatch was stopping has ended", fix="nothing: podwatch checks the pod again"
                     )
                 handle = await launcher.attach(meant)
-            await self.procedure.finish_stop(handle, stop.id, str(stop.data.get("why", "")))
-            self.forget()
+            await self.stops.finish_stop(handle, stop.id, str(stop.data.get("why", "")))
+            self.context.forget()
             look = await launcher.look()
         await self.per_desired(look)
-        return None
 
     async def per_desired(self, look: Look) -> None:
         """Adopt a trainer that runs here; else start one, if training is wanted and a start is allowed."""
-        settings = self.tools.settings
+        settings = self.context.tools.settings
         if look.handle is not None:
-            await self.adopt(look.handle)
+            await adopt(self.context, look.handle)
             if look.handle.supervision is Supervision.KEEPER:
                 await self.as_recorded()
-        elif self.desired is not Desired.RUNNING:
-            finished = self.desired is Desired.FINISHED
-            self._show(
+        elif self.context.desired is not Desired.RUNNING:
+            finished = self.context.desired is Desired.FINISHED
+            self.context.show(
                 Phase.FINISHED if finished else Phase.STOPPED,
                 "training has finished" if finished else "stopped before podwatch started",
             )
-            await self.notice(look)
-        elif await self.take_over(look):
+            if await self.manual.notice(look):
+                await self.as_recorded()
+        elif await self.manual.take_over(look):
             return
         elif settings.mode == "observe":
-            self._show(Phase.OBSERVING, "mode observe: podwatch starts nothing")
-        elif settings.trainer.supervise == "attach" and self.memory.counted == "":
+            self.context.show(Phase.OBSERVING, "mode observe: podwatch starts nothing")
+        elif settings.trainer.supervise == "attach" and self.context.memory.counted == "":
             await self._await_candidate()
         else:
             await self.wait_and_start()
 
     async def as_recorded(self) -> None:
         """Carry out a stop or a completion that an earlier podwatch recorded and did not finish."""
-        if self.desired is Desired.RUNNING or not await self.cleared("the recorded stop"):
+        if self.context.desired is Desired.RUNNING or not await self.context.cleared("the recorded stop"):
             return
-        if self.desired is Desired.STOPPED:
-            record = self.tools.record.current
-            await self.stop_act("stop requested", above=record.stop_above if record is not None else None)
-        elif self.desired is Desired.FINISHED:
-            await self.finish_act(Finding(FindingKind.FINISHED, Severity.INFO, "training has finished", 0.0))
+        if self.context.desired is Desired.STOPPED:
+            record = self.context.tools.record.current
+            await self.stops.stop("stop requested", above=record.stop_above if record is not None else None)
+        elif self.context.desired is Desired.FINISHED:
+            await self.stops.finish(Finding(FindingKind.FINISHED, Severity.INFO, "training has finished", 0.0))
 
     async def _await_candidate(self) -> None:
-        self._show(Phase.IDLE, "supervise = attach: podwatch waits until you start a trainer")
+        self.context.show(Phase.IDLE, "supervise = attach: podwatch waits until you start a trainer")
         while True:
-            await self.tools.clock.sleep(BLOCKED_POLL)
-            look = await self.tools.launcher.look()
+            await self.context.tools.clock.sleep(BLOCKED_POLL)
+            look = await self.context.tools.launcher.look()
             if look.handle is not None:
-                return await self.adopt(look.handle)
-            if await self.take_over(look):
+                return await adopt(self.context, look.handle)
+            if await self.manual.take_over(look):
                 return None
 
     # -- recover ------------------------------------------------------------------------------------------------------
 
-    async def recover_act(self, finding: Finding) -> None:
+    async def recover(self, finding: Finding) -> None:
         """Restart training after a confirmed finding, or give up."""
-        handle, attempt = self.handle, self.attempt
-        if handle is None or self.held():
+        handle, attempt = self.context.handle, self.context.attempt
+        if handle is None or self.context.held():
             return  # held since the decision: the finding comes again once podwatch can act
-        await self.close_open_incident("training failed again after this restart")
-        self.failed(finding, attempt)
-        lines = tuple(self.tools.sensors.logs.last_lines(LOG_LINES_KEPT))
-        tails = await self._log_tails(lines)
-        self._find_log_line(finding, tails)
+        await self.context.close_open_incident("training failed again after this restart")
+        failure = self.context.failed(finding, attempt)
+        lines = tuple(self.context.tools.sensors.logs.last_lines(LOG_LINES_KEPT))
+        tails = await self.failures.log_tails(lines)
+        self.failures.find_log_line(failure, tails)
         decision = None
-        if self.memory.counted != handle.start_id:
-            decision = await self._count(handle.start_id, attempt, finding.kind, lines)
-        incident = await self.tools.journal.run(
+        if self.context.memory.counted != handle.start_id:
+            decision = await self.failures.count(handle.start_id, attempt, finding.kind, lines)
+        incident = await self.context.tools.journal.run(
             Journal.open_incident,
             str(finding.kind),
-            finding.summary + (f" ({self.cause_log})" if self.cause_log else ""),
+            finding.summary + (f" ({failure.log})" if failure.log else ""),
             json.dumps(plain(finding.evidence)),
-            self.cause_wall,
+            failure.wall,
         )
-        self._last_incident = incident.id
-        healing = self.healing()
+        self.context.last_incident = incident.id
+        healing = self.context.healing()
         told = (finding if healing is None else reported(healing)).summary
-        gave_up = self.memory.history.gave_up
-        self.tools.say(
+        gave_up = self.context.memory.history.gave_up
+        self.context.tools.say(
             EventName.INCIDENT_OPENED,
             f"{told}. podwatch gave up restarting" if gave_up else told,
             Severity.CRITICAL,
@@ -146,115 +150,15 @@ class Acts(Yielding):
             gave_up=gave_up,
         )
         if decision is not None:
-            self._report(decision, told, lines, attempt)
+            self.failures.report(decision, told, lines, attempt)
 
         async def evidence() -> None:
-            await self._capture(incident.id, finding, handle, tails)
+            await self.failures.capture(incident.id, finding, handle, tails)
 
-        await self.procedure.stop_tree(handle, finding.summary, before=evidence)
+        await self.stops.stop_tree(handle, finding.summary, before=evidence)
         seen = attempt.last_step if attempt is not None and attempt.steps_read else None
-        self.forget()
+        self.context.forget()
         await self.wait_and_start(incident_id=incident.id, step_at_death=seen)
-
-    def _find_log_line(self, finding: Finding, tails: Mapping[str, Sequence[str]]) -> None:
-        """Keep the log line that explains the failure, for status and notifications. Only for a process that ended;
-        lines of an earlier start do not count."""
-        before, self._tails_before = self._tails_before, {name: tuple(lines[-3:]) for name, lines in tails.items()}
-        if finding.kind not in SAYS_WHY:
-            return
-        best = decisive({name: since(before.get(name, ()), lines) for name, lines in tails.items()})
-        if best is not None:
-            name, line = best
-            line = scrub(line, secret_values(self.tools.pod.environment()))
-            shown = line if len(line) <= LINE_SHOWN else _cut(line[:LINE_SHOWN])
-            self.cause_log = f'{name}: "{shown}"'
-
-    async def _count(
-        self,
-        start_id: str,
-        attempt: Attempt | None,
-        kind: FindingKind,
-        lines: tuple[str, ...],
-        needs_person: str = "",
-    ) -> Decision:
-        """Decide what follows this failure and record it, once per start. ``_report`` reports it."""
-        tools, memory = self.tools, self.memory
-        failure = Failure(
-            kind=kind,
-            at=tools.clock.monotonic(),
-            loaded=attempt is not None and attempt.loaded,
-            made_step=attempt is not None and attempt.made_step and kind is not FindingKind.RESUMED_WRONG,
-            resumed_from=attempt.resumed_from if attempt is not None else None,
-            last_lines=lines,
-            needs_person=needs_person,
-            machine_fault=self.machine_fault,
-        )
-        decision = after_failure(memory.history, failure, tools.policies.restart, tools.jitter.random())
-        memory.history, memory.counted = decision.history, start_id
-        memory.next_try_wall = tools.clock.wall() + decision.delay_seconds if decision.delay_seconds > 0 else None
-        if decision.step_back and failure.resumed_from is not None:
-            memory.below = failure.resumed_from
-        self.why_gave_up = decision.reason if memory.history.gave_up else ""
-        await self.procedure.remember()
-        self._show(self._phase, decision.reason)
-        return decision
-
-    def _report(self, decision: Decision, cause: str, lines: tuple[str, ...], attempt: Attempt | None) -> None:
-        """Report the decision. ``cause``: the failure as a sentence without its full stop."""
-        step = attempt.resumed_from if attempt is not None else None
-        if decision.step_back and step is not None:
-            self.tools.say(
-                EventName.STEPPED_BACK,
-                f"podwatch resumes from a checkpoint below step {step}: {decision.reason}. Step"
-                f" {step} is moved to quarantine; `podwatch quarantine list` shows it",
-                Severity.WARNING,
-                step=step,
-            )
-        if decision.history.gave_up:
-            self.note(FindingKind.GAVE_UP, Severity.CRITICAL, *given_up(decision.reason, lines))
-            text = f"{cause}. podwatch gave up: {decision.reason}. To continue: {GIVEN_UP_FIX}"
-            self.tools.say(EventName.GAVE_UP, text, Severity.CRITICAL)
-
-    async def _capture(
-        self, incident_id: int, finding: Finding | None, handle: TrainerHandle, tails: Mapping[str, Sequence[str]]
-    ) -> None:
-        """Write the incident bundle. A failure here never delays the restart."""
-        tools = self.tools
-        environment = tools.pod.environment()
-        tree: tuple[ProcessSample, ...] = ()
-        try:
-            async with asyncio.timeout(EVIDENCE_SECONDS):
-                reading = await handle.tree()
-            tree = reading.value or ()
-            path = await tools.evidence.call(
-                lambda: capture(
-                    tools.incidents_dir / str(incident_id),
-                    snapshots=tuple(self.snapshots),
-                    finding=finding,
-                    tree=tree,
-                    log_tails=tails,
-                    gpu_state=tools.gpus.latest(),
-                    environment_names=tuple(environment),
-                    secrets=secret_values(environment),
-                ),
-                timeout=EVIDENCE_SECONDS,
-            )
-        except (OSError, PodwatchError, ValueError) as error:  # a timeout is an OSError
-            tools.say(EventName.INCIDENT_OPENED, f"cannot write the incident bundle: {error}", Severity.WARNING)
-            return
-        await tools.journal.run(Journal.update_incident, incident_id, bundle=str(path))
-
-    async def _log_tails(self, lines: tuple[str, ...]) -> dict[str, Sequence[str]]:
-        """Return the end of every log: the next start overwrites the engine's. If the disk hangs, only the logs are
-        missing from the bundle."""
-        found: Mapping[str, Sequence[str]] = {}
-        try:
-            found = await self.tools.evidence.call(self.tools.sensors.logs.log_tails, timeout=LOGS_SECONDS)
-        except TimeoutError:
-            self.tools.evidence.renew()
-        except (OSError, PodwatchError):
-            pass
-        return {"trainer.log": lines, **found}
 
     # -- start --------------------------------------------------------------------------------------------------------
 
@@ -262,35 +166,37 @@ class Acts(Yielding):
         """Wait out the backoff, then start. Returns without a start when no further try is allowed."""
         if await self._found_while_blocked():
             return
-        if await self.cleared("the start") and await self._pause():
-            await self.start_act(incident_id=incident_id, step_at_death=step_at_death)
+        if await self.context.cleared("the start") and await self._pause():
+            await self.start(incident_id=incident_id, step_at_death=step_at_death)
 
     async def _found_while_blocked(self) -> bool:
         """Wait while no restart can be recorded. Return True if podwatch now watches a trainer that an operator
         started."""
-        began = self.tools.clock.monotonic()
-        while self.blocked() and self.held() == self.blocked():
-            self._show(Phase.BLOCKED, f"the start is pending: {self.blocked()}")
-            await self.tools.clock.sleep(BLOCKED_POLL)
-            if self.tools.clock.monotonic() - began >= PERSON_POLL:
-                began = self.tools.clock.monotonic()
-                if await self.take_over(await self.tools.launcher.look()):
+        began = self.context.tools.clock.monotonic()
+        while self.context.blocked() and self.context.held() == self.context.blocked():
+            self.context.show(Phase.BLOCKED, f"the start is pending: {self.context.blocked()}")
+            await self.context.tools.clock.sleep(BLOCKED_POLL)
+            if self.context.tools.clock.monotonic() - began >= PERSON_POLL:
+                began = self.context.tools.clock.monotonic()
+                if await self.manual.take_over(await self.context.tools.launcher.look()):
                     return True
         return False
 
     async def _pause(self) -> bool:
         """Wait until the next try is due. Return whether there is one."""
-        tools, memory = self.tools, self.memory
+        tools, memory = self.context.tools, self.context.memory
         due = memory.next_try_wall
         if memory.history.gave_up:
-            why = self.why_gave_up or "podwatch gave up restarting"
-            self._show(Phase.GAVE_UP, why)
-            await self._settle_given_up(why)
-            if FindingKind.GAVE_UP not in {f.kind for f in self._notes.values()}:
-                self.note(FindingKind.GAVE_UP, Severity.CRITICAL, "podwatch gave up restarting", GIVEN_UP_FIX)
+            why = self.failures.why_gave_up or "podwatch gave up restarting"
+            self.context.show(Phase.GAVE_UP, why)
+            await self.failures.settle_given_up(why)
+            if FindingKind.GAVE_UP not in {f.kind for f in self.context.notes.all}:
+                self.context.notes.add(
+                    FindingKind.GAVE_UP, Severity.CRITICAL, "podwatch gave up restarting", GIVEN_UP_FIX
+                )
             if tools.settings.recovery.on_give_up == "exit":
-                self.exit_code = 86
-                self.exit_requested.set()
+                self.context.exit_code = 86
+                self.context.exit_requested.set()
                 return False
             if due is None:
                 return False
@@ -299,7 +205,7 @@ class Acts(Yielding):
             pause = min(max(0.0, due - tools.clock.wall()), most)
             if pause > 0:
                 if not memory.history.gave_up:
-                    self._show(Phase.BACKOFF, self._detail)
+                    self.context.show(Phase.BACKOFF, self.context.detail)
                     tools.say(
                         EventName.RECOVERY_BACKOFF,
                         f"podwatch tries to start training again in {pause:.0f} s",
@@ -308,95 +214,91 @@ class Acts(Yielding):
                 if await self._started_meanwhile(pause):
                     return False
             memory.next_try_wall = None
-            await self.procedure.remember()
+            await self.context.remember()
         return True
-
-    async def _settle_given_up(self, why: str) -> None:
-        """Close the incident: nothing more is in progress. A later try that succeeds is recorded in it."""
-        incident = await self.tools.journal.run(Journal.current_incident)
-        if incident is not None:
-            self.close_incident(incident.id, f"podwatch gave up: {why}", over=False)
 
     async def _started_meanwhile(self, pause: float) -> bool:
         """Wait ``pause`` seconds. Return True as soon as podwatch watches a trainer that an operator started
         meanwhile."""
-        clock = self.tools.clock
+        clock = self.context.tools.clock
         end = clock.monotonic() + pause
         while (left := end - clock.monotonic()) > 0:
             await clock.sleep(min(left, PERSON_POLL))
-            if left > PERSON_POLL and await self.someone_there(await self.tools.launcher.look()):
-                self.clear(FindingKind.GAVE_UP)
+            if left > PERSON_POLL and await self.checks.someone_there(await self.context.tools.launcher.look()):
+                self.context.notes.clear(FindingKind.GAVE_UP)
                 return True
         return False
 
-    async def start_act(self, *, incident_id: int | None = None, step_at_death: int | None = None) -> None:
+    async def start(self, *, incident_id: int | None = None, step_at_death: int | None = None) -> None:
         """Wait until GPUs and ports are free, choose the step, prepare and start; or take over a trainer that an
         operator started meanwhile."""
         try:
-            await self._start_act(incident_id, step_at_death)
+            await self._start(incident_id, step_at_death)
         finally:
-            self.chosen = None
+            self.context.chosen = None
 
-    async def _start_act(self, incident_id: int | None, step_at_death: int | None) -> None:
+    async def _start(self, incident_id: int | None, step_at_death: int | None) -> None:
         while True:
-            if not await self.cleared("the start") or await self.elsewhere() or await self._until_free():
+            if not await self.context.cleared("the start") or await self.checks.elsewhere() or await self._until_free():
                 return
-            if self.tools.record.current is None:  # unreadable when podwatch started: its desired state counts
-                await self.recall()
-                if self.desired is not Desired.RUNNING:
-                    await self.per_desired(await self.tools.launcher.look())
+            if self.context.tools.record.current is None:  # unreadable when podwatch started: its desired state counts
+                await recall(self.context)
+                if self.context.desired is not Desired.RUNNING:
+                    await self.per_desired(await self.context.tools.launcher.look())
                     return
-            self._show(Phase.LOOKING, "choosing the step to start from")
+            self.context.show(Phase.LOOKING, "choosing the step to start from")
             choice = await self._choose()
             if choice is None:
                 return
-            self.chosen = choice.step
-            if self.held():
+            self.context.chosen = choice.step
+            if self.context.held():
                 continue
             if choice.source == "store":
-                await self.procedure.fetch(choice)
-                why = await self.procedure.misfit(choice.step)
-                if why and self.memory.wanted is None:
+                await self.starter.fetch(choice)
+                why = await self.chooser.misfit(choice.step)
+                if why and self.context.memory.wanted is None:
                     self._needs_person(NothingToResume(unfit(choice, why)))
                     return
             # The download may have taken an hour: look again before touching the trainer's files.
-            if await self.someone_there(await self.tools.launcher.look()):
+            if await self.checks.someone_there(await self.context.tools.launcher.look()):
                 return
-            if not await self.procedure.still_there(choice):
+            if not await self.chooser.still_there(choice):
                 continue  # pruned just before it was protected: choose again
-            if self.held() or self.not_here():
+            if self.context.held() or self.checks.not_here():
                 continue  # paused, or the run belongs to another pod now: wait, then choose again
-            lost_seconds = self.lost_seconds(choice.step)
+            lost_seconds = self.context.lost_seconds(choice.step)
             try:
-                handle, attempt = await self.procedure.start(choice)
+                handle, attempt = await self.starter.start(choice)
             except Busy as error:
-                self._show(Phase.BLOCKED, str(error))
-                await self.tools.clock.sleep(BLOCKED_POLL)
+                self.context.show(Phase.BLOCKED, str(error))
+                await self.context.tools.clock.sleep(BLOCKED_POLL)
                 continue
             except StartFailed as error:
-                incident_id = await self._could_not_start(error, choice.step)
+                incident_id = await self.failures.could_not_start(error, choice.step)
                 if not await self._pause():
                     return
                 continue
             break
         if incident_id is None:  # an earlier podwatch may have opened one and ended before the restart
-            current = await self.tools.journal.run(Journal.current_incident)
+            current = await self.context.tools.journal.run(Journal.current_incident)
             incident_id = current.id if current is not None else None
         attempt.incident_id, attempt.step_at_death = incident_id, step_at_death
         attempt.lost_seconds = lost_seconds
-        self.clear(FindingKind.BLOCKED, FindingKind.FOREIGN_CHECKPOINTS, FindingKind.RESUME_UNCONFIRMED)
-        self.unconfirmed = False
+        self.context.notes.clear(FindingKind.BLOCKED, FindingKind.FOREIGN_CHECKPOINTS, FindingKind.RESUME_UNCONFIRMED)
+        self.context.unconfirmed = False
         self._say_stepped_back(choice)
-        self.watch(handle, attempt)
-        self._show(Phase.CONFIRMING, f"started from step {choice.step}" if choice.step is not None else "started fresh")
+        self.context.watch(handle, attempt)
+        self.context.show(
+            Phase.CONFIRMING, f"started from step {choice.step}" if choice.step is not None else "started fresh"
+        )
 
     def _say_stepped_back(self, choice: Choice) -> None:
         """Report the skipped checkpoint and its quarantine, while training runs from the older one."""
-        below, number = self.memory.below, self.procedure.quarantine_number
-        self.clear(FindingKind.STEPPED_BACK)
+        below, number = self.context.memory.below, self.starter.quarantine_number
+        self.context.notes.clear(FindingKind.STEPPED_BACK)
         if below is None or choice.step is None or number is None:
             return
-        self.note(
+        self.context.notes.add(
             FindingKind.STEPPED_BACK,
             Severity.WARNING,
             f"resuming from step {below} failed, so training continues from step {choice.step}. Step {below} is kept"
@@ -407,47 +309,26 @@ class Acts(Yielding):
 
     async def _choose(self) -> Choice | None:
         """Return the step to start from; None if the operator has to decide, which is then reported."""
-        memory = self.memory
-        try:
-            return await self.procedure.choose(wanted=memory.wanted, fresh=memory.fresh, below=memory.below)
-        except NothingToResume as error:
-            problem = error
-        if memory.below is not None and memory.wanted is None:
+        memory = self.context.memory
+        while True:
+            try:
+                return await self.chooser.choose(wanted=memory.wanted, fresh=memory.fresh, below=memory.below)
+            except NothingToResume as error:
+                if memory.below is None or memory.wanted is not None:
+                    self._needs_person(error)
+                    return None
             # No older checkpoint is usable: the one that failed is better than none.
             memory.below = None
-            return await self._choose()
-        self._needs_person(problem)
-        return None
 
     def _needs_person(self, problem: NothingToResume) -> None:
-        kind = FindingKind.FOREIGN_CHECKPOINTS if self._foreign(problem) else FindingKind.BLOCKED
-        self._show(Phase.BLOCKED, str(problem))
-        self.note(kind, Severity.CRITICAL, problem.what, problem.fix)
-        self.tools.say(EventName.RECOVERY_BLOCKED, str(problem), Severity.CRITICAL)
-
-    async def _could_not_start(self, error: StartFailed, step: int | None) -> int:
-        """Record that the command did not run: a failed start, not a bad checkpoint. Return the incident's id."""
-        self._asked_for = False  # the next tries are podwatch's own, not the operator's request
-        await self.close_open_incident("the command could not be started")
-        start_id = f"failed-{self.tools.clock.wall():.3f}"
-        attempt = Attempt(start_id, self.tools.clock.monotonic(), step)
-        incident = await self.tools.journal.run(Journal.open_incident, "start-failed", str(error))
-        self._last_incident = incident.id
-        needs_person = error.what if error.needs_person else ""
-        decision = await self._count(start_id, attempt, FindingKind.TRAINER_EXITED, (str(error),), needs_person)
-        gave_up = self.memory.history.gave_up
-        self.tools.say(EventName.INCIDENT_OPENED, str(error), Severity.CRITICAL, incident=incident.id, gave_up=gave_up)
-        self.note(FindingKind.BLOCKED, Severity.CRITICAL, error.what, error.fix)
-        self._report(decision, f"The training command could not be started: {error.what}", (str(error),), attempt)
-        return incident.id
-
-    @staticmethod
-    def _foreign(error: NothingToResume) -> bool:
-        return error.choice.unowned
+        kind = FindingKind.FOREIGN_CHECKPOINTS if problem.choice.unowned else FindingKind.BLOCKED
+        self.context.show(Phase.BLOCKED, str(problem))
+        self.context.notes.add(kind, Severity.CRITICAL, problem.what, problem.fix)
+        self.context.tools.say(EventName.RECOVERY_BLOCKED, str(problem), Severity.CRITICAL)
 
     async def _until_free(self) -> bool:
         """Wait until GPU memory and ports are free. Return True if a trainer was found instead."""
-        tools = self.tools
+        tools = self.context.tools
         began, told = tools.clock.monotonic(), ""
         patience = tools.settings.gpu.release_wait
         configured = bool(tools.settings.gpu.inference or tools.settings.gpu.trainer)
@@ -455,9 +336,9 @@ class Acts(Yielding):
             if isinstance(tools.gpus, Wakeable):  # its next poll may be seconds away, and idle GPUs cost money
                 tools.gpus.wake()
             look = await tools.launcher.look()
-            if await self.someone_there(look):
+            if await self.checks.someone_there(look):
                 return True
-            free = self.procedure.free(self._free_since)
+            free = self.starter.free(self.context.free_since)
             over = tools.clock.monotonic() - began >= patience
             if free.free and (free.observed or over):
                 break
@@ -471,63 +352,60 @@ class Acts(Yielding):
             if over and free.holders:
                 free = await tools.blocking(resources.named, free, look.holders)
             held = "; ".join(free.holders) or "GPU memory has not been observed yet"
-            self._show(Phase.BLOCKED if over else Phase.STARTING, f"waiting: {held}")
+            self.context.show(Phase.BLOCKED if over else Phase.STARTING, f"waiting: {held}")
             if over:
                 text, by_hand = f"cannot start training yet: {held}", "end the process that holds it"
                 fix = f"{by_hand}, or run `podwatch clean --gpu`" if free.holders else "run `podwatch check`"
-                self.note(FindingKind.BLOCKED, Severity.CRITICAL, text, fix)
+                self.context.notes.add(FindingKind.BLOCKED, Severity.CRITICAL, text, fix)
                 if told != held:
                     tools.say(EventName.RECOVERY_BLOCKED, text, Severity.CRITICAL)
                 told = held
             await tools.clock.sleep(BLOCKED_POLL if over else FREE_POLL)
-        self.clear(FindingKind.BLOCKED)
-        self.procedure.waited = tools.clock.monotonic() - began
-        await self.procedure.clear_litter()
+        self.context.notes.clear(FindingKind.BLOCKED)
+        self.starter.waited = tools.clock.monotonic() - began
+        await self.starter.clear_litter()
         return False
 
     # -- again --------------------------------------------------------------------------------------------------------
 
-    async def restart_act(self, why: str) -> None:
+    async def restart(self, why: str) -> None:
         """Restart because the operator requested it: not counted as a failure."""
-        if self.handle is not None:
-            await self.procedure.stop_tree(self.handle, why)
-        self.forget()
-        await self.start_act()
+        if self.context.handle is not None:
+            await self.stops.stop_tree(self.context.handle, why)
+        self.context.forget()
+        await self.start()
 
-    async def resumed_wrong_act(self, summary: str) -> None:
+    async def resumed_wrong(self, summary: str) -> None:
         """Stop a trainer that did not continue from the step it was given. Keep that step and those above, and never
         resume from them automatically."""
-        if self.held():
+        if self.context.held():
             return
-        attempt = self.attempt
+        attempt = self.context.attempt
         step = attempt.resumed_from if attempt is not None else None
         if step is not None:
-            known = {s.step for s in self.tools.catalogue.sets if s.step >= step} | {step}
-            self.memory.refused.update(dict.fromkeys(known, f"training resumed wrongly from step {step}"))
-            await self.procedure.remember()
-        self.note(
+            known = {s.step for s in self.context.tools.catalogue.sets if s.step >= step} | {step}
+            self.context.memory.refused.update(dict.fromkeys(known, f"training resumed wrongly from step {step}"))
+            await self.context.remember()
+        self.context.notes.add(
             FindingKind.RESUMED_WRONG,
             Severity.CRITICAL,
             summary,
             "check the checkpoint and [trainer] resume_args; `podwatch start --step N` resumes from it anyway",
         )
-        now = self.tools.clock.monotonic()
-        await self.recover_act(Finding(FindingKind.RESUMED_WRONG, Severity.CRITICAL, summary, now, confirmed=True))
+        now = self.context.tools.clock.monotonic()
+        await self.recover(Finding(FindingKind.RESUMED_WRONG, Severity.CRITICAL, summary, now, confirmed=True))
 
-
-def _cut(text: str) -> str:
-    """Cut ``text`` after its last whole sentence if that keeps a third of it, else after its last whole word."""
-    sentence = text.rpartition(". ")[0]
-    if 3 * len(sentence) >= len(text):
-        return f"{sentence}. ..."
-    return f"{text.rpartition(' ')[0] or text} ..."
-
-
-def given_up(reason: str, lines: Sequence[str]) -> tuple[str, str]:
-    """Summary and suggestion of the finding ``gave-up``. ``lines``: the trainer's last output."""
-    shown = "".join(f"\n  {line}" for line in lines[-LOG_LINES_KEPT:])
-    return (
-        f"podwatch gave up: {reason}",
-        f"{GIVEN_UP_FIX}; podwatch still guards the checkpoints"
-        + (f". The trainer's last lines:{shown}" if shown else ""),
-    )
+    async def hand_over(self) -> None:
+        """Stop training because another pod owns the run. The desired state stays: training can continue here once the
+        other pod is gone."""
+        standing = self.context.tools.standing
+        if self.context.held() or not standing.stop:
+            return
+        if self.context.handle is not None:
+            await self.stops.stop_tree(self.context.handle, standing.why_not)
+        self.context.forget()
+        await self.stops.handed_over()
+        await self.context.close_open_incident(standing.why_not)
+        self.context.show(Phase.STOPPED, standing.why_not)
+        if standing.act is not LeaseAction.SUPERSEDED:
+            await self.carry_on()  # waits until this pod can train again

@@ -2,30 +2,20 @@
 whether the configured command can load them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import Layout
-from podwatch.checkpoints.layouts.resume_flags import Resumed, resumed
 from podwatch.checkpoints.scan import scan_part
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.mutation_guard import Mutation
-from podwatch.domain.run import RunRecord
-from podwatch.domain.snapshot import Supervision
 from podwatch.journal import Journal
-from podwatch.policy.lineage import departure
-from podwatch.policy.resume import Choice, Ownership, RemoteSave, awaited, choose, other_world
-from podwatch.recovery import remembered as memory_module
-from podwatch.recovery.lineages import opened
-from podwatch.recovery.remembered import Memory
-from podwatch.recovery.state import Phase, Tools
-from podwatch.system import procfs
-from podwatch.trainer.base import TrainerHandle
+from podwatch.policy.resume import Choice, RemoteSave, awaited, choose, other_world
+from podwatch.recovery.context import RecoveryContext
+from podwatch.recovery.state import Phase
 
 # -- choice of the step ----------------------------------------------------------------------------------------------
 
@@ -65,103 +55,21 @@ def still_written(settling: CheckpointSet) -> Choice:
     return Choice(None, "none", "", reason, ((settling.step, settling.reason),))
 
 
-class Choosing:
-    """Chooses the step of a start. ``show`` displays phase and detail. Writes only the run record and the journal."""
+class ResumeChooser:
+    """Chooses the step of a start. Writes nothing."""
 
-    def __init__(self, tools: Tools, memory: Memory, show: Callable[[Phase, str], None]) -> None:
-        self.tools = tools
-        self.memory = memory
-        self.show = show
-        self.restoring: int | None = None
+    def __init__(self, context: RecoveryContext) -> None:
+        self.context = context
         self.failed_fetches = 0
-        self.fetched: frozenset[tuple[int, str]] = frozenset()
-        """(step, save_id) of every checkpoint that came from the store, as last read from the journal."""
-        self.writers_ended = False
-        """podwatch saw the process tree that wrote here end, and has started nothing since."""
-        self._followed = ""
-        self._resumed_of: tuple[str, Resumed | None] = ("", None)
-
-    async def remember(self) -> None:
-        await memory_module.save(self.tools.journal, self.tools.clock, self.memory)
-
-    async def save_record(self, record: RunRecord) -> None:
-        await self.tools.blocking(self.tools.record.save, record)
+        self.followed = ""
+        """The lineage in the store that the chosen checkpoint belongs to; empty if it is on this pod."""
 
     async def ours(self) -> tuple[list[CheckpointSet], list[CheckpointSet]]:
         """Rescan; return (checkpoints of this run, checkpoints of an unknown run)."""
-        sets = await self._rescan()
-        published = await self.tools.journal.run(Journal.published)
-        self.fetched = frozenset((p.step, p.save_id) for p in published if p.restored)
-        return [s for s in sets if self.owns(s)], [s for s in sets if not self.owns(s)]
-
-    async def descend(self, handle: TrainerHandle) -> bool:
-        """Open a new lineage if an operator's own start has left the current one (see ``policy.lineage``); return
-        whether it has. Every checkpoint that the start has completed so far counts. Idempotent."""
-        tools, record = self.tools, self.tools.record.current
-        if record is None or handle.supervision is not Supervision.ATTACH:
-            return False
-        sets = [s for s in await self._rescan() if self.owns(s)]
-        published = await tools.journal.run(Journal.published)
-        named = await tools.blocking(self._resumed, handle)
-        record = tools.record.current  # it may have been written meanwhile
-        if record is None:
-            return False
-        lineage = record.lineage
-        left = departure(
-            sets,
-            lineage=lineage,
-            began_wall=handle.started_wall,
-            resumed=named.step if named is not None else None,
-            named_by=named.named_by if named is not None else "",
-            stored=[p.step for p in published if p.lineage == lineage.id and p.wall < handle.started_wall],
-        )
-        if left is None:
-            return False
-        new = opened(
-            record,
-            self.memory,
-            left.step,
-            earlier=(*record.earlier, *left.left),
-            left_step=left.newest,
-            opened_wall=handle.started_wall,
-        )
-        await self.save_record(new)
-        await self.remember()
-        where = "from the beginning" if left.step is None else f"from step {left.step}"
-        tools.say(
-            EventName.LINEAGE_OPENED,
-            f"the operator's trainer (pid {handle.launcher.pid}) continues {where}, below the newest checkpoint (step"
-            f" {left.newest}): {left.why}. podwatch follows it; the checkpoints above now belong to an earlier lineage"
-            + (f". `podwatch restart --step {left.newest}` returns to it" if left.can_return else ""),
-            Severity.WARNING,
-            step=left.step,
-            newest=left.newest,
-            lineage=new.lineage.id,
-        )
-        return True
-
-    def _resumed(self, handle: TrainerHandle) -> Resumed | None:
-        """Return what the attached trainer resumed from. Blocks. Kept per start, because the process may end before its
-        checkpoints are judged."""
-        if self._resumed_of[0] != handle.start_id or self._resumed_of[1] is None:
-            pid = handle.launcher.pid
-            at = procfs.working_directory(pid)
-            cwd = None if at is None else Path(at)
-            found = resumed(self.tools.layout, procfs.command(pid), cwd=cwd, began_wall=handle.started_wall)
-            self._resumed_of = (handle.start_id, found)
-        return self._resumed_of[1]
-
-    def owns(self, found: CheckpointSet) -> bool:
-        """Return whether this checkpoint belongs to the run; False before the run record is read."""
-        record = self.tools.record.current
-        if record is None:
-            return False
-        return Ownership(
-            record.first_seen_wall,
-            record.last_start.step if record.last_start is not None else None,
-            self.fetched,
-            self.memory.adopted,
-        ).owns(found)
+        sets = await self.context.rescan()
+        published = await self.context.tools.journal.run(Journal.published)
+        self.context.fetched = frozenset((p.step, p.save_id) for p in published if p.restored)
+        return [s for s in sets if self.context.owns(s)], [s for s in sets if not self.context.owns(s)]
 
     async def choose(
         self, *, wanted: int | None = None, fresh: bool = False, below: int | None = None, wait: bool = True
@@ -170,7 +78,7 @@ class Choosing:
 
         With ``wait``, waits for a newer checkpoint that is whole and still settling; status shows that meanwhile.
         """
-        tools = self.tools
+        tools = self.context.tools
         times = tools.settings.checkpoints
         end = tools.clock.monotonic() + SETTLE_PATIENCE + 2 * max(times.settle, times.settle_weak, times.settle_tracker)
         if fresh:
@@ -183,12 +91,12 @@ class Choosing:
         while True:
             ours, foreign = await self.ours()
             use = ours or foreign
-            settling = awaited(use, refused=self.memory.refused, wanted=wanted, below=below) if wait else None
+            settling = awaited(use, refused=self.context.memory.refused, wanted=wanted, below=below) if wait else None
             if settling is not None:
                 if tools.clock.monotonic() > end:
                     raise NothingToResume(still_written(settling))
                 left = settling.settles_in or 0.0
-                self.show(
+                self.context.show(
                     Phase.LOOKING,
                     f"step {settling.step} looks complete; {left:.0f} s more to see that it no longer changes",
                 )
@@ -199,11 +107,11 @@ class Choosing:
                 [s for s in use if s.step not in unsound],
                 remote,
                 lineage=lineage,
-                refused=self.memory.refused,
+                refused=self.context.memory.refused,
                 adopted=bool(ours) or not foreign,
                 wanted=wanted,
                 below=below,
-                ancestry=self.memory.ancestry,
+                ancestry=self.context.memory.ancestry,
             )
             if choice.source == "none":
                 raise NothingToResume(choice)
@@ -227,7 +135,7 @@ class Choosing:
                     raise NothingToResume(replace(choice, source="none", reason=f"step {step}: {reason}"))
                 return choice
             if choice.source == "store" or choice.step is None:
-                self._followed = next((r.lineage for r in remote if r.step == choice.step), "")
+                self.followed = next((r.lineage for r in remote if r.step == choice.step), "")
                 return choice
             reasons = await tools.blocking(tools.catalogue.verify, choice.step)
             if not reasons:
@@ -245,7 +153,7 @@ class Choosing:
     def _unknown(self, choice: Choice, foreign: Sequence[CheckpointSet]) -> str:
         """Return why the operator has to make this choice while the state database cannot be read (without it a run
         looks new, and adopted checkpoints look foreign); empty if podwatch can make it."""
-        why = self.tools.guard.blocked_reason(Mutation.FRESH_START)
+        why = self.context.tools.guard.blocked_reason(Mutation.FRESH_START)
         if why and choice.step is None:
             return f"podwatch does not start fresh: {why}"
         if why and any(s.complete and s.step > (choice.step or 0) for s in foreign):
@@ -255,7 +163,7 @@ class Choosing:
     async def misfit(self, step: int | None) -> str:
         """Return why the configured command cannot load this local checkpoint; empty if it can, or if that is unknown.
         A step that the operator named is not checked."""
-        tools = self.tools
+        tools = self.context.tools
         layout = tools.layout
         if step is None or layout.reshards:
             return ""
@@ -268,18 +176,15 @@ class Choosing:
         was just verified; the catalogue calls it complete only once it has settled."""
         if choice.step is None or choice.source == "store":
             return True
-        return any(s.step == choice.step and s.complete for s in await self._rescan())
-
-    async def _rescan(self) -> tuple[CheckpointSet, ...]:
-        return await self.tools.blocking(partial(self.tools.catalogue.rescan, writers_ended=self.writers_ended))
+        return any(s.step == choice.step and s.complete for s in await self.context.rescan())
 
     async def _remote(self) -> tuple[tuple[RemoteSave, ...], str]:
-        if self.tools.store.restore is None:
+        if self.context.tools.store.restore is None:
             return (), ""
         if self.failed_fetches >= FETCH_TRIES:
             return (), f"{self.failed_fetches} fetches failed"
         try:
-            newest = await self.tools.store.restore.newest(frozenset(self.memory.refused))
+            newest = await self.context.tools.store.restore.newest(frozenset(self.context.memory.refused))
         except (PodwatchError, OSError) as error:  # a call that hangs ends in a TimeoutError
             return (), str(error)
         return ((newest,) if newest is not None else ()), ""
@@ -287,9 +192,9 @@ class Choosing:
     async def _store_must_be_empty(self) -> bool:
         """Return whether this pod has trained before and never published or fetched anything: then the store holds
         nothing of this run to lose."""
-        record = self.tools.record.current
+        record = self.context.tools.record.current
         started = record is not None and record.last_start is not None
-        return started and not await self.tools.journal.run(Journal.published)
+        return started and not await self.context.tools.journal.run(Journal.published)
 
 
 # -- number of processes that wrote a checkpoint ---------------------------------------------------------------------

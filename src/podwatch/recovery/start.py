@@ -1,8 +1,7 @@
-"""The journaled steps of a restart: stop, fetch, move to quarantine, start."""
+"""The journaled steps of a start: clear stale files, fetch, move to quarantine, start."""
 
 import asyncio
-import shlex
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,20 +17,15 @@ from podwatch.policy.lineage import returned
 from podwatch.policy.resume import Choice
 from podwatch.recovery import quarantine, resources, stale_files, start_plan
 from podwatch.recovery.attempt import Attempt
+from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.lineages import opened
-from podwatch.recovery.remembered import Memory
-from podwatch.recovery.resume_point import Choosing
-from podwatch.recovery.state import Phase, Tools, newest_step
-from podwatch.system.child import run_child
+from podwatch.recovery.resume_point import ResumeChooser
+from podwatch.recovery.state import Phase, newest_step
 from podwatch.system.procfs import patiently
 from podwatch.trainer.base import CannotExecute, TrainerHandle
-from podwatch.trainer.environment import for_training
 
-STUCK_RETRY = 15.0
 LITTER_SECONDS = 30.0
 """Limit for finding stale files; a start does not wait longer for it."""
-STOP_ALSO_DEADLINE = 60.0
-"""Seconds for one command of ``trainer.stop_also``; `ray stop` takes up to sixteen."""
 FIRST_BASE_AT_MOST = 4 << 30
 """Bytes that may be in use before our very first start without being taken for a leftover engine (a desktop, another
 small service). An engine that outlived its run holds far more."""
@@ -44,106 +38,19 @@ class StartFailed(HostError):  # noqa: N818
     needs_person = False
 
 
-class Procedure(Choosing):
-    """Carries out each step; ``Acts`` decides when."""
+class Starter:
+    """Carries out the journaled steps of a start; ``Operations`` decides when."""
 
-    def __init__(self, tools: Tools, memory: Memory, show: Callable[[Phase, str], None]) -> None:
-        super().__init__(tools, memory, show)
+    def __init__(self, context: RecoveryContext, chooser: ResumeChooser) -> None:
+        self.context, self.chooser = context, chooser
         self.waited = 0.0
         """Seconds that the current start waited for GPUs and ports."""
-        self.stuck: tuple[str, ...] = ()
-        """Processes that SIGKILL did not end, as text. podwatch starts nothing beside them."""
         self.quarantine_number: int | None = None
         """Number of the quarantine with the checkpoints ahead of the last start; None if there were none."""
 
-    # -- stop ---------------------------------------------------------------------------------------------------------
-
-    async def stop_tree(
-        self, handle: TrainerHandle, why: str, *, before: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        """Journal the stop, run ``before`` (evidence), stop the whole tree, then release the keeper."""
-        tools = self.tools
-        intent = await tools.journal.run(
-            Journal.open_intent,
-            IntentKind.STOP,
-            {
-                "start_id": handle.start_id,
-                "why": why,
-                "pid": handle.launcher.pid,
-                "ticks": handle.launcher.start_ticks,
-                "boot": handle.launcher.boot_id,
-            },
-        )
-        if before is not None:
-            await before()
-        await self.finish_stop(handle, intent.id, why)
-
-    async def finish_stop(self, handle: TrainerHandle, intent_id: int, why: str) -> None:
-        """Stop the tree; also used for an open STOP intent that an earlier podwatch left."""
-        tools, trainer = self.tools, self.tools.settings.trainer
-        self.show(Phase.STOPPING, why)
-        tools.say(EventName.TRAINER_STOPPING, f"stopping training: {why}", start_id=handle.start_id)
-        while True:
-            report = await handle.stop(
-                grace=trainer.stop_grace, save_grace=trainer.save_grace, saving=lambda: tools.catalogue.saving
-            )
-            self.stuck = report.survivors
-            if not report.survivors:
-                break
-            # Never start a second trainer beside a process that still exists, even if it is stuck in the kernel.
-            self.show(Phase.BLOCKED, "podwatch cannot end these processes: " + "; ".join(report.survivors))
-            tools.say(
-                EventName.RECOVERY_BLOCKED,
-                "podwatch cannot end the old trainer and starts no new one; these processes are stuck in the kernel: "
-                + "; ".join(report.survivors),
-                Severity.CRITICAL,
-            )
-            await tools.clock.sleep(STUCK_RETRY)
-        ended = report.exit.at_wall if report.exit is not None else 0.0
-        self.memory.ended_wall = ended or tools.clock.wall()
-        await self.stop_also()
-        await handle.release()
-        self.writers_ended = True
-        await self.descend(handle)
-        await tools.journal.run(
-            Journal.settle, intent_id, IntentState.DONE, f"{report.seconds:.1f} s, {report.killed} killed"
-        )
-        tools.track(None)
-        tools.say(
-            EventName.TRAINER_STOPPED,
-            f"training stopped in {report.seconds:.1f} s",
-            start_id=handle.start_id,
-            killed=report.killed,
-            seconds=round(report.seconds, 3),
-        )
-
-    async def stop_also(self) -> None:
-        """Run the commands of ``trainer.stop_also``, which end training's processes outside its tree. A command that
-        fails is reported and does not delay the restart: the check for free GPUs and ports follows anyway."""
-        tools, trainer = self.tools, self.tools.settings.trainer
-        for command in trainer.stop_also:
-            try:
-                done = await run_child(
-                    command,
-                    timeout=STOP_ALSO_DEADLINE,
-                    env=for_training(tools.pod.environment()),
-                    cwd=start_plan.working_directory(tools.settings),
-                    user=trainer.user,
-                )
-            except HostError as error:
-                said = f"failed: {error}"
-            else:
-                if done.ok:
-                    continue
-                last = (done.output.strip().splitlines() or [""])[-1][:200]
-                how = f"did not end in {STOP_ALSO_DEADLINE:.0f} s" if done.timed_out else f"ended with code {done.code}"
-                said = f"{how}: {scrub(last)}"
-            text = f"trainer.stop_also: {shlex.join(scrub_argv(command))[:200]} {said}"
-            tools.say(EventName.TRAINER_STOPPING, text, Severity.WARNING)
-
     async def clear_litter(self) -> None:
         """Remove stale files of the last start from /dev/shm and /tmp: the next start would hang on them."""
-        tools = self.tools
+        tools = self.context.tools
         last = tools.record.current.last_start if tools.record.current is not None else None
         if last is None:
             return
@@ -163,9 +70,9 @@ class Procedure(Choosing):
     # -- is the pod free ----------------------------------------------------------------------------------------------
 
     def free(self, since: float) -> resources.Free:
-        tools, gpu = self.tools, self.tools.settings.gpu
+        tools, gpu = self.context.tools, self.context.tools.settings.gpu
         reading = tools.gpus.latest()
-        base = self.memory.gpu_base or {
+        base = self.context.memory.gpu_base or {
             i: min(used, FIRST_BASE_AT_MOST) for i, used in resources.memory_now(reading).items()
         }
         return resources.look(
@@ -181,7 +88,7 @@ class Procedure(Choosing):
 
     async def fetch(self, choice: Choice) -> None:
         """Fetch the chosen checkpoint from the store; first move what is in its place here to quarantine."""
-        tools = self.tools
+        tools = self.context.tools
         if tools.store.restore is None or choice.step is None:
             raise HostError("no store is configured to fetch from", fix="set [sync] store")
         steps = await tools.blocking(tools.layout.steps)
@@ -191,22 +98,22 @@ class Procedure(Choosing):
             Journal.open_intent, IntentKind.RESTORE, {"step": choice.step, "save_id": choice.save_id}
         )
         fetching = f"fetching step {choice.step} from the store"
-        self.restoring = choice.step
-        self.show(Phase.STARTING, fetching)
+        self.context.restoring = choice.step
+        self.context.show(Phase.STARTING, fetching)
 
         def progress(done: int, total: int) -> None:
-            if self.restoring == choice.step:
-                self.show(Phase.STARTING, f"{fetching}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+            if self.context.restoring == choice.step:
+                self.context.show(Phase.STARTING, f"{fetching}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
 
         try:
             await tools.store.restore.fetch(choice.step, progress)
         except (PodwatchError, OSError) as error:
-            self.failed_fetches += 1
+            self.chooser.failed_fetches += 1
             await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(error))
             raise
         finally:
-            self.restoring = None
-        self.failed_fetches = 0
+            self.context.restoring = None
+        self.chooser.failed_fetches = 0
         await tools.journal.run(Journal.settle, intent.id, IntentState.DONE)
         tools.say(EventName.RESTORED, f"fetched step {choice.step} from the store", step=choice.step)
         await tools.blocking(tools.catalogue.rescan)
@@ -216,7 +123,7 @@ class Procedure(Choosing):
     async def set_aside(self, step: int | None, paths: tuple[Path, ...], why: str) -> None:
         if not paths:
             return
-        tools = self.tools
+        tools = self.context.tools
         record = tools.record.current
         known = {s.step: str(s.completeness) for s in tools.catalogue.sets if step is None or s.step > step}
         data = quarantine.plan(
@@ -246,7 +153,7 @@ class Procedure(Choosing):
     async def start(self, choice: Choice) -> tuple[TrainerHandle, Attempt]:
         """Move what is ahead of the step to quarantine, record the start, and start. Raises Busy when another keeper
         holds the run, StartFailed when the command cannot be executed, HostError when recording or moving failed."""
-        tools = self.tools
+        tools = self.context.tools
         step = choice.step
         # Start nothing in a directory that another user put in the place of output_dir.
         await tools.blocking(tools.workspace.check)
@@ -257,9 +164,9 @@ class Procedure(Choosing):
         self.quarantine_number = None
         fresh_or_from = "a fresh start" if step is None else f"a start from step {step}"
         await self.set_aside(step, ahead, f"ahead of {fresh_or_from}")
-        self.show(Phase.STARTING, fresh_or_from)
+        self.context.show(Phase.STARTING, fresh_or_from)
         now = resources.memory_now(tools.gpus.latest())
-        self.memory.gpu_base = resources.merge_base(self.memory.gpu_base, now)
+        self.context.memory.gpu_base = resources.merge_base(self.context.memory.gpu_base, now)
         record = self._record_for(choice, before, await tools.journal.run(Journal.published))
         intent = await tools.journal.run(
             Journal.open_intent,
@@ -277,11 +184,13 @@ class Procedure(Choosing):
         except (OSError, HostError) as error:
             await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(error))
             raise
-        self.memory.yielded = False  # podwatch owns the trainer that it starts now
-        await self.remember()
+        self.context.memory.yielded = False  # podwatch owns the trainer that it starts now
+        await self.context.remember()
         if step is None and await tools.journal.run(Journal.learned, FROM_STORE):
             await tools.journal.run(Journal.learn, FROM_STORE, {})
-        await self.save_record(replace(self._as_wanted(record), last_start=prepared.record, wandb=dict(prepared.wandb)))
+        await self.context.save_record(
+            replace(self._as_wanted(record), last_start=prepared.record, wandb=dict(prepared.wandb))
+        )
         if prepared.removed:
             tools.say(
                 EventName.TRAINER_STARTING,
@@ -296,29 +205,13 @@ class Procedure(Choosing):
             waited_seconds=round(self.waited, 3),
         )
         began = tools.clock.monotonic()
-        self.writers_ended = False
+        self.context.writers_ended = False
         tools.begin_start(began, prepared.plan.start_id)
-        starting = asyncio.ensure_future(tools.launcher.start(prepared.plan))
-        try:
-            handle = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            # Let the start finish, so that the next act finds its trainer by the intent.
-            await asyncio.wait([starting])
-            raise
-        except PodwatchError as error:
-            # The error quotes a command of ``trainer.start_before``, which may carry a token.
-            secrets = secret_values(prepared.plan.env)
-            what, where, fix = (scrub(text, secrets) for text in (error.what, error.where, error.fix))
-            failed = StartFailed(what, where=where, fix=fix)
-            await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(failed))
-            if isinstance(error, Busy):
-                raise
-            failed.needs_person = isinstance(error, CannotExecute)
-            raise failed from error
+        handle = await self._launch(prepared, intent.id)
         tools.track(handle)
         await tools.journal.run(Journal.settle, intent.id, IntentState.DONE)
-        self.memory.wanted, self.memory.fresh = None, False
-        await self.remember()
+        self.context.memory.wanted, self.context.memory.fresh = None, False
+        await self.context.remember()
         tools.say(
             EventName.TRAINER_STARTED,
             f"training started: {fresh_or_from} (pid {handle.launcher.pid})",
@@ -330,9 +223,30 @@ class Procedure(Choosing):
             tools.say(EventName.START_WARNING, warning, Severity.WARNING, start_id=handle.start_id)
         return handle, Attempt(handle.start_id, began, step, prepared.first_step)
 
+    async def _launch(self, prepared: start_plan.Prepared, intent_id: int) -> TrainerHandle:
+        """Start the keeper and the trainer; settle the intent if that fails. Raises as ``start``."""
+        tools = self.context.tools
+        starting = asyncio.ensure_future(tools.launcher.start(prepared.plan))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # Let the start finish, so that the next operation finds its trainer by the intent.
+            await asyncio.wait([starting])
+            raise
+        except PodwatchError as error:
+            # The error quotes a command of ``trainer.start_before``, which may carry a token.
+            secrets = secret_values(prepared.plan.env)
+            what, where, fix = (scrub(text, secrets) for text in (error.what, error.where, error.fix))
+            failed = StartFailed(what, where=where, fix=fix)
+            await tools.journal.run(Journal.settle, intent_id, IntentState.FAILED, str(failed))
+            if isinstance(error, Busy):
+                raise
+            failed.needs_person = isinstance(error, CannotExecute)
+            raise failed from error
+
     def _as_wanted(self, record: RunRecord) -> RunRecord:
         """Return ``record`` with the current desired state: a stop may have been requested since it was made."""
-        now = self.tools.record.current or record
+        now = self.context.tools.record.current or record
         return replace(
             record,
             desired=now.desired,
@@ -343,7 +257,7 @@ class Procedure(Choosing):
 
     async def _repair(self, trackers: Sequence[Tracker], why: str) -> None:
         """Make the trainer's own "latest" files name the step of the start. Idempotent."""
-        tools = self.tools
+        tools = self.context.tools
         written = await tools.blocking(shared_rules.repair, trackers, tools.workspace.tree)
         if written:
             names = ", ".join(path.name for path in written)
@@ -351,23 +265,24 @@ class Procedure(Choosing):
 
     def prepare(self, step: int | None) -> start_plan.Prepared:
         """Blocks. Raises ConfigurationError."""
-        record = self.tools.record.current
+        record = self.context.tools.record.current
         return start_plan.prepare(
-            self.tools.settings,
-            self.tools.layout,
+            self.context.tools.settings,
+            self.context.tools.layout,
             step=step,
-            environment=self.tools.pod.environment(),
-            wandb=(record.wandb if record is not None else {}) or self.tools.journal.sync.learned(FROM_STORE, {}),
-            wall=self.tools.clock.wall(),
+            environment=self.context.tools.pod.environment(),
+            wandb=(record.wandb if record is not None else {})
+            or self.context.tools.journal.sync.learned(FROM_STORE, {}),
+            wall=self.context.tools.clock.wall(),
         )
 
     def _record_for(self, choice: Choice, newest: int | None, published: list[PublishedSave]) -> RunRecord:
         """Return the record with its lineage: going back on request, stepping back, or a fresh start opens a new
         one."""
-        record = self.tools.record.current
+        record = self.context.tools.record.current
         if record is None:
-            raise HostError("there is no run record", where=str(self.tools.record.path), fix="restart podwatch")
-        old, memory = record.lineage, self.memory
+            raise HostError("there is no run record", where=str(self.context.tools.record.path), fix="restart podwatch")
+        old, memory = record.lineage, self.context.memory
         has_past = record.last_start is not None or newest is not None
         if choice.step is None:
             if not has_past:
@@ -378,10 +293,10 @@ class Procedure(Choosing):
         if record.last_start is None:
             # The first start on this pod continues the lineage of its checkpoint, if that is known.
             known = next((p.lineage for p in published if (p.step, p.save_id) == (choice.step, choice.save_id)), "")
-            known = known or (self._followed if choice.source == "store" else "")
+            known = known or (self.chooser.followed if choice.source == "store" else "")
             if known and known != old.id:
                 record, old = replace(record, lineage=Lineage(known)), Lineage(known)
         if not back:
             return record
-        home, earlier = returned(self.tools.catalogue.sets, record.lineage, record.earlier, choice.step)
+        home, earlier = returned(self.context.tools.catalogue.sets, record.lineage, record.earlier, choice.step)
         return opened(record, memory, choice.step, parent=home, earlier=earlier)

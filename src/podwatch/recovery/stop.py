@@ -1,108 +1,128 @@
-"""Intended ends: a stop that the operator requested (now, or after the next save), and a finished run."""
+"""End training: a stop that the operator requested (now, or after the next save), a finished run, and the stop before a
+restart."""
 
+import shlex
+import signal
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
+from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.run import IntentKind, IntentState
+from podwatch.domain.secrets import scrub, scrub_argv
 from podwatch.domain.snapshot import Desired, Supervision
+from podwatch.journal import Journal
 from podwatch.policy.lease import LeaseAction
-from podwatch.recovery.context import Core
-from podwatch.recovery.state import Phase, newest_step
+from podwatch.recovery import start_plan
+from podwatch.recovery.context import RecoveryContext
+from podwatch.recovery.lineages import Lineages
+from podwatch.recovery.reconcile import recall
+from podwatch.recovery.state import Phase, Tools, newest_step
+from podwatch.system.child import run_child
+from podwatch.system.procfs import send_signal
 from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.environment import for_training
+from podwatch.trainer.handle import KeptTrainer
 
 SAVE_POLL: Final = 1.0
 NO_SET: Final = -1
 """Below every step, so that any complete checkpoint is newer."""
+STUCK_RETRY: Final = 15.0
+STOP_ALSO_DEADLINE: Final = 60.0
+"""Seconds for one command of ``trainer.stop_also``; `ray stop` takes up to sixteen."""
 
 
-class Stopping(Core):
+class Stops:
     """Every stop is durable before it starts: the run record holds ``desired`` and whether to wait for the next save,
     so that the next podwatch continues it unchanged."""
 
+    def __init__(self, context: RecoveryContext, lineages: Lineages) -> None:
+        self.context, self.lineages = context, lineages
+        self.stuck: tuple[str, ...] = ()
+        """Processes that SIGKILL did not end, as text. podwatch starts nothing beside them."""
+        self._no_save_comes = ""
+        """Why the save that a stop waits for will not come."""
+
     def newest(self) -> int:
         """Return the newest complete step here, as last seen; NO_SET if there is none."""
-        newest = newest_step(self.tools.catalogue.sets)
+        newest = newest_step(self.context.tools.catalogue.sets)
         return NO_SET if newest is None else newest
 
-    @property
-    def judged(self) -> Desired:
-        """The desired state that the detectors judge the trainer by. While a stop waits for one more save, training is
-        still meant to run: its death must be noticed, or the stop waits forever. While podwatch stops the trainer, its
-        end is expected, even if a restart follows."""
-        if self._phase is Phase.ENDING:
-            return Desired.RUNNING
-        if self.desired is Desired.RUNNING and self._phase is Phase.STOPPING:
-            return Desired.STOPPED
-        return self.desired
-
-    async def stop_act(self, why: str, *, above: int | None = None) -> None:
+    async def stop(self, why: str, *, above: int | None = None) -> None:
         """Stop on request; not a failure. ``above``: only once a complete checkpoint above this step exists."""
-        if self.held():
+        if self.context.held():
             return
-        self.cause = None
-        handle = self.handle
+        self.context.failure = None
+        handle = self.context.handle
         if handle is not None:
             if above is not None:
                 why = await self._until_saved(handle, above, why)
-            await self.procedure.stop_tree(handle, why)
-        self.forget()
-        await self.gave_way()
+            await self.stop_tree(handle, why)
+        self.context.forget()
+        await self.handed_over()
         await self.set_desired(Desired.STOPPED)
-        self.clear(FindingKind.GAVE_UP, FindingKind.BLOCKED, FindingKind.RESUMED_WRONG, FindingKind.UNGUARDED)
-        await self.close_open_incident(f"podwatch stopped training: {why}")
-        self._show(Phase.STOPPED, why)
+        self.context.notes.clear(
+            FindingKind.GAVE_UP, FindingKind.BLOCKED, FindingKind.RESUMED_WRONG, FindingKind.UNGUARDED
+        )
+        await self.context.close_open_incident(f"podwatch stopped training: {why}")
+        self.context.show(Phase.STOPPED, why)
 
-    async def stop_sick_act(self, finding: Finding) -> None:
+    async def stop_sick(self, finding: Finding) -> None:
         """Stop unhealthy training, as the configuration requests: durable like any stop, after the next save. The
         desired state changes first, so that the stop is requested only once. If the next save does not fit on the disk,
         stop at once and wait only for a save in progress."""
         above = None if finding.kind is FindingKind.DISK_NO_ROOM else self.newest()
-        await self.set_desired(Desired.STOPPED, above=above, of=self.watched)
-        await self.stop_act(finding.summary, above=above)
+        await self.set_desired(Desired.STOPPED, above=above, of=self.context.watched)
+        await self.stop(finding.summary, above=above)
 
-    # -- handing over to another pod (the act is in handover.py) ------------------------------------------------------
+    # -- handing over to another pod (the operation is in restart.py) -------------------------------------------------
 
-    def must_yield(self) -> bool:
+    def must_hand_over(self) -> bool:
         """Return whether the watched trainer has to end because another pod owns the run. A trainer that an operator
         starts here after that is left alone."""
-        if self.held() or not self.tools.standing.stop:
+        if self.context.held() or not self.context.tools.standing.stop:
             return False
-        return not (self.memory.yielded and self.handle is not None and self.handle.supervision is Supervision.ATTACH)
+        return not (
+            self.context.memory.yielded
+            and self.context.handle is not None
+            and self.context.handle.supervision is Supervision.ATTACH
+        )
 
-    async def gave_way(self) -> None:
+    async def handed_over(self) -> None:
         """Record that this pod's own training has ended. Durable, so that the next podwatch does not stop a trainer
         that an operator starts."""
-        if self.tools.standing.act is LeaseAction.SUPERSEDED and not self.memory.yielded:
-            self.memory.yielded = True
-            await self.procedure.remember()
+        if self.context.tools.standing.act is LeaseAction.SUPERSEDED and not self.context.memory.yielded:
+            self.context.memory.yielded = True
+            await self.context.remember()
 
     def holds_again(self) -> None:
         """Clear that record once this pod owns the run again. Called by the sensing loop."""
-        standing = self.tools.standing
-        if self.memory.yielded and standing.act is LeaseAction.HOLD and not standing.stop:
-            self.memory.yielded = False
-            self.remember_soon()
+        standing = self.context.tools.standing
+        if self.context.memory.yielded and standing.act is LeaseAction.HOLD and not standing.stop:
+            self.context.memory.yielded = False
+            self.context.remember_soon()
 
     # -- the next save ------------------------------------------------------------------------------------------------
 
     async def _until_saved(self, handle: TrainerHandle, above: int, why: str) -> str:
         """Wait for a complete checkpoint above ``above``; return why to stop now. The wait also ends when the trainer
         ends, or when a verdict says that it is dead, hangs or is finished: then no save comes any more."""
-        tools = self.tools
+        tools = self.context.tools
         have = "there is no checkpoint yet" if above == NO_SET else f"the newest checkpoint is step {above}"
-        self.no_save_comes = ""
-        self._show(Phase.ENDING, f"{why}; training stops after its next save ({have})")
+        self._no_save_comes = ""
+        self.context.show(Phase.ENDING, f"{why}; training stops after its next save ({have})")
         while await handle.exit_status() is None:
-            if self.must_yield():  # another pod owns the run now: a save here would not continue it
+            if self.must_hand_over():  # another pod owns the run now: a save here would not continue it
                 return f"{why}; {tools.standing.why_not}"
             newest = newest_step(await tools.blocking(tools.catalogue.rescan))
             if newest is not None and newest > above:
                 return f"{why}; step {newest} is saved"
-            if self.no_save_comes:
-                text = f"no further save will come, so training stops now: {self.no_save_comes}; {have}"
+            if self._no_save_comes:
+                text = f"no further save will come, so training stops now: {self._no_save_comes}; {have}"
                 tools.say(EventName.TRAINER_STOPPING, text, Severity.WARNING, start_id=handle.start_id)
-                return f"{why}; {self.no_save_comes}"
+                return f"{why}; {self._no_save_comes}"
             await tools.clock.sleep(SAVE_POLL)
         tools.say(
             EventName.TRAINER_STOPPING,
@@ -114,45 +134,165 @@ class Stopping(Core):
 
     def hear_of_death(self, findings: tuple[Finding, ...]) -> None:
         """Note a failure while a stop waits for the next save. Called by the sensing loop."""
-        if self._phase is not Phase.ENDING:
+        if self.context.phase is not Phase.ENDING:
             return
         for finding in findings:
             if finding.confirmed and finding.verdict in (Verdict.RESTART, Verdict.FINISH):
-                self.no_save_comes = finding.summary
+                self._no_save_comes = finding.summary
 
-    async def finish_act(self, finding: Finding) -> None:
+    async def finish(self, finding: Finding) -> None:
         """Record that the run is finished, then stop the processes that remain (they still hold GPUs)."""
-        if self.held():
+        if self.context.held():
             return
-        self.cause = None
-        handle = self.handle
-        await self.set_desired(Desired.FINISHED, of=self.watched)
+        self.context.failure = None
+        handle = self.context.handle
+        await self.set_desired(Desired.FINISHED, of=self.context.watched)
         if handle is not None:
-            await self.procedure.stop_tree(handle, finding.summary)
-        self.forget()
+            await self.stop_tree(handle, finding.summary)
+        self.context.forget()
         await self.set_desired(Desired.FINISHED)
-        self.clear(FindingKind.GAVE_UP, FindingKind.BLOCKED, FindingKind.RESUMED_WRONG, FindingKind.UNGUARDED)
-        await self.close_open_incident("training finished")
-        self._show(Phase.FINISHED, finding.summary)
-        self.tools.say(EventName.TRAINER_FINISHED, finding.summary)
+        self.context.notes.clear(
+            FindingKind.GAVE_UP, FindingKind.BLOCKED, FindingKind.RESUMED_WRONG, FindingKind.UNGUARDED
+        )
+        await self.context.close_open_incident("training finished")
+        self.context.show(Phase.FINISHED, finding.summary)
+        self.context.tools.say(EventName.TRAINER_FINISHED, finding.summary)
 
     async def set_desired(self, desired: Desired, *, above: int | None = None, of: str = "") -> None:
         """Record the desired state; durable on return. ``above`` and ``of`` (a start id) describe a stop that is still
         to be carried out: see RunRecord."""
-        if self.tools.record.current is None:
-            await self.recall()
-        record = self.tools.record.current
+        if self.context.tools.record.current is None:
+            await recall(self.context)
+        record = self.context.tools.record.current
         if record is None or (record.desired, record.stop_above, record.stop_of) == (desired, above, of):
             return
         changed = record.desired is not desired
-        wall = self.tools.clock.wall() if changed else record.desired_wall
-        await self.procedure.save_record(
+        wall = self.context.tools.clock.wall() if changed else record.desired_wall
+        await self.context.save_record(
             replace(record, desired=desired, stop_above=above, stop_of=of, desired_wall=wall)
         )
         if changed:
-            self.tools.say(EventName.DESIRED_CHANGED, f"desired state: {desired}", desired=str(desired))
+            self.context.tools.say(EventName.DESIRED_CHANGED, f"desired state: {desired}", desired=str(desired))
 
-    @property
-    def watched(self) -> str:
-        """Id of the start that podwatch watches; empty if none."""
-        return self.handle.start_id if self.handle is not None else ""
+    # -- the process tree ---------------------------------------------------------------------------------------------
+
+    async def stop_tree(
+        self, handle: TrainerHandle, why: str, *, before: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Journal the stop, run ``before`` (evidence), stop the whole tree, then release the keeper."""
+        tools = self.context.tools
+        intent = await tools.journal.run(
+            Journal.open_intent,
+            IntentKind.STOP,
+            {
+                "start_id": handle.start_id,
+                "why": why,
+                "pid": handle.launcher.pid,
+                "ticks": handle.launcher.start_ticks,
+                "boot": handle.launcher.boot_id,
+            },
+        )
+        if before is not None:
+            await before()
+        await self.finish_stop(handle, intent.id, why)
+
+    async def finish_stop(self, handle: TrainerHandle, intent_id: int, why: str) -> None:
+        """Stop the tree; also used for an open STOP intent that an earlier podwatch left."""
+        tools, trainer = self.context.tools, self.context.tools.settings.trainer
+        self.context.show(Phase.STOPPING, why)
+        tools.say(EventName.TRAINER_STOPPING, f"stopping training: {why}", start_id=handle.start_id)
+        while True:
+            report = await handle.stop(
+                grace=trainer.stop_grace, save_grace=trainer.save_grace, saving=lambda: tools.catalogue.saving
+            )
+            self.stuck = report.survivors
+            if not report.survivors:
+                break
+            # Never start a second trainer beside a process that still exists, even if it is stuck in the kernel.
+            self.context.show(Phase.BLOCKED, "podwatch cannot end these processes: " + "; ".join(report.survivors))
+            tools.say(
+                EventName.RECOVERY_BLOCKED,
+                "podwatch cannot end the old trainer and starts no new one; these processes are stuck in the kernel: "
+                + "; ".join(report.survivors),
+                Severity.CRITICAL,
+            )
+            await tools.clock.sleep(STUCK_RETRY)
+        ended = report.exit.at_wall if report.exit is not None else 0.0
+        self.context.memory.ended_wall = ended or tools.clock.wall()
+        await self.stop_also()
+        await handle.release()
+        self.context.writers_ended = True
+        await self.lineages.descend(handle)
+        await tools.journal.run(
+            Journal.settle, intent_id, IntentState.DONE, f"{report.seconds:.1f} s, {report.killed} killed"
+        )
+        tools.track(None)
+        tools.say(
+            EventName.TRAINER_STOPPED,
+            f"training stopped in {report.seconds:.1f} s",
+            start_id=handle.start_id,
+            killed=report.killed,
+            seconds=round(report.seconds, 3),
+        )
+
+    async def stop_also(self) -> None:
+        """Run the commands of ``trainer.stop_also``, which end training's processes outside its tree. A command that
+        fails is reported and does not delay the restart: the check for free GPUs and ports follows anyway."""
+        tools, trainer = self.context.tools, self.context.tools.settings.trainer
+        for command in trainer.stop_also:
+            try:
+                done = await run_child(
+                    command,
+                    timeout=STOP_ALSO_DEADLINE,
+                    env=for_training(tools.pod.environment()),
+                    cwd=start_plan.working_directory(tools.settings),
+                    user=trainer.user,
+                )
+            except HostError as error:
+                said = f"failed: {error}"
+            else:
+                if done.ok:
+                    continue
+                last = (done.output.strip().splitlines() or [""])[-1][:200]
+                how = f"did not end in {STOP_ALSO_DEADLINE:.0f} s" if done.timed_out else f"ended with code {done.code}"
+                said = f"{how}: {scrub(last)}"
+            text = f"trainer.stop_also: {shlex.join(scrub_argv(command))[:200]} {said}"
+            tools.say(EventName.TRAINER_STOPPING, text, Severity.WARNING)
+
+
+async def tell_to_end(tools: Tools, handle: TrainerHandle | None, why: str) -> bool:
+    """The machine is being taken away: ask training to end, once, and do not wait for it (docs/maintenance.md).
+
+    Journals the stop, then sends SIGTERM to the trainer. Returns False if none runs.
+
+    The intent stays open: the next podwatch here finishes the stop, and this end does not count as a failure. The
+    desired state does not change. If a keeper runs the trainer, only the keeper gets the signal: it passes the signal
+    on, outlives podwatch, and sends SIGKILL to processes that do not end.
+    """
+    if handle is None:  # podwatch may have been starting it
+        handle = (await tools.launcher.look()).handle
+    if handle is None or await handle.exit_status() is not None:
+        return False
+    launcher = handle.launcher
+    data = {"start_id": handle.start_id, "why": why, "pid": launcher.pid, "ticks": launcher.start_ticks}
+    data["boot"] = launcher.boot_id
+    try:
+        await tools.journal.run(Journal.open_intent, IntentKind.STOP, data)
+    except HostError as error:  # the machine is gone in seconds: the last save matters more than this record
+        tools.say(EventName.TRAINER_STOPPING, f"cannot record this stop: {error}", Severity.WARNING)
+    tools.say(EventName.TRAINER_STOPPING, f"podwatch requests training to end: {why}", start_id=handle.start_id)
+    await _sigterm(handle)
+    return True
+
+
+async def _sigterm(handle: TrainerHandle) -> None:
+    if isinstance(handle, KeptTrainer) and handle.keeper_lives() and send_signal(handle.record.keeper, signal.SIGTERM):
+        return
+    refused: PodwatchError | None = None
+    for process in (await handle.tree()).value or ():
+        try:
+            send_signal(process.identity, signal.SIGTERM)
+        except PodwatchError as error:
+            refused = error
+    if refused is not None:
+        raise refused

@@ -1,0 +1,183 @@
+"""A failure of training: counted once per start, its evidence kept, and what follows it reported."""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from podwatch.domain.errors import PodwatchError
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.process import ProcessSample
+from podwatch.domain.snapshot import Snapshot
+from podwatch.incidents import capture, decisive, scrub, secret_values, since
+from podwatch.journal import Journal
+from podwatch.policy.restart import LOG_LINES_KEPT, Decision, Failure, after_failure
+from podwatch.recovery.attempt import Attempt
+from podwatch.recovery.context import OpenFailure, RecoveryContext
+from podwatch.recovery.start import StartFailed
+from podwatch.trainer.base import TrainerHandle
+
+EVIDENCE_SECONDS: Final = 10.0
+"""Limit for the incident bundle. The restart does not wait longer: idle GPUs cost money."""
+LOGS_SECONDS: Final = 5.0
+"""Share of EVIDENCE_SECONDS for reading the ends of the logs."""
+SAYS_WHY: Final = frozenset({FindingKind.TRAINER_EXITED, FindingKind.REQUIRED_CHILD_EXITED, FindingKind.SILENT_DEATH})
+"""Kinds where a process ended: the last error in its logs is the reason. A hang logs none."""
+LINE_SHOWN: Final = 150
+GIVEN_UP_FIX: Final = "fix the cause, then run `podwatch start`"
+
+
+class Failures:
+    """Counts and reports failures; ``snapshots`` are the last moments that the sensing loop saw."""
+
+    def __init__(self, context: RecoveryContext) -> None:
+        self.context = context
+        self.snapshots: deque[Snapshot] = deque(maxlen=3)
+        self.why_gave_up = ""
+        self._tails_before: Mapping[str, tuple[str, ...]] = {}
+        """The last lines of each log at the previous failure."""
+
+    def find_log_line(self, failure: OpenFailure, tails: Mapping[str, Sequence[str]]) -> None:
+        """Keep the log line that explains the failure, for status and notifications. Only for a process that ended;
+        lines of an earlier start do not count."""
+        before, self._tails_before = self._tails_before, {name: tuple(lines[-3:]) for name, lines in tails.items()}
+        if failure.cause.kind not in SAYS_WHY:
+            return
+        best = decisive({name: since(before.get(name, ()), lines) for name, lines in tails.items()})
+        if best is not None:
+            name, line = best
+            line = scrub(line, secret_values(self.context.tools.pod.environment()))
+            shown = line if len(line) <= LINE_SHOWN else _cut(line[:LINE_SHOWN])
+            failure.log = f'{name}: "{shown}"'
+
+    async def count(
+        self,
+        start_id: str,
+        attempt: Attempt | None,
+        kind: FindingKind,
+        lines: tuple[str, ...],
+        needs_person: str = "",
+    ) -> Decision:
+        """Decide what follows this failure and record it, once per start. ``report`` reports it."""
+        tools, memory = self.context.tools, self.context.memory
+        failure = Failure(
+            kind=kind,
+            at=tools.clock.monotonic(),
+            loaded=attempt is not None and attempt.loaded,
+            made_step=attempt is not None and attempt.made_step and kind is not FindingKind.RESUMED_WRONG,
+            resumed_from=attempt.resumed_from if attempt is not None else None,
+            last_lines=lines,
+            needs_person=needs_person,
+            machine_fault=self.context.machine_fault,
+        )
+        decision = after_failure(memory.history, failure, tools.policies.restart, tools.jitter.random())
+        memory.history, memory.counted = decision.history, start_id
+        memory.next_try_wall = tools.clock.wall() + decision.delay_seconds if decision.delay_seconds > 0 else None
+        if decision.step_back and failure.resumed_from is not None:
+            memory.below = failure.resumed_from
+        self.why_gave_up = decision.reason if memory.history.gave_up else ""
+        await self.context.remember()
+        self.context.show(self.context.phase, decision.reason)
+        return decision
+
+    def report(self, decision: Decision, cause: str, lines: tuple[str, ...], attempt: Attempt | None) -> None:
+        """Report the decision. ``cause``: the failure as a sentence without its full stop."""
+        step = attempt.resumed_from if attempt is not None else None
+        if decision.step_back and step is not None:
+            self.context.tools.say(
+                EventName.STEPPED_BACK,
+                f"podwatch resumes from a checkpoint below step {step}: {decision.reason}. Step"
+                f" {step} is moved to quarantine; `podwatch quarantine list` shows it",
+                Severity.WARNING,
+                step=step,
+            )
+        if decision.history.gave_up:
+            self.context.notes.add(FindingKind.GAVE_UP, Severity.CRITICAL, *given_up(decision.reason, lines))
+            text = f"{cause}. podwatch gave up: {decision.reason}. To continue: {GIVEN_UP_FIX}"
+            self.context.tools.say(EventName.GAVE_UP, text, Severity.CRITICAL)
+
+    async def capture(
+        self, incident_id: int, finding: Finding | None, handle: TrainerHandle, tails: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Write the incident bundle. A failure here never delays the restart."""
+        tools = self.context.tools
+        environment = tools.pod.environment()
+        tree: tuple[ProcessSample, ...] = ()
+        try:
+            async with asyncio.timeout(EVIDENCE_SECONDS):
+                reading = await handle.tree()
+            tree = reading.value or ()
+            path = await tools.evidence.call(
+                lambda: capture(
+                    tools.incidents_dir / str(incident_id),
+                    snapshots=tuple(self.snapshots),
+                    finding=finding,
+                    tree=tree,
+                    log_tails=tails,
+                    gpu_state=tools.gpus.latest(),
+                    environment_names=tuple(environment),
+                    secrets=secret_values(environment),
+                ),
+                timeout=EVIDENCE_SECONDS,
+            )
+        except (OSError, PodwatchError, ValueError) as error:  # a timeout is an OSError
+            tools.say(EventName.INCIDENT_OPENED, f"cannot write the incident bundle: {error}", Severity.WARNING)
+            return
+        await tools.journal.run(Journal.update_incident, incident_id, bundle=str(path))
+
+    async def log_tails(self, lines: tuple[str, ...]) -> dict[str, Sequence[str]]:
+        """Return the end of every log: the next start overwrites the engine's. If the disk hangs, only the logs are
+        missing from the bundle."""
+        found: Mapping[str, Sequence[str]] = {}
+        try:
+            found = await self.context.tools.evidence.call(
+                self.context.tools.sensors.logs.log_tails, timeout=LOGS_SECONDS
+            )
+        except TimeoutError:
+            self.context.tools.evidence.renew()
+        except (OSError, PodwatchError):
+            pass
+        return {"trainer.log": lines, **found}
+
+    async def settle_given_up(self, why: str) -> None:
+        """Close the incident: nothing more is in progress. A later try that succeeds is recorded in it."""
+        incident = await self.context.tools.journal.run(Journal.current_incident)
+        if incident is not None:
+            self.context.close_incident(incident.id, f"podwatch gave up: {why}", over=False)
+
+    async def could_not_start(self, error: StartFailed, step: int | None) -> int:
+        """Record that the command did not run: a failed start, not a bad checkpoint. Return the incident's id."""
+        self.context.by_request = False  # the next tries are podwatch's own, not the operator's request
+        await self.context.close_open_incident("the command could not be started")
+        start_id = f"failed-{self.context.tools.clock.wall():.3f}"
+        attempt = Attempt(start_id, self.context.tools.clock.monotonic(), step)
+        incident = await self.context.tools.journal.run(Journal.open_incident, "start-failed", str(error))
+        self.context.last_incident = incident.id
+        needs_person = error.what if error.needs_person else ""
+        decision = await self.count(start_id, attempt, FindingKind.TRAINER_EXITED, (str(error),), needs_person)
+        gave_up = self.context.memory.history.gave_up
+        self.context.tools.say(
+            EventName.INCIDENT_OPENED, str(error), Severity.CRITICAL, incident=incident.id, gave_up=gave_up
+        )
+        self.context.notes.add(FindingKind.BLOCKED, Severity.CRITICAL, error.what, error.fix)
+        self.report(decision, f"The training command could not be started: {error.what}", (str(error),), attempt)
+        return incident.id
+
+
+def _cut(text: str) -> str:
+    """Cut ``text`` after its last whole sentence if that keeps a third of it, else after its last whole word."""
+    sentence = text.rpartition(". ")[0]
+    if 3 * len(sentence) >= len(text):
+        return f"{sentence}. ..."
+    return f"{text.rpartition(' ')[0] or text} ..."
+
+
+def given_up(reason: str, lines: Sequence[str]) -> tuple[str, str]:
+    """Summary and suggestion of the finding ``gave-up``. ``lines``: the trainer's last output."""
+    shown = "".join(f"\n  {line}" for line in lines[-LOG_LINES_KEPT:])
+    return (
+        f"podwatch gave up: {reason}",
+        f"{GIVEN_UP_FIX}; podwatch still guards the checkpoints"
+        + (f". The trainer's last lines:{shown}" if shown else ""),
+    )
