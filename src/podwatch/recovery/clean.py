@@ -38,7 +38,7 @@ async def request_clean(recovery: Recovery) -> Cleaned:
         await recovery.runner.interrupt()
         await _refuse_while_running(recovery, await recovery.context.tools.launcher.look())
         cleaned = await _clean(recovery)
-        recovery.context.request_pending = False  # the next act is podwatch's own: it respects a pause
+        recovery.context.request_pending = False  # the next operation is podwatch's own: it respects a pause
         recovery.runner.spawn(recovery.operations.carry_on)
         return cleaned
 

@@ -113,10 +113,10 @@ class Requests:
         self.context.memory.ignored = tuple(name for name in self.context.memory.ignored if name != one.start_id)
         await self.context.remember()
         await self.stops.set_desired(Desired.RUNNING)
-        self.runner.spawn(lambda: self._attach_act(one))
+        self.runner.spawn(lambda: self._attach(one))
         return Started(f"{said}: podwatch watches it from now on and starts no second one ({one.reason})")
 
-    async def _attach_act(self, one: Candidate) -> None:
+    async def _attach(self, one: Candidate) -> None:
         if self.context.handle is not None:
             self.context.forget()
         if not await self.manual.guard(one):
@@ -141,7 +141,7 @@ class Requests:
             self.runner.spawn(lambda: self.stops.stop("stop requested", above=above))
 
     async def _stop_soon(self, above: int | None) -> None:
-        """Record the stop, then interrupt the current act: a start in progress (``trainer.start_before``) can take
+        """Record the stop, then interrupt the current operation: a start (``trainer.start_before``) can take
         minutes, in which podwatch or the pod may end. If the interruption fails, the record is undone and the operator
         gets the error; if it is cancelled, the record stays."""
         before = self.context.tools.record.current

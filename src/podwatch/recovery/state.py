@@ -30,7 +30,7 @@ from podwatch.trainer.base import Launcher, TrainerHandle
 R = TypeVar("R")
 
 LAST_WORD_SECONDS: Final = 30.0
-"""Seconds that a cancelled act waits for a file operation in progress."""
+"""Seconds that a cancelled operation waits for a file operation in progress."""
 
 
 class Phase(StrEnum):
@@ -53,7 +53,7 @@ class Phase(StrEnum):
     ATTACHED = "attached"
     """Watches a trainer that podwatch did not start."""
     PAUSED = "paused"
-    """Maintenance: an act waits at a safe point until `podwatch unpause`."""
+    """Maintenance: an operation waits at a safe point until `podwatch unpause`."""
     OBSERVING = "observing"
     """Mode observe, and no trainer is known."""
 
@@ -324,7 +324,7 @@ class Tools:
 
     async def blocking(self, fn: Callable[..., R], *args: Any) -> R:
         """Run ``fn`` in the worker thread. A cancelled caller still waits for its end, so that no rename continues
-        during the next act."""
+        during the next operation."""
         task = asyncio.ensure_future(self.files.call(fn, *args))
         try:
             return await asyncio.shield(task)
