@@ -152,6 +152,12 @@ def test_the_time_without_a_step_is_shown_unless_the_finding_says_it():
     assert "no step for" not in render(build_status(views.healthy()))
 
 
+def test_before_the_first_start_nothing_is_said_about_the_last_one():
+    document = build_status(views.gave_up())
+    document["training"].update(exit=None, pid=None)
+    assert "the last start" not in render(document)
+
+
 def test_an_ended_trainer_explains_empty_gpus_and_a_silent_server():
     living, ended = (render(build_status(views.ALL[name]()), colour=True) for name in ("dead-recovering", "waiting"))
     assert "(was 71.0 GiB)" in living

@@ -259,6 +259,8 @@ def _outage(document: Document, training: Document) -> str:
     if training.get("step") is not None:
         age = _age(document, training.get("step_at"))
         return "" if age is None else f"no step for {span(age)}"
+    if not training.get("exit"):
+        return ""  # perhaps nothing was started yet
     saved = _age(document, _dict(document, "checkpoints").get("newest_complete_at"))
     return "the last start made no step" + ("" if saved is None else f"; no new checkpoint for {span(saved)}")
 
