@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,15 +20,18 @@ from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, UploadedObject
 from podwatch.policy.lease import Timing
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.lease.protocol import LeaseProtocol
+from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms
 from podwatch.sync.lease.requests import perform
 from podwatch.sync.publish import Publisher
 from podwatch.sync.retention import RemoteRetention
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.send_parts import Sending
+from podwatch.system.clock import SystemClock
 from podwatch.system.pinned import pin_of
 from tests.support.forking import in_child, kill
-from tests.sync.conftest import Run, World, until
+from tests.sync.conftest import AtWall, Held, Run, World, until
+
+CLOCK = SystemClock()
 
 
 def part_size(world: World) -> int:
@@ -81,12 +83,13 @@ JOURNAL = (
 
 def hold(world: World, store: ObjectStore, journal: Journal) -> LeaseProtocol:
     """What comes first: the claim, which is killed at its writes like everything else."""
+    me = Pod(world.writer_id, "machine", "boot", "place")
     claims = LeaseProtocol(
-        Pod(world.writer_id, "machine", "boot", "place"), world.keys, journal, exclusive=store.exclusive,
-        boottime=time.monotonic, stamp=lambda: "", timing=Timing(patience=0.0, claim_wait=0.0),
+        LeaseTerms(me, Timing(patience=0.0, claim_wait=0.0)), world.keys, journal, CLOCK, world,
+        exclusive=store.exclusive,
     )  # fmt: skip
     while not claims.holding:
-        perform(store, claims.look(), time.monotonic)
+        perform(store, claims.look(), CLOCK)
     return claims
 
 
@@ -98,10 +101,8 @@ def once(world: World, step: int, fuse: Fuse) -> None:
     store: ObjectStore = fuse.wrap(opened, STORE)
     try:
         claims = hold(world, store, journal)
-        publisher = Publisher(
-            store, world.keys, journal, world.identity, lambda: float(step),
-            confirm=lambda _: perform(store, claims.confirm(), time.monotonic), boottime=time.monotonic,
-        )  # fmt: skip
+        lease, clock = Held(claims, CLOCK), AtWall(float(step))
+        publisher = Publisher(store, world.keys, journal, world, clock, lease)
         publisher.recover()
         world.scan()
         contents = world.catalogue.contents(step)
@@ -151,9 +152,8 @@ def once(world: World, step: int, fuse: Fuse) -> None:
             )
         policy = RemotePolicy(keep_last=1, keep_every=0, superseded_grace_seconds=0.0)
         RemoteRetention(
-            store, world.keys, journal, policy, lambda: float(step) + 1, writer_id=world.writer_id,
-            confirm=lambda _: perform(store, claims.confirm(), time.monotonic),
-        ).carry_out()  # fmt: skip
+            store, world.keys, journal, policy, AtWall(float(step) + 1), world.identity(), lease
+        ).carry_out()
     finally:
         opened.close()
         real.close()

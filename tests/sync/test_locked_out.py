@@ -53,6 +53,6 @@ async def test_the_last_recorded_holder_trains_on(b2: World, run: Run) -> None:
     b2.key = "wrong"
     second = await run(b2)
     await until(lambda: second.state.refused)
-    await until(lambda: second._holding is not None and second._holding._refusals > 3)
+    await until(lambda: second.session.lease is not None and second.session.lease._refusals > 3)
     assert not second.standing.why_not
     assert not b2.locked_out

@@ -15,6 +15,7 @@ from podwatch.domain.errors import RemoteError
 from podwatch.domain.manifest import Manifest
 from podwatch.domain.policy import RemotePolicy
 from podwatch.policy.store_retention import EXTRA
+from podwatch.stores.base import ObjectStore
 from podwatch.sync.inventory import inventory, verify_optional, verify_save
 from podwatch.sync.publish import read_manifest
 from podwatch.sync.retention import RemoteRetention
@@ -22,7 +23,14 @@ from podwatch.sync.upload.optional_manifest import read_optional
 from podwatch.sync.upload.optional_parts import OptionalParts, look
 from podwatch.system.clock import SystemClock
 from tests.support.checkpoints import write_prime_rl_step
-from tests.sync.conftest import Run, World, until
+from tests.sync.conftest import Run, Shifted, World, until
+
+
+class Confirmed:
+    """A lease that is always held."""
+
+    def confirm(self, _store: ObjectStore) -> tuple[int, float]:
+        return 1, 1e18
 
 
 def prime(world: World, **sync: object) -> World:
@@ -231,9 +239,9 @@ async def test_a_write_that_fails_sends_nothing_twice(world: World, run: Run, mo
         world.keys,
         world.journal,
         RemotePolicy(keep_last=1, keep_every=0),
-        lambda: time.time() + 1e6,
-        writer_id=world.writer_id,
-        confirm=lambda _store: (1, 1e18),
+        Shifted(1e6),
+        world.identity(),
+        Confirmed(),
     )
     save(world, 10)
     await syncer.sync_now()

@@ -19,14 +19,14 @@ from podwatch.stores.base import StoredObject, Unfinished
 from podwatch.stores.parts import StreamSource
 from podwatch.sync.inventory import inventory, verify_save
 from podwatch.sync.retention import Sweeper
-from tests.sync.conftest import Run, World, until
+from tests.sync.conftest import Run, Shifted, World, until
 
 DAY = 86400.0
 NOW = 1_800_000_000.0
 
 
 def sweeper(world: World, later: float) -> Sweeper:
-    return Sweeper(world.store(), world.keys, world.journal, lambda: time.time() + later)
+    return Sweeper(world.store(), world.keys, world.journal, Shifted(later))
 
 
 async def published(world: World, run: Run, *steps: int) -> None:

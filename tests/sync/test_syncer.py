@@ -253,7 +253,7 @@ async def test_a_beat_does_not_wait_for_the_repair_of_the_pointer(world: World, 
     store = world.store()
     store.put_bytes(world.keys.latest, old.to_bytes())
     busy = threading.Event()
-    waiting = asyncio.ensure_future(syncer._worker.call(busy.wait))
+    waiting = asyncio.ensure_future(syncer.session.worker.call(busy.wait))
     try:
         for number in range(7):  # the pointer is read at the first and the sixth
             await asyncio.wait_for(syncer.beat({"number": number}), 60)
@@ -275,7 +275,7 @@ async def test_podwatch_leaves_while_a_repair_waits(local: World, run: Run) -> N
     syncer = await run(local)
     await syncer.sync_now()
     busy = threading.Event()
-    waiting = asyncio.ensure_future(syncer._worker.call(busy.wait))
+    waiting = asyncio.ensure_future(syncer.session.worker.call(busy.wait))
     await asyncio.wait_for(syncer.beat({}), 60)
     try:
         await asyncio.wait_for(syncer.stop(), 60)
@@ -290,13 +290,13 @@ async def test_a_failed_beat_leaves_the_store_of_a_publication_open(b2: World, r
     b2.scan()
     syncer = await run(b2)
     await syncer.sync_now()
-    used = syncer._store
+    used = syncer.session.store
     assert used is not None
     b2.server.fault("b2_upload_file", "status", status=403, code="transaction_cap_exceeded", count=100)
     await syncer.beat({})
     assert syncer.state.ok is False
     assert b2.names().count("sync-failed") == 1
-    assert syncer._store is used
+    assert syncer.session.store is used
     b2.server.admin("clear")
     await syncer.beat({})
     assert syncer.state.ok is True
@@ -307,8 +307,8 @@ async def test_whatever_fails_inside_the_question_who_holds_the_run_is_told_and_
     local: World, run: Run
 ) -> None:
     syncer = local.syncer()
-    assert syncer._holding is not None
-    holding, really, seen = syncer._holding, syncer._holding._open, []
+    assert syncer.session.lease is not None
+    holding, really, seen = syncer.session.lease, syncer.session.lease._open, []
 
     def broken_twice() -> ObjectStore:
         seen.append(holding.error)

@@ -48,6 +48,7 @@ def import_command(
     from podwatch.stores.base import store_time
     from podwatch.sync.runs.archive import signs
     from podwatch.sync.runs.import_backups import Importer, find_backups
+    from podwatch.system.clock import SystemClock
 
     settings = load(where)
     with store_and_prefix(settings) as (store, prefix):
@@ -63,7 +64,7 @@ def import_command(
             keys,
             source=place,
             part_size=settings.sync.part_size,
-            wall=time.time,
+            clock=SystemClock(),
             host=socket.gethostname(),
             notes=settings.state_dir / "imports",
         )

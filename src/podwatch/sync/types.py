@@ -2,12 +2,26 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Protocol
 
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.errors import PodwatchError
+from podwatch.domain.event import Event
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.uploads import Tally
+from podwatch.stores.base import ObjectStore
+from podwatch.stores.credentials import Credentials
+
+Emit = Callable[[Event], None]
+Tell = Callable[..., None]
+"""``tell(EventName, message, severity, **fields)``: makes an event of it."""
+
+
+def rfc3339(wall: float) -> str:
+    """As manifests, pointers and heartbeats have it: whole seconds."""
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class SetSource(Protocol):
@@ -53,6 +67,57 @@ class RunIdentity:
     parent_step: int | None = None
     """Where the lineage was opened; None: at the start of training."""
     has_parent: bool = False
+
+
+class RunSource(Protocol):
+    """Who publishes, and with which key: both may change while podwatch runs, so each use asks again."""
+
+    def identity(self) -> RunIdentity: ...
+    def credentials(self) -> Credentials | None:
+        """Raises PodwatchError where they cannot be read."""
+        ...
+
+
+class TrainingFacts(Protocol):
+    """What the lease must know of this pod's training."""
+
+    def trainer_alive(self) -> bool: ...
+    def ever_started(self) -> bool:
+        """Has this pod ever started a trainer of this run?"""
+        ...
+
+
+class PodSide(TrainingFacts, Protocol):
+    """This pod, which trains only where the lease allows it."""
+
+    def must_not_train(self, why: str) -> None:
+        """Called when this pod must not train at all."""
+        ...
+
+    def store_refuses(self, error: PodwatchError) -> None:
+        """Called at each refusal while only the store's refusal keeps this pod from training."""
+        ...
+
+
+class GuardedRun(RunSource, PodSide, Protocol):
+    """The run as the syncer sees it."""
+
+    def training_finished(self) -> bool:
+        """Has training reached its end?"""
+        ...
+
+    def withheld(self) -> str:
+        """Why nothing may be uploaded, published or deleted in the store now; empty where it may."""
+        ...
+
+
+class Lease(Protocol):
+    """What each write that readers see rests on."""
+
+    def confirm(self, store: ObjectStore) -> tuple[int, float]:
+        """Confirm that this pod still holds the lease: (generation, boottime until which a write may be sent). Raises
+        Superseded, NotHolding or what the store raises."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

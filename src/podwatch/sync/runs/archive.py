@@ -18,6 +18,7 @@ from podwatch.sync.inventory import SavedSet, inventory, verify_save
 from podwatch.sync.publish import read_pointer
 from podwatch.sync.runs.archive_record import ArchiveRecord, read_record, write_record
 from podwatch.sync.runs.list import last_word
+from podwatch.system.clock import Clock
 
 FINISHED = frozenset({"finished", "stopped", "released", "preempted", ""})
 """Last reported states after which archiving needs no warning. A podwatch that reported ``restarting`` left training
@@ -56,20 +57,20 @@ class Archiver:
         self,
         store: ObjectStore,
         keys: Keys,
-        wall: Callable[[], float],
+        clock: Clock,
         *,
         host: str = "",
         forget: Callable[[int, str], None] = lambda step, save_id: None,
     ) -> None:
-        self._store, self._keys, self._wall, self._host, self._forget = store, keys, wall, host, forget
+        self._store, self._keys, self._clock, self._host, self._forget = store, keys, clock, host, forget
 
     def look(self, keep: Keep, *, keep_every: int, pins: Collection[int] = ()) -> ArchivePlan:
         """What an archive would remove. Raises Busy while a podwatch is active on the run, IntegrityError when the
         newest checkpoint cannot be determined or is damaged, RemoteError for store trouble."""
         self._refuse_alive()
         pointer = self._pointer()
-        found, problem = inventory(self._store, self._keys, self._wall())
-        now = store_time(self._store, self._wall())
+        found, problem = inventory(self._store, self._keys, self._clock.wall())
+        now = store_time(self._store, self._clock.wall())
         if problem:
             raise IntegrityError(f"latest.json cannot be used: {problem}", where=self._where, fix="do not archive")
         named = next((s for s in found if s.named), None)
@@ -105,7 +106,7 @@ class Archiver:
         self._refuse_alive()
         removing = (*((s.step, s.save_id) for s in plan.going), *plan.leftovers)
         record = ArchiveRecord(
-            self._keys.run_id, str(plan.keep), plan.pointer.order, self._wall(), self._host, removing
+            self._keys.run_id, str(plan.keep), plan.pointer.order, self._clock.wall(), self._host, removing
         )
         written = write_record(self._store, self._keys, record)
         for step, save_id in removing:
@@ -120,7 +121,9 @@ class Archiver:
             self._remove(step, save_id)
         for upload in plan.uploads:
             self._store.cancel_large(upload.identifier)
-        done = ArchiveRecord(self._keys.run_id, str(plan.keep), plan.pointer.order, self._wall(), self._host, done=True)
+        done = ArchiveRecord(
+            self._keys.run_id, str(plan.keep), plan.pointer.order, self._clock.wall(), self._host, done=True
+        )
         write_record(self._store, self._keys, done)
         if self._store.versioned:
             self._store.delete(written)
@@ -143,7 +146,7 @@ class Archiver:
 
     def _refuse_alive(self) -> None:
         walls = list(signs(self._store, self._keys))
-        age = sign_of_life(walls, store_time(self._store, self._wall()))
+        age = sign_of_life(walls, store_time(self._store, self._clock.wall()))
         if age is not None:
             raise Busy(
                 f"podwatch is active on run {self._keys.run_id}: its last heartbeat is {age:.0f} s old",

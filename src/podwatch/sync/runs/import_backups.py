@@ -9,21 +9,22 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from podwatch import __version__
-from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, check_relative_path, sha1_hex
 from podwatch.policy.store_archive import IMPORT_LINEAGE, Placing, place_import
-from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.base import ObjectStore, Progress, StoredObject
 from podwatch.stores.parts import part_spans
 from podwatch.sync.inventory import hashes_of
-from podwatch.sync.publish import checked_manifest, read_pointer, rfc3339
-from podwatch.sync.runs.import_skeleton import Fit, FitFile, Item, Unfit, fit
+from podwatch.sync.publish import checked_manifest, read_pointer
+from podwatch.sync.runs.import_skeleton import Fit, FitFile, Item, MakeLayout, Unfit, fit
+from podwatch.sync.types import rfc3339
+from podwatch.system.clock import Clock
 
 _STEP = re.compile(r"step_(0|[1-9]\d{0,17})/(.*)", re.DOTALL)
 _PLACEHOLDER = ".bzEmpty"
@@ -95,7 +96,7 @@ def _settle_times(backup: Backup, ignore: bool) -> None:
         backup.items = [replace(i, mtime_ns=int(newest) * 1_000_000_000) for i in backup.items]
 
 
-def judge(store: ObjectStore, backup: Backup, make: Callable[[Path], Layout]) -> Fit:
+def judge(store: ObjectStore, backup: Backup, make: MakeLayout) -> Fit:
     """Raises Unfit with the reason, RemoteError, HostError."""
     if backup.problem:
         raise Unfit(backup.problem)
@@ -123,12 +124,12 @@ class Importer:
         *,
         source: str,
         part_size: int,
-        wall: Callable[[], float],
+        clock: Clock,
         host: str = "",
         notes: Path | None = None,
-        progress: Callable[[int], None] = lambda count: None,
+        progress: Progress = lambda count: None,
     ) -> None:
-        self._store, self._keys, self._part_size, self._wall = store, keys, part_size, wall
+        self._store, self._keys, self._part_size, self._clock = store, keys, part_size, clock
         self._host, self._notes, self._progress = host, notes, progress
         self.lineage = f"{IMPORT_LINEAGE}{sha1_hex(source.encode())[:12]}"
 
@@ -163,7 +164,7 @@ class Importer:
             step=found.step,
             save_id=found.save_id,
             layout=found.layout,
-            created_at=rfc3339(self._wall()),
+            created_at=rfc3339(self._clock.wall()),
             writer_id="import",
             part_size=self._part_size,
             total_bytes=found.total_bytes,
@@ -194,7 +195,7 @@ class Importer:
             lineage=self.lineage,
             step=manifest.step,
             writer_id="import",
-            created_at=rfc3339(self._wall()),
+            created_at=rfc3339(self._clock.wall()),
             save_id=manifest.save_id,
             manifest_key=stored.key,
             manifest_file_id=stored.file_id,

@@ -38,6 +38,10 @@ class _Enough(Exception):  # noqa: N818 - ends a download that has all that is n
     pass
 
 
+MakeLayout = Callable[[Path], Layout]
+"""The run's layout for another output_dir."""
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """One object of a backup. ``path`` is relative to the backup's step directory, and safe."""
@@ -72,7 +76,7 @@ class Fit:
         return sum(f.item.stored.size for f in self.files)
 
 
-def fit(store: ObjectStore, step: int, items: Sequence[Item], make: Callable[[Path], Layout], scratch: Path) -> Fit:
+def fit(store: ObjectStore, step: int, items: Sequence[Item], make: MakeLayout, scratch: Path) -> Fit:
     """``make`` builds the layout for an output directory; ``scratch`` is an empty directory of ours. Raises Unfit with
     the reason, RemoteError for store trouble, OSError where the skeleton cannot be written."""
     raw = scratch / "raw"
@@ -100,7 +104,7 @@ _Place = Callable[[str, Path, Layout], Path | None]
 """(path in the backup, output directory, its layout) -> the file's place, None if it has none."""
 
 
-def _places(step: int, items: Sequence[Item], make: Callable[[Path], Layout]) -> Iterator[_Place]:
+def _places(step: int, items: Sequence[Item], make: MakeLayout) -> Iterator[_Place]:
     tops = {i.path.partition("/")[0] for i in items if "/" in i.path}
     yield lambda path, _, layout: _by_part(path, step, layout, tops)
     yield lambda path, _, layout: _in_main_part(path, step, layout)

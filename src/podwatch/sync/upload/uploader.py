@@ -16,14 +16,14 @@ from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
 from podwatch.policy.resume import NO_TRAINING
-from podwatch.stores.credentials import Credentials
-from podwatch.sync.publish import ObjectsMissing, Publisher, rfc3339
-from podwatch.sync.types import RunIdentity, SetSource
+from podwatch.stores.base import Progress
+from podwatch.sync.publish import ObjectsMissing, Publisher
+from podwatch.sync.types import RunSource, SetSource, Tell, rfc3339
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.child_process import Children, ChildReplaced, Heard, OwnUnit, SetVoid, Upload, UploadStopped
 from podwatch.sync.upload.hardlinks import Held, Holder
 from podwatch.sync.upload.ownership import check_contents, owners_of
-from podwatch.sync.upload.priority import Priority, Tell, watched
+from podwatch.sync.upload.priority import Priority, watched
 from podwatch.system.clock import Clock
 from podwatch.system.pinned import RootReplaced
 from podwatch.system.workers import Worker
@@ -41,19 +41,18 @@ class Sender:
 
     def __init__(
         self,
-        *,
         settings: Settings,
-        identity: Callable[[], RunIdentity],
+        run: RunSource,
         catalogue: SetSource,
         journal: AsyncJournal,
         clock: Clock,
-        credentials: Callable[[], Credentials | None],
         worker: Worker,
+        *,
         workspace: Workspace | None = None,
         tell: Tell = lambda *_said, **_fields: None,
     ) -> None:
-        self._settings, self._identity, self._catalogue = settings, identity, catalogue
-        self._journal, self._clock, self._credentials, self._worker = journal, clock, credentials, worker
+        self._settings, self._run, self._catalogue = settings, run, catalogue
+        self._journal, self._clock, self._worker = journal, clock, worker
         self.running: Upload | None = None
         trainer = settings.trainer
         beside = (trainer.checkpoint_dir,) if trainer.checkpoint_dir is not None else ()
@@ -67,19 +66,18 @@ class Sender:
 
     async def take_over(self, published: Collection[tuple[int, str]]) -> None:
         """At the start: keep what an earlier podwatch held and did not publish, and release all else."""
-        lineage = self._identity().lineage
-
-        def wanted(held: Held) -> bool:
-            return held.lineage == lineage and (held.contents.set.step, held.contents.set.save_id) not in published
-
-        held = await self._worker.call(self._holder.take_over, wanted)
+        held = await self._worker.call(self._holder.take_over, self._run.identity().lineage, published)
         if held is not None:
             self._keep(held)
 
     @property
     def held(self) -> CheckpointSet | None:
         """The checkpoint of which podwatch holds every file by hard links, whatever the trainer removes."""
-        return None if self._held is None or self._held.lineage != self._identity().lineage else self._held.contents.set
+        return (
+            None
+            if self._held is None or self._held.lineage != self._run.identity().lineage
+            else self._held.contents.set
+        )
 
     async def drop(self, step: int, save_id: str | None = None) -> None:
         """Release this checkpoint, if it is held and not being sent."""
@@ -127,7 +125,7 @@ class Sender:
         contents: SetContents,
         todo: tuple[jobs.JobFile, ...],
         done: dict[str, UploadedObject],
-        progress: Callable[[int], None],
+        progress: Progress,
         *,
         hold: bool = False,
     ) -> None:
@@ -164,7 +162,7 @@ class Sender:
         """Held files are sent from our own directories, so their owners must be judged before. Blocks."""
         with contextlib.suppress(OSError):
             check_contents(self._workspace.tree, contents, owners_of(self._workspace.tree))
-            return self._holder.hold(contents, self._identity().lineage)
+            return self._holder.hold(contents, self._run.identity().lineage)
         return None
 
     def _keep(self, held: Held) -> None:
@@ -199,7 +197,7 @@ class Sender:
         contents: SetContents,
         todo: tuple[jobs.JobFile, ...],
         done: dict[str, UploadedObject],
-        progress: Callable[[int], None],
+        progress: Progress,
         *,
         held: bool = False,
         urgent: bool = False,
@@ -220,7 +218,7 @@ class Sender:
                     whole = True
                     return
                 job, heard = await self._job(contents, missing, done, held=held)
-                credentials = await self._worker.call(self._credentials)
+                credentials = await self._worker.call(self._run.credentials)
                 if before is not None and before.killed:  # in between
                     raise UploadStopped("the upload was stopped", where=f"step {job.step}")
                 there = total - sum(f.size for f in missing)
@@ -255,7 +253,7 @@ class Sender:
             step=step,
             save_id=save_id,
             store=self._settings.sync.store,
-            writer_id=self._identity().writer_id,
+            writer_id=self._run.identity().writer_id,
             part_size=self._settings.sync.part_size,
             connections=self._settings.sync.connections,
             lock=str(lock),
@@ -348,7 +346,7 @@ class Sender:
     ) -> PublishedSave:
         await self._still_there(contents.set)
         await self.check()
-        identity, chosen = self._identity(), contents.set
+        identity, chosen = self._run.identity(), contents.set
         sent = jobs.manifest_files(files, done)
         manifest = Manifest(
             run_id=identity.run_id,
@@ -400,7 +398,7 @@ class Sender:
             raise SetVoid("the checkpoint changed while it was uploaded", where=f"step {chosen.step}")
 
 
-def _beyond(there: int, progress: Callable[[int], None]) -> Callable[[int], None]:
+def _beyond(there: int, progress: Progress) -> Progress:
     return lambda count: progress(there + count)
 
 
